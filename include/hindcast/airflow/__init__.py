@@ -1,0 +1,1 @@
+"""Airflow's side: operators, triggers and the page of the plugin."""

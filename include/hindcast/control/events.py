@@ -1,0 +1,74 @@
+"""What happened, in a table: each fault leaves a row that says what it was and what to do."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from enum import StrEnum
+from typing import Any
+
+import structlog
+
+from hindcast.clock import Clock, SystemClock
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.errors import StoreUnavailableError
+
+_log = structlog.get_logger(__name__)
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class EventKind(StrEnum):
+    """The kinds of events, by the part of the platform that writes them."""
+
+    # fleet and leases
+    WORKER_STARTED = "worker_started"
+    WORKER_STOPPED = "worker_stopped"
+    NO_SLOT = "no_slot"
+    SHARD_TAKEN = "shard_taken"
+    SHARD_RELEASED = "shard_released"
+    LEASE_LOST = "lease_lost"
+    DESIRED_CHANGED = "desired_changed"
+    # shards
+    SHARDS_CREATED = "shards_created"
+    SHARD_REFUSED = "shard_refused"
+    QUERY_FAILED = "query_failed"
+    OFFSETS_LOST = "offsets_lost"
+    STORE_UNAVAILABLE = "store_unavailable"
+    # replay and verdict
+    RUN_FAILED = "run_failed"
+    RUN_SLOW = "run_slow"
+    VERDICT_FAILED = "verdict_failed"
+    # supervision
+    WORKER_LAUNCHED = "worker_launched"
+    SUPERVISOR_WOKE = "supervisor_woke"
+    PIPELINE_REFUSED = "pipeline_refused"
+
+
+class EventLog:
+    """Writes events; a store that is away is logged and never hides the fault that was to be recorded."""
+
+    def __init__(self, tables: ControlTables, worker: str = "", clock: Clock | None = None) -> None:
+        self._tables = tables
+        self._worker = worker
+        self._clock = clock or SystemClock()
+
+    def record(
+        self, kind: EventKind, message: str, *, severity: Severity = Severity.INFO, cure: str = "", pipeline: str = "", shard: str = "", epoch: int | None = None, **detail: Any
+    ) -> None:
+        """Append one event. ``message`` is one sentence; ``detail`` is kept as JSON."""
+        row = {
+            "event_id": uuid.uuid4().hex, "at": self._clock.now(), "severity": severity.value, "kind": kind.value, "pipeline": pipeline, "shard": shard,
+            "worker": self._worker, "epoch": epoch, "message": message, "cure": cure, "detail": json.dumps(detail, default=str, sort_keys=True),
+        }
+        log = {Severity.INFO: _log.info, Severity.WARNING: _log.warning, Severity.ERROR: _log.error}[severity]
+        log(message, kind=kind.value, pipeline=pipeline, shard=shard, cure=cure, **detail)
+        try:
+            self._tables.append(ControlTable.EVENTS, [row])
+        except StoreUnavailableError as error:
+            _log.error("The event could not be stored.", kind=kind.value, reason=str(error))

@@ -1,0 +1,82 @@
+"""The ledger: one row for each batch that a shard committed to its sink, enough to replay it or to rebuild the shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import Condition, ControlTables
+
+#: Offsets of one topic: partition -> offset. An end is exclusive: the offset of the next record to read.
+Offsets = dict[int, int]
+
+
+def offsets_to_json(offsets: Mapping[int, int]) -> str:
+    return json.dumps({str(partition): offset for partition, offset in sorted(offsets.items())})
+
+
+def offsets_from_json(text: str) -> Offsets:
+    return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRow:
+    """One committed batch. See :data:`hindcast.control.schema.SCHEMAS` for the meaning and unit of each column."""
+
+    pipeline: str
+    version: int
+    shard: str
+    epoch: int
+    batch: int
+    worker: str
+    topic: str
+    start_offsets: Offsets
+    end_offsets: Offsets
+    late_watermark_ms: int
+    watermark_ms: int
+    min_event_ms: int | None
+    max_event_ms: int | None
+    input_rows: int | None
+    poison_rows: int | None
+    output_rows: int
+    batch_seconds: float | None
+    cpu_seconds: float | None
+    sink_version: int
+    started_at: datetime | None
+    committed_at: datetime
+
+    def as_row(self) -> dict[str, Any]:
+        return {**asdict(self), "start_offsets": offsets_to_json(self.start_offsets), "end_offsets": offsets_to_json(self.end_offsets)}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        values = {name: row[name] for name in cls.__dataclass_fields__}
+        return cls(**{**values, "start_offsets": offsets_from_json(row["start_offsets"]), "end_offsets": offsets_from_json(row["end_offsets"])})
+
+
+class Ledger:
+    """Reads and appends ledger rows. A batch that was recorded twice (a repair after a take-over) is read once."""
+
+    def __init__(self, tables: ControlTables) -> None:
+        self._tables = tables
+
+    def append(self, rows: Iterable[LedgerRow]) -> None:
+        self._tables.append(ControlTable.CHECKPOINTS, [row.as_row() for row in rows])
+
+    def batches(self, pipeline: str, version: int | None = None, shard: str | None = None) -> list[LedgerRow]:
+        """The committed batches in the order (shard, batch)."""
+        where: list[Condition] = [("pipeline", "=", pipeline)]
+        where += [("version", "=", version)] if version is not None else []
+        where += [("shard", "=", shard)] if shard is not None else []
+        newest: dict[tuple[int, str, int], LedgerRow] = {}
+        for row in self._tables.rows(ControlTable.CHECKPOINTS, where):
+            entry = LedgerRow.from_row(row)
+            key = (entry.version, entry.shard, entry.batch)
+            known = newest.get(key)
+            if known is None or (known.input_rows is None and entry.input_rows is not None):
+                newest[key] = entry
+        return [newest[key] for key in sorted(newest)]

@@ -1,0 +1,85 @@
+"""The columns of every control table. Instants are microseconds in UTC; a column named ``*_ms`` is epoch milliseconds of event time."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+INSTANT = pa.timestamp("us", tz="UTC")
+TEXT, COUNT, REAL, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+
+
+class ControlTable(StrEnum):
+    """The control tables, each named as its folder."""
+
+    LEASES = "leases"
+    CHECKPOINTS = "checkpoints"
+    RUNS = "runs"
+    VERDICTS = "verdicts"
+    DIFFERENCES = "differences"
+    LATE_ROWS = "late_rows"
+    DEAD_LETTERS = "dead_letters"
+    EVENTS = "events"
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind) for name, kind in columns.items()])
+
+
+SCHEMAS: dict[ControlTable, pa.Schema] = {
+    # All that is leased, one row each; key = the first three columns. See hindcast.control.leases.
+    ControlTable.LEASES: _schema(
+        stream_id=TEXT, status_type=TEXT, status_value=TEXT, checkpoint=TEXT, lease_counter=COUNT, lease_owner=TEXT, lease_stealer=TEXT,
+        parent_shard_ids=pa.list_(TEXT), epoch=COUNT, state=TEXT, detail=TEXT, updated_at=INSTANT, schema_version=COUNT,
+    ),
+    # The ledger: one row for each batch committed to a sink. start_offsets and end_offsets are JSON {partition: offset}, end exclusive.
+    # A row is late for a window in this batch iff window end <= late_watermark_ms; windows with end <= watermark_ms are final after it.
+    ControlTable.CHECKPOINTS: _schema(
+        pipeline=TEXT, version=COUNT, shard=TEXT, epoch=COUNT, batch=COUNT, worker=TEXT, topic=TEXT, start_offsets=TEXT, end_offsets=TEXT,
+        late_watermark_ms=COUNT, watermark_ms=COUNT, min_event_ms=COUNT, max_event_ms=COUNT, input_rows=COUNT, poison_rows=COUNT,
+        output_rows=COUNT, batch_seconds=REAL, cpu_seconds=REAL, sink_version=COUNT, started_at=INSTANT, committed_at=INSTANT, schema_version=COUNT,
+    ),
+    # One row each time a run changes state; the newest row of a run_id counts. plan and versions are JSON.
+    ControlTable.RUNS: _schema(
+        run_id=TEXT, pipeline=TEXT, version=COUNT, kind=TEXT, state=TEXT, plan=TEXT, hindcast_url=TEXT, input_rows=COUNT, output_rows=COUNT,
+        dead_letters=COUNT, late_rows=COUNT, input_bytes=COUNT, seconds=REAL, rows_per_second=REAL, cpu_seconds=REAL, peak_memory_bytes=COUNT,
+        stream_rows_per_second=REAL, stream_cpu_seconds=REAL, latency_p50_seconds=REAL, latency_p95_seconds=REAL, versions=TEXT, note=TEXT,
+        started_at=INSTANT, finished_at=INSTANT, schema_version=COUNT,
+    ),
+    ControlTable.VERDICTS: _schema(
+        run_id=TEXT, pipeline=TEXT, version=COUNT, sink_version=COUNT, windows_after_ms=COUNT, windows_to_ms=COUNT, windows_compared=COUNT,
+        rows_compared=COUNT, missing=COUNT, extra=COUNT, changed=COUNT, doubled=COUNT, unexplained=COUNT, late_differences=COUNT, rounding=COUNT,
+        captured=REAL, captured_results=REAL, ratios=TEXT, input_rows=COUNT, late_rows=COUNT, dead_letters=COUNT, passed=FLAG, failed=TEXT,
+        data_docs=TEXT, judged_at=INSTANT, schema_version=COUNT,
+    ),
+    # Sample rows of what differs. keys is JSON; cause is late_rows, rounding or unexplained.
+    ControlTable.DIFFERENCES: _schema(
+        run_id=TEXT, pipeline=TEXT, kind=TEXT, cause=TEXT, keys=TEXT, column=TEXT, stream_value=TEXT, hindcast_value=TEXT, late_rows=COUNT,
+        found_at=INSTANT, schema_version=COUNT,
+    ),
+    # One row for each input record that came after at least one of its windows was final.
+    ControlTable.LATE_ROWS: _schema(
+        pipeline=TEXT, version=COUNT, shard=TEXT, epoch=COUNT, batch=COUNT, topic=TEXT, partition=COUNT, offset=COUNT, event_at=INSTANT,
+        broker_at=INSTANT, watermark_ms=COUNT, windows_late=COUNT, windows_total=COUNT, value=pa.binary(),
+    ),
+    ControlTable.DEAD_LETTERS: _schema(
+        pipeline=TEXT, version=COUNT, shard=TEXT, epoch=COUNT, batch=COUNT, topic=TEXT, partition=COUNT, offset=COUNT, broker_at=INSTANT,
+        reason=TEXT, key=pa.binary(), value=pa.binary(),
+    ),
+    # What happened, for people: message says it in a sentence, cure says what to do (empty where nothing need be done). detail is JSON.
+    ControlTable.EVENTS: _schema(
+        event_id=TEXT, at=INSTANT, severity=TEXT, kind=TEXT, pipeline=TEXT, shard=TEXT, worker=TEXT, epoch=COUNT, message=TEXT, cure=TEXT,
+        detail=TEXT, schema_version=COUNT,
+    ),
+}
+
+#: Delta properties of the control tables: small logs, old files gone within a day (the sinks keep Delta's own defaults).
+CONFIGURATION = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.enableExpiredLogCleanup": "true",
+}

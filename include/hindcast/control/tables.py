@@ -1,0 +1,101 @@
+"""Open, append to and read the control tables. Only delta-rs writes them: it alone keeps commits apart on any store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from hindcast.control.schema import CONFIGURATION, SCHEMA_VERSION, SCHEMAS, ControlTable
+from hindcast.errors import SchemaVersionError, StoreUnavailableError
+from hindcast.settings import Settings
+
+#: One condition of a read: (column, one of = != < <= > >= in, value); conditions are joined by AND. Values are never put into SQL.
+Condition = tuple[str, str, Any]
+
+_retry_conflicts = retry(
+    retry=retry_if_exception_type(CommitFailedError), wait=wait_random_exponential(multiplier=0.02, max=1.0), stop=stop_after_attempt(20), reraise=True
+)
+
+
+class ControlTables:
+    """The control tables below ``settings.tables_url``/control. Rows go in and come out as dictionaries."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def url(self, name: ControlTable) -> str:
+        return self._settings.table("control", name)
+
+    def open(self, name: ControlTable) -> DeltaTable:
+        """The table at its newest version, made on first use.
+
+        :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
+        :raises StoreUnavailableError: where the store does not answer
+        """
+        url, options = self.url(name), self._settings.storage_options
+        try:
+            table = DeltaTable(url, storage_options=options or None)
+        except TableNotFoundError:
+            table = self._create(name)
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=url, action="opened", reason=error) from error
+        _check_columns(url, table, SCHEMAS[name])
+        return table
+
+    def _create(self, name: ControlTable) -> DeltaTable:
+        url = self.url(name)
+        if "://" not in url:
+            Path(url).mkdir(parents=True, exist_ok=True)
+        try:
+            return DeltaTable.create(
+                url, SCHEMAS[name], mode="ignore", name=name, configuration=dict(CONFIGURATION), storage_options=self._settings.storage_options or None
+            )
+        except CommitFailedError:  # somebody else made it between our look and our commit
+            return DeltaTable(url, storage_options=self._settings.storage_options or None)
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=url, action="created", reason=error) from error
+
+    def append(self, name: ControlTable, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append the rows in one commit; missing columns become null. Appends never conflict with each other."""
+        if not rows:
+            return
+        schema = SCHEMAS[name]
+        stamp = {"schema_version": SCHEMA_VERSION} if "schema_version" in schema.names else {}
+        data = pa.Table.from_pylist([{**stamp, **row} for row in rows], schema=schema)
+        try:
+            self._append(name, data)
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url(name), action="written", reason=error) from error
+
+    @_retry_conflicts
+    def _append(self, name: ControlTable, data: pa.Table) -> None:
+        write_deltalake(self.open(name), data, mode="append")
+
+    def rows(self, name: ControlTable, where: Iterable[Condition] = (), version: int | None = None) -> list[dict[str, Any]]:
+        """All rows that meet every condition, in no order; of an older version where one is given."""
+        table = self.open(name)
+        try:
+            if version is not None:
+                table.load_as_version(version)
+            return list(table.to_pyarrow_table(filters=list(where) or None).to_pylist())
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
+
+
+def _check_columns(url: str, table: DeltaTable, expected: pa.Schema) -> None:
+    found = {field.name for field in table.schema().fields}
+    if missing := [name for name in expected.names if name not in found]:
+        cure = "It was not written by this Hindcast: choose another HINDCAST_TABLES_URL."
+        raise SchemaVersionError(table=url, found=f"without {', '.join(missing)}", supported=SCHEMA_VERSION, cure=cure)
+
+
+def utc_from_ms(milliseconds: int) -> datetime:
+    """Epoch milliseconds as an aware instant."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

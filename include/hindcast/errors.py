@@ -1,0 +1,110 @@
+"""Everything Hindcast raises on purpose.
+
+One root. The docstring of a class is the sentence a person reads: it says what happened, to what, and what to do next.
+Its fields are filled in from the keyword arguments of the constructor.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+class HindcastError(Exception):
+    """Hindcast could not go on: {reason}."""
+
+    exit_code = 1
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+        template = inspect.cleandoc(type(self).__doc__ or "").replace("\n", " ")
+        super().__init__(template.format_map(_Blank(fields)))
+
+
+class _Blank(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return f"<{key}>"
+
+
+class BadInputError(HindcastError):
+    """{problem}. {cure}"""
+
+    exit_code = 2
+
+
+class PipelineError(BadInputError):
+    """{file}:{line}: pipeline {pipeline}: {problem}. Write it like this: {form}"""
+
+
+class UnknownPipelineError(BadInputError):
+    """There is no pipeline named {pipeline}; the ones that load are: {known}. `hindcast pipelines` lists them."""
+
+
+class BadNameError(BadInputError):
+    """{what} {name!r} is not a valid name. Use 1 to 64 of the characters A-Z a-z 0-9 . _ -"""
+
+
+class BadRangeError(BadInputError):
+    """The range {range} cannot be replayed: {problem}. {cure}"""
+
+
+class RangeNotYetConsumedError(HindcastError):
+    """The stream of {pipeline} has not committed the whole range yet ({problem}). Try again once it has caught up:
+    `hindcast checkpoints` shows how far it is."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: a retry may succeed
+
+
+class OffsetsLostError(HindcastError):
+    """{topic}-{partition}: offsets {start} to {end} are needed by {pipeline}/{shard}, but {problem}. The shard has stopped and
+    nothing was skipped. Restore the topic's data, or accept the gap with a new version of the pipeline that starts later."""
+
+
+class LeaseLostError(HindcastError):
+    """{owner} no longer owns {lease} (epoch {epoch}): {reason}. Its queries stop; whoever holds the lease now goes on."""
+
+
+class OffsetGapError(HindcastError):
+    """{pipeline}/{shard}: batch {batch} starts at {start}, but the sink was last committed up to {recorded}. Writing it would
+    lose or repeat rows, so the shard has stopped. {cure}"""
+
+
+class CheckpointRefusedError(HindcastError):
+    """{pipeline}/{shard}: the Spark checkpoint at {path} cannot be used: {problem}. {cure}"""
+
+
+class SchemaVersionError(HindcastError):
+    """The table {table} is of schema version {found}, this Hindcast reads {supported}. {cure}"""
+
+
+class StoreUnavailableError(HindcastError):
+    """The table {table} could not be {action}: {reason}. Check that the store is reachable and its disk is not full."""
+
+
+class CommitConflictError(HindcastError):
+    """Another writer committed to {table} first; nothing of this commit was written. Read again and decide again."""
+
+
+class CommitUnknownError(HindcastError):
+    """A commit to {table} ended without an answer ({reason}): it may have been written. Read the table before any retry."""
+
+
+class PrerequisiteError(HindcastError):
+    """{what} is missing: {problem}. {cure}"""
+
+    exit_code = 2
+
+
+class ServiceError(HindcastError):
+    """{service} {problem}. Its log is {log}."""
+
+
+class ReplayFailedError(HindcastError):
+    """The replay {run_id} of {pipeline} failed: {reason}. {cure}"""
+
+
+class VerdictFailedError(HindcastError):
+    """{pipeline}, run {run_id}: {unexplained} differences are unexplained and captured is {captured}: {failed}.
+    `hindcast verdicts --run {run_id} --differences` names the rows."""
+
+    exit_code = 3

@@ -1,0 +1,1 @@
+"""The batch: the same offsets, run again as one job."""

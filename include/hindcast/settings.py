@@ -1,0 +1,92 @@
+"""Where things are and how fast they turn: read from ``HINDCAST_*`` variables, else from ``$HINDCAST_HOME/settings.json``.
+
+``hindcast up`` writes that file, so that every later command finds the embedded broker and tables without a variable.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, JsonConfigSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from hindcast.pipeline import check_name
+
+SETTINGS_FILE = "settings.json"
+
+
+def default_home() -> Path:
+    """The folder of all that Hindcast keeps locally: ``$HINDCAST_HOME``, else ``.hindcast`` below the working directory."""
+    return Path(os.environ.get("HINDCAST_HOME", ".hindcast")).resolve()
+
+
+def project_root() -> Path:
+    """The checkout: the folder that holds ``include/hindcast``."""
+    return Path(__file__).resolve().parents[2]
+
+
+class Settings(BaseSettings):
+    """All settings. Durations are in seconds; every path may be a URL of a store that deltalake and Spark both know."""
+
+    model_config = SettingsConfigDict(env_prefix="HINDCAST_", extra="ignore", frozen=True)
+
+    home: Path = Field(default_factory=default_home, description="local folder of logs, jars, broker and Airflow data")
+    tables_url: str = Field(default="", description="root of control tables, sinks and hindcasts; default HOME/tables")
+    checkpoints_url: str = Field(default="", description="root of Spark checkpoints; default HOME/checkpoints")
+    storage_options: dict[str, str] = Field(default_factory=dict, description="deltalake options of an object store", repr=False)
+    bootstrap_servers: str = Field(default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated")
+    pipelines_dir: Path = Field(default_factory=lambda: project_root() / "include" / "pipelines")
+    fleet: str = Field(default="default", description="the fleet a worker joins")
+    workers: int = Field(default=2, ge=1, le=1000, description="worker slots of the fleet")
+    lease_seconds: float = Field(default=10.0, ge=1.0, le=3600.0, description="a lease unchanged for this long has expired")
+    trigger_seconds: float = Field(default=1.0, ge=0.0, description="least time from the start of one batch to the next")
+    audit_seconds: float = Field(default=10.0, gt=0.0, description="time between two passes that file late and poison rows")
+    lag_limit_records: int = Field(default=100_000, ge=1, description="the supervisor wakes when a shard lags by more")
+    spark_master: str = Field(default="local[2]", description="Spark master of workers and replays")
+    spark_driver_memory: str = Field(default="640m", pattern=r"^\d+[mg]$", description="heap of each Spark driver")
+    jars_dir: Path | None = Field(default=None, description="Spark's extra jars; default HOME/jars/spark")
+    airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
+
+    @field_validator("fleet")
+    @classmethod
+    def _fleet_is_a_name(cls, value: str) -> str:
+        return check_name("fleet", value)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, env_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, JsonConfigSettingsSource(settings_cls, json_file=default_home() / SETTINGS_FILE)
+
+    def table(self, *parts: str) -> str:
+        """The URL of a table, e.g. ``table("control", "leases")`` or ``table("sinks", "stock_stats")``."""
+        root = self.tables_url or str(self.home / "tables")
+        return "/".join([root.rstrip("/"), *(check_name("table", part) for part in parts)])
+
+    def checkpoint(self, *parts: str) -> str:
+        """The URL of a Spark checkpoint folder."""
+        root = self.checkpoints_url or str(self.home / "checkpoints")
+        return "/".join([root.rstrip("/"), *(check_name("checkpoint", part) for part in parts)])
+
+    @property
+    def spark_jars_dir(self) -> Path:
+        return self.jars_dir or self.home / "jars" / "spark"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.home / "logs"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that give a child process these same settings and the library on its path."""
+        include = str(project_root() / "include")
+        own = {f"HINDCAST_{name.upper()}": _as_text(value) for name, value in self.model_dump(mode="json").items() if value not in (None, "")}
+        return {**own, "PYTHONPATH": include, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "GX_ANALYTICS_ENABLED": "false"}
+
+
+def _as_text(value: Any) -> str:
+    import json
+
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

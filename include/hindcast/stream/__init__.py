@@ -1,0 +1,1 @@
+"""The stream: a worker runs one fenced Spark query for each shard it holds."""

@@ -1,0 +1,52 @@
+"""Build the one Spark session of a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from hindcast.errors import PrerequisiteError
+from hindcast.settings import Settings
+
+
+def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: str | None = None) -> SparkSession:
+    """A session with Delta and Kafka, in UTC. The jars come from ``settings.spark_jars_dir`` (``make jars`` fills it).
+
+    :param shuffle_partitions: is part of a streaming query's state layout, so it never follows the machine
+    :param cpus: another Spark master than ``settings.spark_master``
+    :raises PrerequisiteError: where the jars have not been fetched
+    """
+    jars = sorted(str(jar) for jar in settings.spark_jars_dir.glob("*.jar"))
+    if not jars:
+        raise PrerequisiteError(what="Spark's jars", problem=f"{settings.spark_jars_dir} holds none", cure="Run `make jars`.")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    master = cpus or settings.spark_master
+    builder = (
+        SparkSession.builder.appName(name)
+        .master(master)
+        .config("spark.jars", ",".join(jars))
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.databricks.delta.snapshotPartitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        .config("spark.sql.shuffle.partitions", str(shuffle_partitions))
+        .config("spark.scheduler.mode", "FAIR")
+        .config("spark.driver.memory", settings.spark_driver_memory)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.streaming.metricsEnabled", "false")
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+    )
+    if master.startswith("local"):
+        # One JVM: a heap that is given back, and nothing that listens beyond this machine.
+        builder = (
+            builder.config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=160m")
+        )
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN")
+    return session

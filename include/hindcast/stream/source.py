@@ -1,0 +1,84 @@
+"""From Kafka's records to the frame that a transformation is given. Stream and batch share every line of it.
+
+The rows keep where they came from in columns that begin with an underscore (see :data:`SOURCE_COLUMNS`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+
+SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
+_CORRUPT = "_corrupt"
+
+
+def kafka_options(settings: Settings, topic: str, partitions: list[int]) -> dict[str, str]:
+    """Options for reading exactly these partitions, committed records only, failing where data is gone."""
+    return {
+        "kafka.bootstrap.servers": settings.bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
+        "assign": json.dumps({topic: sorted(partitions)}),
+        "failOnDataLoss": "true",
+    }
+
+
+def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
+    """Offsets in the JSON that Spark's Kafka source takes: ``{"topic": {"0": 23}}``."""
+    return json.dumps({topic: {str(partition): offset for partition, offset in sorted(offsets.items())}})
+
+
+def read_range(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+    """The records of [start, end) of each partition, parsed. ``start`` and ``end`` have the same partitions."""
+    topic = pipeline.source.name
+    reader = spark.read.format("kafka").options(**kafka_options(settings, topic, list(start)))
+    raw = reader.option("startingOffsets", offsets_option(topic, start)).option("endingOffsets", offsets_option(topic, end)).load()
+    return parse(raw, pipeline)
+
+
+def parse(raw: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The source's columns, the :data:`SOURCE_COLUMNS` and ``_reason``: null, or why the row is poison."""
+    schema = f"{pipeline.source.schema}, {_CORRUPT} string"
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    record = F.from_json(F.col("value").cast("string"), schema, options).alias("_record")
+    located = raw.select(
+        F.col("topic").alias("_topic"), F.col("partition").alias("_partition"), F.col("offset").alias("_offset"),
+        F.col("timestamp").alias("_timestamp"), F.col("key").alias("_key"), F.col("value").alias("_value"), record,
+    )
+    columns = [F.col("_record")[name].alias(name) for name in pipeline.source.columns]
+    return located.select(*SOURCE_COLUMNS, *columns, _reason(pipeline).alias("_reason"))
+
+
+def _reason(pipeline: Pipeline) -> Column:
+    event_time = F.col("_record")[pipeline.event_time]
+    limit_seconds = pipeline.future_limit.total_seconds()
+    latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(int(limit_seconds * 1_000_000)))
+    return (
+        F.when(F.col("_value").isNull(), "no value")
+        .when(F.col("_record").isNull() | F.col("_record")[_CORRUPT].isNotNull(), "does not parse as the topic's schema")
+        .when(event_time.isNull(), f"no {pipeline.event_time}")
+        .when(event_time > latest, f"{pipeline.event_time} is more than {pipeline.max_future} in the future")
+    )
+
+
+def usable(parsed: DataFrame) -> DataFrame:
+    """The rows that are not poison."""
+    return parsed.where(F.col("_reason").isNull()).drop("_reason")
+
+
+def assign_windows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """One row for each window a row falls into, in the column ``window`` (struct of start and end); unchanged without a window."""
+    if pipeline.window is None:
+        return rows
+    window = F.window(pipeline.event_time, pipeline.window.duration, pipeline.window.slide or pipeline.window.duration)
+    return rows.withColumn("window", window)
+
+
+def transform(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The pipeline's own transformation over windowed rows, without the source columns."""
+    return pipeline.transform(rows.drop(*SOURCE_COLUMNS))

@@ -1,0 +1,1 @@
+"""Kafka's topics, partitions, offsets and timestamps, through kafka-python; never on the data path."""

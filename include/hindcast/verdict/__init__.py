@@ -1,0 +1,1 @@
+"""The judgement: the stream's table against its hindcast, each difference explained."""
