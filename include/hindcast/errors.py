@@ -48,6 +48,17 @@ class BadRangeError(BadInputError):
     """The range {range} cannot be replayed: {problem}. {cure}"""
 
 
+class UnknownTopicError(BadInputError):
+    """The brokers at {servers} have no topic named {topic}. Create it, or correct the pipeline's Topic; `hindcast doctor` shows
+    which brokers are meant."""
+
+
+class BrokerUnavailableError(HindcastError):
+    """The brokers at {servers} did not answer about {topic} ({reason}). Check that they run: `hindcast status`."""
+
+    exit_code = 75
+
+
 class RangeNotYetConsumedError(HindcastError):
     """The stream of {pipeline} has not committed the whole range yet ({problem}). Try again once it has caught up:
     `hindcast checkpoints` shows how far it is."""

@@ -1,0 +1,101 @@
+"""Where a topic begins, where it ends, and which offset a moment has. Off the data path: Spark reads the records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from hindcast.errors import BadRangeError, BrokerUnavailableError, UnknownTopicError
+from hindcast.settings import Settings
+
+#: Longest wait for the broker's answer to one question; a healthy one answers in milliseconds.
+ANSWER_SECONDS = 10.0
+
+
+class TopicOffsets:
+    """Answers questions about a topic's offsets, counting committed records only. Use as a context manager, or :meth:`close` it.
+
+    Every method raises :class:`BrokerUnavailableError` where the broker does not answer, :class:`UnknownTopicError` where it has no
+    such topic, and :class:`BadRangeError` where a partition is asked for that the topic has not.
+    """
+
+    def __init__(self, settings: Settings, *, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._servers = settings.bootstrap_servers
+        self._answer_ms = int(answer_seconds * 1000)
+        self._open: KafkaConsumer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        if self._open is not None:
+            self._open.close(autocommit=False)
+            self._open = None
+
+    def partitions(self, topic: str) -> list[int]:
+        """The topic's partitions in order, asked of the broker each time: partitions may be added."""
+        with self._answers(topic) as consumer:
+            consumer.topics()  # refreshes the metadata, which partitions_for_topic alone would take from its cache
+            found = sorted(consumer.partitions_for_topic(topic))
+        if not found:
+            raise UnknownTopicError(topic=topic, servers=self._servers)
+        return found
+
+    def earliest(self, topic: str) -> dict[int, int]:
+        """The first offset that each partition still holds."""
+        places = self._places(topic)
+        with self._answers(topic) as consumer:
+            return _by_partition(consumer.beginning_offsets(places, timeout_ms=self._answer_ms))
+
+    def latest(self, topic: str) -> dict[int, int]:
+        """The offset after each partition's last committed record."""
+        places = self._places(topic)
+        with self._answers(topic) as consumer:
+            return _by_partition(consumer.end_offsets(places, timeout_ms=self._answer_ms))
+
+    def at_time(self, topic: str, at: datetime) -> dict[int, int]:
+        """The first offset of each partition whose broker timestamp is at or after ``at`` (aware); the latest where there is none."""
+        if at.tzinfo is None or at.timestamp() < 0:
+            raise BadRangeError(range=f"{topic} at {at}", problem="the time is before 1970 or says no offset from UTC", cure="Give an aware time.")
+        places = self._places(topic)
+        with self._answers(topic) as consumer:
+            ends = consumer.end_offsets(places, timeout_ms=self._answer_ms)
+            found = consumer.offsets_for_times(dict.fromkeys(places, int(at.timestamp() * 1000)), timeout_ms=self._answer_ms)
+        return {place.partition: found[place].offset if found.get(place) is not None else ends[place] for place in places}
+
+    def check_partitions(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """:raises BadRangeError: where ``offsets`` names a partition that the topic has not"""
+        known = self.partitions(topic)
+        if unknown := sorted(set(offsets) - set(known)):
+            problem = f"{topic} has no partition {', '.join(map(str, unknown))}"
+            raise BadRangeError(range=dict(offsets), problem=problem, cure=f"Its partitions are {known[0]} to {known[-1]}.")
+
+    def _places(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(topic, partition) for partition in self.partitions(topic)]
+
+    @contextmanager
+    def _answers(self, topic: str) -> Iterator[Any]:
+        try:
+            if self._open is None:
+                self._open = KafkaConsumer(
+                    bootstrap_servers=self._servers.split(","), isolation_level="read_committed", enable_auto_commit=False,
+                    request_timeout_ms=self._answer_ms, bootstrap_timeout_ms=self._answer_ms,
+                )
+            yield self._open
+        except (KafkaError, OSError) as error:
+            self.close()
+            raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}") from error
+
+
+def _by_partition(offsets: Mapping[TopicPartition, int]) -> dict[int, int]:
+    return {place.partition: offset for place, offset in sorted(offsets.items())}
