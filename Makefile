@@ -1,0 +1,111 @@
+# Hindcast. `make` prints what there is to make.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := uv==0.13.8
+export HINDCAST_HOME ?= $(CURDIR)/.hindcast
+JARS := $(HINDCAST_HOME)/jars
+
+# The first Python that is new enough; the version the project is tested with comes first.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; break; }; done)
+
+# uv reads none of pip's settings: hand it those that pip was given. An empty value is no value to uv.
+define as_pip
+setting() { $(BIN)/python -m pip config get "global.$$1" 2>/dev/null || true; }; \
+export UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$(setting index-url)}}"; \
+export UV_INDEX="$${UV_INDEX:-$${PIP_EXTRA_INDEX_URL:-$$(setting extra-index-url)}}"; \
+export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$(setting find-links)}}"; \
+export UV_INSECURE_HOST="$${UV_INSECURE_HOST:-$${PIP_TRUSTED_HOST:-$$(setting trusted-host)}}"; \
+export UV_HTTP_TIMEOUT="$${UV_HTTP_TIMEOUT:-$${PIP_DEFAULT_TIMEOUT:-60}}"; \
+cert="$${SSL_CERT_FILE:-$${PIP_CERT:-$$(setting cert)}}"; if [ -n "$$cert" ]; then export SSL_CERT_FILE="$$cert"; fi
+endef
+
+.PHONY: help
+help: ## print this list
+	@echo "Hindcast: supervised exactly-once streams, their batch replays, and a verdict on every difference."
+	@echo
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make demo ONCE=1          stop everything after the verdict; exit 0 only where it passes"
+	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
+	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
+
+.PHONY: env
+env: $(VENV)/.installed ## make .venv from requirements.txt (nothing to do where nothing changed)
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "make: Python 3.11 or newer is needed and none was found; install one, or name it: make env PYTHON=/path/to/python3.11" >&2; exit 2; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(f"make: $(PYTHON) is Python {sys.version.split()[0]}; 3.11 or newer is needed: make env PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
+	@[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV) || { \
+		echo "make: $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install its python3-venv package" >&2; exit 2; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(UV)"
+	@$(as_pip); \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.txt; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+.PHONY: jars
+jars: $(JARS)/.fetched ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven, once)
+
+$(JARS)/.fetched: include/jvm/spark/pom.xml include/jvm/kafka/pom.xml | $(VENV)/.installed
+	@$(require_jdk)
+	@command -v mvn >/dev/null || { echo "make: Maven is needed to fetch the jars and mvn is not on PATH; on Debian and Ubuntu: apt-get install maven" >&2; exit 2; }
+	@$(BIN)/python -m hindcast.local.jars
+	@touch $@
+
+define require_jdk
+java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+version="$$("$$java" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p')" || true; \
+if [ -z "$$version" ] || [ "$$version" -lt 17 ]; then \
+	echo "make: a JDK 17 or newer is needed; '$$java' is $${version:+version }$${version:-not there}. Install one and set JAVA_HOME, or put it on PATH" >&2; exit 2; fi
+endef
+
+.PHONY: lint
+lint: env ## ruff, mypy and the import rules
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: env ## put every Python file into the one form
+	@$(BIN)/ruff check --fix-only --quiet
+	@$(BIN)/ruff format
+
+.PHONY: test-fast
+test-fast: env ## unit tests: seconds, no JVM
+	@$(BIN)/python -m pytest tests/unit
+
+.PHONY: test
+test: env jars ## all tests: unit, integration, acceptance, faults
+	@$(require_jdk)
+	@HINDCAST_JARS_DIR="$(JARS)/spark" $(BIN)/python -m pytest
+
+.PHONY: demo
+demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`
+	@$(require_jdk)
+	@$(BIN)/hindcast demo $(if $(ONCE),--once) $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(SECONDS),--seconds "$(SECONDS)")
+
+.PHONY: down
+down: env ## stop all that `make demo` or `hindcast up` started
+	@$(BIN)/hindcast down
+
+.PHONY: status
+status: env ## what is running, and where
+	@$(BIN)/hindcast status
+
+.PHONY: doctor
+doctor: env ## check the prerequisites and say what is missing
+	@$(BIN)/hindcast doctor
+
+.PHONY: clean
+clean: ## stop everything and remove .venv, .hindcast and caches
+	@if [ -x $(BIN)/hindcast ]; then $(BIN)/hindcast down || true; fi
+	@rm -rf $(VENV) .hindcast .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse metastore_db derby.log
+	@find include spark_apps dags plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
