@@ -1,0 +1,259 @@
+"""A worker's side of the leases: keep what it holds, take what is free, hand over what is asked for, and know when it must stop.
+
+One step of the protocol, all in ONE commit (design: the taker and renewer of KCL, with Tablestore's cooperative steal):
+
+1. read all leases and note which counters moved, on this process's monotonic clock;
+2. every lease held: renew (counter + 1, with its checkpoint), or learn that it was lost (another owner or epoch);
+3. a lease that was asked for (``lease_stealer``) or must be given up is closed by its consumer first, then transferred
+   (owner = stealer, epoch + 1) or released (no owner);
+4. take free and expired leases up to the target (epoch + 1); where there is none, ask the richest worker for one;
+5. commit on the snapshot that was read; on a conflict or an unknown outcome begin again at 1.
+
+A lease is valid until 80 % of its duration after the *start* of the last step that committed: the owner stops itself before any
+observer, who waits the whole duration from a later moment, can call it expired.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hindcast.clock import Clock
+from hindcast.control import balance
+from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
+from hindcast.control.observer import Observer
+from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.errors import LeaseLostError
+
+#: Share of the lease after which an owner without a renewal stops by itself.
+SELF_FENCE = 0.8
+#: Renewals in one lease: three may fail before the owner fences itself.
+RENEWALS = 4
+
+
+@dataclass
+class Held:
+    """A lease this worker owns. ``closed`` is set once its consumer has stopped and it may be given away."""
+
+    epoch: int
+    valid_until: float
+    checkpoint: dict[str, Any]
+    detail: dict[str, Any]
+    closing: bool = False
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step changed: leases gained, keys lost, keys whose consumers must now close, and all leases as they were read."""
+
+    gained: list[Lease] = field(default_factory=list)
+    lost: list[LeaseKey] = field(default_factory=list)
+    close: list[LeaseKey] = field(default_factory=list)
+    leases: dict[LeaseKey, Lease] = field(default_factory=dict)
+
+
+class Keeper:
+    """Holds a slot of the fleet and a fair share of the shards. Its methods may be called from any thread."""
+
+    def __init__(
+        self, store: LeaseStore, clock: Clock, *, owner: str, fleet: str, slots: int, lease_seconds: float,
+        wanted: Callable[[Lease, Snapshot], bool], identity: dict[str, Any] | None = None, sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        """:param wanted: whether a shard is to be consumed at all, e.g. that its pipeline is running
+        :param identity: what the slot's ``detail`` says about this worker (pid, host, log)
+        """
+        self.owner = owner
+        self.lease_seconds = lease_seconds
+        self._store, self._clock, self._fleet, self._slots, self._wanted = store, clock, fleet, slots, wanted
+        self._identity = identity or {}
+        self._sleep = sleep
+        self._observer = Observer(clock, lease_seconds)
+        self._held: dict[LeaseKey, Held] = {}
+        self._slot: LeaseKey | None = None
+        self._draining = False
+        self._stepping = threading.Lock()  # one step at a time
+        self._lock = threading.RLock()  # what is held; never kept while the store is asked, so that holds() answers at once
+
+    @property
+    def renewal_seconds(self) -> float:
+        return self.lease_seconds / RENEWALS
+
+    @property
+    def slot(self) -> LeaseKey | None:
+        return self._slot
+
+    # -- slots -------------------------------------------------------------------------------------------------------------
+
+    def acquire_slot(self, wait: Callable[[float], object]) -> bool:
+        """Take a slot of the fleet; False where all are held by live workers.
+
+        Slots that a dead worker left need a whole lease to be seen as expired, so this waits that long, calling ``wait(seconds)``
+        between looks, before it gives up.
+        """
+        deadline = self._clock.monotonic() + self.lease_seconds * (1 + 1 / RENEWALS)
+        while True:
+            started = self._clock.monotonic()
+            for lease in swap(self._store, self._decide_slot, sleep=self._sleep):
+                if lease.lease_owner == self.owner:
+                    self._gain(lease, started)
+                    self._slot = lease.key
+            if self._slot is not None:
+                return True
+            if self._clock.monotonic() >= deadline:
+                return False
+            wait(self.renewal_seconds / 2)
+
+    def _decide_slot(self, snapshot: Snapshot) -> list[Lease]:
+        keys = [LeaseKey(self._fleet, StatusType.SLOT, str(number)) for number in range(self._slots)]
+        slots = [snapshot.leases.get(key) or Lease(stream_id=key.stream_id, status_type=StatusType.SLOT, status_value=key.status_value) for key in keys]
+        self._observer.observe(snapshot.leases.values())
+        if mine := [slot for slot in slots if slot.lease_owner == self.owner]:
+            return [mine[0].renewed(updated_at=self._clock.now())]  # an earlier commit of unknown outcome had landed
+        missing = [slot for slot in slots if slot.key not in snapshot.leases]
+        for slot in slots:
+            if slot.free or self._observer.expired(slot):
+                taken = slot.given_to(self.owner, detail=self._identity, updated_at=self._clock.now())
+                return [taken, *(other for other in missing if other.key != slot.key)]
+        return missing
+
+    # -- the step ----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        """Renew, hand over, take and steal in one commit.
+
+        :raises CommitConflictError: other writers were faster for a long time; nothing was renewed
+        :raises StoreUnavailableError: the store does not answer; nothing was renewed
+        """
+        seen: list[Snapshot] = []
+
+        def decide(snapshot: Snapshot) -> list[Lease]:
+            seen.append(snapshot)
+            with self._lock:
+                self._observer.observe(snapshot.leases.values())
+                return self._decide(snapshot)
+
+        with self._stepping:
+            began = self._clock.monotonic()  # before the first attempt: earlier than the commit, so never too generous
+            changes = swap(self._store, decide, sleep=self._sleep)
+            with self._lock:
+                return self._apply(seen[-1], changes, began)
+
+    def _decide(self, snapshot: Snapshot) -> list[Lease]:
+        live = self._live_workers(snapshot)
+        now = self._clock.now()
+        changes: dict[LeaseKey, Lease] = {}
+        for key, held in self._held.items():
+            row = snapshot.leases.get(key)
+            if row is not None and self._owns(row, held):
+                changes[key] = self._kept(row, held, live).evolve(updated_at=now)
+        if self._draining or self._slot not in changes:
+            return list(changes.values())
+        shards = [changes.get(key, row) for key, row in snapshot.leases.items() if self._is_wanted_shard(row, snapshot)]
+        for row in shards:
+            if row.lease_owner == self.owner and row.key not in self._held:  # given to this worker by the one it asked
+                changes[row.key] = row.renewed(updated_at=now)
+        takes = balance.to_take(shards, self.owner, live, self._observer)
+        for row in takes:
+            changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
+        if not takes and (victim := balance.to_steal(shards, self.owner, live, self._observer)) is not None and victim.key not in changes:
+            changes[victim.key] = victim.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
+        return list(changes.values())
+
+    def _kept(self, row: Lease, held: Held, live: Iterable[str]) -> Lease:
+        """Step 2 and 3 for one lease that is held: renewed, transferred or released."""
+        row = row.evolve(checkpoint=held.checkpoint, detail=held.detail)
+        if row.lease_stealer and row.lease_stealer not in live:
+            row = row.evolve(lease_stealer="")
+        if not held.closed:
+            state = ShardState.CLOSING if held.closing and row.status_type is StatusType.SHARD else row.state
+            return row.renewed(state=state)
+        if row.lease_stealer:
+            return row.given_to(row.lease_stealer, state=ShardState.OPEN)
+        return row.renewed(lease_owner="", state=ShardState.CLOSED if row.status_type is StatusType.SHARD else row.state)
+
+    def _apply(self, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
+        written = {lease.key: lease for lease in changes}
+        gained, lost, close = [], [], []
+        for key, held in list(self._held.items()):
+            row = written.get(key)
+            if row is None:  # it was not ours any more when it was read: lost, or given away by a commit of unknown outcome
+                lost += [] if held.closed else [key]
+                del self._held[key]
+            elif row.lease_owner != self.owner:  # given away, as its consumer had agreed
+                del self._held[key]
+            else:
+                held.valid_until = began + self.lease_seconds * SELF_FENCE
+                if not held.closing and self._must_close(row, snapshot):
+                    held.closing = True
+                    close.append(key)
+        for key, row in written.items():
+            if row.lease_owner == self.owner and key not in self._held:
+                self._gain(row, began)
+                gained.append(row)
+        if self._slot in lost:
+            self._slot = None
+        return Step(gained, lost, close, {**snapshot.leases, **written})
+
+    def _must_close(self, row: Lease, snapshot: Snapshot) -> bool:
+        if row.status_type is not StatusType.SHARD:
+            return False
+        return bool(row.lease_stealer) or not self._wanted(row, snapshot)
+
+    def _gain(self, row: Lease, began: float) -> None:
+        self._held[row.key] = Held(row.epoch, began + self.lease_seconds * SELF_FENCE, row.checkpoint, row.detail)
+
+    def _owns(self, row: Lease, held: Held) -> bool:
+        return row.lease_owner == self.owner and row.epoch == held.epoch
+
+    def _is_wanted_shard(self, row: Lease, snapshot: Snapshot) -> bool:
+        return row.status_type is StatusType.SHARD and self._wanted(row, snapshot)
+
+    def _live_workers(self, snapshot: Snapshot) -> set[str]:
+        slots = (row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and row.stream_id == self._fleet)
+        return {row.lease_owner for row in slots if self._observer.alive(row)} | {self.owner}
+
+    # -- what consumers ask and say ------------------------------------------------------------------------------------------
+
+    def holds(self, key: LeaseKey, epoch: int) -> bool:
+        """Whether this worker may act as the owner in that epoch, by its own clock, without asking the store."""
+        with self._lock:
+            held = self._held.get(key)
+            return held is not None and held.epoch == epoch and self._clock.monotonic() < held.valid_until
+
+    def check(self, key: LeaseKey, epoch: int) -> None:
+        """:raises LeaseLostError: where :meth:`holds` is false"""
+        if not self.holds(key, epoch):
+            raise LeaseLostError(owner=self.owner, lease=key, epoch=epoch, reason="it was not renewed in time or has another owner")
+
+    def report(self, key: LeaseKey, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None) -> None:
+        """What the next renewal writes into the lease; given fields are merged into those it has."""
+        with self._lock:
+            if (held := self._held.get(key)) is not None:
+                held.checkpoint = {**held.checkpoint, **(checkpoint or {})}
+                held.detail = {**held.detail, **(detail or {})}
+
+    def closed(self, key: LeaseKey) -> None:
+        """The consumer of this lease has stopped: the next step transfers or releases it."""
+        with self._lock:
+            if (held := self._held.get(key)) is not None:
+                held.closing = held.closed = True
+
+    def drain(self) -> list[LeaseKey]:
+        """Take nothing more; return the shards whose consumers must now close."""
+        with self._lock:
+            self._draining = True
+            shards = [key for key, held in self._held.items() if key.status_type == StatusType.SHARD and not held.closing]
+            for key in shards:
+                self._held[key].closing = True
+            return shards
+
+    def leave(self) -> None:
+        """Give the slot up: the last step of a worker that stops cleanly. Nobody needs to wait for its leases to expire."""
+        with self._lock:
+            for held in self._held.values():
+                held.closing = held.closed = True
+        if self._held:
+            self.step()

@@ -1,0 +1,121 @@
+"""The lease row: who owns what, how far it is, and which epoch of ownership this is.
+
+The columns are those of the classic stream-client lease (Alibaba Tablestore's and Amazon's KCL have the same idea): the owner
+proves that it lives by raising ``lease_counter``; nobody compares clocks between hosts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+from hindcast.control.schema import SCHEMA_VERSION
+from hindcast.errors import SchemaVersionError
+
+
+class StatusType(StrEnum):
+    """What a row leases."""
+
+    SHARD = "shard"
+    SLOT = "slot"
+    PIPELINE = "pipeline"
+    COORDINATOR = "coordinator"
+
+
+class ShardState(StrEnum):
+    """The life of a shard. See :data:`TRANSITIONS`."""
+
+    WAIT = "WAIT"
+    OPEN = "OPEN"
+    CLOSING = "CLOSING"
+    CLOSED = "CLOSED"
+    TERMINATED = "TERMINATED"
+
+
+#: WAIT until the parents are TERMINATED; OPEN to be consumed; CLOSING while its owner finishes the batch in hand to give it up;
+#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end. An owner that dies in CLOSING leaves
+#: a lease that expires, so the next one opens it.
+TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
+    ShardState.WAIT: frozenset({ShardState.OPEN}),
+    ShardState.OPEN: frozenset({ShardState.CLOSING, ShardState.TERMINATED}),
+    ShardState.CLOSING: frozenset({ShardState.CLOSED, ShardState.OPEN, ShardState.TERMINATED}),
+    ShardState.CLOSED: frozenset({ShardState.OPEN}),
+    ShardState.TERMINATED: frozenset(),
+}
+
+#: States in which a lease that is free or expired may be taken.
+TAKEABLE = frozenset({ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED})
+
+
+class LeaseKey(NamedTuple):
+    """The three columns that name a lease."""
+
+    stream_id: str
+    status_type: str
+    status_value: str
+
+    def __str__(self) -> str:
+        return f"{self.stream_id}/{self.status_value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """One row. ``lease_owner`` and ``lease_stealer`` are worker ids, empty where there is none; ``epoch`` is the fencing token."""
+
+    stream_id: str
+    status_type: StatusType
+    status_value: str
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    lease_counter: int = 0
+    lease_owner: str = ""
+    lease_stealer: str = ""
+    parent_shard_ids: list[str] = field(default_factory=list)
+    epoch: int = 0
+    state: str = ShardState.OPEN
+    detail: dict[str, Any] = field(default_factory=dict)
+    updated_at: datetime | None = None
+
+    @property
+    def key(self) -> LeaseKey:
+        return LeaseKey(self.stream_id, self.status_type, self.status_value)
+
+    @property
+    def free(self) -> bool:
+        return not self.lease_owner
+
+    def evolve(self, **changes: Any) -> Self:
+        """A copy with these fields changed."""
+        return replace(self, **changes)
+
+    def renewed(self, **changes: Any) -> Self:
+        """A copy with the counter raised: proof of life."""
+        return replace(self, lease_counter=self.lease_counter + 1, **changes)
+
+    def given_to(self, owner: str, **changes: Any) -> Self:
+        """A copy under a new owner and so in the next epoch."""
+        return self.renewed(lease_owner=owner, lease_stealer="", epoch=self.epoch + 1, **changes)
+
+    def moved(self, state: ShardState) -> Self:
+        """A copy in another state; ValueError where :data:`TRANSITIONS` has no such step. Staying is always allowed."""
+        current = ShardState(self.state)
+        if state is not current and state not in TRANSITIONS[current]:
+            raise ValueError(f"a shard cannot go from {current} to {state}")
+        return replace(self, state=state)
+
+    def as_row(self) -> dict[str, Any]:
+        row = asdict(self)
+        return {**row, "checkpoint": json.dumps(self.checkpoint, sort_keys=True), "detail": json.dumps(self.detail, sort_keys=True), "schema_version": SCHEMA_VERSION}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], table: str = "leases") -> Self:
+        """:raises SchemaVersionError: where a newer Hindcast wrote the row"""
+        if row["schema_version"] > SCHEMA_VERSION:
+            raise SchemaVersionError(table=table, found=row["schema_version"], supported=SCHEMA_VERSION, cure="Upgrade this Hindcast.")
+        values = {name: row[name] for name in cls.__dataclass_fields__}
+        values |= {"status_type": StatusType(row["status_type"]), "checkpoint": json.loads(row["checkpoint"] or "{}"), "detail": json.loads(row["detail"] or "{}")}
+        values |= {"parent_shard_ids": list(row["parent_shard_ids"] or [])}
+        return cls(**values)

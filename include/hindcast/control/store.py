@@ -1,0 +1,75 @@
+"""The port behind which leases are kept: read a snapshot, decide, commit on that same snapshot or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from hindcast.control.leases import Lease, LeaseKey
+from hindcast.errors import CommitConflictError, CommitUnknownError
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All leases as of one version of the table. ``token`` is the store's own handle on that version."""
+
+    leases: Mapping[LeaseKey, Lease]
+    token: Any = field(default=None, repr=False, compare=False)
+
+
+class LeaseStore(Protocol):
+    """Compare-and-swap over all leases at once."""
+
+    def read(self) -> Snapshot:
+        """:raises StoreUnavailableError: where the store does not answer"""
+        ...
+
+    def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
+        """Add or replace these leases, provided that nothing was committed since the snapshot was read.
+
+        :raises CommitConflictError: something was; nothing is written
+        :raises CommitUnknownError: it may or may not have been written; read before any retry
+        :raises StoreUnavailableError: nothing is written
+        """
+        ...
+
+
+#: How often a change is decided anew on conflicts before the conflict is raised: with n writers a round has one winner, so this
+#: serves dozens of workers that all write at once.
+ATTEMPTS = 30
+
+Decide = Callable[[Snapshot], Iterable[Lease]]
+
+
+def swap(store: LeaseStore, decide: Decide, *, attempts: int = ATTEMPTS, sleep: Callable[[float], None] | None = None) -> list[Lease]:
+    """Read, decide and commit until it is written; return what was. ``decide`` may be called many times and must be pure.
+
+    A conflict and an unknown outcome are treated alike: read again and decide again. ``decide`` sees what an unknown commit
+    wrote, so it must recognise its own work (by owner, counter and epoch) and then return nothing.
+    """
+    waits: dict[str, Any] = {"sleep": sleep} if sleep else {}
+    for attempt in Retrying(
+        retry=retry_if_exception_type((CommitConflictError, CommitUnknownError)),
+        wait=wait_random_exponential(multiplier=0.01, max=0.5),
+        stop=stop_after_attempt(attempts),
+        reraise=True,
+        **waits,
+    ):
+        with attempt:
+            snapshot = store.read()
+            changes = list(decide(snapshot))
+            if changes:
+                store.commit(snapshot, changes)
+            return changes
+    raise AssertionError("tenacity re-raises the last error")  # pragma: no cover
+
+
+def shuffled(leases: Iterable[Lease], seed: str) -> list[Lease]:
+    """The leases in an order that differs between workers, so that they do not all reach for the same one."""
+    ordered = sorted(leases, key=lambda lease: lease.key)
+    random.Random(seed).shuffle(ordered)
+    return ordered
