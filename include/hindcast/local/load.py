@@ -1,0 +1,263 @@
+"""The load generator: sends a generator's records to a topic at a steady pace and keeps exact accounts of what arrived.
+
+The account is a JSON file, replaced as a whole each second and at the end. It counts a record only once the broker has
+acknowledged it; a record that could not be sent ends the load, loudly, with the state ``failed``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from hindcast.clock import Clock, SystemClock
+from hindcast.errors import BadInputError, HindcastError, ServiceError
+from hindcast.local.detach import write_atomically
+from hindcast.local.trades import Record, trades
+from hindcast.pipeline import check_name
+from hindcast.settings import Settings
+
+#: Topic -> what is sent to it: (seed, rows a second, event time of the first row) -> records in the order of ``due_seconds``.
+GENERATORS: dict[str, Callable[[int, float, datetime], Iterator[Record]]] = {"trades": trades}
+
+DEFAULT_ROWS_PER_SECOND = 2000.0
+DEFAULT_PARTITIONS = 4
+_ACCOUNT_SECONDS = 1.0
+_LINGER_MS = 20  # gathers about 40 rows a request at the default pace, and costs a row 20 ms at most
+_TICK_SECONDS = 0.01  # rows due within it are sent together: waking for each row would cost more than sending it
+_DELIVERY_MS = 600_000  # a broker that is away for ten minutes loses no row
+
+_log = structlog.get_logger(__name__)
+
+
+class LoadState(StrEnum):
+    SENDING = "sending"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass
+class PartitionAccount:
+    """What one partition acknowledged. ``end_offset`` is exclusive; in a topic with one writer, end - first = sent."""
+
+    sent: int = 0
+    first_offset: int | None = None
+    end_offset: int | None = None
+
+
+@dataclass
+class Account:
+    """What was sent and acknowledged. ``late`` rows had their event time set back; ``poison`` counts by what was wrong."""
+
+    topic: str
+    seed: int
+    rows_per_second: float
+    state: LoadState = LoadState.SENDING
+    sent: int = 0
+    late: int = 0
+    poison: dict[str, int] = field(default_factory=dict)
+    partitions: dict[int, PartitionAccount] = field(default_factory=dict)
+    started_at: str = ""
+    updated_at: str = ""
+    error: str = ""
+
+    @property
+    def poison_total(self) -> int:
+        return sum(self.poison.values())
+
+    @property
+    def start_offsets(self) -> dict[int, int]:
+        """The first offset of each partition that got a row."""
+        return {number: part.first_offset for number, part in sorted(self.partitions.items()) if part.first_offset is not None}
+
+    @property
+    def end_offsets(self) -> dict[int, int]:
+        """One past the last offset of each partition that got a row."""
+        return {number: part.end_offset for number, part in sorted(self.partitions.items()) if part.end_offset is not None}
+
+    def acknowledge(self, record: Record, partition: int, offset: int) -> None:
+        part = self.partitions.setdefault(partition, PartitionAccount())
+        part.sent += 1
+        part.first_offset = offset if part.first_offset is None else min(part.first_offset, offset)
+        part.end_offset = offset + 1 if part.end_offset is None else max(part.end_offset, offset + 1)
+        self.sent += 1
+        self.late += record.late
+        if record.poison:
+            self.poison[record.poison] = self.poison.get(record.poison, 0) + 1
+
+    def write(self, path: Path) -> None:
+        self.updated_at = datetime.now(UTC).isoformat()
+        write_atomically(path, json.dumps({**asdict(self), "poison_total": self.poison_total}, indent=2))
+
+    @classmethod
+    def read(cls, path: Path) -> Account:
+        """The account at the path; FileNotFoundError where no load has written one."""
+        values: dict[str, Any] = json.loads(path.read_text())
+        del values["poison_total"]
+        parts = {int(number): PartitionAccount(**part) for number, part in values["partitions"].items()}
+        return cls(**{**values, "state": LoadState(values["state"]), "partitions": parts})
+
+
+def account_path(settings: Settings, topic: str) -> Path:
+    """Where the newest load of the topic keeps its account."""
+    return settings.home / "load" / f"{check_name('topic', topic)}.json"
+
+
+def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = DEFAULT_PARTITIONS) -> None:
+    """Create the topic unless it is there, whatever its partitions."""
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import TopicAlreadyExistsError
+
+    with KafkaAdminClient(bootstrap_servers=bootstrap_servers) as admin:
+        if topic in admin.list_topics():
+            return
+        try:
+            admin.create_topics({topic: {"num_partitions": partitions, "replication_factor": 1}}, wait_for_metadata=True)
+        except TopicAlreadyExistsError:
+            return
+
+
+class Load:
+    """One run of a generator against a topic. :meth:`stop` may be called from a signal handler or another thread."""
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, account: Path, *, generator: str | None = None, seed: int = 1, rows_per_second: float = DEFAULT_ROWS_PER_SECOND,
+        rows: int | None = None, seconds: float | None = None, partitions: int = DEFAULT_PARTITIONS, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """
+        :param generator: a name of :data:`GENERATORS`; the topic's own name by default
+        :param rows: stop after so many rows
+        :param seconds: stop after so long
+        :raises BadInputError: where there is no such generator, or the pace is not above 0
+        """
+        check_name("topic", topic)
+        name = generator or topic
+        if name not in GENERATORS:
+            raise BadInputError(problem=f"There is no generator {name!r}", cure=f"There are: {', '.join(sorted(GENERATORS))}.")
+        if not rows_per_second > 0:
+            raise BadInputError(problem=f"{rows_per_second} rows a second is not above 0", cure="Give a number like 2000.")
+        self._generate = GENERATORS[name]
+        self._servers, self._path, self._partitions = bootstrap_servers, account, partitions
+        self._rows, self._seconds = rows, seconds
+        self._clock = clock or SystemClock()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.account = Account(topic=topic, seed=seed, rows_per_second=rows_per_second)
+
+    def stop(self) -> None:
+        """End after the row in hand, wait for what is in flight, write the account."""
+        self._stop.set()
+
+    def run(self) -> Account:
+        """Send until stopped; returns the final account.
+
+        :raises ServiceError: where a row could not be sent; the account then says ``failed`` and counts what did arrive
+        """
+        from kafka import KafkaProducer
+        from kafka.errors import KafkaError
+
+        ensure_topic(self._servers, self.account.topic, self._partitions)
+        started = self._clock.now()
+        self.account.started_at = started.isoformat()
+        self.account.write(self._path)
+        producer = KafkaProducer(
+            bootstrap_servers=self._servers, client_id=f"hindcast-load-{os.getpid()}", acks="all", enable_idempotence=True, linger_ms=_LINGER_MS,
+            batch_size=64 * 1024, delivery_timeout_ms=_DELIVERY_MS, metrics_enabled=False, allow_auto_create_topics=False,
+        )  # fmt: skip
+        given = 0
+        try:
+            given = self._send_all(producer, started)
+            producer.flush()
+        except (KafkaError, OSError) as error:
+            self._fail(error)
+        finally:
+            producer.close(timeout=10)
+        if not self.account.error and self.account.sent != given:
+            self._fail(RuntimeError(f"{given} rows were sent and {self.account.sent} acknowledged"))
+        self.account.state = LoadState.FAILED if self.account.error else LoadState.FINISHED
+        self.account.write(self._path)
+        if self.account.error:
+            raise ServiceError(service="load", problem=f"lost rows and stopped: {self.account.error}", log=self._path)
+        return self.account
+
+    def _send_all(self, producer: Any, started: datetime) -> int:
+        """Returns how many rows were given to the producer. Row i is sent at the start + i / rate: a delay is made up, never kept."""
+        from kafka.partitioner.default import murmur2
+
+        topic = self.account.topic
+        count = len(producer.partitions_for(topic))
+        places: dict[bytes, int] = {}
+        began = self._clock.monotonic()
+        end = began + self._seconds if self._seconds is not None else float("inf")
+        written, given = began, 0
+        for record in self._generate(self.account.seed, self.account.rows_per_second, started):
+            if given == self._rows or self._stop.is_set():
+                break
+            now = self._clock.monotonic()
+            if now - written >= _ACCOUNT_SECONDS:
+                with self._lock:
+                    self.account.write(self._path)
+                written = now
+            if began + record.due_seconds > now:
+                self._stop.wait(min(max(began + record.due_seconds - now, _TICK_SECONDS), end - now))
+                now = self._clock.monotonic()
+            if now >= end or self._stop.is_set():
+                break
+            # Kafka's own partitioner, once for each key: hashing in Python is a good part of the cost of a row.
+            if record.key not in places:
+                places[record.key] = (murmur2(record.key) & 0x7FFFFFFF) % count
+            future = producer.send(topic, value=record.value, key=record.key, partition=places[record.key])
+            given += 1
+            future.add_callback(self._acknowledge, record)
+            future.add_errback(self._fail)
+        return given
+
+    def _acknowledge(self, record: Record, metadata: Any) -> None:
+        with self._lock:
+            self.account.acknowledge(record, metadata.partition, metadata.offset)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self.account.error = self.account.error or f"{type(error).__name__}: {error}"
+        self._stop.set()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m hindcast.local.load``: the service that ``hindcast up`` starts."""
+    parser = argparse.ArgumentParser(prog="hindcast load", description="Send records to a topic and keep account of them.")
+    parser.add_argument("--topic", default="trades")
+    parser.add_argument("--generator", choices=sorted(GENERATORS))
+    parser.add_argument("--rows-per-second", type=float, default=DEFAULT_ROWS_PER_SECOND)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--seconds", type=float)
+    given = parser.parse_args(arguments)
+    settings = Settings()
+    try:
+        load = Load(
+            settings.bootstrap_servers, given.topic, account_path(settings, given.topic), generator=given.generator, seed=given.seed,
+            rows_per_second=given.rows_per_second, rows=given.rows, seconds=given.seconds,
+        )  # fmt: skip
+        signal.signal(signal.SIGTERM, lambda *_: load.stop())
+        signal.signal(signal.SIGINT, lambda *_: load.stop())
+        account = load.run()
+    except HindcastError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    _log.info("The load has ended.", sent=account.sent, late=account.late, poison=account.poison_total)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
