@@ -25,6 +25,7 @@ from hindcast.settings import Settings
 NAME = "broker"
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0  # a broker writes a clean-shutdown mark, else the next start reads all of its segments
+_PORTS_FREED_SECONDS = 3.0
 #: 256 MB holds the demo many times over; the serial collector and the first compiler keep the rest of the JVM small.
 JVM_OPTIONS = (
     "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=64m", "-Djava.awt.headless=true",
@@ -71,7 +72,9 @@ def java() -> str:
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else None
     found = found or shutil.which("java")
     if not found:
-        raise PrerequisiteError(what="Java", problem="there is no `java` on PATH and JAVA_HOME names none", cure="Install a JDK, version 17 or newer.")
+        raise PrerequisiteError(
+            what="Java", problem="there is no `java` on PATH and JAVA_HOME names none", cure="Install a JDK, version 17 or newer."
+        )
     return found
 
 
@@ -90,7 +93,15 @@ def start(settings: Settings, *, ready_seconds: float = READY_SECONDS) -> Servic
     classpath = _classpath(kafka_jars_dir(settings))
     ports = _ports(folder)
     _configure(folder, ports, classpath, settings.logs_dir)
-    arguments = [java(), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}", "-cp", classpath, "kafka.Kafka", str(folder / "server.properties")]
+    arguments = [
+        java(),
+        *JVM_OPTIONS,
+        f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
+        "-cp",
+        classpath,
+        "kafka.Kafka",
+        str(folder / "server.properties"),
+    ]
     service = services.start(NAME, arguments, inherited_environment(), ports=ports)
     began = time.monotonic()
     _wait_ready(service, ready_seconds)
@@ -123,7 +134,13 @@ def _ports(folder: Path) -> dict[str, int]:
     file = folder / "ports.json"
     with suppress(FileNotFoundError, ValueError):
         known: dict[str, int] = json.loads(file.read_text())
-        if not any(listens(port) for port in known.values()):
+        # A killed process may hold its ports for a moment after it has gone from the process table.
+        deadline = time.monotonic() + _PORTS_FREED_SECONDS
+        while any(listens(port) for port in known.values()):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.05)
+        else:
             return known
     ports = dict(zip(("kafka", "controller"), free_ports(2), strict=True))
     write_atomically(file, json.dumps(ports))
@@ -169,7 +186,9 @@ def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) 
     ]  # fmt: skip
     made = subprocess.run(arguments, env=inherited_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        raise ServiceError(service=NAME, problem=f"could not format its storage: {(made.stdout + made.stderr).strip()[-1000:]}", log=logs / f"{NAME}.log")
+        raise ServiceError(
+            service=NAME, problem=f"could not format its storage: {(made.stdout + made.stderr).strip()[-1000:]}", log=logs / f"{NAME}.log"
+        )
 
 
 def _wait_ready(service: Service, timeout_seconds: float) -> None:

@@ -84,7 +84,13 @@ class Services:
         self._logs = home / "logs"
 
     def start(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, ports: Mapping[str, int] | None = None, detail: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        ports: Mapping[str, int] | None = None,
+        detail: Mapping[str, Any] | None = None,
     ) -> Service:
         """Start a detached process; it has begun, which is not to say that it is ready.
 
@@ -100,13 +106,27 @@ class Services:
         if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
             os.replace(log, log.with_suffix(".old.log"))
         token = f"{name}.{uuid.uuid4().hex}"
-        draft = Service(name=name, pid=0, birth="", log=log, started_at=datetime.now(UTC), token=token, ports=dict(ports or {}), detail=dict(detail or {}))
+        draft = Service(
+            name=name,
+            pid=0,
+            birth="",
+            log=log,
+            started_at=datetime.now(UTC),
+            token=token,
+            ports=dict(ports or {}),
+            detail=dict(detail or {}),
+        )
         request = {
             "arguments": list(arguments), "environment": {**environment, MARKER: token}, "folder": str(project_root()),
             "path": str(self._path(name)), "record": draft.as_record(),
         }  # fmt: skip
         detached = subprocess.run(
-            [sys.executable, "-I", detach.__file__], input=json.dumps(request), capture_output=True, text=True, start_new_session=True, check=False
+            [sys.executable, "-I", detach.__file__],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            check=False,
         )
         if detached.returncode != 0:
             raise ServiceError(service=name, problem=f"could not be started: {detached.stderr.strip()}", log=log)
@@ -156,7 +176,9 @@ class Services:
             if not left:
                 break
         if left:
-            raise ServiceError(service=service.name, problem=f"did not end; still running: {[process.pid for process in left]}", log=service.log)
+            raise ServiceError(
+                service=service.name, problem=f"did not end; still running: {[process.pid for process in left]}", log=service.log
+            )
         if not willing:
             _log.warning("A service had to be killed.", service=service.name, pid=service.pid, grace_seconds=grace_seconds)
         self.forget(service)

@@ -41,7 +41,14 @@ class _Trade:
     size: int
 
     def fields(self) -> dict[str, object]:
-        return {"ticker": self.ticker, "ts": _iso(self.ts), "ask": self.ask, "bid": round(self.ask * 0.999, 2), "size": self.size, "seq": self.seq}
+        return {
+            "ticker": self.ticker,
+            "ts": _iso(self.ts),
+            "ask": self.ask,
+            "bid": round(self.ask * 0.999, 2),
+            "size": self.size,
+            "seq": self.seq,
+        }
 
     def json(self) -> bytes:
         return json.dumps(self.fields(), separators=(",", ":")).encode()

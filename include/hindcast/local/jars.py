@@ -1,0 +1,96 @@
+"""Fetch the jars that Spark and the broker need, once, with Maven."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hindcast.errors import HindcastError, PrerequisiteError
+from hindcast.local.broker import kafka_jars_dir
+from hindcast.local.processes import inherited_environment
+from hindcast.settings import Settings, project_root
+
+_STAMP = ".pom-sha256"  # written last: a folder without it is not whole
+
+
+def folders(settings: Settings) -> dict[str, Path]:
+    """Which folder the jars of each POM below include/jvm belong to."""
+    return {"spark": settings.spark_jars_dir, "kafka": kafka_jars_dir(settings)}
+
+
+def missing(settings: Settings) -> list[str]:
+    """The sets that are not there. A folder that somebody else filled is taken as it is; one of ours must match its POM."""
+    return [name for name, folder in folders(settings).items() if not _fetched(name, folder)]
+
+
+def fetch(settings: Settings, say: Callable[[str], None] = print) -> None:
+    """Fetch what is missing or of another POM. Nothing is half there: the jars are copied beside the folder, which is then replaced.
+
+    :param say: is given one line for each set that is fetched
+    :raises PrerequisiteError: where there is no Maven, or it fails; the message ends with its own
+    """
+    for name in missing(settings):
+        folder = folders(settings)[name]
+        maven = shutil.which("mvn")
+        if not maven:
+            raise PrerequisiteError(
+                what="Maven", problem="there is no `mvn` on PATH", cure="Install Maven (on Debian and Ubuntu: apt-get install maven)."
+            )
+        say(f"Fetching the jars of {name} with Maven into {folder} ...")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+        try:
+            _copy(maven, name, draft)
+            (draft / _STAMP).write_text(_digest(name))
+            draft.chmod(0o755)
+            if folder.exists():
+                shutil.rmtree(folder)
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        say(f"Fetched {len(list(folder.glob('*.jar')))} jars of {name}.")
+
+
+def _copy(maven: str, name: str, folder: Path) -> None:
+    arguments = [maven, "-B", "-q", "dependency:copy-dependencies", "-f", str(_pom(name)), f"-DoutputDirectory={folder}"]
+    environment = {**inherited_environment(), **{key: value for key, value in os.environ.items() if key.startswith("MAVEN_")}}
+    ended = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment)
+    if ended.returncode != 0 or not any(folder.glob("*.jar")):
+        said = "\n".join((ended.stdout + ended.stderr).strip().splitlines()[:20])
+        cure = "Check that Maven can reach its repository (~/.m2/settings.xml names a mirror), then run `make jars` again."
+        raise PrerequisiteError(what=f"The set of jars for {name}", problem=f"Maven ended with {ended.returncode}:\n{said}\n", cure=cure)
+
+
+def _fetched(name: str, folder: Path) -> bool:
+    if not any(folder.glob("*.jar")):
+        return False
+    stamp = folder / _STAMP
+    return not stamp.exists() or stamp.read_text() == _digest(name)
+
+
+def _pom(name: str) -> Path:
+    return project_root() / "include" / "jvm" / name / "pom.xml"
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(_pom(name).read_bytes()).hexdigest()
+
+
+def main() -> int:
+    """``python -m hindcast.local.jars``: what ``make jars`` runs."""
+    try:
+        fetch(Settings(), say=lambda line: print(line, flush=True))
+    except HindcastError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

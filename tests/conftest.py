@@ -1,0 +1,102 @@
+"""What all tests share: settings in a home of their own, a real broker, and topics on it.
+
+Each test run has its own homes and free ports, so it stands beside a running demo. The jars are those of ``HINDCAST_JARS_DIR``
+(Spark's; Kafka's lie in the folder ``kafka`` beside it), else of the checkout's ``.hindcast``; what is missing is fetched.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hindcast.local import broker as broker_service
+from hindcast.local import jars
+from hindcast.local.load import ensure_topic
+from hindcast.settings import Settings, project_root
+
+MARKED_FOLDERS = ("integration", "acceptance", "faults")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by its folder."""
+    for item in items:
+        for name in MARKED_FOLDERS:
+            if name in item.path.parent.parts:
+                item.add_marker(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_environment() -> Iterator[None]:
+    """No setting of the developer's own shell or demo reaches a test; the place of the jars does."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("HINDCAST_") and name != "HINDCAST_JARS_DIR"]:
+            patch.delenv(name)
+        # The default home holds the settings file of a running demo.
+        patch.setenv("HINDCAST_HOME", "/nonexistent/hindcast-home-of-no-test")
+        yield
+
+
+@pytest.fixture(scope="session")
+def jars_dir() -> Path:
+    """Spark's jars; Kafka's are beside them."""
+    named = os.environ.get("HINDCAST_JARS_DIR")
+    return Path(named) if named else project_root() / ".hindcast" / "jars" / "spark"
+
+
+@pytest.fixture
+def settings_factory(tmp_path: Path, jars_dir: Path) -> Callable[..., Settings]:
+    """Make settings in a new home; keyword arguments change single settings."""
+
+    def make(**changes: Any) -> Settings:
+        return Settings(**{"home": tmp_path / f"home-{uuid.uuid4().hex[:8]}", "jars_dir": jars_dir, **changes})
+
+    return make
+
+
+@pytest.fixture
+def settings(settings_factory: Callable[..., Settings]) -> Settings:
+    """Settings in a home of this test's own, with no broker behind them."""
+    return settings_factory()
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running broker; ``settings.home`` is where its data, its record and its log are."""
+
+    bootstrap_servers: str
+    settings: Settings
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[Broker]:
+    """One real Kafka for the whole run. A test that stops or kills a broker starts its own."""
+    settings = Settings(home=tmp_path_factory.mktemp("broker"), jars_dir=jars_dir)
+    jars.fetch(settings)
+    try:
+        yield Broker(broker_service.address(broker_service.start(settings)), settings)
+    finally:
+        broker_service.stop(settings)
+
+
+@pytest.fixture
+def topic_factory(broker: Broker) -> Callable[..., str]:
+    """Create a topic of a new name on the shared broker."""
+
+    def create(partitions: int = 4, name: str = "topic") -> str:
+        unique = f"{name}-{uuid.uuid4().hex[:8]}"
+        ensure_topic(broker.bootstrap_servers, unique, partitions)
+        return unique
+
+    return create
+
+
+@pytest.fixture
+def topic(topic_factory: Callable[..., str]) -> str:
+    """A new topic of four partitions."""
+    return topic_factory()
