@@ -1,0 +1,183 @@
+"""The rules of the house that no linter knows. Each rule is a function over files, so each is also shown a breach it must find."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from hindcast.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("include/", "spark_apps/", "dags/", "plugins/")
+MOST_LINES = 400
+VAGUE = frozenset({"util", "utils", "helper", "helpers", "common", "manager", "managers", "base", "misc"})
+#: Joined here, so that this file does not name them either.
+REGISTRIES = tuple(
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("repo1", "maven", "org"),
+        ("repo", "maven", "apache", "org"),
+        ("packages", "confluent", "io"),
+        ("docker", "io"),
+        ("ghcr", "io"),
+        ("quay", "io"),
+        ("npmjs", "org"),
+    )
+)
+#: A path of one machine: the home of a person, or a folder that only some build host has.
+MACHINE_PATH = re.compile(r"(?<![\w./$}-])/(?:work|root|home|Users|private|tmp/jars)/")
+HEAVY = frozenset({"pyspark", "great_expectations", "delta"})
+
+Files = Mapping[str, str]
+Rule = Callable[[Files], Iterator[str]]
+
+
+def _tracked() -> dict[str, str]:
+    """Every text file that git has or would add, path to text."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    paths = [path for path in listing.stdout.split("\0") if path and (ROOT / path).is_file()]
+    return {path: (ROOT / path).read_text(encoding="utf-8", errors="ignore") for path in paths}
+
+
+def _python(files: Files, *folders: str) -> Iterator[tuple[str, str]]:
+    return ((path, text) for path, text in files.items() if path.endswith(".py") and path.startswith(folders))
+
+
+def long_modules(files: Files) -> Iterator[str]:
+    """Modules that nobody reads in one sitting."""
+    for path, text in _python(files, *CODE, "tests/"):
+        if (count := text.count("\n")) > MOST_LINES:
+            yield f"{path} has {count} lines, at most {MOST_LINES} are allowed: give a part of it a name and a module of its own"
+
+
+def vague_names(files: Files) -> Iterator[str]:
+    """Names that do not say what is inside."""
+    for path, _ in _python(files, *CODE, "tests/"):
+        words = {word for part in Path(path).with_suffix("").parts for word in part.split("_")}
+        if found := sorted(words & VAGUE):
+            yield f"{path} is named {found[0]}: name it after what it holds"
+
+
+def registry_hosts(files: Files) -> Iterator[str]:
+    """Addresses of package registries: where packages come from is the machine's business."""
+    for path, text in files.items():
+        yield from (f"{path} names the registry {host}" for host in REGISTRIES if host in text)
+
+
+def machine_paths(files: Files) -> Iterator[str]:
+    """Absolute paths that exist on one machine."""
+    for path, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if match := MACHINE_PATH.search(line):
+                yield f"{path}:{number} has the path {match[0]} of one machine"
+
+
+def unexplained_sleeps(files: Files) -> Iterator[str]:
+    """Calls of sleep in tests without a comment on the line or the one before: a test waits for a condition, not for a time."""
+    for path, text in _python(files, "tests/"):
+        lines = text.splitlines()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "sleep":
+                nearby = lines[max(node.lineno - 2, 0) : node.lineno]
+                if not any("#" in line for line in nearby):
+                    yield f"{path}:{node.lineno} sleeps and does not say why"
+
+
+def silent_tests(files: Files) -> Iterator[str]:
+    """Tests whose docstring does not say what behaviour they hold."""
+    for path, text in _python(files, "tests/"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node):
+                yield f"{path}:{node.lineno} {node.name} has no docstring"
+
+
+def heavy_dag_files(files: Files) -> Iterator[str]:
+    """Imports that the DAG processor would pay for again and again."""
+    for path, text in _python(files, "dags/", "plugins/"):
+        for module, line in _imports(text):
+            if module.split(".")[0] in HEAVY:
+                yield f"{path}:{line} imports {module}"
+
+
+def folder_imports(files: Files) -> Iterator[str]:
+    """Imports of the library by its folder: a second copy of every class would come to life."""
+    for path, text in _python(files, *CODE, "tests/"):
+        for module, line in _imports(text):
+            if module == "include" or module.startswith("include."):
+                yield f"{path}:{line} imports {module}; the library is imported as hindcast"
+
+
+def crowded_plugins(files: Files) -> Iterator[str]:
+    """Files beside the one plugin: each .py there becomes a top-level module of Airflow and may hijack a library."""
+    yield from (
+        f"{path} is in plugins/, where only hindcast_plugin.py may be"
+        for path, _ in _python(files, "plugins/")
+        if Path(path).name != "hindcast_plugin.py"
+    )
+
+
+def dead_settings(files: Files) -> Iterator[str]:
+    """Settings that nothing reads."""
+    code = "\n".join(text for _, text in _python(files, *CODE))
+    for name in Settings.model_fields:
+        if not re.search(rf"(?:settings|self)\.{name}\b", code):
+            yield f"nothing reads the setting {name}"
+
+
+def _imports(text: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, node.lineno
+
+
+#: Each rule with files that break it in exactly one place.
+RULES: list[tuple[Rule, dict[str, str]]] = [
+    (long_modules, {"include/hindcast/long.py": "x = 1\n" * (MOST_LINES + 1), "include/hindcast/full.py": "x = 1\n" * MOST_LINES}),
+    (vague_names, {"include/hindcast/control/lease_utils.py": "", "include/hindcast/control/leases.py": ""}),
+    (registry_hosts, {"Makefile": f"INDEX = https://{REGISTRIES[0]}/simple", "docs/a.md": "the registry"}),
+    (machine_paths, {"docs/a.md": "cd /" + "root/hindcast", "docs/b.md": "https://host/root/page and $HOME/root/x"}),
+    (unexplained_sleeps, {"tests/a.py": "time.sleep(1)\n", "tests/b.py": "# the clock itself is under test\ntime.sleep(1)\n"}),
+    (silent_tests, {"tests/a.py": "def test_x():\n    assert True\n", "tests/b.py": 'def test_x():\n    """It holds."""\n'}),
+    (heavy_dag_files, {"dags/a.py": "def f():\n    from pyspark.sql import DataFrame\n", "spark_apps/a.py": "import pyspark\n"}),
+    (folder_imports, {"dags/a.py": "from include.hindcast import settings\n", "dags/b.py": "from hindcast import settings\n"}),
+    (crowded_plugins, {"plugins/kafka.py": "", "plugins/hindcast_plugin.py": ""}),
+    (dead_settings, {"include/hindcast/a.py": "\n".join(f"settings.{name}" for name in list(Settings.model_fields)[1:])}),
+]
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__name__", "breach")
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    """The repository's text files, read once."""
+    return _tracked()
+
+
+@pytest.mark.parametrize("rule", [rule for rule, _ in RULES], ids=_name)
+def test_the_repository_keeps_the_rule(rule: Rule, files: dict[str, str]) -> None:
+    """No file of the repository breaks the rule."""
+    assert list(rule(files)) == []
+
+
+@pytest.mark.parametrize(("rule", "breach"), RULES, ids=_name)
+def test_the_rule_finds_a_breach(rule: Rule, breach: dict[str, str]) -> None:
+    """Files that break the rule in one place are found once, so that the rule is known to be able to fail."""
+    assert len(list(rule(breach))) == 1
+
+
+def test_the_files_are_really_read(files: dict[str, str]) -> None:
+    """The rules see the library, the tests and the papers: an empty list would please every rule."""
+    assert {"include/hindcast/settings.py", "tests/unit/test_house.py", "Makefile", "requirements.txt"} <= files.keys()
