@@ -36,6 +36,10 @@ class PipelineError(BadInputError):
     """{file}:{line}: pipeline {pipeline}: {problem}. Write it like this: {form}"""
 
 
+class PipelinesRefusedError(BadInputError):
+    """{count} of the pipelines' files were refused; the other pipelines go on. {problems}"""
+
+
 class UnknownPipelineError(BadInputError):
     """There is no pipeline named {pipeline}; the ones that load are: {known}. `hindcast pipelines` lists them."""
 
@@ -112,6 +116,10 @@ class ServiceError(HindcastError):
 
 class ReplayFailedError(HindcastError):
     """The replay {run_id} of {pipeline} failed: {reason}. {cure}"""
+
+
+class ChildFailedError(HindcastError):
+    """{program} ended with exit code {code}: {reason}. The lines above it say more."""
 
 
 class VerdictFailedError(HindcastError):

@@ -1,0 +1,5 @@
+"""Airflow keeps the tables small: the DAG `maintain`."""
+
+from hindcast.airflow.dags import maintain_dag
+
+dag = maintain_dag()

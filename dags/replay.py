@@ -1,0 +1,8 @@
+"""Airflow replays: one DAG `replay.<pipeline>` for each pipeline that loads. Those that do not are shown by refused.py."""
+
+from hindcast.airflow.dags import replay_dag
+from hindcast.catalog import load
+from hindcast.settings import Settings
+
+for pipeline in load(Settings().pipelines_dir).values():
+    globals()[f"replay_{pipeline.name}"] = replay_dag(pipeline)

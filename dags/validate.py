@@ -1,0 +1,8 @@
+"""Airflow judges: one DAG `validate.<pipeline>` for each pipeline that loads. Those that do not are shown by refused.py."""
+
+from hindcast.airflow.dags import validate_dag
+from hindcast.catalog import load
+from hindcast.settings import Settings
+
+for pipeline in load(Settings().pipelines_dir).values():
+    globals()[f"validate_{pipeline.name}"] = validate_dag(pipeline)

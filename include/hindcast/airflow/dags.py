@@ -1,0 +1,126 @@
+"""The DAGs, as functions of the pipelines they are for. The files in dags/ only call these."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param
+
+from hindcast.airflow.assets import hindcast_asset
+from hindcast.airflow.operators import FindHindcastsOperator, HindcastReplayOperator, MaintainOperator, RangeChoice, ValidateOperator
+from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
+from hindcast.pipeline import Pipeline
+
+#: Before every stream: a backfill may begin at any time after it. Nothing is caught up by itself.
+START = datetime(2020, 1, 1, tzinfo=timezone.utc)
+TAGS = ["hindcast"]
+#: Replays of one pipeline at once, also in a backfill, which does not heed ``max_active_runs``: each is a Spark driver.
+REPLAYS_AT_ONCE = 2
+#: The stream of an interval that has just ended is some seconds behind: a replay waits for it by trying again.
+RETRIES = {"retries": 6, "retry_delay": timedelta(seconds=20), "retry_exponential_backoff": 2.0, "max_retry_delay": timedelta(minutes=10)}
+
+REPLAY_DOC = """
+Runs the same offsets again as a batch: the *hindcast* of `{name}`. Each hindcast raises an asset event, on which `validate.{name}` judges it.
+
+- On its schedule, and in `airflow backfill create --dag-id replay.{name} --from-date ... --to-date ...` (the end date counts too), a run covers its data interval.
+- Triggered by hand, it covers what the form says. Ends are exclusive; offsets are JSON of partition to offset, e.g. `{{"0": 100, "1": 200}}`.
+
+A range that the stream has not consumed yet is tried again; a range that cannot be replayed fails at once and says why.
+"""
+
+
+def supervise_dag() -> DAG:
+    """Reconcile, then sleep until the fleet has changed; again and again."""
+    with DAG(
+        dag_id="supervise",
+        schedule="@continuous",
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        tags=TAGS,
+        description="Keeps the fleet whole: launches missing workers, wakes when something changes",
+        doc_md="Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no stream: `hindcast pause` and `hindcast drain` do.",
+    ) as dag:
+        reconcile = ReconcileOperator(task_id="reconcile", retries=5, retry_delay=timedelta(seconds=10), retry_exponential_backoff=2.0)
+        WatchFleetOperator(task_id="watch", reconciled=reconcile.output, retries=5, retry_delay=timedelta(seconds=10))
+    return dag
+
+
+def replay_dag(pipeline: Pipeline, schedule: str = "@hourly") -> DAG:
+    """One hindcast a data interval, or of the range that a person gives.
+
+    :param schedule: cron; the timetable is the one that has data intervals (Airflow's default for a cron text has empty ones)
+    """
+    with DAG(
+        dag_id=f"replay.{pipeline.name}",
+        schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
+        start_date=START,
+        catchup=False,
+        max_active_runs=REPLAYS_AT_ONCE,
+        tags=TAGS,
+        description=f"Replays ranges of {pipeline.source.name} as a batch: the hindcasts of {pipeline.name}",
+        doc_md=REPLAY_DOC.format(name=pipeline.name),
+        params={
+            "range": Param(RangeChoice.INTERVAL.value, type="string", enum=[choice.value for choice in RangeChoice], title="Range"),
+            "from_offsets": _offsets("From offsets", "First offset of each partition"),
+            "to_offsets": _offsets("To offsets", "Offset after the last one of each partition"),
+            "from_time": _time("From time", "Broker timestamp of the first records"),
+            "to_time": _time("To time", "Records of this broker timestamp or later are left out"),
+        },
+    ) as dag:
+        HindcastReplayOperator(
+            task_id="hindcast",
+            pipeline=pipeline.name,
+            choice="{{ params.range }}",
+            from_offsets="{{ params.from_offsets | tojson }}",
+            to_offsets="{{ params.to_offsets | tojson }}",
+            from_time="{{ params.from_time or '' }}",
+            to_time="{{ params.to_time or '' }}",
+            max_active_tis_per_dag=REPLAYS_AT_ONCE,
+            **RETRIES,
+        )
+    return dag
+
+
+def _offsets(title: str, description: str) -> Param:
+    pattern = {"patternProperties": {"^[0-9]+$": {"type": "integer", "minimum": 0}}, "additionalProperties": False, "minProperties": 1}
+    return Param(None, type=["null", "object"], title=title, description=description + ', e.g. {"0": 100}', section="Offsets", **pattern)
+
+
+def _time(title: str, description: str) -> Param:
+    return Param(None, type=["null", "string"], format="date-time", title=title, description=description, section="Times")
+
+
+def validate_dag(pipeline: Pipeline) -> DAG:
+    """One verdict for each hindcast."""
+    with DAG(
+        dag_id=f"validate.{pipeline.name}",
+        schedule=[hindcast_asset(pipeline.name)],
+        start_date=START,
+        catchup=False,
+        max_active_runs=REPLAYS_AT_ONCE,
+        tags=TAGS,
+        description=f"Judges the stream of {pipeline.name} by each of its hindcasts",
+        doc_md="Each hindcast that led to this run gets a verdict of its own. A failed verdict fails its task and names the rows that differ.",
+        params={"run_id": Param("", type="string", pattern="^[A-Za-z0-9._-]{0,64}$", title="Hindcast", description="Judge this run id; empty on a scheduled run")},
+    ) as dag:
+        found = FindHindcastsOperator(task_id="find_hindcasts", pipeline=pipeline.name, run_id="{{ params.run_id }}")
+        ValidateOperator.partial(
+            task_id="judge", pipeline=pipeline.name, max_active_tis_per_dag=1, map_index_template="{{ task.run_id }}", **RETRIES
+        ).expand(run_id=found.output)
+    return dag
+
+
+def maintain_dag() -> DAG:
+    """Once a day, compact and tidy the control tables, the sinks and old hindcasts."""
+    with DAG(
+        dag_id="maintain",
+        schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        tags=TAGS,
+        description="Compacts and vacuums control tables and sinks, drops old hindcasts",
+    ) as dag:
+        MaintainOperator(task_id="maintain", retries=2, retry_delay=timedelta(minutes=5))
+    return dag

@@ -1,0 +1,220 @@
+"""The tasks of `replay`, `validate` and `maintain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from hindcast.airflow.assets import hindcast_asset
+from hindcast.airflow.children import Child, Ended
+from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, RangeNotYetConsumedError, VerdictFailedError
+from hindcast.pipeline import check_name
+from hindcast.replay.request import ReplayRequest, new_run_id
+from hindcast.settings import Settings
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+APP = "replay.py"
+#: Differing rows that are named in the log of a failed verdict; the verdict's page shows all that were kept.
+NAMED_DIFFERENCES = 20
+
+_log = structlog.get_logger(__name__)
+
+
+class RangeChoice(StrEnum):
+    """What a replay covers, as the form of the DAG offers it."""
+
+    INTERVAL = "data interval of the run"
+    SINCE_LAST_VERDICT = "since the last verdict"
+    TIMES = "from one time to another"
+    OFFSETS = "from offsets to offsets"
+    ALL = "everything"
+
+
+class _ReplayAppOperator(BaseOperator):
+    """Runs spark_apps/replay.py as a child process and turns its exit code into what Airflow should do next."""
+
+    def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self._child: Child | None = None
+
+    def _run_app(self, arguments: Sequence[str]) -> Ended:
+        self._child = Child(Settings(), APP, arguments)
+        _log.info("Running the replay application.", arguments=list(arguments))
+        return self._child.run(lambda line: _log.info(line))
+
+    def _result(self, ended: Ended) -> dict[str, Any]:
+        """The JSON object of a child that ended well.
+
+        :raises RangeNotYetConsumedError: the stream is not that far yet: Airflow tries again
+        :raises ChildFailedError: it broke: Airflow tries again
+        :raises AirflowFailException: the request is wrong: no retry can help
+        """
+        if ended.exit_code == RangeNotYetConsumedError.exit_code:
+            raise RangeNotYetConsumedError(pipeline=self.pipeline, problem=ended.reason)
+        if ended.exit_code == BadInputError.exit_code:
+            raise AirflowFailException(ended.reason)
+        if ended.exit_code != 0 or ended.result is None:
+            raise ChildFailedError(program=APP, code=ended.exit_code, reason=ended.reason)
+        return ended.result
+
+    def on_kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+
+class HindcastReplayOperator(_ReplayAppOperator):
+    """Replay a range of a pipeline's topic as a batch, and say through an asset event that its hindcast is there.
+
+    A run has an id of its own for each try, so that a try that was given up never writes into the next one's table.
+
+    :param choice: one of :class:`RangeChoice`; the other fields count where the choice asks for them. Offsets are JSON of
+        partition to offset, ends are exclusive, times are ISO 8601 with an offset from UTC.
+    """
+
+    template_fields = ("pipeline", "choice", "from_offsets", "to_offsets", "from_time", "to_time")
+    operator_extra_links = (VerdictLink(), DataDocsLink())
+
+    def __init__(
+        self, *, pipeline: str, choice: str = RangeChoice.INTERVAL.value, from_offsets: str = "", to_offsets: str = "", from_time: str = "", to_time: str = "", **kwargs: Any
+    ) -> None:
+        super().__init__(pipeline=pipeline, outlets=[hindcast_asset(pipeline)], **kwargs)
+        self.choice = choice
+        self.from_offsets = from_offsets
+        self.to_offsets = to_offsets
+        self.from_time = from_time
+        self.to_time = to_time
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        interval = (context.get("data_interval_start"), context.get("data_interval_end"))
+        try:
+            request = self._request(*interval)
+        except BadInputError as error:
+            raise AirflowFailException(str(error)) from error
+        _log.info(f"Replaying {request.describe()} as run {request.run_id}.")
+        context["ti"].xcom_push(key=RUN_ID, value=request.run_id)
+        result = self._result(self._run_app(["hindcast", *request.to_arguments()]))
+        asset_event = context["outlet_events"][hindcast_asset(self.pipeline)]
+        asset_event.extra = {"run_id": result["run_id"], "pipeline": self.pipeline}
+        _log.info(f"The hindcast {result['run_id']} is there.", input_rows=result.get("input_rows"), state=result.get("state"))
+        return result
+
+    def _request(self, interval_start: datetime | None, interval_end: datetime | None) -> ReplayRequest:
+        """:raises BadInputError: where the fields do not make one range"""
+        try:
+            choice = RangeChoice(self.choice)
+        except ValueError as error:
+            raise BadRangeError(range=self.choice, problem="there is no such choice", cure="Choose one of: " + ", ".join(RangeChoice)) from error
+        fields: dict[str, Any] = {}
+        if choice is RangeChoice.INTERVAL:
+            if interval_start is None or interval_end is None:
+                raise BadRangeError(range=choice, problem="this run has no data interval", cure="Give the run a logical date, or choose another range.")
+            fields = {"from_time": interval_start.isoformat(), "to_time": interval_end.isoformat()}
+        elif choice is RangeChoice.TIMES:
+            fields = {"from_time": _given(self.from_time, "from_time", choice), "to_time": _given(self.to_time, "to_time", choice)}
+        elif choice is RangeChoice.OFFSETS:
+            fields = {"from_offsets": _given(self.from_offsets, "from_offsets", choice), "to_offsets": _given(self.to_offsets, "to_offsets", choice)}
+        elif choice is RangeChoice.SINCE_LAST_VERDICT:
+            fields = {"since_last_verdict": True}
+        else:
+            fields = {"everything": True}
+        return ReplayRequest.parse(pipeline=self.pipeline, run_id=new_run_id(check_name("pipeline", self.pipeline), datetime.now(UTC)), **fields)
+
+
+def _given(text: str, name: str, choice: RangeChoice) -> str:
+    if text in {"", "null", "None"}:  # how a form's empty field reaches a template
+        raise BadRangeError(range=choice, problem=f"{name} is empty", cure=f"Fill {name} in.")
+    return text
+
+
+class FindHindcastsOperator(BaseOperator):
+    """Returns the run ids to judge: of *every* asset event that led to this run, or the one a person asked for.
+
+    Airflow gathers the events that come while a run is being made: five backfilled hindcasts may trigger three runs.
+    """
+
+    template_fields = ("pipeline", "run_id")
+
+    def __init__(self, *, pipeline: str, run_id: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.run_id = run_id
+
+    def execute(self, context: Context) -> list[str]:
+        asked = self.run_id.strip()
+        run_ids = [asked] if asked else []
+        events = context["triggering_asset_events"]
+        asset = hindcast_asset(self.pipeline)
+        if asset in events:
+            run_ids += [str(event.extra["run_id"]) for event in events[asset] if event.extra.get("run_id")]
+        found = list(dict.fromkeys(run_ids))
+        if not found:
+            raise AirflowFailException(f"There is no hindcast of {self.pipeline} to judge. Trigger this DAG with the run_id of one: `hindcast runs` lists them.")
+        try:
+            for run_id in found:
+                check_name("run", run_id)
+        except BadInputError as error:
+            raise AirflowFailException(str(error)) from error
+        _log.info(f"Hindcasts to judge: {', '.join(found)}.")
+        return found
+
+
+class ValidateOperator(_ReplayAppOperator):
+    """Compare one hindcast with the stream's table. Fails, without a retry, where the verdict does."""
+
+    template_fields = ("pipeline", "run_id")
+    operator_extra_links = (VerdictLink(), DataDocsLink())
+
+    def __init__(self, *, pipeline: str, run_id: str, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.run_id = run_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        context["ti"].xcom_push(key=RUN_ID, value=self.run_id)
+        ended = self._run_app(["verdict", "--run-id", self.run_id])
+        if ended.exit_code == VerdictFailedError.exit_code:
+            context["ti"].xcom_push(key="verdict", value=ended.result)
+            self._name_differences()
+            raise AirflowFailException(ended.reason)
+        verdict = self._result(ended)
+        context["ti"].xcom_push(key="verdict", value=verdict)
+        _log.info(
+            f"{self.pipeline} holds: {verdict.get('unexplained')} unexplained differences, captured {verdict.get('captured')}.",
+            windows_compared=verdict.get("windows_compared"), rows_compared=verdict.get("rows_compared"), late_rows=verdict.get("late_rows"),
+        )  # fmt: skip
+        return verdict
+
+    def _name_differences(self) -> None:
+        rows = ControlTables(Settings()).rows(ControlTable.DIFFERENCES, [("run_id", "=", self.run_id), ("cause", "=", "unexplained")])
+        for row in sorted(rows, key=lambda row: (row["kind"], row["keys"], row["column"] or ""))[:NAMED_DIFFERENCES]:
+            _log.error(
+                f"{row['kind']}: the row {row['keys']}" + (f", column {row['column']}" if row["column"] else ""),
+                stream=row["stream_value"], hindcast=row["hindcast_value"],
+            )  # fmt: skip
+        if len(rows) > NAMED_DIFFERENCES:
+            _log.error(f"{len(rows) - NAMED_DIFFERENCES} more differences were kept; the verdict's page shows them.")
+
+
+class MaintainOperator(BaseOperator):
+    """Compact, vacuum and tidy what Hindcast keeps, so that a listing never slows down as history grows."""
+
+    operator_extra_links = (ControlRoomLink(),)
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
+        from hindcast.control.maintenance import maintain
+
+        done = maintain(Settings())
+        for row in done:
+            _log.info(f"Maintained {row.get('table')}.", **{key: value for key, value in row.items() if key != "table"})
+        return done
