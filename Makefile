@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV := uv==0.13.8
 export HINDCAST_HOME ?= $(CURDIR)/.hindcast
-JARS := $(HINDCAST_HOME)/jars
+export HINDCAST_JARS_DIR ?= $(HINDCAST_HOME)/jars/spark
 
 # The first Python that is new enough; the version the project is tested with comes first.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
@@ -51,13 +51,9 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	@touch $@
 
 .PHONY: jars
-jars: $(JARS)/.fetched ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven, once)
-
-$(JARS)/.fetched: include/jvm/spark/pom.xml include/jvm/kafka/pom.xml | $(VENV)/.installed
+jars: env ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven; looks only, once they are there)
 	@$(require_jdk)
-	@command -v mvn >/dev/null || { echo "make: Maven is needed to fetch the jars and mvn is not on PATH; on Debian and Ubuntu: apt-get install maven" >&2; exit 2; }
 	@$(BIN)/python -m hindcast.local.jars
-	@touch $@
 
 define require_jdk
 java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
@@ -84,12 +80,10 @@ test-fast: env ## unit tests: seconds, no JVM
 
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance, faults
-	@$(require_jdk)
-	@HINDCAST_JARS_DIR="$(JARS)/spark" $(BIN)/python -m pytest
+	@$(BIN)/python -m pytest
 
 .PHONY: demo
 demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`
-	@$(require_jdk)
 	@$(BIN)/hindcast demo $(if $(ONCE),--once) $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(SECONDS),--seconds "$(SECONDS)")
 
 .PHONY: down
