@@ -6,26 +6,24 @@ It listens on loopback only. Its data is kept below ``HOME/kafka``, its ports to
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import subprocess
 import time
 import uuid
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from hindcast.errors import PrerequisiteError, ServiceError
 from hindcast.local.detach import write_atomically
-from hindcast.local.processes import Service, Services, free_ports, inherited_environment, last_lines, listens
+from hindcast.local.ports import kept_ports, listens
+from hindcast.local.processes import Service, Services, inherited_environment, last_lines
 from hindcast.settings import Settings
 
 NAME = "broker"
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0  # a broker writes a clean-shutdown mark, else the next start reads all of its segments
-_PORTS_FREED_SECONDS = 3.0
 #: 256 MB holds the demo many times over; the serial collector and the first compiler keep the rest of the JVM small.
 JVM_OPTIONS = (
     "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=64m", "-Djava.awt.headless=true",
@@ -91,7 +89,7 @@ def start(settings: Settings, *, ready_seconds: float = READY_SECONDS) -> Servic
         return running
     folder = settings.home / "kafka"
     classpath = _classpath(kafka_jars_dir(settings))
-    ports = _ports(folder)
+    ports = kept_ports(folder / "ports.json", ("kafka", "controller"))
     _configure(folder, ports, classpath, settings.logs_dir)
     arguments = [
         java(),
@@ -127,24 +125,6 @@ def _classpath(jars: Path) -> str:
     if not any(jars.glob("kafka_*.jar")):
         raise PrerequisiteError(what="Kafka's jars", problem=f"{jars} holds no broker", cure="Run `make jars`.")
     return str(jars / "*")
-
-
-def _ports(folder: Path) -> dict[str, int]:
-    """The ports of the last start where they are free, else new ones."""
-    file = folder / "ports.json"
-    with suppress(FileNotFoundError, ValueError):
-        known: dict[str, int] = json.loads(file.read_text())
-        # A killed process may hold its ports for a moment after it has gone from the process table.
-        deadline = time.monotonic() + _PORTS_FREED_SECONDS
-        while any(listens(port) for port in known.values()):
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(0.05)
-        else:
-            return known
-    ports = dict(zip(("kafka", "controller"), free_ports(2), strict=True))
-    write_atomically(file, json.dumps(ports))
-    return ports
 
 
 def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,14 +45,17 @@ def write_atomically(path: Path, content: str, mode: int = 0o644) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(content)
-    os.replace(draft, path)
+    draft.replace(path)
 
 
 def main() -> None:
+    """Read the request, start the process, write its record and answer with it."""
     request = json.load(sys.stdin)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # a starter that ignores them (a shell's background job) would hand that on
     record = request["record"]
     try:
-        with open(record["log"], "ab") as log:
+        with Path(record["log"]).open("ab") as log:
             process = subprocess.Popen(
                 request["arguments"], env=request["environment"], cwd=request["folder"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, close_fds=True,

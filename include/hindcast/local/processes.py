@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,7 +103,7 @@ class Services:
             raise ServiceError(service=name, problem=f"is running already, with pid {known.pid}", log=log)
         self._logs.mkdir(parents=True, exist_ok=True)
         if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
-            os.replace(log, log.with_suffix(".old.log"))
+            log.replace(log.with_suffix(".old.log"))
         token = f"{name}.{uuid.uuid4().hex}"
         draft = Service(
             name=name,
@@ -274,19 +273,3 @@ def last_lines(log: Path, count: int = LAST_LINES) -> str:
     except OSError:
         return "(no log)"
     return "\n".join(lines[-count:])
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens on the loopback interface, all different."""
-    with ExitStack() as held:
-        bound = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in bound]
-
-
-def listens(port: int) -> bool:
-    """Whether something accepts connections on the loopback port."""
-    with socket.socket() as attempt:
-        attempt.settimeout(1.0)
-        return attempt.connect_ex(("127.0.0.1", port)) == 0
