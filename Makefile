@@ -39,9 +39,10 @@ help: ## print this list
 env: $(VENV)/.installed ## make .venv from requirements.txt (nothing to do where nothing changed)
 
 $(VENV)/.installed: requirements.txt pyproject.toml
-	@if [ -z "$(PYTHON)" ]; then \
-		echo "make: Python 3.11 or newer is needed and none was found; install one, or name it: make env PYTHON=/path/to/python3.11" >&2; exit 2; fi
-	@"$(PYTHON)" -c 'import sys; sys.exit(f"make: $(PYTHON) is Python {sys.version.split()[0]}; 3.11 or newer is needed: make env PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
+	@if ! command -v "$(PYTHON)" >/dev/null; then \
+		echo "make: Python 3.11 or newer is needed and $(if $(PYTHON),$(PYTHON) is not there,none was found); install one, or name it: make env PYTHON=/path/to/python3.11" >&2; exit 2; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: $(PYTHON) is not Python 3.11 or newer; name one that is: make env PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@[ -x $(BIN)/python ] && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV) || { \
 		echo "make: $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install its python3-venv package" >&2; exit 2; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(UV)"
