@@ -91,7 +91,7 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
     kept = _secrets(folder)
     if not password_file(settings).exists():
         write_atomically(password_file(settings), json.dumps({ADMIN: secrets.token_urlsafe(16)}) + "\n", SECRET)
-    values = {
+    values: dict[str, dict[str, Any]] = {
         "core": {
             "dags_folder": dags or project_root() / "dags",
             "plugins_folder": project_root() / "plugins",

@@ -26,9 +26,14 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 20.0  # a broker writes a clean-shutdown mark, else the next start reads all of its segments
 #: 256 MB holds the demo many times over; the serial collector and the first compiler keep the rest of the JVM small.
 JVM_OPTIONS = (
-    "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=64m", "-Djava.awt.headless=true",
+    "-Xms64m",
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:ReservedCodeCacheSize=64m",
+    "-Djava.awt.headless=true",
     "-Dkafka.logs.dir=.",
-)  # fmt: skip
+)
 
 _LOG4J = """\
 status=warn
@@ -161,9 +166,18 @@ def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) 
         return
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     arguments = [
-        java(), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}", "-cp", classpath,
-        "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", f"--config={folder / 'server.properties'}",
-    ]  # fmt: skip
+        java(),
+        "-Xmx128m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
+        "-cp",
+        classpath,
+        "kafka.tools.StorageTool",
+        "format",
+        f"--cluster-id={cluster}",
+        f"--config={folder / 'server.properties'}",
+    ]
     made = subprocess.run(arguments, env=inherited_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         raise ServiceError(

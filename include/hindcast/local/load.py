@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -132,9 +133,19 @@ class Load:
     """One run of a generator against a topic. :meth:`stop` may be called from a signal handler or another thread."""
 
     def __init__(
-        self, bootstrap_servers: str, topic: str, account: Path, *, generator: str | None = None, seed: int = 1, rows_per_second: float = DEFAULT_ROWS_PER_SECOND,
-        rows: int | None = None, seconds: float | None = None, partitions: int = DEFAULT_PARTITIONS, clock: Clock | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        account: Path,
+        *,
+        generator: str | None = None,
+        seed: int = 1,
+        rows_per_second: float = DEFAULT_ROWS_PER_SECOND,
+        rows: int | None = None,
+        seconds: float | None = None,
+        partitions: int = DEFAULT_PARTITIONS,
+        clock: Clock | None = None,
+    ) -> None:
         """
         :param generator: a name of :data:`GENERATORS`; the topic's own name by default
         :param rows: stop after so many rows
@@ -172,9 +183,16 @@ class Load:
         self.account.started_at = started.isoformat()
         self.account.write(self._path)
         producer = KafkaProducer(
-            bootstrap_servers=self._servers, client_id=f"hindcast-load-{os.getpid()}", acks="all", enable_idempotence=True, linger_ms=_LINGER_MS,
-            batch_size=64 * 1024, delivery_timeout_ms=_DELIVERY_MS, metrics_enabled=False, allow_auto_create_topics=False,
-        )  # fmt: skip
+            bootstrap_servers=self._servers,
+            client_id=f"hindcast-load-{os.getpid()}",
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=_LINGER_MS,
+            batch_size=64 * 1024,
+            delivery_timeout_ms=_DELIVERY_MS,
+            metrics_enabled=False,
+            allow_auto_create_topics=False,
+        )
         given = 0
         try:
             given = self._send_all(producer, started)
@@ -233,6 +251,17 @@ class Load:
         self._stop.set()
 
 
+@contextmanager
+def stopped_by_signals(load: Load) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the load well: what is in flight is awaited, the account is written."""
+    kept = {number: signal.signal(number, lambda *_: load.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """``python -m hindcast.local.load``: the service that ``hindcast up`` starts."""
     parser = argparse.ArgumentParser(prog="hindcast load", description="Send records to a topic and keep account of them.")
@@ -246,12 +275,17 @@ def main(arguments: list[str] | None = None) -> int:
     settings = Settings()
     try:
         load = Load(
-            settings.bootstrap_servers, given.topic, account_path(settings, given.topic), generator=given.generator, seed=given.seed,
-            rows_per_second=given.rows_per_second, rows=given.rows, seconds=given.seconds,
-        )  # fmt: skip
-        signal.signal(signal.SIGTERM, lambda *_: load.stop())
-        signal.signal(signal.SIGINT, lambda *_: load.stop())
-        account = load.run()
+            settings.bootstrap_servers,
+            given.topic,
+            account_path(settings, given.topic),
+            generator=given.generator,
+            seed=given.seed,
+            rows_per_second=given.rows_per_second,
+            rows=given.rows,
+            seconds=given.seconds,
+        )
+        with stopped_by_signals(load):
+            account = load.run()
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -247,16 +247,24 @@ def _wait_gone(service: Service, known: list[psutil.Process], timeout_seconds: f
     while True:
         left = [process for process in known if _alive(process)]
         if not left or time.monotonic() >= deadline:
-            seen = {process.pid for process in left}
-            left += [process for process in members(service) if process.pid not in seen]
+            left = _with_children(left, members(service))
             if not left or time.monotonic() >= deadline:
                 return left
             known = left
         time.sleep(_POLL_SECONDS)
 
 
+def _with_children(left: list[psutil.Process], more: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that are left, what they have started since, and the others found."""
+    found = {process.pid: process for process in (*left, *more)}
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            found |= {child.pid: child for child in process.children(recursive=True)}
+    return [process for process in found.values() if _alive(process)]
+
+
 def memory_bytes(service: Service) -> int:
-    """Memory of all processes of the service: proportional set size where the system tells it, else resident (counts shared pages twice)."""
+    """Memory of all its processes: proportional set size where the system tells it, else resident (which counts shared pages twice)."""
     total = 0
     for process in members(service):
         with suppress(psutil.Error, OSError):

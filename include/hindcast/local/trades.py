@@ -91,16 +91,17 @@ def _nested(_: _Trade) -> bytes:
     return b'{"ticker":' + b"[" * DEEPER_THAN_PARSERS_GO + b"]" * DEEPER_THAN_PARSERS_GO + b"}"
 
 
-#: What is wrong -> how a trade becomes so. Each must be poison by the rules of hindcast.stream.source (an integration test holds them to it).
+#: What is wrong -> how a trade becomes so. Each must be poison by the rules of hindcast.stream.source: an integration test
+#: holds them to it.
 POISON: dict[str, Callable[[_Trade], bytes | None]] = {
     "cut off": lambda trade: trade.json()[:-9],
     "not json": lambda trade: f"{trade.ticker};{trade.ask}".encode(),
     "not an object": lambda trade: json.dumps([trade.ticker, trade.ask]).encode(),
-    "empty": lambda trade: b"",
-    "no value": lambda trade: None,
+    "empty": lambda _: b"",
+    "no value": lambda _: None,
     "wrong type": _with(ask="n/a"),
     "nested": _nested,
-    "nul bytes": lambda trade: b"\0" * 16,
+    "nul bytes": lambda _: b"\0" * 16,
     "bad utf-8": lambda trade: b"\xc3\x28\x80" + trade.json(),
     "no ts": _without_ts,
     "null ts": _with(ts=None),

@@ -1,0 +1,247 @@
+"""The commands that list: pipelines, leases, checkpoints, verdicts, runs, events and dead letters. They read, and never write.
+
+They work beside running workers: each reads one version of its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from hindcast.cli.output import Format, Output
+from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.pipeline import check_name
+from hindcast.settings import Settings
+
+#: A file may be vacuumed between the moment a version is opened and the moment it is read; the next version has it elsewhere.
+_ATTEMPTS = 3
+
+FormatOption = Annotated[Format, typer.Option("--output", "-o", help="a table for people or JSON for programs")]
+PipelineOption = Annotated[str, typer.Option("--pipeline", "-p", help="only this pipeline")]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="at most so many rows, the newest first")]
+
+app = typer.Typer()
+
+
+@app.command()
+def pipelines(output: FormatOption = Format.TABLE) -> None:
+    """List the pipelines that load, what is wanted of them, and the files that were refused."""
+    from hindcast import catalog
+    from hindcast.control.desired import DesiredStates
+    from hindcast.control.lease_table import LeaseTable
+
+    settings = Settings()
+    found = catalog.load(settings.pipelines_dir)
+    wanted = {desired.pipeline: desired for desired in DesiredStates(LeaseTable(settings)).all()}
+    rows: list[dict[str, Any]] = [
+        {
+            "pipeline": pipeline.name,
+            "version": pipeline.version,
+            "topic": pipeline.source.name,
+            "sink": pipeline.sink.name,
+            "keys": pipeline.sink.keys,
+            "window": f"{pipeline.window.duration} each {pipeline.window.slide or pipeline.window.duration}" if pipeline.window else None,
+            "watermark": pipeline.watermark,
+            "shards": pipeline.shards,
+            "wanted": wanted[pipeline.name].state.value if pipeline.name in wanted else None,
+            "running_version": wanted[pipeline.name].version if pipeline.name in wanted else None,
+            "file": f"{pipeline.file}:{pipeline.line}",
+            "problem": None,
+        }
+        for pipeline in found.values()
+    ]
+    rows += [
+        {**dict.fromkeys(rows[0] if rows else ("pipeline",)), "file": file, "problem": str(error)} for file, error in found.errors.items()
+    ]
+    columns = [
+        "pipeline",
+        "version",
+        "topic",
+        "sink",
+        "window",
+        "watermark",
+        "shards",
+        "wanted",
+        *(["file", "problem"] if found.errors else ["file"]),
+    ]
+    Output(output).rows(rows, columns, empty=f"There are no pipelines in {settings.pipelines_dir}.")
+
+
+@app.command()
+def leases(pipeline: PipelineOption = "", output: FormatOption = Format.TABLE) -> None:
+    """List who owns which shard and which worker slot."""
+    from hindcast.control.lease_table import LeaseTable
+
+    if pipeline:
+        check_name("pipeline", pipeline)
+    settings = Settings()
+    found = _read(LeaseTable(settings).leases)
+    rows = [
+        {
+            "stream_id": lease.stream_id,
+            "status_type": lease.status_type.value,
+            "status_value": lease.status_value,
+            "state": lease.state,
+            "lease_owner": lease.lease_owner,
+            "lease_stealer": lease.lease_stealer,
+            "epoch": lease.epoch,
+            "lease_counter": lease.lease_counter,
+            "lag_records": lease.detail.get("lag_records"),
+            "parent_shard_ids": lease.parent_shard_ids,
+            "checkpoint": lease.checkpoint,
+            "detail": lease.detail,
+            "updated_at": lease.updated_at,
+        }
+        for lease in found
+        if not pipeline or lease.stream_id == pipeline
+    ]
+    columns = [
+        "stream_id",
+        "status_type",
+        "status_value",
+        "state",
+        "lease_owner",
+        "lease_stealer",
+        "epoch",
+        "lease_counter",
+        "lag_records",
+        "updated_at",
+    ]
+    Output(output).rows(rows, columns, empty="Nothing is leased yet. A worker makes the leases when it starts.")
+
+
+@app.command()
+def checkpoints(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
+    """List the ledger: one row for each committed batch."""
+    columns = [
+        "committed_at",
+        "pipeline",
+        "shard",
+        "epoch",
+        "batch",
+        "input_rows",
+        "poison_rows",
+        "output_rows",
+        "batch_seconds",
+        "end_offsets",
+        "sink_version",
+    ]
+    Output(output).rows(_newest("checkpoints", "committed_at", pipeline, limit), columns)
+
+
+@app.command()
+def verdicts(
+    pipeline: PipelineOption = "",
+    run: Annotated[str, typer.Option("--run", help="only this run")] = "",
+    differences: Annotated[bool, typer.Option("--differences", help="list the rows that differ; needs --run")] = False,
+    limit: LimitOption = 20,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List the verdicts, or with --run ID --differences the rows in which the stream differs from its hindcast."""
+    if run:
+        check_name("run", run)
+    if differences:
+        if not run:
+            raise BadInputError(problem="--differences needs a run", cure="Give --run ID; `hindcast verdicts` lists the ids.")
+        columns = ["cause", "kind", "keys", "column", "stream_value", "hindcast_value", "late_rows"]
+        found = _newest("differences", "found_at", pipeline, limit, run)
+        Output(output).rows(found, columns, empty=f"No difference was kept for the run {run}.")
+        return
+    columns = [
+        "judged_at",
+        "pipeline",
+        "run_id",
+        "passed",
+        "windows_compared",
+        "rows_compared",
+        "unexplained",
+        "late_differences",
+        "captured",
+        "failed",
+    ]
+    Output(output).rows(_newest("verdicts", "judged_at", pipeline, limit, run), columns)
+
+
+@app.command()
+def runs(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
+    """List the replays, each in its newest state, with what they cost."""
+    newest: dict[str, dict[str, Any]] = {}
+    for row in _newest("runs", "started_at", pipeline, None):
+        known = newest.setdefault(row["run_id"], row)
+        if row["finished_at"] is not None and (known["finished_at"] is None or row["finished_at"] > known["finished_at"]):
+            newest[row["run_id"]] = row
+    columns = [
+        "started_at",
+        "pipeline",
+        "run_id",
+        "kind",
+        "state",
+        "input_rows",
+        "output_rows",
+        "seconds",
+        "rows_per_second",
+        "cpu_seconds",
+        "stream_rows_per_second",
+        "latency_p50_seconds",
+        "note",
+    ]
+    Output(output).rows(list(newest.values())[:limit], columns)
+
+
+@app.command()
+def events(
+    pipeline: PipelineOption = "",
+    severity: Annotated[str, typer.Option("--severity", help="only info, warning or error")] = "",
+    limit: LimitOption = 20,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List what happened, and what to do about it."""
+    from hindcast.control.events import Severity
+
+    if severity and severity not in set(Severity):
+        raise BadInputError(problem=f"There is no severity {severity!r}", cure=f"Choose one of: {', '.join(Severity)}.")
+    found = _newest("events", "at", pipeline, limit, severity=severity)
+    Output(output).rows(found, ["at", "severity", "kind", "pipeline", "shard", "worker", "message", "cure"])
+
+
+@app.command()
+def deadletters(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
+    """List the records that no stream can use, with the reason."""
+    columns = ["broker_at", "pipeline", "topic", "partition", "offset", "reason", "value"]
+    Output(output).rows(_newest("dead_letters", "broker_at", pipeline, limit), columns, empty="There are no dead letters.")
+
+
+def _newest(name: str, by: str, pipeline: str, limit: int | None, run: str = "", severity: str = "") -> list[dict[str, Any]]:
+    """The newest rows by the instant ``by``. Only as many as are shown become Python objects."""
+    from hindcast.control.schema import SCHEMAS, ControlTable
+    from hindcast.control.tables import ControlTables
+
+    if pipeline:
+        check_name("pipeline", pipeline)
+    table = ControlTable(name)
+    given = {"pipeline": pipeline, "run_id": run, "severity": severity}
+    where = [(column, "=", value) for column, value in given.items() if value]
+    tables = ControlTables(Settings())
+
+    def read() -> list[dict[str, Any]]:
+        found = tables.open(table).to_pyarrow_table(columns=SCHEMAS[table].names, filters=where or None)
+        ordered = found.sort_by([(by, "descending")])
+        return list((ordered if limit is None else ordered.slice(0, limit)).to_pylist())
+
+    return _read(read)
+
+
+def _read(read: Callable[[], list[Any]]) -> list[Any]:
+    from deltalake.exceptions import DeltaError
+
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return read()
+        except (StoreUnavailableError, DeltaError, OSError):
+            continue
+    try:
+        return read()
+    except (DeltaError, OSError) as error:
+        raise StoreUnavailableError(table=Settings().table("control"), action="read", reason=error) from error

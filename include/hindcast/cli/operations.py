@@ -1,0 +1,130 @@
+"""The commands that run Hindcast on this machine: up, down, status, doctor, load, demo."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hindcast.cli.listings import FormatOption
+from hindcast.cli.output import Format, Output
+from hindcast.errors import PrerequisiteError
+from hindcast.settings import Settings
+
+RateOption = Annotated[float, typer.Option("--rows-per-second", min=0.001, help="pace of the load")]
+SeedOption = Annotated[int, typer.Option("--seed", help="the same seed sends the same rows")]
+
+app = typer.Typer()
+
+
+def say(line: str) -> None:
+    """One line of progress. On stderr: stdout is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@app.command()
+def up(
+    airflow: Annotated[bool, typer.Option("--airflow/--no-airflow", help="start Airflow too")] = True,
+    load: Annotated[bool, typer.Option("--load/--no-load", help="send trades too")] = True,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="launch so many workers now, without waiting for Airflow's `supervise`")
+    ] = 0,
+    rows_per_second: RateOption = 2000.0,
+    seed: SeedOption = 1,
+) -> None:
+    """Start the embedded broker, Airflow and load as detached services. What runs already is left as it is."""
+    from hindcast.local import stack
+
+    settings = Settings()
+    if workers:
+        settings = settings.model_copy(update={"workers": workers})
+    settings = stack.up(
+        settings,
+        with_airflow=airflow,
+        workers=workers,
+        topic="trades" if load else None,
+        rows_per_second=rows_per_second,
+        seed=seed,
+        say=say,
+    )
+    if airflow and not workers:
+        say("Airflow's DAGs are paused: unpause `supervise` to start the workers.")
+    say("`hindcast status` lists what runs, `hindcast down` stops it.")
+
+
+@app.command()
+def down() -> None:
+    """Stop everything that `up` or `demo` started, and check that nothing is left."""
+    from hindcast.local import stack
+
+    stack.down(Settings(), say=say)
+
+
+@app.command()
+def status(output: FormatOption = Format.TABLE) -> None:
+    """List the services: what runs, on which ports, with how much memory, and where its log is."""
+    from hindcast.local import stack
+
+    Output(output).rows(stack.status(Settings()), empty="Nothing runs. `hindcast up` starts the embedded services.")
+
+
+@app.command()
+def doctor(output: FormatOption = Format.TABLE) -> None:
+    """Check the prerequisites, and say what is missing and how to get it."""
+    from dataclasses import asdict
+
+    from hindcast.local.doctor import State, examine
+
+    findings = examine(Settings())
+    Output(output).rows([asdict(finding) for finding in findings])
+    for finding in findings:
+        if finding.state is State.MISSING:
+            raise PrerequisiteError(what=finding.what, problem=finding.found, cure=finding.cure)
+
+
+@app.command()
+def load(
+    topic: Annotated[str, typer.Option("--topic", help="where to; made with 4 partitions if it is not there")] = "trades",
+    generator: Annotated[str, typer.Option("--generator", help="what to send; the topic's own by default")] = "",
+    rows_per_second: RateOption = 2000.0,
+    seed: SeedOption = 1,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="stop after so many rows")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="stop after so long")] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Send records until stopped (Ctrl-C), and print the account of what arrived."""
+    from dataclasses import asdict
+
+    from hindcast.local import load as loads
+
+    settings = Settings()
+    run = loads.Load(
+        settings.bootstrap_servers,
+        topic,
+        loads.account_path(settings, topic),
+        generator=generator or None,
+        seed=seed,
+        rows_per_second=rows_per_second,
+        rows=rows,
+        seconds=seconds,
+    )
+    with loads.stopped_by_signals(run):
+        Output(output).row(asdict(run.run()))
+
+
+@app.command()
+def demo(
+    once: Annotated[bool, typer.Option("--once", help="stop everything after the verdict; exit 0 only where it passes")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", min=10.0, help="how long to stream before the verdict")] = 90.0,
+    pipeline: Annotated[str, typer.Option("--pipeline", "-p", help="a pipeline of include/pipelines")] = "stock_stats",
+    rows_per_second: RateOption = 2000.0,
+    seed: SeedOption = 1,
+) -> None:
+    """Start everything, stream, replay, judge; print the verdict and the addresses of the pages.
+
+    Without --once it goes on until Ctrl-C, or `hindcast down` in another terminal.
+    """
+    from hindcast.local import demo as demos
+
+    demos.run(Settings(), pipeline, once=once, seconds=seconds, rows_per_second=rows_per_second, seed=seed)

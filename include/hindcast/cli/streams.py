@@ -1,0 +1,160 @@
+"""The commands that act on pipelines: worker, pause, resume, drain, replay, validate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from hindcast.cli.listings import FormatOption
+from hindcast.cli.output import Format, Output
+from hindcast.errors import BadInputError
+from hindcast.pipeline import check_name
+from hindcast.settings import Settings, project_root
+
+PipelineArgument = Annotated[str, typer.Argument(help="the pipeline's name")]
+FromOffsets = Annotated[str, typer.Option("--from-offsets", help='first offset of each partition: {"0": 100, "1": 200}')]
+ToOffsets = Annotated[str, typer.Option("--to-offsets", help="offset after the last one of each partition")]
+FromTime = Annotated[str, typer.Option("--from-time", help="broker timestamp of the first records, ISO 8601 with an offset from UTC")]
+ToTime = Annotated[str, typer.Option("--to-time", help="records of this broker timestamp or later are left out")]
+SinceLastVerdict = Annotated[bool, typer.Option("--since-last-verdict", help="what was streamed since the last verdict")]
+All = Annotated[bool, typer.Option("--all", help="all that the topic holds and the stream has committed")]
+RunId = Annotated[str, typer.Option("--run-id", help="a name of this run; made up by default")]
+
+app = typer.Typer()
+
+
+@app.command()
+def worker(fleet: Annotated[str, typer.Option("--fleet", help="the fleet to join; HINDCAST_FLEET by default")] = "") -> None:
+    """Run one worker here until Ctrl-C or SIGTERM. It takes a slot or, where none is free, says so and exits 0."""
+    settings = Settings()
+    program = str(project_root() / "spark_apps" / "consume.py")
+    arguments = [sys.executable, program, "--fleet", check_name("fleet", fleet or settings.fleet)]
+    os.execve(sys.executable, arguments, {**os.environ, **settings.environment()})  # noqa: S606 - this process becomes the worker
+
+
+@app.command()
+def pause(pipeline: PipelineArgument) -> None:
+    """Stop the pipeline's stream after the batch in hand, until `resume`."""
+    _want(pipeline, "paused")
+
+
+@app.command()
+def resume(pipeline: PipelineArgument) -> None:
+    """Let the pipeline's stream go on from its checkpoint."""
+    _want(pipeline, "running")
+
+
+@app.command()
+def drain(pipeline: PipelineArgument) -> None:
+    """Let the pipeline's stream reach the present end of its topic, then stop it."""
+    _want(pipeline, "drained")
+
+
+@app.command()
+def replay(
+    pipeline: PipelineArgument,
+    from_offsets: FromOffsets = "",
+    to_offsets: ToOffsets = "",
+    from_time: FromTime = "",
+    to_time: ToTime = "",
+    since_last_verdict: SinceLastVerdict = False,
+    everything: All = False,
+    run_id: RunId = "",
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Replay a range of the pipeline's topic as a batch: its hindcast."""
+    arguments = _range(
+        pipeline,
+        from_offsets=from_offsets,
+        to_offsets=to_offsets,
+        from_time=from_time,
+        to_time=to_time,
+        since_last_verdict=since_last_verdict,
+        everything=everything,
+        run_id=run_id,
+    )
+    _run_app(["hindcast", *arguments], output)
+
+
+@app.command()
+def validate(
+    pipeline: PipelineArgument,
+    from_offsets: FromOffsets = "",
+    to_offsets: ToOffsets = "",
+    from_time: FromTime = "",
+    to_time: ToTime = "",
+    since_last_verdict: SinceLastVerdict = False,
+    everything: All = False,
+    run_id: RunId = "",
+    run: Annotated[str, typer.Option("--run", help="judge this replay, which is there already")] = "",
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Replay a range and judge the stream by it. Exits 3 where the verdict fails."""
+    if run:
+        if from_offsets or to_offsets or from_time or to_time or since_last_verdict or everything or run_id:
+            raise BadInputError(problem="--run names a replay whose range is fixed", cure="Give either --run or a range.")
+        _known(pipeline)
+        _run_app(["verdict", "--run-id", check_name("run", run)], output)
+        return
+    arguments = _range(
+        pipeline,
+        from_offsets=from_offsets,
+        to_offsets=to_offsets,
+        from_time=from_time,
+        to_time=to_time,
+        since_last_verdict=since_last_verdict,
+        everything=everything,
+        run_id=run_id,
+    )
+    _run_app(["judge", *arguments], output)
+
+
+def _known(pipeline: str) -> None:
+    """:raises UnknownPipelineError: where there is no such pipeline"""
+    from hindcast import catalog
+
+    catalog.load(Settings().pipelines_dir)[pipeline]
+
+
+def _range(pipeline: str, **given: Any) -> list[str]:
+    """The range's arguments, checked before any work starts.
+
+    :raises BadInputError: where the pipeline is unknown or the options do not make one range
+    """
+    from hindcast.replay.request import ReplayRequest
+
+    _known(pipeline)
+    return ReplayRequest.parse(pipeline=pipeline, **given).to_arguments()
+
+
+def _want(pipeline: str, state: str) -> None:
+    from hindcast import catalog
+    from hindcast.control.desired import DesiredState, DesiredStates
+    from hindcast.control.lease_table import LeaseTable
+
+    settings = Settings()
+    states = DesiredStates(LeaseTable(settings))
+    states.declare(catalog.load(settings.pipelines_dir)[pipeline], settings.workers)
+    desired = states.set_state(pipeline, DesiredState(state))
+    print(
+        f"{pipeline} is wanted {desired.state.value}. Its workers follow within some seconds: `hindcast leases --pipeline {pipeline}` shows them."
+    )
+
+
+def _run_app(arguments: list[str], form: Format) -> None:
+    """Run spark_apps/replay.py: its progress goes to stderr as it comes, its result is printed, its exit code becomes ours."""
+    command = [sys.executable, str(project_root() / "spark_apps" / "replay.py"), *arguments]
+    environment = {**os.environ, **Settings().environment()}
+    ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    lines = ended.stdout.strip().splitlines()
+    if lines:
+        try:
+            Output(form).row(json.loads(lines[-1]))
+        except ValueError:
+            print(lines[-1])
+    raise typer.Exit(ended.returncode)
