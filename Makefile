@@ -77,7 +77,7 @@ format: env ## put every Python file into the one form
 
 .PHONY: test-fast
 test-fast: env ## unit tests: seconds, no JVM
-	@$(BIN)/python -m pytest tests/unit
+	@$(BIN)/python -m pytest tests/unit --timeout 60
 
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance, faults
