@@ -39,7 +39,7 @@ class EventKind(StrEnum):
     SHARD_REFUSED = "shard_refused"
     QUERY_FAILED = "query_failed"
     OFFSETS_LOST = "offsets_lost"
-    STORE_UNAVAILABLE = "store_unavailable"
+    AUDIT_FAILED = "audit_failed"
     # replay and verdict
     RUN_FAILED = "run_failed"
     RUN_SLOW = "run_slow"

@@ -1,0 +1,127 @@
+"""File the rows that are in no result: poison into ``dead_letters``, late ones into ``late_rows``, each exactly once.
+
+Which rows those are follows from the ledger alone (a batch's offsets and the watermark before it), so this runs some seconds behind
+the commits, over several batches at a time, and may be run again by any later owner: both tables are fenced like the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hindcast.control.ledger import LedgerRow
+from hindcast.control.schema import SCHEMAS, ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.errors import FenceMovedError
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+from hindcast.stream import files, source
+from hindcast.stream.fenced_table import Fence, FencedTable
+
+#: Batches that one pass takes together: each is a row of a broadcast join.
+BATCHES_PER_PASS = 64
+
+
+class Audit:
+    """Files the late and poison rows of one shard."""
+
+    def __init__(self, spark: SparkSession, settings: Settings, pipeline: Pipeline, app: str, epoch: int) -> None:
+        self._spark, self._settings, self._pipeline, self._epoch = spark, settings, pipeline, epoch
+        tables = ControlTables(settings)
+        self._tables = {name: FencedTable(tables.url(name), settings.storage_options, app) for name in (ControlTable.DEAD_LETTERS, ControlTable.LATE_ROWS)}
+        for name in self._tables:
+            tables.open(name)
+
+    def run(self, batches: Sequence[LedgerRow]) -> int:
+        """File what is not filed yet of these batches (all that the shard committed, in order); return up to which batch it is.
+
+        :raises LeaseLostError: where a later epoch has filed rows
+        """
+        filed = {name: table.recorded() for name, table in self._tables.items()}
+        done = min(fence.batch if fence else 0 for fence in filed.values())
+        todo = [row for row in batches if row.batch > done][:BATCHES_PER_PASS]
+        if not todo:
+            return done
+        target = Fence(self._epoch, todo[-1].batch)
+        rows = self._located(todo)
+        frames = {ControlTable.DEAD_LETTERS: dead_letters, ControlTable.LATE_ROWS: late_rows}
+        may_have = {ControlTable.DEAD_LETTERS: any(row.poison_rows != 0 for row in todo), ControlTable.LATE_ROWS: any(row.late_watermark_ms > 0 for row in todo)}
+        for name, table in self._tables.items():
+            before = filed[name]
+            if before is not None and before.batch >= target.batch:
+                continue
+            fresh = rows.where(F.col("_batch") > (before.batch if before else 0))
+            written = []
+            if may_have[name]:
+                frame = _as_table(frames[name](fresh, self._pipeline), name, todo[-1])
+                written = files.write_files(frame, table.url, table.storage_options, f"{todo[-1].shard}-e{self._epoch}-b{target.batch}")
+            try:
+                table.commit(target, written, after=before)
+            except FenceMovedError:
+                return done  # an older owner filed them in the meantime: the next pass starts from what it filed
+        return target.batch
+
+    def _located(self, batches: Sequence[LedgerRow]) -> DataFrame:
+        """The records of these batches, parsed, each with ``_batch`` and ``_late_watermark_ms`` of the batch that read it."""
+        start, end = batches[0].start_offsets, batches[-1].end_offsets
+        ranges = [
+            (partition, row.start_offsets[partition], row.end_offsets[partition], row.batch, row.late_watermark_ms)
+            for row in batches
+            for partition in row.end_offsets
+            if row.end_offsets[partition] > row.start_offsets[partition]
+        ]
+        lookup = self._spark.createDataFrame(ranges, "p int, s long, e long, _batch long, _late_watermark_ms long")
+        rows = source.read_range(self._spark, self._settings, self._pipeline, start, end)
+        within = (F.col("_partition") == F.col("p")) & (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))
+        return rows.join(F.broadcast(lookup), within).drop("p", "s", "e")
+
+
+def dead_letters(rows: DataFrame, _: Pipeline) -> DataFrame:
+    """The poison rows, with why."""
+    return rows.where(F.col("_reason").isNotNull()).select(
+        F.col("_batch").alias("batch"), F.col("_topic").alias("topic"), F.col("_partition").alias("partition"), F.col("_offset").alias("offset"),
+        F.col("_timestamp").alias("broker_at"), F.col("_reason").alias("reason"), F.col("_key").alias("key"), F.col("_value").alias("value"),
+    )
+
+
+def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The usable rows that were late for at least one of their windows, with how many of how many."""
+    total, late = window_counts(pipeline)
+    return (
+        rows.where(F.col("_reason").isNull())
+        .withColumn("windows_total", total)
+        .withColumn("windows_late", late)
+        .where(F.col("windows_late") > 0)
+        .select(
+            F.col("_batch").alias("batch"), F.col("_topic").alias("topic"), F.col("_partition").alias("partition"), F.col("_offset").alias("offset"),
+            F.col(pipeline.event_time).alias("event_at"), F.col("_timestamp").alias("broker_at"), F.col("_late_watermark_ms").alias("watermark_ms"),
+            "windows_late", "windows_total", F.col("_value").alias("value"),
+        )
+    )
+
+
+def window_counts(pipeline: Pipeline) -> tuple[Column, Column]:
+    """(windows a row falls into, those of them that end at or before ``_late_watermark_ms``), both long, by arithmetic.
+
+    With slide S and length L, the windows of an event at t start at floor(t / S) * S - k * S for k from 0 while that is above t - L.
+    """
+    if pipeline.window is None:
+        return F.lit(0).cast("long"), F.lit(0).cast("long")
+    length, slide = (int(delta.total_seconds() * 1_000_000) for delta in (pipeline.window.length, pipeline.window.step))
+    at = F.unix_micros(pipeline.event_time)
+    newest_start = at - F.pmod(at, F.lit(slide))
+    total = F.ceil((F.lit(length) - (at - newest_start)) / F.lit(slide)).cast("long")
+    newest_end = newest_start + F.lit(length)
+    first_late = F.ceil((newest_end - F.col("_late_watermark_ms") * F.lit(1000)) / F.lit(slide)).cast("long")
+    late = total - F.least(F.greatest(first_late, F.lit(0)), total)
+    return total, late
+
+
+def _as_table(frame: DataFrame, name: ControlTable, of: LedgerRow) -> DataFrame:
+    constants = {"pipeline": of.pipeline, "version": of.version, "shard": of.shard, "epoch": of.epoch}
+    kinds = {field.name: field.type for field in SCHEMAS[name]}
+    columns = [F.lit(constants[column]).alias(column) if column in constants else F.col(column) for column in SCHEMAS[name].names]
+    longs = {column for column, kind in kinds.items() if str(kind) == "int64"}
+    return frame.select(*[value.cast("long").alias(column) if column in longs else value for column, value in zip(SCHEMAS[name].names, columns, strict=True)])

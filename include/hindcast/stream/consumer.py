@@ -1,0 +1,270 @@
+"""One shard's streaming query and the protocol by which each of its batches reaches the sink exactly once.
+
+The commit protocol. A crash between any two steps leaves either nothing or a whole batch:
+
+1. the worker still holds the lease, by its own monotonic clock;
+2. the batch's data files are written into the table's folder; no commit names them yet, so no reader sees them;
+3. on one handle of the table: what is recorded for this shard? A later epoch means that the lease is lost: stop;
+4. one atomic commit of the files, the fence (epoch, batch), and where the batch begins and ends;
+5. the ledger row and the lease's checkpoint are queued; the next renewal writes them (a crash before it is repaired on take-over);
+6. Spark writes its own commit log.
+
+Batches form a chain: batch N must begin at the offsets at which the sink was left by N - 1. A batch that the sink already holds
+(a crash between 4 and 6) is run again for Spark's state alone and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming import StreamingQuery
+
+from hindcast.clock import Clock
+from hindcast.control.keeper import Keeper
+from hindcast.control.leases import Lease
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets
+from hindcast.control.shards import app_id
+from hindcast.errors import HindcastError, OffsetGapError
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+from hindcast.stream import files, source, takeover
+from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.stream.steps import reach
+from hindcast.stream.wal import PlannedBatch, SparkCheckpoint
+
+_log = structlog.get_logger(__name__)
+
+#: One batch reads at most so many records, so that a long backlog is worked off in steps that renew, commit and can be drained.
+MAX_RECORDS_PER_BATCH = 500_000
+_OBSERVED = "source"
+
+
+class ShardConsumer:
+    """Consumes one shard from take-over to hand-over. ``start`` blocks until the query runs; the query runs in Spark's threads."""
+
+    def __init__(
+        self, spark: SparkSession, settings: Settings, pipeline: Pipeline, lease: Lease, keeper: Keeper, ledger: Ledger, clock: Clock, cpu_seconds: Callable[[], float]
+    ) -> None:
+        self.pipeline, self.lease = pipeline, lease
+        self._spark, self._settings, self._keeper, self._ledger, self._clock = spark, settings, keeper, ledger, clock
+        self._cpu_seconds = cpu_seconds
+        self.app = app_id(pipeline.name, lease.status_value)
+        self.sink = FencedTable(settings.table("sinks", pipeline.sink.name), settings.storage_options, self.app)
+        url = settings.checkpoint(pipeline.name, lease.status_value)
+        self._wal = SparkCheckpoint(spark, url, pipeline=pipeline.name, shard=lease.status_value, topic=pipeline.source.name)
+        self._query: StreamingQuery | None = None
+        self._position: takeover.Position | None = None
+        self._refusal: HindcastError | None = None
+        self._draining = threading.Event()
+        self._rows: list[LedgerRow] = []  # committed, not yet in the ledger; the last may still lack what Spark measured
+        self._last_cpu = 0.0
+        self._committed = 0
+        self._lock = threading.Lock()
+        self.history: list[LedgerRow] = []
+
+    # -- life --------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the shard over and start its query (the steps are in :mod:`hindcast.stream.takeover`).
+
+        :raises HindcastError: where it cannot go on exactly where the sink stands; nothing was read
+        """
+        result = takeover.empty_source(self._spark, self.pipeline)
+        self.sink.create(_table_schema(result))
+        fingerprint = takeover.fingerprint(self._spark, self.pipeline, result)
+        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner)
+        self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, self.lease)
+        takeover.check_spark(self._wal, self.pipeline, self.lease, self._position, fingerprint)
+        self._keeper.report(self.lease.key, checkpoint={"fingerprint": fingerprint})
+        self._last_cpu = self._cpu_seconds()
+        reach("takeover.5")
+        self._query = (
+            self._frame()
+            .writeStream.queryName(f"{self.pipeline.name}.{self.lease.status_value}")
+            .foreachBatch(self._commit_batch)
+            .option("checkpointLocation", self._wal.url)
+            .trigger(processingTime=f"{self._settings.trigger_seconds} seconds")
+            .start()
+        )
+
+    def _frame(self) -> DataFrame:
+        pipeline = self.pipeline
+        start = {int(partition): int(offset) for partition, offset in self.lease.checkpoint["start_offsets"].items()}
+        topic = pipeline.source.name
+        reader = self._spark.readStream.format("kafka").options(**source.kafka_options(self._settings, topic, list(start)))
+        raw = reader.option("startingOffsets", source.offsets_option(topic, start)).option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH).load()
+        event_ms = F.when(F.col("_reason").isNull(), F.unix_millis(pipeline.event_time))
+        parsed = source.parse(raw, pipeline).observe(
+            _OBSERVED, F.count(F.lit(1)).alias("rows"), F.count("_reason").alias("poison"), F.min(event_ms).alias("min_event_ms"), F.max(event_ms).alias("max_event_ms")
+        )
+        rows = source.usable(parsed).withWatermark(pipeline.event_time, pipeline.watermark)
+        return source.transform(source.assign_windows(rows, pipeline), pipeline)
+
+    def drain(self) -> None:
+        """Let the batch in hand end and begin no other."""
+        self._draining.set()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is in hand any more after :meth:`drain`; then :meth:`stop` interrupts nothing."""
+        return self._query is None or not self._query.isActive or (self._draining.is_set() and not self._query.status["isTriggerActive"])
+
+    def stop(self) -> None:
+        """Stop the query. A batch in hand is interrupted, and will be run again by whoever owns the shard next."""
+        if self._query is not None:
+            self._query.stop()
+        self.flush()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the query, if it has ended without being asked to."""
+        if self._refusal is not None:
+            return self._refusal
+        if self._query is None or self._query.isActive or self._draining.is_set():
+            return None
+        return self._query.exception() or RuntimeError("the query ended by itself")
+
+    @property
+    def end_offsets(self) -> Offsets:
+        """Up to where the sink holds the shard's records."""
+        assert self._position is not None
+        return self._position.end_offsets
+
+    @property
+    def progressed(self) -> bool:
+        """Whether this owner has committed a batch."""
+        return self._committed > 0
+
+    @property
+    def lag_records(self) -> int | None:
+        """How many records the topic's end was ahead when the last batch was planned; None before it."""
+        progress = self._query.lastProgress if self._query is not None else None
+        if progress is None or not progress["sources"]:
+            return None
+        topic = self.pipeline.source.name
+        # Spark gives offsets as JSON text; null before the first record.
+        ends, latest = (json.loads(progress["sources"][0][name] or "{}").get(topic, {}) for name in ("endOffset", "latestOffset"))
+        return sum(max(int(latest[partition]) - int(offset), 0) for partition, offset in ends.items() if partition in latest)
+
+    # -- a batch -------------------------------------------------------------------------------------------------------------
+
+    def _commit_batch(self, frame: DataFrame, spark_batch: int) -> None:
+        if self._draining.is_set():
+            raise _DrainedError
+        try:
+            self._commit(frame, spark_batch)
+        except HindcastError as error:  # Spark wraps what a batch raises in text: keep the error itself
+            self._refusal = error
+            raise
+
+    def _commit(self, frame: DataFrame, spark_batch: int) -> None:
+        assert self._position is not None
+        started, started_at = time.monotonic(), self._clock.now()
+        self._complete_last_row()
+        key, epoch = self.lease.key, self.lease.epoch
+        reach("sink.1")  # 1. still the owner?
+        self._keeper.check(key, epoch)
+        fence = Fence(epoch, spark_batch + 1)
+        plan = self._wal.planned(spark_batch)
+        before = self._before(spark_batch)
+        if fence.batch <= self._position.fence.batch:
+            files.run(frame)  # the sink holds this batch: only Spark's state still needs it
+            return
+        self._check_chain(fence.batch, before)
+        reach("sink.2")  # 2. data files, named by no commit
+        written = files.write_files(frame, self.sink.url, self.sink.storage_options, f"{self.lease.status_value}-e{epoch}-b{fence.batch}")
+        commit = BatchCommit(
+            kind="batch", pipeline=self.pipeline.name, version=self.pipeline.version, shard=self.lease.status_value, epoch=epoch, batch=fence.batch,
+            worker=self._keeper.owner, start_offsets=before.end_offsets, end_offsets=plan.end_offsets, late_watermark_ms=before.watermark_ms,
+            watermark_ms=plan.watermark_ms, output_rows=sum(file.rows for file in written),
+        )
+        self._keeper.check(key, epoch)
+        version = self.sink.commit(fence, written, commit.as_metadata(), after=self._position.fence)  # steps 3 and 4
+        if version < 0:
+            version = next(self.sink.commits()).sink_version
+        reach("sink.5")  # 5. for the ledger and the lease, with the next renewal
+        self._position = takeover.Position(fence, plan.end_offsets, plan.watermark_ms)
+        self._note(commit, version, started_at, time.monotonic() - started)
+        reach("sink.6")  # 6. Spark's commit log, once this returns
+
+    def _before(self, spark_batch: int) -> PlannedBatch:
+        if spark_batch > 0:
+            return self._wal.planned(spark_batch - 1)
+        return PlannedBatch({int(p): int(offset) for p, offset in self.lease.checkpoint["start_offsets"].items()}, 0)
+
+    def _check_chain(self, batch: int, before: PlannedBatch) -> None:
+        assert self._position is not None
+        if batch != self._position.fence.batch + 1 or before.end_offsets != self._position.end_offsets:
+            raise OffsetGapError(
+                pipeline=self.pipeline.name, shard=self.lease.status_value, batch=batch, start=before.end_offsets,
+                recorded=f"batch {self._position.fence.batch}, offsets {self._position.end_offsets}", cure="Restore the Spark checkpoint that belongs to the sink, or raise the version.",
+            )
+
+    # -- what the ledger and the lease learn -----------------------------------------------------------------------------------
+
+    def _note(self, commit: BatchCommit, version: int, started_at: datetime, seconds: float) -> None:
+        cpu = self._cpu_seconds()
+        row = LedgerRow(
+            pipeline=commit.pipeline, version=commit.version, shard=commit.shard, epoch=commit.epoch, batch=commit.batch, worker=commit.worker,
+            topic=self.pipeline.source.name, start_offsets=commit.start_offsets, end_offsets=commit.end_offsets, late_watermark_ms=commit.late_watermark_ms,
+            watermark_ms=commit.watermark_ms, min_event_ms=None, max_event_ms=None, input_rows=None, poison_rows=None, output_rows=commit.output_rows,
+            batch_seconds=seconds, cpu_seconds=cpu - self._last_cpu, sink_version=version, started_at=started_at, committed_at=self._clock.now(),
+        )
+        self._last_cpu = cpu
+        self._committed += 1
+        with self._lock:
+            self._rows.append(row)
+        checkpoint = {
+            "batch": commit.batch, "end_offsets": {str(p): offset for p, offset in commit.end_offsets.items()}, "watermark_ms": commit.watermark_ms, "sink_version": version,
+        }
+        self._keeper.report(self.lease.key, checkpoint=checkpoint, detail={"lag_records": self.lag_records})
+
+    def _complete_last_row(self) -> None:
+        """Add what Spark measured of the last batch, once it has reported it: that is after the batch, before the next one."""
+        progress = self._query.lastProgress if self._query is not None else None
+        with self._lock:
+            if progress is None or not self._rows or progress["batchId"] + 1 != self._rows[-1].batch or self._rows[-1].input_rows is not None:
+                return
+            metrics: Any = progress["observedMetrics"].get(_OBSERVED)
+            if metrics is None:
+                return
+            seconds = progress["durationMs"].get("triggerExecution", 0) / 1000 or self._rows[-1].batch_seconds
+            self._rows[-1] = replace(
+                self._rows[-1], input_rows=metrics["rows"], poison_rows=metrics["poison"], min_event_ms=metrics["min_event_ms"],
+                max_event_ms=metrics["max_event_ms"], batch_seconds=seconds,
+            )
+
+    def flush(self) -> None:
+        """Write the queued ledger rows. The newest waits for Spark's measurements while its query runs.
+
+        :raises StoreUnavailableError: the rows stay queued
+        """
+        self._complete_last_row()
+        with self._lock:
+            active = self._query is not None and self._query.isActive
+            ready = [row for row in self._rows if row.input_rows is not None or not active or row is not self._rows[-1]]
+        if ready:
+            self._ledger.append(ready)
+            self.history += ready
+            with self._lock:
+                self._rows = [row for row in self._rows if row not in ready]
+
+
+class _DrainedError(Exception):
+    """A batch that was not begun because the shard is being given up."""
+
+
+def _table_schema(result: DataFrame) -> pa.Schema:
+    # Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
+    return pa.schema([field.with_nullable(True) for field in to_arrow_schema(result.schema, timezone="UTC")])

@@ -1,0 +1,180 @@
+"""A Delta table that only the owner of the newest epoch can write: the heart of exactly-once.
+
+Each shard is one *application* of Delta's transaction identifiers (Delta protocol, "Transaction Identifiers"): the table's log keeps,
+for each application, one number, here ``epoch << 32 | batch``. A commit reads that number and replaces it on the same version of
+the table, so two owners can never both write, and an owner can never write a batch twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from hindcast.control.ledger import Offsets, offsets_from_json, offsets_to_json
+from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, StoreUnavailableError
+from hindcast.stream.files import DataFile
+from hindcast.stream.steps import reach
+
+#: The key of our part of a commit's metadata (Delta's commitInfo).
+METADATA_KEY = "hindcast"
+#: Commits that are read back at first to find an application's last one; doubled until it is found.
+HISTORY_STEP = 32
+_ATTEMPTS = 40
+
+
+class Fence(NamedTuple):
+    """A place in the order of an application's commits: epochs first, batches within them."""
+
+    epoch: int
+    batch: int
+
+    @property
+    def number(self) -> int:
+        return self.epoch << 32 | self.batch
+
+    @classmethod
+    def of(cls, number: int | None) -> Fence | None:
+        return None if number is None else cls(number >> 32, number & 0xFFFFFFFF)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCommit:
+    """What a commit says of itself in the table's log. Watermarks are epoch milliseconds of event time; ends are exclusive."""
+
+    kind: str
+    pipeline: str
+    version: int
+    shard: str
+    epoch: int
+    batch: int
+    worker: str
+    start_offsets: Offsets
+    end_offsets: Offsets
+    late_watermark_ms: int
+    watermark_ms: int
+    output_rows: int = 0
+    sink_version: int = -1
+    committed_ms: int = 0
+
+    def as_metadata(self) -> str:
+        values = {name: value for name, value in asdict(self).items() if name not in {"sink_version", "committed_ms"}}
+        return json.dumps({**values, "start_offsets": offsets_to_json(self.start_offsets), "end_offsets": offsets_to_json(self.end_offsets)})
+
+    @classmethod
+    def from_history(cls, entry: dict[str, Any]) -> Self:
+        values = json.loads(entry[METADATA_KEY])
+        offsets = {name: offsets_from_json(values[name]) for name in ("start_offsets", "end_offsets")}
+        return cls(**{**values, **offsets, "sink_version": entry["version"], "committed_ms": entry["timestamp"]})
+
+
+class FencedTable:
+    """One table as one application sees it. Not for threads: each user opens its own."""
+
+    def __init__(self, url: str, storage_options: dict[str, str], app: str) -> None:
+        self.url = url
+        self.app = app
+        self.storage_options = storage_options
+        self._table: DeltaTable | None = None
+
+    def create(self, schema: pa.Schema) -> None:
+        """Make the table where there is none.
+
+        :raises SchemaVersionError: where there is one with other columns
+        """
+        try:
+            DeltaTable.create(self.url, schema, mode="ignore", storage_options=self.storage_options or None)
+        except CommitFailedError:
+            pass  # another worker made it at the same moment
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url, action="created", reason=error) from error
+        found = [field.name for field in self._open().schema().fields]
+        if found != schema.names:
+            cure = "Give the pipeline's new result its own table, or drop the old one."
+            raise SchemaVersionError(table=self.url, found=f"with the columns {', '.join(found)}", supported=", ".join(schema.names), cure=cure)
+
+    def recorded(self) -> Fence | None:
+        """The application's place in the newest version of the table; None before its first commit."""
+        return Fence.of(self._open().transaction_version(self.app))
+
+    def commit(self, fence: Fence, files: Sequence[DataFile], metadata: str = "", *, after: Fence | None = None) -> int:
+        """Write the files and the fence in one commit; return its version, or -1 where this very fence is recorded already.
+
+        The steps are those of the sink's protocol (see :mod:`hindcast.stream.consumer`).
+
+        :param after: the place that must be recorded when the commit lands; another one raises
+        :raises LeaseLostError: where a later epoch is recorded; nothing was written
+        :raises FenceMovedError: where an epoch no later than this one, but another place than ``after``, is recorded; nothing was written
+        :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next attempt's read
+        """
+        retrying = Retrying(
+            retry=retry_if_exception_type((CommitFailedError, StoreUnavailableError)), wait=wait_random_exponential(multiplier=0.01, max=0.5),
+            stop=stop_after_attempt(_ATTEMPTS), reraise=True,
+        )
+        try:
+            return retrying(self._commit_once, fence, files, metadata, after)
+        except CommitFailedError as error:
+            raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
+
+    def _commit_once(self, fence: Fence, files: Sequence[DataFile], metadata: str, after: Fence | None) -> int:
+        reach("sink.3")  # 3. on one handle: what is recorded?
+        table = self._open()
+        recorded = Fence.of(table.transaction_version(self.app))
+        if recorded == fence:
+            return -1  # this commit's own earlier attempt, whose outcome was unknown
+        if recorded is not None and recorded.epoch > fence.epoch:
+            raise LeaseLostError(owner="this worker", lease=self.app, epoch=fence.epoch, reason=f"epoch {recorded.epoch} has written to {self.url}")
+        if recorded != after:
+            raise FenceMovedError(table=self.url, app=self.app, recorded=recorded, expected=after)
+        reach("sink.4")  # 4. commit data and fence on that handle, or not at all
+        properties = CommitProperties(
+            custom_metadata={METADATA_KEY: metadata} if metadata else None, max_commit_retries=0, app_transactions=[Transaction(self.app, fence.number)]
+        )
+        version = table.version() + 1
+        try:
+            table.create_write_transaction([file.as_action() for file in files], "append", table.schema(), [], commit_properties=properties)
+        except CommitFailedError:
+            raise
+        except (DeltaError, OSError) as error:
+            self._table = None
+            raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
+        return version
+
+    def commits(self, stop_after: int | None = None) -> Iterator[BatchCommit]:
+        """This application's commits, newest first, down to and including batch ``stop_after``."""
+        limit, done = HISTORY_STEP, 0
+        while True:
+            entries = self._open().history(limit)
+            for entry in entries[done:]:
+                if METADATA_KEY not in entry:
+                    continue
+                commit = BatchCommit.from_history(entry)
+                if f"{commit.pipeline}/v{commit.version}/{commit.shard}" != self.app:
+                    continue
+                yield commit
+                if stop_after is not None and commit.kind == "batch" and commit.batch <= stop_after:
+                    return
+            if len(entries) < limit:
+                return
+            done, limit = len(entries), limit * 4
+
+    def _open(self) -> DeltaTable:
+        try:
+            if self._table is None:
+                self._table = DeltaTable(self.url, storage_options=self.storage_options or None)
+            else:
+                self._table.update_incremental()
+        except TableNotFoundError:
+            raise
+        except (DeltaError, OSError) as error:
+            self._table = None
+            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+        return self._table
+
+

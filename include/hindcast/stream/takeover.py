@@ -1,0 +1,123 @@
+"""Taking a shard over: from the moment its lease is ours to the moment its query may start.
+
+1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.control.keeper`).
+2. *Seal* the sink: an empty commit of (our epoch, last batch). From here on no commit of an older epoch can land, so what the
+   sink holds is final, whatever a paused owner does on waking.
+3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are added from the
+   metadata of the sink's commits.
+4. Check that Spark's checkpoint belongs to this query and stands where the sink stands.
+5. Start the query; its first batch must begin where the sink ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
+from hindcast.control.leases import Lease
+from hindcast.control.shards import shard_version
+from hindcast.control.tables import utc_from_ms
+from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError
+from hindcast.pipeline import Pipeline
+from hindcast.stream import source
+from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.stream.steps import reach
+from hindcast.stream.wal import SparkCheckpoint
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a shard stands: the last batch its sink holds (0 before the first) and the offsets up to which it was read."""
+
+    fence: Fence
+    end_offsets: Offsets
+    watermark_ms: int
+
+
+def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str) -> Position:
+    """Step 2: fence all older epochs off and return where the shard stands from now on for good.
+
+    :raises LeaseLostError: where a newer epoch has sealed it already
+    """
+    reach("takeover.2")
+    while True:
+        recorded = sink.recorded()
+        last = next(sink.commits(), None) if recorded is not None else None
+        if recorded is not None and last is None:
+            cure = "Raise the pipeline's version, with a new sink table: it starts anew from the topic."
+            raise OffsetGapError(
+                pipeline=pipeline.name, shard=lease.status_value, batch=recorded.batch + 1, start="an unknown place", recorded="a commit whose log entry has expired", cure=cure
+            )
+        start = last.end_offsets if last else {int(p): int(offset) for p, offset in lease.checkpoint["start_offsets"].items()}
+        batch = recorded.batch if recorded else 0
+        watermark = last.watermark_ms if last else 0
+        fence = Fence(lease.epoch, batch)
+        metadata = BatchCommit(
+            kind="seal", pipeline=pipeline.name, version=shard_version(lease.status_value), shard=lease.status_value, epoch=lease.epoch, batch=batch, worker=worker,
+            start_offsets=start, end_offsets=start, late_watermark_ms=last.late_watermark_ms if last else 0, watermark_ms=watermark,
+        )
+        try:
+            sink.commit(fence, [], metadata.as_metadata(), after=recorded)
+        except FenceMovedError:
+            continue  # an older owner committed while we were reading: it was in time, so read again what it wrote
+        return Position(fence, start, watermark)
+
+
+def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, lease: Lease) -> list[LedgerRow]:
+    """Step 3: add what the ledger lacks; return all the shard's rows in the order of their batches."""
+    reach("takeover.3")
+    version = shard_version(lease.status_value)
+    known = ledger.batches(pipeline.name, version, lease.status_value)
+    last = known[-1].batch if known else 0
+    found = [commit for commit in sink.commits(stop_after=last) if commit.kind == "batch" and commit.batch > last]
+    missing = [_ledger_row(commit, pipeline) for commit in reversed(found)]
+    ledger.append(missing)
+    return known + missing
+
+
+def _ledger_row(commit: BatchCommit, pipeline: Pipeline) -> LedgerRow:
+    return LedgerRow(
+        pipeline=commit.pipeline, version=commit.version, shard=commit.shard, epoch=commit.epoch, batch=commit.batch, worker=commit.worker,
+        topic=pipeline.source.name, start_offsets=commit.start_offsets, end_offsets=commit.end_offsets, late_watermark_ms=commit.late_watermark_ms,
+        watermark_ms=commit.watermark_ms, min_event_ms=None, max_event_ms=None, input_rows=None, poison_rows=None, output_rows=commit.output_rows,
+        batch_seconds=None, cpu_seconds=None, sink_version=commit.sink_version, started_at=None, committed_at=utc_from_ms(commit.committed_ms),
+    )
+
+
+def check_spark(checkpoint: SparkCheckpoint, pipeline: Pipeline, lease: Lease, position: Position, fingerprint: str) -> None:
+    """Step 4.
+
+    :raises CheckpointRefusedError: where the checkpoint is another query's, or is missing, torn or behind the sink
+    """
+    reach("takeover.4")
+    recorded = lease.checkpoint.get("fingerprint")
+    if recorded not in (None, fingerprint):
+        raise CheckpointRefusedError(
+            pipeline=pipeline.name, shard=lease.status_value, path=checkpoint.url, problem="the query has changed since it was made, under the same version",
+            cure=f"Undo the change of {pipeline.file}, or raise its version (with a new sink table) so that it starts a checkpoint of its own.",
+        )
+    checkpoint.check(position.fence.batch - 1 if position.fence.batch else None)
+
+
+def fingerprint(spark: SparkSession, pipeline: Pipeline, frame: DataFrame) -> str:
+    """What a Spark checkpoint belongs to: the query's analysed plan and the declaration around it, as a short hash.
+
+    The plan's expression numbers (``ask#12``) differ between sessions and are left out.
+    """
+    plan = re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed()))
+    shape = (pipeline.source, pipeline.event_time, pipeline.watermark, pipeline.window, pipeline.sink.keys, pipeline.max_future, plan)
+    shuffles = spark.conf.get("spark.sql.shuffle.partitions")
+    return hashlib.sha256(repr((shape, shuffles)).encode()).hexdigest()[:16]
+
+
+def empty_source(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
+    """A batch frame without rows of the shape that the transformation is given: for the result's schema and the fingerprint."""
+    rows = source.usable(source.parse(spark.createDataFrame([], _KAFKA_COLUMNS), pipeline))
+    return source.transform(source.assign_windows(rows, pipeline), pipeline)
+
+
+_KAFKA_COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"

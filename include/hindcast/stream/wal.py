@@ -1,0 +1,101 @@
+"""Read Spark's own checkpoint of a query: what each batch was planned to read, and under which watermark.
+
+Spark writes ``offsets/N`` before batch N runs and ``commits/N`` after it (its write-ahead and commit logs). A batch that is run again
+after a crash is planned from ``offsets/N``, so it is the same batch. The files are read through Hadoop, wherever they are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from hindcast.control.ledger import Offsets
+from hindcast.errors import CheckpointRefusedError
+
+#: What an operator can do about a checkpoint that is not usable as it stands.
+CURE = "Nothing was read or written. Restore the folder as it was, or raise the pipeline's version (with a new sink table) to start anew from the topic."
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """One entry of Spark's offset log. ``watermark_ms`` is the watermark under which the batch emits and evicts; 0 before the first."""
+
+    end_offsets: Offsets
+    watermark_ms: int
+
+
+class SparkCheckpoint:
+    """The checkpoint folder of one query on one topic."""
+
+    def __init__(self, spark: SparkSession, url: str, *, pipeline: str, shard: str, topic: str) -> None:
+        self._jvm: Any = spark.sparkContext._jvm
+        self._root = self._jvm.org.apache.hadoop.fs.Path(url)
+        self._fs = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())  # type: ignore[union-attr]
+        self.url, self._pipeline, self._shard, self._topic = url, pipeline, shard, topic
+
+    def planned(self, spark_batch: int) -> PlannedBatch:
+        """The plan of a batch.
+
+        :raises CheckpointRefusedError: where its file is missing, empty or torn
+        """
+        text = self._read(f"offsets/{spark_batch}")
+        lines = (text or "").splitlines()
+        try:
+            version, about, offsets = lines[0], json.loads(lines[1]), json.loads(lines[2])
+            if version != "v1":
+                raise ValueError(f"its format is {version}")
+            ends = {int(partition): int(offset) for partition, offset in offsets[self._topic].items()}
+            return PlannedBatch(ends, int(about["batchWatermarkMs"]))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            what = "is missing" if text is None else f"is torn or not understood ({error})"
+            raise self._refused(f"offsets/{spark_batch} {what}") from error
+
+    def check(self, last_batch: int | None) -> None:
+        """Refuse a folder from which Spark could not go on exactly where the sink stands.
+
+        :param last_batch: Spark's number of the last batch that the sink holds, None before the first
+        :raises CheckpointRefusedError: naming the file that is wrong
+        """
+        planned, committed = self._numbers("offsets"), self._numbers("commits")
+        if last_batch is None:
+            if committed:
+                raise self._refused(f"it has committed batch {committed[-1]}, of which the sink knows nothing")
+            if planned:
+                self.planned(planned[-1])
+            return
+        if self._read("metadata") is None:
+            raise self._refused("its file `metadata` is missing, though the sink holds batches of it")
+        if not planned or planned[-1] < last_batch:
+            raise self._refused(f"its newest plan is of batch {planned[-1] if planned else 'none'}, but the sink holds batch {last_batch}")
+        for number in range(max(last_batch - 1, 0), planned[-1] + 1):
+            self.planned(number)
+        if committed and committed[-1] > planned[-1]:
+            raise self._refused(f"it has committed batch {committed[-1]} without a plan of it")
+        if (committed[-1] if committed else -1) < last_batch - 1:
+            raise self._refused(f"it has committed up to batch {committed[-1] if committed else 'none'}, but the sink holds batch {last_batch}")
+        for number in committed[-1:]:
+            if not (self._read(f"commits/{number}") or "").startswith("v1"):
+                raise self._refused(f"commits/{number} is torn or empty")
+
+    def _numbers(self, folder: str) -> list[int]:
+        path = self._jvm.org.apache.hadoop.fs.Path(self._root, folder)
+        if not self._fs.exists(path):
+            return []
+        names = [status.getPath().getName() for status in self._fs.listStatus(path)]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _read(self, name: str) -> str | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        if not self._fs.exists(path):
+            return None
+        stream = self._fs.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def _refused(self, problem: str) -> CheckpointRefusedError:
+        return CheckpointRefusedError(pipeline=self._pipeline, shard=self._shard, path=self.url, problem=problem, cure=CURE)

@@ -1,0 +1,180 @@
+"""A worker: one long-running process of a fleet. It holds a slot and some shards, and runs one query for each shard.
+
+Three threads. *Renewal* proves to the others that this worker lives; it never waits for Spark, so that a slow batch does not cost the
+lease. *Main* starts, watches and stops the queries. *Audit* files late and poison rows.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+import uuid
+
+import structlog
+
+from hindcast import catalog
+from hindcast.clock import Clock, SystemClock
+from hindcast.control import shards
+from hindcast.control.desired import DesiredState, desired_of
+from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.keeper import Keeper, Step
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import Lease, StatusType
+from hindcast.control.store import Snapshot
+from hindcast.control.tables import ControlTables
+from hindcast.errors import HindcastError
+from hindcast.settings import Settings
+from hindcast.stream import session
+from hindcast.stream.consumers import Backoff, Consumers
+from hindcast.topics.offsets import TopicOffsets
+
+_log = structlog.get_logger(__name__)
+
+#: How often the main thread looks at its queries.
+TICK_SECONDS = 0.2
+#: A main thread that has not come round for so long is stuck (a JVM that is stopped or dead): renewing for it would keep its shards
+#: from those who can consume them. Starting Spark and taking a shard over stay well below it.
+STUCK_SECONDS = 60.0
+
+
+def worker_id() -> str:
+    """A name that no other process ever has: host, process and a random part."""
+    return f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+
+
+class Worker:
+    """Runs until it is told to stop, or has lost its slot."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self.id = worker_id()
+        self._store = LeaseTable(settings)
+        self._events = EventLog(ControlTables(settings), self.id, self._clock)
+        self._pipelines = catalog.load(settings.pipelines_dir)
+        self._backoff = Backoff()
+        self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
+        self._stop, self._ended = threading.Event(), threading.Event()
+        self._beat = self._clock.monotonic()
+        self._said: set[str] = set()
+        identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat()}
+        self._keeper = Keeper(
+            self._store, self._clock, owner=self.id, fleet=settings.fleet, slots=settings.workers, lease_seconds=settings.lease_seconds, wanted=self._wanted, identity=identity
+        )
+
+    def run(self) -> int:
+        """Run until SIGTERM or SIGINT; return the exit code: 0 for a clean stop or no free slot, 1 where the slot was lost."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=self._settings.fleet, slots=self._settings.workers)
+        if not self._keeper.acquire_slot(self._stop.wait):
+            message = f"All {self._settings.workers} slots of the fleet {self._settings.fleet} are held by live workers: this one is not needed and stops."
+            self._events.record(EventKind.NO_SLOT, message)
+            return 0
+        self._events.record(EventKind.WORKER_STARTED, f"Worker {self.id} holds slot {self._keeper.slot}.", pid=os.getpid())
+        for file, error in self._pipelines.errors.items():
+            self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=f"Mend {file}.")
+        threading.Thread(target=self._renew, name="renewal", daemon=True).start()
+        try:
+            spark = session.build(self._settings, f"hindcast-{self.id}")
+            consumers = Consumers(spark, self._settings, self._pipelines.pipelines, self._keeper, self._events, self._clock, self._backoff)
+            threading.Thread(target=self._audit, args=(consumers,), name="audit", daemon=True).start()
+            clean = self._serve(consumers)
+        except Exception as error:
+            message = f"Worker {self.id} has failed: {type(error).__name__}: {error}"
+            self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.ERROR, cure="Its log has the whole error. Start another worker.")
+            self._keeper.leave()  # whatever still runs here is fenced off by the next owner's seal
+            raise
+        finally:
+            self._ended.set()
+        self._keeper.leave()  # an audit pass that still runs is fenced like any other writer, so nobody waits for it
+        message = f"Worker {self.id} has given up its leases and stops."
+        self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.INFO if clean else Severity.ERROR, cure="" if clean else "Start another worker.")
+        return 0 if clean else 1
+
+    # -- main --------------------------------------------------------------------------------------------------------------
+
+    def _serve(self, consumers: Consumers) -> bool:
+        """Until it is to stop: act on each renewal, look after the queries. False where the slot was lost."""
+        flush_at = 0.0
+        leaving = False
+        while True:
+            self._beat = self._clock.monotonic()
+            while not self._steps.empty():
+                self._act(self._steps.get(), consumers)
+            consumers.tick()
+            if self._beat >= flush_at:
+                consumers.flush()
+                flush_at = self._beat + self._keeper.renewal_seconds
+            if (self._stop.is_set() or self._keeper.slot is None) and not leaving:
+                leaving = True
+                _log.info("Stopping: the batches in hand end, then the leases are released.", worker=self.id)
+                for key in self._keeper.drain():
+                    consumers.close(key)
+            if leaving and not consumers.any:
+                return self._stop.is_set()
+            if leaving:
+                self._ended.wait(TICK_SECONDS)
+            else:
+                self._stop.wait(TICK_SECONDS)
+
+    def _act(self, step: Step, consumers: Consumers) -> None:
+        for key in step.lost:
+            consumers.lose(key)
+        for key in step.close:
+            consumers.close(key)
+        for lease in step.gained:
+            if lease.status_type is StatusType.SHARD:
+                consumers.start(lease)
+        snapshot = Snapshot(step.leases)
+        for name, version, count in shards.pipelines_without_shards(snapshot):
+            self._create_shards(name, version, count)
+        drained = {desired.pipeline for desired in desired_of(step.leases.values()).values() if desired.state is DesiredState.DRAINED}
+        for lease in step.leases.values():
+            if lease.status_type is StatusType.SHARD and lease.stream_id in drained and lease.lease_owner == self.id:
+                consumers.drain_to_end(lease.key)
+
+    def _create_shards(self, name: str, version: int, count: int) -> None:
+        if not self._able(name, version):
+            self._say_once(EventKind.PIPELINE_REFUSED, f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.", f"Deploy version {version}, or want the declared one.", name)
+            return
+        try:
+            with TopicOffsets(self._settings) as offsets:
+                start = offsets.earliest(self._pipelines[name].source.name)
+            created = shards.create(self._store, name, version, count, start)
+        except HindcastError as error:
+            self._say_once(EventKind.SHARD_REFUSED, f"The shards of {name} could not be created: {error}", "It is tried again at each renewal.", name)
+            return
+        if created:
+            self._events.record(EventKind.SHARDS_CREATED, f"{name} version {version} has {len(created)} shards from offsets {start}.", pipeline=name)
+
+    def _say_once(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._events.record(kind, message, severity=Severity.WARNING, cure=cure, pipeline=pipeline)
+
+    def _wanted(self, lease: Lease, snapshot: Snapshot) -> bool:
+        held_here = lease.lease_owner == self.id
+        return shards.wanted(lease, snapshot, self._able) and (held_here or self._backoff.over(lease.key, self._clock.monotonic()))
+
+    def _able(self, name: str, version: int) -> bool:
+        return name in self._pipelines.pipelines and self._pipelines[name].version == version
+
+    # -- the other threads ---------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._keeper.renewal_seconds):
+            if self._clock.monotonic() - self._beat > STUCK_SECONDS:
+                _log.error("The main thread is stuck, so its leases are not renewed.", worker=self.id)
+                continue
+            try:
+                self._steps.put(self._keeper.step())
+            except HindcastError as error:
+                _log.warning("The leases could not be renewed; trying again.", worker=self.id, reason=str(error))
+
+    def _audit(self, consumers: Consumers) -> None:
+        while not self._ended.wait(self._settings.audit_seconds):
+            consumers.audit()

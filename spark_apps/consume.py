@@ -1,0 +1,31 @@
+"""Run one worker: ``python spark_apps/consume.py [--fleet NAME]``, or the same through ``spark-submit``.
+
+It takes a slot of the fleet and its share of the shards, and consumes them until SIGTERM, on which the batches in hand end and the
+leases are released. Where the fleet is complete it says so and exits 0 without reading a byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from hindcast.errors import HindcastError
+from hindcast.settings import Settings
+from hindcast.stream.worker import Worker
+
+
+def main() -> int:
+    """Parse the arguments, run the worker, return its exit code."""
+    parser = argparse.ArgumentParser(description="Run one worker of a fleet.")
+    parser.add_argument("--fleet", help="the fleet to join; default HINDCAST_FLEET")
+    arguments = parser.parse_args()
+    try:
+        settings = Settings(**({"fleet": arguments.fleet} if arguments.fleet else {}))
+        return Worker(settings).run()
+    except HindcastError as error:
+        print(f"hindcast: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
