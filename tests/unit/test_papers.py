@@ -1,0 +1,72 @@
+"""What the papers say is so: their links lead somewhere, and the commands, targets and events that they name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from hindcast import catalog
+from hindcast.cli.app import app
+from hindcast.control.events import EventKind
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+COMMAND = re.compile(r"(?:^\$ \S*|`)hindcast ((?!\.)[a-z]+)([^`\n#]*)", re.MULTILINE)
+TARGET = re.compile(r"(?:^\$ |`)make ([a-z-]+)", re.MULTILINE)
+EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def _id(path: Path) -> str:
+    return path.name
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=_id)
+def test_links_lead_somewhere(paper: Path) -> None:
+    """Each link to a file of the repository leads to one."""
+    broken = [target for target in LINK.findall(paper.read_text()) if not (paper.parent / target).exists()]
+    assert broken == []
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=_id)
+def test_commands_exist(paper: Path) -> None:
+    """Each `hindcast` command that is named is one, and has the options that are named with it."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for name, rest in COMMAND.findall(paper.read_text()):
+        assert name in commands
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known, name
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=_id)
+def test_targets_exist(paper: Path) -> None:
+    """Each `make` target that is named is one."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(TARGET.findall(paper.read_text())) <= targets
+
+
+def test_events_exist() -> None:
+    """The events that the paper on operating explains are written by the platform under these names."""
+    table = (ROOT / "docs/how-to/operate.md").read_text().partition("| event |")[2].partition("\n## ")[0]
+    named = re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE)
+    assert named
+    assert set(named) <= {kind.value for kind in EventKind}
+
+
+def test_the_example_loads(tmp_path: Path) -> None:
+    """The README's pipeline loads as it is printed, and is the one that the how-to explains."""
+    example = EXAMPLE.findall((ROOT / "README.md").read_text())[0]
+    assert EXAMPLE.findall((ROOT / "docs/how-to/your-own-pipeline.md").read_text())[0] == example
+    (tmp_path / "big_trades.py").write_text(example)
+    loaded = catalog.load(tmp_path)
+    assert loaded.errors == {}
+    assert list(loaded) == ["big_trades"]
+
+
+def test_the_papers_name_commands() -> None:
+    """The patterns find something: a paper without commands would please every test above."""
+    assert len(COMMAND.findall((ROOT / "docs/how-to/operate.md").read_text())) >= 10
+    assert TARGET.findall((ROOT / "README.md").read_text())
