@@ -51,25 +51,26 @@ class Child:
 
     def run(self, tell: Callable[[str], None]) -> Ended:
         """Run to the end; every line of stderr goes to ``tell`` as it comes."""
-        self._process = subprocess.Popen(
+        printed: deque[str] = deque(maxlen=1)
+        said: deque[str] = deque(maxlen=KEPT_LINES)
+        with subprocess.Popen(
             self._command, env=self._environment, cwd=Path.cwd(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, encoding="utf-8", errors="replace", start_new_session=True,
-        )  # fmt: skip
-        assert self._process.stdout is not None  # noqa: S101 - both are pipes
-        assert self._process.stderr is not None  # noqa: S101
-        printed: deque[str] = deque(maxlen=1)
-        reader = threading.Thread(target=_keep_lines, args=(self._process.stdout, printed), daemon=True)
-        reader.start()
-        said: deque[str] = deque(maxlen=KEPT_LINES)
-        try:
-            for line in self._process.stderr:
-                if text := line.rstrip():
-                    said.append(text)
-                    tell(text)
-            exit_code = self._process.wait()
-            reader.join()
-        finally:
-            self.kill()  # what it left in its group, should this task have been interrupted
+        ) as process:  # fmt: skip
+            self._process = process
+            assert process.stdout is not None
+            assert process.stderr is not None
+            reader = threading.Thread(target=_keep_lines, args=(process.stdout, printed), daemon=True)
+            reader.start()
+            try:
+                for line in process.stderr:
+                    if text := line.rstrip():
+                        said.append(text)
+                        tell(text)
+                exit_code = process.wait()
+                reader.join()
+            finally:
+                self.kill()  # should this task have been interrupted
         return Ended(exit_code, _json_object(printed), list(said))
 
     def kill(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 
@@ -12,18 +13,30 @@ from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
 
 #: Before every stream: a backfill may begin at any time after it. Nothing is caught up by itself.
-START = datetime(2020, 1, 1, tzinfo=timezone.utc)
+START = datetime(2020, 1, 1, tzinfo=UTC)
 TAGS = ["hindcast"]
 #: Replays of one pipeline at once, also in a backfill, which does not heed ``max_active_runs``: each is a Spark driver.
 REPLAYS_AT_ONCE = 2
 #: The stream of an interval that has just ended is some seconds behind: a replay waits for it by trying again.
-RETRIES = {"retries": 6, "retry_delay": timedelta(seconds=20), "retry_exponential_backoff": 2.0, "max_retry_delay": timedelta(minutes=10)}
+RETRIES: dict[str, Any] = {
+    "retries": 6,
+    "retry_delay": timedelta(seconds=20),
+    "retry_exponential_backoff": 2.0,
+    "max_retry_delay": timedelta(minutes=10),
+}
+
+SUPERVISE_DOC = """
+Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no stream: `hindcast pause` and `hindcast drain` do.
+"""
 
 REPLAY_DOC = """
-Runs the same offsets again as a batch: the *hindcast* of `{name}`. Each hindcast raises an asset event, on which `validate.{name}` judges it.
+Runs the same offsets again as a batch: the *hindcast* of `{name}`.
+Each hindcast raises an asset event, on which `validate.{name}` judges it.
 
-- On its schedule, and in `airflow backfill create --dag-id replay.{name} --from-date ... --to-date ...` (the end date counts too), a run covers its data interval.
-- Triggered by hand, it covers what the form says. Ends are exclusive; offsets are JSON of partition to offset, e.g. `{{"0": 100, "1": 200}}`.
+- On its schedule, and in `airflow backfill create --dag-id replay.{name} --from-date ... --to-date ...` (the end date counts too),
+  a run covers its data interval.
+- Triggered by hand, it covers what the form says. Ends are exclusive; offsets are JSON of partition to offset,
+  e.g. `{{"0": 100, "1": 200}}`.
 
 A range that the stream has not consumed yet is tried again; a range that cannot be replayed fails at once and says why.
 """
@@ -39,7 +52,7 @@ def supervise_dag() -> DAG:
         max_active_runs=1,
         tags=TAGS,
         description="Keeps the fleet whole: launches missing workers, wakes when something changes",
-        doc_md="Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no stream: `hindcast pause` and `hindcast drain` do.",
+        doc_md=SUPERVISE_DOC,
     ) as dag:
         reconcile = ReconcileOperator(task_id="reconcile", retries=5, retry_delay=timedelta(seconds=10), retry_exponential_backoff=2.0)
         WatchFleetOperator(task_id="watch", reconciled=reconcile.output, retries=5, retry_delay=timedelta(seconds=10))
@@ -83,12 +96,18 @@ def replay_dag(pipeline: Pipeline, schedule: str = "@hourly") -> DAG:
 
 
 def _offsets(title: str, description: str) -> Param:
-    pattern = {"patternProperties": {"^[0-9]+$": {"type": "integer", "minimum": 0}}, "additionalProperties": False, "minProperties": 1}
+    pattern: dict[str, Any] = {
+        "patternProperties": {"^[0-9]+$": {"type": "integer", "minimum": 0}},
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
     return Param(None, type=["null", "object"], title=title, description=description + ', e.g. {"0": 100}', section="Offsets", **pattern)
 
 
 def _time(title: str, description: str) -> Param:
-    return Param(None, type=["null", "string"], format="date-time", title=title, description=description, section="Times")
+    # The format makes Airflow show a calendar but checks nothing; the task checks the time itself.
+    pattern = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}"
+    return Param(None, type=["null", "string"], format="date-time", pattern=pattern, title=title, description=description, section="Times")
 
 
 def validate_dag(pipeline: Pipeline) -> DAG:
@@ -101,8 +120,16 @@ def validate_dag(pipeline: Pipeline) -> DAG:
         max_active_runs=REPLAYS_AT_ONCE,
         tags=TAGS,
         description=f"Judges the stream of {pipeline.name} by each of its hindcasts",
-        doc_md="Each hindcast that led to this run gets a verdict of its own. A failed verdict fails its task and names the rows that differ.",
-        params={"run_id": Param("", type="string", pattern="^[A-Za-z0-9._-]{0,64}$", title="Hindcast", description="Judge this run id; empty on a scheduled run")},
+        doc_md="Each hindcast that led to this run gets its own verdict. A failed verdict fails its task and names the rows that differ.",
+        params={
+            "run_id": Param(
+                "",
+                type="string",
+                pattern="^[A-Za-z0-9._-]{0,64}$",
+                title="Hindcast",
+                description="Judge this run id; empty on a scheduled run",
+            )
+        },
     ) as dag:
         found = FindHindcastsOperator(task_id="find_hindcasts", pipeline=pipeline.name, run_id="{{ params.run_id }}")
         ValidateOperator.partial(

@@ -49,7 +49,9 @@ class WakeReason(StrEnum):
 
 
 #: Reasons that count towards the back-off: the supervisor woke because something was wrong, not because it was asked to.
-TROUBLE = frozenset({WakeReason.WORKER_LOST, WakeReason.SLOT_FREE, WakeReason.QUERY_FAILED, WakeReason.LAG_OVER_LIMIT, WakeReason.NOT_MENDED})
+TROUBLE = frozenset(
+    {WakeReason.WORKER_LOST, WakeReason.SLOT_FREE, WakeReason.QUERY_FAILED, WakeReason.LAG_OVER_LIMIT, WakeReason.NOT_MENDED}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,12 @@ class Wake:
     lost: dict[str, Sign]
 
     def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason.value, "message": self.message, "faults": self.faults, "lost": {slot: list(sign) for slot, sign in self.lost.items()}}
+        return {
+            "reason": self.reason.value,
+            "message": self.message,
+            "faults": self.faults,
+            "lost": {slot: list(sign) for slot, sign in self.lost.items()},
+        }
 
 
 def sign(lease: Lease) -> Sign:
@@ -95,7 +102,11 @@ def lagging_shards(leases: Collection[Lease], settings: Settings) -> dict[str, i
         if lease.status_type is not StatusType.SHARD or desired is None or desired.state is not DesiredState.RUNNING:
             continue
         lag = int(lease.detail.get("lag_records") or 0)
-        if lag > settings.lag_limit_records and lease.state != ShardState.TERMINATED and lease.status_value.startswith(f"v{desired.version}."):
+        if (
+            lag > settings.lag_limit_records
+            and lease.state != ShardState.TERMINATED
+            and lease.status_value.startswith(f"v{desired.version}.")
+        ):
             lagging[str(lease.key)] = lag
     return lagging
 
@@ -115,7 +126,9 @@ def recent_failures(tables: ControlTables, since: datetime) -> list[dict[str, An
     return sorted(rows, key=lambda row: row["at"])
 
 
-def settle(read: Callable[[], list[Lease]], settings: Settings, clock: Clock, wait: Callable[[float], None], lost: Mapping[str, Sign]) -> tuple[list[Lease], list[str]]:
+def settle(
+    read: Callable[[], list[Lease]], settings: Settings, clock: Clock, wait: Callable[[float], None], lost: Mapping[str, Sign]
+) -> tuple[list[Lease], list[str]]:
     """Read until each held slot was seen to renew or to be still for a whole lease: one read cannot tell the living from the dead.
 
     Takes a fraction of a lease in a healthy fleet and a little over one lease at most.
@@ -171,8 +184,13 @@ class Watcher:
             return Wake(reason=reason, message=message, faults=sorted(faults), lost=lost)
 
         if (desired := desired_lines(leases)) != self._outlook.desired:
-            changed = sorted(name for name in desired.keys() | self._outlook.desired.keys() if desired.get(name) != self._outlook.desired.get(name))
-            return wake(WakeReason.DESIRED_CHANGED, "The desired state changed: " + "; ".join(f"{name} is to be {desired.get(name, 'gone')}" for name in changed) + ".")
+            changed = sorted(
+                name for name in desired.keys() | self._outlook.desired.keys() if desired.get(name) != self._outlook.desired.get(name)
+            )
+            return wake(
+                WakeReason.DESIRED_CHANGED,
+                "The desired state changed: " + "; ".join(f"{name} is to be {desired.get(name, 'gone')}" for name in changed) + ".",
+            )
         if files != self._outlook.files:
             return wake(WakeReason.PIPELINES_CHANGED, "The files of the pipelines changed.")
         if new and now >= self._outlook.not_before:

@@ -52,7 +52,7 @@ class _ReplayAppOperator(BaseOperator):
     def _run_app(self, arguments: Sequence[str]) -> Ended:
         self._child = Child(Settings(), APP, arguments)
         _log.info("Running the replay application.", arguments=list(arguments))
-        return self._child.run(lambda line: _log.info(line))
+        return self._child.run(_log.info)
 
     def _result(self, ended: Ended) -> dict[str, Any]:
         """The JSON object of a child that ended well.
@@ -87,7 +87,15 @@ class HindcastReplayOperator(_ReplayAppOperator):
     operator_extra_links = (VerdictLink(), DataDocsLink())
 
     def __init__(
-        self, *, pipeline: str, choice: str = RangeChoice.INTERVAL.value, from_offsets: str = "", to_offsets: str = "", from_time: str = "", to_time: str = "", **kwargs: Any
+        self,
+        *,
+        pipeline: str,
+        choice: str = RangeChoice.INTERVAL.value,
+        from_offsets: str = "",
+        to_offsets: str = "",
+        from_time: str = "",
+        to_time: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, outlets=[hindcast_asset(pipeline)], **kwargs)
         self.choice = choice
@@ -115,21 +123,30 @@ class HindcastReplayOperator(_ReplayAppOperator):
         try:
             choice = RangeChoice(self.choice)
         except ValueError as error:
-            raise BadRangeError(range=self.choice, problem="there is no such choice", cure="Choose one of: " + ", ".join(RangeChoice)) from error
+            raise BadRangeError(
+                range=self.choice, problem="there is no such choice", cure="Choose one of: " + ", ".join(RangeChoice)
+            ) from error
         fields: dict[str, Any] = {}
         if choice is RangeChoice.INTERVAL:
             if interval_start is None or interval_end is None:
-                raise BadRangeError(range=choice, problem="this run has no data interval", cure="Give the run a logical date, or choose another range.")
+                raise BadRangeError(
+                    range=choice, problem="this run has no data interval", cure="Give the run a logical date, or choose another range."
+                )
             fields = {"from_time": interval_start.isoformat(), "to_time": interval_end.isoformat()}
         elif choice is RangeChoice.TIMES:
             fields = {"from_time": _given(self.from_time, "from_time", choice), "to_time": _given(self.to_time, "to_time", choice)}
         elif choice is RangeChoice.OFFSETS:
-            fields = {"from_offsets": _given(self.from_offsets, "from_offsets", choice), "to_offsets": _given(self.to_offsets, "to_offsets", choice)}
+            fields = {
+                "from_offsets": _given(self.from_offsets, "from_offsets", choice),
+                "to_offsets": _given(self.to_offsets, "to_offsets", choice),
+            }
         elif choice is RangeChoice.SINCE_LAST_VERDICT:
             fields = {"since_last_verdict": True}
         else:
             fields = {"everything": True}
-        return ReplayRequest.parse(pipeline=self.pipeline, run_id=new_run_id(check_name("pipeline", self.pipeline), datetime.now(UTC)), **fields)
+        return ReplayRequest.parse(
+            pipeline=self.pipeline, run_id=new_run_id(check_name("pipeline", self.pipeline), datetime.now(UTC)), **fields
+        )
 
 
 def _given(text: str, name: str, choice: RangeChoice) -> str:
@@ -160,7 +177,9 @@ class FindHindcastsOperator(BaseOperator):
             run_ids += [str(event.extra["run_id"]) for event in events[asset] if event.extra.get("run_id")]
         found = list(dict.fromkeys(run_ids))
         if not found:
-            raise AirflowFailException(f"There is no hindcast of {self.pipeline} to judge. Trigger this DAG with the run_id of one: `hindcast runs` lists them.")
+            raise AirflowFailException(
+                f"There is no hindcast of {self.pipeline} to judge. Trigger this DAG with the run_id of one: `hindcast runs` lists them."
+            )
         try:
             for run_id in found:
                 check_name("run", run_id)
@@ -191,8 +210,10 @@ class ValidateOperator(_ReplayAppOperator):
         context["ti"].xcom_push(key="verdict", value=verdict)
         _log.info(
             f"{self.pipeline} holds: {verdict.get('unexplained')} unexplained differences, captured {verdict.get('captured')}.",
-            windows_compared=verdict.get("windows_compared"), rows_compared=verdict.get("rows_compared"), late_rows=verdict.get("late_rows"),
-        )  # fmt: skip
+            windows_compared=verdict.get("windows_compared"),
+            rows_compared=verdict.get("rows_compared"),
+            late_rows=verdict.get("late_rows"),
+        )
         return verdict
 
     def _name_differences(self) -> None:
@@ -200,8 +221,9 @@ class ValidateOperator(_ReplayAppOperator):
         for row in sorted(rows, key=lambda row: (row["kind"], row["keys"], row["column"] or ""))[:NAMED_DIFFERENCES]:
             _log.error(
                 f"{row['kind']}: the row {row['keys']}" + (f", column {row['column']}" if row["column"] else ""),
-                stream=row["stream_value"], hindcast=row["hindcast_value"],
-            )  # fmt: skip
+                stream=row["stream_value"],
+                hindcast=row["hindcast_value"],
+            )
         if len(rows) > NAMED_DIFFERENCES:
             _log.error(f"{len(rows) - NAMED_DIFFERENCES} more differences were kept; the verdict's page shows them.")
 

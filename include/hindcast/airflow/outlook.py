@@ -59,7 +59,9 @@ class Outlook:
     retry_at: datetime | None = None
 
     @classmethod
-    def after(cls, looked_at: datetime, *, faults: frozenset[str], desired: Mapping[str, str], files: str, empty_slots: bool, wakes_last_hour: int) -> Self:
+    def after(
+        cls, looked_at: datetime, *, faults: frozenset[str], desired: Mapping[str, str], files: str, empty_slots: bool, wakes_last_hour: int
+    ) -> Self:
         """The outlook of a reconciliation that left these faults behind."""
         wait = backoff_seconds(wakes_last_hour)
         return cls(

@@ -66,30 +66,49 @@ class ReconcileOperator(BaseOperator):
         launched = self._launch(max(len(empty) - len(starting), 0), settings, events)
         outlook = Outlook.after(
             looked_at,
-            faults=frozenset({*(f"{Fault.SLOT_EMPTY}:{slot}" for slot in empty), *(f"{Fault.SHARD_LAGS}:{shard}" for shard in lagging_shards(leases, settings))}),
+            faults=frozenset(
+                {
+                    *(f"{Fault.SLOT_EMPTY}:{slot}" for slot in empty),
+                    *(f"{Fault.SHARD_LAGS}:{shard}" for shard in lagging_shards(leases, settings)),
+                }
+            ),
             desired=desired_lines(leases),
             files=files_fingerprint(settings.pipelines_dir),
             empty_slots=bool(empty),
             wakes_last_hour=sum(wake["reason"] in TROUBLE for wake in woke),
         )
         seen = {"slots": len(wanted), "live": len(live), "starting": len(starting), "refused": refused, "desired": outlook.desired}
-        return {"outlook": outlook.to_json(), "seen": seen, "launched": [{"name": service.name, "pid": service.pid, "log": str(service.log)} for service in launched]}
+        return {
+            "outlook": outlook.to_json(),
+            "seen": seen,
+            "launched": [{"name": service.name, "pid": service.pid, "log": str(service.log)} for service in launched],
+        }
 
     def _declare(
         self, catalog: Catalog, states: DesiredStates, settings: Settings, events: EventLog, tables: ControlTables, now: datetime
     ) -> list[str]:
         """Want every loadable pipeline; report the refused ones, each once an hour. Returns the files that were refused."""
-        known = {row["message"] for row in tables.rows(ControlTable.EVENTS, [("kind", "=", EventKind.PIPELINE_REFUSED.value), ("at", ">=", now - HOUR)])}
+        known = {
+            row["message"]
+            for row in tables.rows(ControlTable.EVENTS, [("kind", "=", EventKind.PIPELINE_REFUSED.value), ("at", ">=", now - HOUR)])
+        }
         for file, error in catalog.errors.items():
             if str(error) in known:
                 _log.warning(str(error), file=file)
             else:
-                events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure="Mend the file; the other pipelines go on.", file=file)
+                events.record(
+                    EventKind.PIPELINE_REFUSED,
+                    str(error),
+                    severity=Severity.WARNING,
+                    cure="Mend the file; the other pipelines go on.",
+                    file=file,
+                )
         for pipeline in catalog.values():
             desired = states.declare(pipeline, settings.workers)
             if desired.version != pipeline.version:
                 _log.warning(
-                    f"The stream of {pipeline.name} runs version {desired.version}, its code is at version {pipeline.version}.", pipeline=pipeline.name
+                    f"The stream of {pipeline.name} runs version {desired.version}, its code is at version {pipeline.version}.",
+                    pipeline=pipeline.name,
                 )
         return sorted(catalog.errors)
 
@@ -106,12 +125,17 @@ class ReconcileOperator(BaseOperator):
 def starting_workers(services: Iterable[Service], leases: Collection[Lease], settings: Settings, clock: Clock) -> list[Service]:
     """Launched workers of the fleet on this host that run, hold no slot yet, and are not overdue."""
     host = socket.gethostname()
-    holders = {lease.detail.get("pid") for lease in slot_leases(leases, settings).values() if not lease.free and lease.detail.get("host") == host}
+    holders = {
+        lease.detail.get("pid") for lease in slot_leases(leases, settings).values() if not lease.free and lease.detail.get("host") == host
+    }
     youngest = clock.now() - timedelta(seconds=START_SECONDS + settings.lease_seconds)
     return [
         service
         for service in services
-        if service.running and service.detail.get("fleet") == settings.fleet and service.pid not in holders and service.started_at > youngest
+        if service.running
+        and service.detail.get("fleet") == settings.fleet
+        and service.pid not in holders
+        and service.started_at > youngest
     ]
 
 
@@ -145,11 +169,18 @@ class WatchFleetOperator(BaseOperator):
 
     def execute(self, context: Context) -> NoReturn:  # noqa: ARG002 - Airflow's signature
         outlook = self.reconciled["outlook"]
-        _log.info("Watching the fleet.", faults_already_known=outlook["faults"], not_before=outlook["not_before"], retry_at=outlook["retry_at"])
+        _log.info(
+            "Watching the fleet.", faults_already_known=outlook["faults"], not_before=outlook["not_before"], retry_at=outlook["retry_at"]
+        )
         self.defer(trigger=FleetTrigger(outlook), method_name="woke")
 
     def woke(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """Record why the trigger fired; what it saw of dead owners tells the next run whom it need not wait for."""
         severity = Severity.WARNING if event["reason"] in TROUBLE else Severity.INFO
-        EventLog(ControlTables(Settings()), worker="supervise").record(EventKind.SUPERVISOR_WOKE, event["message"], severity=severity, **{**event, "message": None})
+        EventLog(ControlTables(Settings()), worker="supervise").record(
+            EventKind.SUPERVISOR_WOKE,
+            event["message"],
+            severity=severity,
+            **{name: value for name, value in event.items() if name != "message"},
+        )
         return event

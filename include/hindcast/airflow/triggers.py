@@ -34,7 +34,7 @@ class FleetTrigger(BaseTrigger):
     """
 
     def __init__(self, outlook: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.outlook = outlook
 
     def serialize(self) -> tuple[str, dict[str, Any]]:

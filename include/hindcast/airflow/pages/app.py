@@ -1,0 +1,116 @@
+"""The control room's routes. Airflow does not authenticate a plugin's routes: each route here asks Airflow's own guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jinja2
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from fastapi import Depends, FastAPI, HTTPException, Request, status
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from hindcast.airflow.pages import documents, formats
+from hindcast.airflow.pages.facts import Facts, Row
+from hindcast.clock import SystemClock
+from hindcast.errors import BadInputError, HindcastError
+from hindcast.pipeline import check_name
+from hindcast.settings import Settings
+
+#: The pages hold no script and load nothing. Airflow shows them in a frame of its own origin.
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+DOCUMENT_HEADERS = {**PAGE_HEADERS, "Content-Security-Policy": documents.CONTENT_SECURITY_POLICY + "; frame-ancestors 'self'"}
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "templates"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        name: getattr(formats, name) for name in ("count", "number", "share", "size", "seconds", "instant", "event_time", "fields", "keys")
+    }
+    return environment
+
+
+def _page(template: str, root: str, *, status_code: int = 200, **values: Any) -> HTMLResponse:
+    """:param root: the way from this page to the overview, as all links are relative: Airflow may be served below a prefix"""
+    html = _templates().get_template(template).render(root=root, **values)
+    return HTMLResponse(html, status_code=status_code, headers=PAGE_HEADERS)
+
+
+def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
+    """The application to be mounted below ``/hindcast``."""
+    # No documentation routes: FastAPI adds them without the guard.
+    app = FastAPI(
+        title="Hindcast", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(requires_access_view(AccessView.PLUGINS))]
+    )
+
+    def facts() -> Facts:
+        return Facts(settings(), SystemClock())
+
+    @app.get("/")
+    def overview() -> Response:
+        return _page("overview.html", "./", **facts().overview())
+
+    @app.get("/pipelines/{name}")
+    def pipeline(name: str) -> Response:
+        return _page("pipeline.html", "../", **_found(facts().pipeline(check_name("pipeline", name)), "pipeline", name))
+
+    @app.get("/verdicts/{run_id}")
+    def verdict(run_id: str) -> Response:
+        found = _found(facts().verdict(check_name("run", run_id)), "run", run_id)
+        recorded = (found["verdict"] or {}).get("data_docs") or ""
+        docs = documents.relative_url(settings().home / "data_docs", recorded) if recorded else ""
+        return _page("verdict.html", "../", docs=docs, **found)
+
+    @app.get("/verdicts/{run_id}/data-docs")
+    def data_docs_of(run_id: str) -> Response:
+        recorded = facts().data_docs(check_name("run", run_id))
+        path = documents.relative_url(settings().home / "data_docs", recorded) if recorded else ""
+        if not path:
+            raise HTTPException(status.HTTP_404_NOT_FOUND, f"The run {run_id} has no Data Docs: it was not judged yet.")
+        return RedirectResponse(f"../../data-docs/{path}", headers=PAGE_HEADERS)
+
+    @app.get("/data-docs/{path:path}")
+    def document(path: str) -> Response:
+        file = documents.locate(settings().home / "data_docs", path)
+        if file is None:
+            raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such page in Data Docs.")
+        return FileResponse(file, media_type=documents.CONTENT_TYPES[file.suffix.lower()], headers=DOCUMENT_HEADERS)
+
+    app.add_exception_handler(StarletteHTTPException, _on_http_error)
+    app.add_exception_handler(HindcastError, _on_hindcast_error)
+    return app
+
+
+def _found(values: Row | None, what: str, name: str) -> Row:
+    if values is None:
+        raise HTTPException(status.HTTP_404_NOT_FOUND, f"There is no {what} named {name}.")
+    return values
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    if "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=PAGE_HEADERS)
+    return _problem(request, error.status_code, str(error.detail))
+
+
+async def _on_hindcast_error(request: Request, error: Exception) -> Response:
+    code = status.HTTP_404_NOT_FOUND if isinstance(error, BadInputError) else status.HTTP_503_SERVICE_UNAVAILABLE
+    return _problem(request, code, str(error))
+
+
+def _problem(request: Request, status_code: int, message: str) -> HTMLResponse:
+    below = request.scope["path"].removeprefix(request.scope.get("root_path", "")).strip("/")
+    root = "../" * below.count("/") or "./"
+    return _page("problem.html", root, status_code=status_code, message=message, code=status_code)

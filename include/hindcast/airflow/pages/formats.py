@@ -1,0 +1,84 @@
+"""How figures are written for people. Each takes None for "not known" and answers with a dash."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+UNKNOWN = "\N{EN DASH}"
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def count(value: float | None) -> str:
+    """12345 as ``12,345``."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    """0.99931 as ``99.931 %``: rounded down, so that what is below 1 never reads 100."""
+    if value is None:
+        return UNKNOWN
+    return "100 %" if value >= 1 else f"{int(value * 100_000) / 1000:.3f} %"
+
+
+def size(value: float | None) -> str:
+    """Bytes as ``1.4 GiB``."""
+    if value is None:
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:  # noqa: PLR2004 - the step between the units
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: ``0.4 s``, ``12 s``, ``3 min``, ``2 h``, ``5 d``."""
+    if value is None:
+        return UNKNOWN
+    if value < 10:  # noqa: PLR2004 - below it a tenth matters
+        return f"{max(value, 0):.1f} s"
+    if value < 2 * _MINUTE:
+        return f"{value:.0f} s"
+    if value < 2 * _HOUR:
+        return f"{value / _MINUTE:.0f} min"
+    return f"{value / _HOUR:.0f} h" if value < 2 * _DAY else f"{value / _DAY:.0f} d"
+
+
+def instant(value: datetime | None) -> str:
+    return UNKNOWN if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def event_time(milliseconds: int | None) -> str:
+    """Epoch milliseconds of event time; 0 stands for "none yet"."""
+    return UNKNOWN if not milliseconds else instant(datetime.fromtimestamp(milliseconds / 1000, UTC))
+
+
+def age_seconds(at: datetime | None, now: datetime) -> float | None:
+    return None if at is None else max((now - at).total_seconds(), 0.0)
+
+
+def fields(text: str | None) -> dict[str, Any]:
+    """A JSON object of a table's column; empty where it is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def keys(text: str | None) -> str:
+    """The key of a differing row on one line: ``ticker A, window 10:00:00 to 10:00:05``."""
+    found = fields(text)
+    return ", ".join(f"{name} {_key(value)}" for name, value in found.items()) if found else (text or UNKNOWN)
+
+
+def _key(value: Any) -> str:
+    if isinstance(value, dict) and value.keys() >= {"start", "end"}:
+        return f"{value['start']} to {value['end']}"
+    return str(value)

@@ -1,0 +1,46 @@
+"""What Airflow learns of Hindcast: the control room's pages and the buttons on tasks.
+
+Every Airflow process imports this, tasks included; so the web application is made on the first request, in the API server alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from hindcast.airflow.links import PREFIX, ControlRoomLink, DataDocsLink, VerdictLink
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Message = MutableMapping[str, Any]
+
+
+@cache
+def _application() -> FastAPI:
+    from hindcast.airflow.pages.app import create_app
+
+    return create_app()
+
+
+class ControlRoom:
+    """The pages as an ASGI application."""
+
+    async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:
+        await _application()(scope, receive, send)
+
+
+class HindcastPlugin(AirflowPlugin):
+    """Registered by plugins/hindcast_plugin.py."""
+
+    name = "hindcast"
+    # ruff: noqa: RUF012 - Airflow reads these lists from the class
+    fastapi_apps: list[dict[str, Any]] = [{"app": ControlRoom(), "url_prefix": PREFIX, "name": "Hindcast"}]
+    # Relative: Airflow's page says where it is served.
+    external_views: list[dict[str, Any]] = [
+        {"name": "Hindcast", "href": f"{PREFIX.lstrip('/')}/", "destination": "nav", "url_route": "hindcast", "nav_top_level": True}
+    ]
+    operator_extra_links: list[Any] = [ControlRoomLink(), VerdictLink(), DataDocsLink()]

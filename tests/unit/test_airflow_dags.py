@@ -1,0 +1,172 @@
+"""The DAG files, loaded as Airflow's DAG processor loads them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import airflow_home  # noqa: F401 - before Airflow
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+
+from hindcast.settings import project_root
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FILES = sorted((project_root() / "dags").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[dict[str, DAG], dict[str, float]]:
+    """All DAGs by id, and the seconds that each file took."""
+    dags: dict[str, DAG] = {}
+    seconds = {}
+    for file in FILES:
+        began = time.perf_counter()
+        bag = DagBag(dag_folder=file)
+        seconds[file.name] = time.perf_counter() - began
+        assert bag.import_errors == {}
+        dags |= bag.dags
+    return dags, seconds
+
+
+@pytest.fixture(scope="module")
+def dags(loaded: tuple[dict[str, DAG], dict[str, float]]) -> dict[str, DAG]:
+    return loaded[0]
+
+
+def test_every_job_has_its_dags(loaded: tuple[dict[str, DAG], dict[str, float]]) -> None:
+    """One supervise and one maintain; a replay and a validate for each pipeline."""
+    dags, seconds = loaded
+    assert sorted(dags) == ["maintain", "replay.stock_stats", "supervise", "validate.stock_stats"]
+    print({name: round(value, 3) for name, value in seconds.items()})  # noqa: T201 - measured, not asserted
+
+
+def test_parsing_loads_neither_great_expectations_nor_a_jvm() -> None:
+    """A DAG file is parsed every few seconds, in a process of its own."""
+    code = (
+        "import sys, runpy, pathlib\n"
+        "for file in pathlib.Path(sys.argv[1]).glob('*.py'): runpy.run_path(str(file))\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "heavy = sorted(loaded & {'great_expectations', 'kafka', 'fastapi_cli'})\n"
+        "from pyspark import SparkContext\n"
+        "sys.exit(str(heavy) if heavy or SparkContext._gateway else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(project_root() / "dags")], capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("dag_id", ["maintain", "replay.stock_stats", "supervise", "validate.stock_stats"])
+def test_a_dag_survives_its_way_into_the_database(dags: dict[str, DAG], dag_id: str) -> None:
+    """The scheduler and the triggerer only ever see the serialized form."""
+    serialized = DagSerialization.to_dict(dags[dag_id])
+    assert DagSerialization.from_dict(serialized).dag_id == dag_id
+
+
+def test_supervise_runs_again_and_again_but_never_twice_at_once(dags: dict[str, DAG]) -> None:
+    """Two reconciliations at once would launch twice as many workers."""
+    dag = dags["supervise"]
+    assert type(dag.timetable).__name__ == "ContinuousTimetable"
+    assert dag.max_active_runs == 1
+    assert dag.get_task("watch").upstream_task_ids == {"reconcile"}
+
+
+def test_replay_has_data_intervals_and_catches_nothing_up(dags: dict[str, DAG]) -> None:
+    """Airflow's default timetable of a cron text has empty intervals: a run would cover nothing."""
+    dag = dags["replay.stock_stats"]
+    assert type(dag.timetable).__name__ == "CronDataIntervalTimetable"
+    assert dag.catchup is False
+    assert dag.max_active_runs == 2
+    task = dag.get_task("hindcast")
+    assert task.max_active_tis_per_dag == 2
+    assert task.retries > 0
+    assert [asset.name for asset in task.outlets] == ["hindcasts.stock_stats"]
+
+
+def test_validate_waits_for_the_replays_asset_and_judges_one_run_a_task(dags: dict[str, DAG]) -> None:
+    """Each verdict is a mapped task of its own."""
+    dag = dags["validate.stock_stats"]
+    outlet = dags["replay.stock_stats"].get_task("hindcast").outlets[0]
+    assert [asset.uri for asset in dag.timetable.asset_condition.objects] == [outlet.uri]
+    assert dag.get_task("judge").is_mapped
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"range": "from offsets to offsets", "from_offsets": {"0": 1}, "to_offsets": {"0": 5}},
+        {"range": "from one time to another", "from_time": "2026-01-01T00:00:00+00:00", "to_time": "2026-01-01T01:00:00+00:00"},
+        {"range": "everything"},
+        {},
+    ],
+)
+def test_the_form_takes_each_kind_of_range(dags: dict[str, DAG], values: dict[str, Any]) -> None:
+    """What a person chooses is checked when the run is made."""
+    filled(dags["replay.stock_stats"], values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"range": "tomorrow"}, {"from_offsets": {"0": -1}}, {"from_offsets": {"zero": 1}}, {"from_offsets": "0"}, {"from_offsets": {}}),
+        *({"to_offsets": {"0": "1; rm -rf ~"}}, {"from_time": "yesterday"}, {"range": ["everything"]}),
+    ],
+)
+def test_the_form_refuses_what_is_no_range(dags: dict[str, DAG], values: dict[str, Any]) -> None:
+    """Before any task is started."""
+    with pytest.raises(ParamValidationError):
+        filled(dags["replay.stock_stats"], values)
+
+
+@pytest.mark.parametrize("run_id", ["../../etc/passwd", "a b", "x" * 65, "$(id)"])
+def test_the_form_refuses_what_is_no_run(dags: dict[str, DAG], run_id: str) -> None:
+    """A run id is a name."""
+    with pytest.raises(ParamValidationError):
+        filled(dags["validate.stock_stats"], {"run_id": run_id})
+
+
+def filled(dag: DAG, values: dict[str, Any]) -> None:
+    """Fill the DAG's form in, as the API server does when a run is triggered."""
+    params = ParamsDict({name: dag.params.get_param(name) for name in dag.params})
+    params.update(values)
+    params.validate()
+
+
+@pytest.fixture
+def checkout_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Pipelines of the checkout plus one more file."""
+
+    def make(code: str) -> Path:
+        folder = tmp_path / "pipelines"
+        shutil.copytree(project_root() / "include" / "pipelines", folder)
+        (folder / "broken.py").write_text(code)
+        monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(folder))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("code", ["import no_such_module", "def (:", "raise SystemError('no')"])
+def test_a_broken_pipeline_is_an_import_error_and_takes_no_other_down(checkout_with: Callable[[str], Path], code: str) -> None:
+    """Airflow's pages name the file; the DAGs of the good pipelines stay."""
+    checkout_with(code)
+    found, errors = {}, {}
+    for file in FILES:
+        bag = DagBag(dag_folder=file)
+        found |= bag.dags
+        errors |= bag.import_errors
+    assert sorted(found) == ["maintain", "replay.stock_stats", "supervise", "validate.stock_stats"]
+    assert [Path(file).name for file in errors] == ["refused.py"]
+    assert "broken.py" in "".join(errors.values())

@@ -1,0 +1,298 @@
+"""The tasks, with a stand-in for Spark: a real child process of a few lines that ends as spark_apps/replay.py may end."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import airflow_home  # noqa: F401 - before Airflow
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from fleet_sample import FAILED_RUN, desired, difference, put, slot
+from structlog.testing import capture_logs
+
+from hindcast.airflow import children, supervision
+from hindcast.airflow.assets import hindcast_asset
+from hindcast.airflow.operators import FindHindcastsOperator, HindcastReplayOperator, RangeChoice, ValidateOperator
+from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator, starting_workers
+from hindcast.clock import SystemClock
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.errors import ChildFailedError, RangeNotYetConsumedError
+from hindcast.local.processes import Service
+from hindcast.settings import Settings
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+START, END = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 11, tzinfo=UTC)
+
+
+class FakeTask:
+    """What a task instance is to an operator: somewhere to push XComs."""
+
+    def __init__(self) -> None:
+        self.pushed: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
+    """Settings as a task finds them: through the environment."""
+    monkeypatch.setenv("HINDCAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HINDCAST_LEASE_SECONDS", "1")
+    return Settings()
+
+
+@pytest.fixture
+def app(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say how the replay application is to end. Its arguments are in its result."""
+    (tmp_path / "spark_apps").mkdir()
+    monkeypatch.setattr(children, "project_root", lambda: tmp_path)
+
+    def ends(exit_code: int, last_words: str = "", **result: Any) -> None:
+        code = f"""
+import json, sys
+print({last_words!r}, file=sys.stderr)
+print(json.dumps({{"arguments": sys.argv[1:], **json.loads({json.dumps(result)!r})}}))
+sys.exit({exit_code})
+"""
+        (tmp_path / "spark_apps" / "replay.py").write_text(code)
+
+    return ends
+
+
+@pytest.fixture
+def context() -> dict[str, Any]:
+    events: defaultdict[Any, SimpleNamespace] = defaultdict(lambda: SimpleNamespace(extra={}))
+    return {
+        "ti": FakeTask(),
+        "outlet_events": events,
+        "data_interval_start": START,
+        "data_interval_end": END,
+        "triggering_asset_events": {},
+    }
+
+
+def replay(**fields: Any) -> HindcastReplayOperator:
+    return HindcastReplayOperator(task_id="hindcast", pipeline="stock_stats", **fields)
+
+
+def test_a_replay_covers_the_data_interval_and_names_its_run_in_the_event(app: Any, context: dict[str, Any]) -> None:
+    """The asset event carries the run id, by which the validation finds the hindcast."""
+    app(0, run_id="r-1", input_rows=3)
+    result = replay().execute(context)
+    arguments = result["arguments"]
+    assert arguments[:3] == ["hindcast", "--pipeline", "stock_stats"]
+    assert arguments[arguments.index("--from-time") + 1] == START.isoformat()
+    assert arguments[arguments.index("--to-time") + 1] == END.isoformat()
+    assert context["outlet_events"][hindcast_asset("stock_stats")].extra == {"run_id": "r-1", "pipeline": "stock_stats"}
+    assert context["ti"].pushed["run_id"] == arguments[arguments.index("--run-id") + 1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"choice": RangeChoice.OFFSETS, "from_offsets": '{"0": 1}', "to_offsets": '{"0": 9}'},
+            ["--from-offsets", '{"0": 1}', "--to-offsets", '{"0": 9}'],
+        ),
+        ({"choice": RangeChoice.SINCE_LAST_VERDICT}, ["--since-last-verdict"]),
+        ({"choice": RangeChoice.ALL}, ["--all"]),
+        (
+            {"choice": RangeChoice.TIMES, "from_time": "2026-01-01T00:00:00Z", "to_time": "2026-01-02T00:00:00+00:00"},
+            ["--from-time", "2026-01-01T00:00:00+00:00", "--to-time", "2026-01-02T00:00:00+00:00"],
+        ),
+    ],
+)
+def test_each_choice_becomes_its_arguments(app: Any, context: dict[str, Any], fields: dict[str, Any], expected: list[str]) -> None:
+    """One range, and only that one."""
+    app(0, run_id="r")
+    arguments = replay(**fields).execute(context)["arguments"][3:]
+    assert [argument for argument in arguments if argument not in ("--run-id", arguments[-1])] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"choice": RangeChoice.OFFSETS, "from_offsets": "null", "to_offsets": '{"0": 9}'}, "from_offsets is empty"),
+        ({"choice": RangeChoice.TIMES, "from_time": "2026-01-01T00:00:00", "to_time": "2026-01-02T00:00:00"}, "offset from UTC"),
+        ({"choice": "tomorrow"}, "there is no such choice"),
+    ],
+)
+def test_a_wrong_range_fails_at_once(app: Any, context: dict[str, Any], fields: dict[str, Any], words: str) -> None:
+    """No child is started and no retry is made; the message says what to do."""
+    app(0, run_id="r")
+    with pytest.raises(AirflowFailException, match=words):
+        replay(**fields).execute(context)
+
+
+def test_a_run_without_an_interval_asks_for_a_range(app: Any, context: dict[str, Any]) -> None:
+    """A run that was triggered without a logical date covers nothing by itself."""
+    app(0, run_id="r")
+    with pytest.raises(AirflowFailException, match="no data interval"):
+        replay().execute({**context, "data_interval_start": None, "data_interval_end": None})
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "error"), [(75, RangeNotYetConsumedError), (2, AirflowFailException), (1, ChildFailedError), (-9, ChildFailedError)]
+)
+def test_the_exit_code_says_whether_a_retry_can_help(app: Any, context: dict[str, Any], exit_code: int, error: type[Exception]) -> None:
+    """Not yet consumed and broken: try again. Bad input: never."""
+    app(exit_code, "partition 0 is at 12, the range ends at 99")
+    with pytest.raises(error, match="partition 0 is at 12"):
+        replay().execute(context)
+
+
+def test_a_passed_verdict_is_returned(app: Any, context: dict[str, Any]) -> None:
+    """And pushed under its own name, with the run for the links."""
+    app(0, unexplained=0, captured=0.99)
+    verdict = ValidateOperator(task_id="judge", pipeline="stock_stats", run_id="r-1").execute(context)
+    assert verdict["arguments"] == ["verdict", "--run-id", "r-1"]
+    assert context["ti"].pushed == {"run_id": "r-1", "verdict": verdict}
+
+
+def test_a_failed_verdict_fails_the_task_and_names_the_rows(app: Any, context: dict[str, Any], home: Settings) -> None:
+    """Without a retry: judging again changes nothing. The verdict is kept as XCom although the task fails."""
+    ControlTables(home).append(ControlTable.DIFFERENCES, [difference(), difference(cause="late_rows", stream_value="12345")])
+    app(3, "stock_stats: 1 difference is unexplained", unexplained=1)
+    with capture_logs() as logs, pytest.raises(AirflowFailException, match="1 difference is unexplained"):
+        ValidateOperator(task_id="judge", pipeline="stock_stats", run_id=FAILED_RUN).execute(context)
+    named = [entry for entry in logs if entry["log_level"] == "error"]
+    assert len(named) == 1
+    assert "NVDA" in named[0]["event"]
+    assert (named[0]["stream"], named[0]["hindcast"]) == ("131.07", "129.88")
+    assert context["ti"].pushed["verdict"]["unexplained"] == 1
+
+
+def test_every_event_that_led_to_the_run_is_judged_once(context: dict[str, Any]) -> None:
+    """Several hindcasts may lead to one run; the same one may come twice."""
+    events = [SimpleNamespace(extra={"run_id": name}) for name in ("r-1", "r-2", "r-1", "r-3")]
+    context["triggering_asset_events"] = {hindcast_asset("stock_stats"): [*events, SimpleNamespace(extra={})]}
+    assert FindHindcastsOperator(task_id="find", pipeline="stock_stats").execute(context) == ["r-1", "r-2", "r-3"]
+
+
+def test_a_run_that_was_asked_for_is_judged(context: dict[str, Any]) -> None:
+    """A person may judge a hindcast again."""
+    assert FindHindcastsOperator(task_id="find", pipeline="stock_stats", run_id="r-9").execute(context) == ["r-9"]
+
+
+@pytest.mark.parametrize(("run_id", "words"), [("", "no hindcast"), ("../x", "not a valid name")])
+def test_nothing_to_judge_is_an_error(context: dict[str, Any], run_id: str, words: str) -> None:
+    """An empty green run would look like a passed verdict."""
+    with pytest.raises(AirflowFailException, match=words):
+        FindHindcastsOperator(task_id="find", pipeline="stock_stats", run_id=run_id).execute(context)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Service]:
+    """Workers that were asked for; none is really started."""
+    launched: list[Service] = []
+
+    def launch(settings: Settings) -> Service:
+        service = Service(name=f"worker-{len(launched)}", pid=0, birth="", log=tmp_path / "log", started_at=datetime.now(UTC), token="")
+        launched.append(service)
+        return service
+
+    monkeypatch.setattr(supervision, "launch_worker", launch)
+    return launched
+
+
+def reconcile() -> dict[str, Any]:
+    return ReconcileOperator(task_id="reconcile").execute({})
+
+
+def events(settings: Settings, kind: str) -> list[dict[str, Any]]:
+    return ControlTables(settings).rows(ControlTable.EVENTS, [("kind", "=", kind)])
+
+
+def test_reconciling_an_empty_platform_wants_all_pipelines_and_launches_the_fleet(home: Settings, launches: list[Service]) -> None:
+    """The first run after `supervise` was unpaused."""
+    result = reconcile()
+    assert len(launches) == home.workers == 2
+    assert result["seen"] == {
+        "slots": 2,
+        "live": 0,
+        "starting": 0,
+        "refused": [],
+        "desired": {"stock_stats": "running at version 1, 2 shards, 2 workers"},
+    }
+    assert len(result["launched"]) == len(events(home, "worker_launched")) == 2
+    assert result["outlook"]["faults"] == ["slot_empty:0", "slot_empty:1"]
+    assert result["outlook"]["retry_at"] is not None
+
+
+def test_reconciling_a_paused_platform_launches_nothing(home: Settings, launches: list[Service]) -> None:
+    """What an operator wants is left as it is."""
+    put(home, desired(state="paused"))
+    assert reconcile()["seen"]["slots"] == 0
+    assert launches == []
+
+
+def test_reconciling_a_silent_fleet_launches_what_is_missing(home: Settings, launches: list[Service]) -> None:
+    """An owner that does not renew for a lease is dead; a free slot is empty."""
+    put(home, desired(), slot(0, "worker-0"), slot(1))
+    assert reconcile()["seen"]["live"] == 0
+    assert len(launches) == 2
+
+
+def test_a_refused_pipeline_is_reported_once_and_the_others_go_on(
+    home: Settings, launches: list[Service], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The event names the file; the next run within the hour does not repeat it."""
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "broken.py").write_text("import no_such_module")
+    (tmp_path / "pipelines" / "good.py").write_text((home.pipelines_dir / "stock_stats.py").read_text())
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path / "pipelines"))
+    first, _ = reconcile(), reconcile()
+    assert [Path(file).name for file in first["seen"]["refused"]] == ["broken.py"]
+    assert list(first["seen"]["desired"]) == ["stock_stats"]
+    refused = events(home, "pipeline_refused")
+    assert len(refused) == 1
+    assert "broken.py" in refused[0]["message"]
+
+
+def test_wakes_of_the_last_hour_lengthen_the_back_off(home: Settings, launches: list[Service]) -> None:
+    """The events table is the memory between runs."""
+    watch = WatchFleetOperator(task_id="watch", reconciled={})
+    for _ in range(5):
+        watch.woke(
+            {}, {"reason": "worker_lost", "message": "No sign of life.", "faults": ["slot_empty:0"], "lost": {"0": ["worker-0", 1, 7]}}
+        )
+    outlook = reconcile()["outlook"]
+    waited = datetime.fromisoformat(outlook["not_before"]) - datetime.fromisoformat(outlook["looked_at"])
+    assert waited.total_seconds() == 30
+    assert len(events(home, "supervisor_woke")) == 5
+
+
+def test_a_launched_process_without_a_slot_counts_as_starting(home: Settings) -> None:
+    """Until it holds a slot, has ended, or is overdue."""
+    import os
+    import socket
+
+    from hindcast.local import detach
+
+    me = Service(
+        name="worker-x",
+        pid=os.getpid(),
+        birth=detach.birth(os.getpid()) or "",
+        log=home.home / "log",
+        started_at=datetime.now(UTC),
+        token="",
+        detail={"fleet": "default"},
+    )
+    ended = Service(name="worker-y", pid=me.pid, birth="another", log=me.log, started_at=me.started_at, token="", detail=me.detail)
+    overdue = Service(
+        name="worker-z", pid=me.pid, birth=me.birth, log=me.log, started_at=START.replace(year=2020), token="", detail=me.detail
+    )
+    put(home, slot(0, "other"))
+    assert starting_workers([me, ended, overdue], LeaseTable(home).leases(), home, SystemClock()) == [me]
+    put(home, slot(1, "mine").evolve(detail={"pid": me.pid, "host": socket.gethostname()}))
+    assert starting_workers([me], LeaseTable(home).leases(), home, SystemClock()) == []

@@ -1,0 +1,288 @@
+"""The control room's pages, asked as a browser does. Airflow's own guard stands before each of them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urljoin
+
+import airflow_home  # noqa: F401 - before Airflow
+import pytest
+from fleet_sample import FAILED_RUN, RUN, desired, difference, put, run, shard, slot, verdict, write_sample
+
+from hindcast.control.events import EventKind, EventLog
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+
+with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries call deprecated
+    warnings.simplefilter("ignore")
+    from airflow.api_fastapi.app import init_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.security import get_user
+    from fastapi import FastAPI
+    from fastapi.routing import APIRoute
+    from fastapi.testclient import TestClient
+
+    from hindcast.airflow.pages import documents
+    from hindcast.airflow.pages.app import create_app
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+PAGES = ["", f"verdicts/{RUN}", f"verdicts/{FAILED_RUN}", "pipelines/stock_stats", "pipelines/order_totals"]
+
+
+def client_of(app: FastAPI) -> TestClient:
+    """A browser before an Airflow that is served below a prefix."""
+    root = FastAPI()
+    root.mount("/some/prefix/hindcast", app)
+    return TestClient(root, base_url="http://airflow/some/prefix/hindcast/", headers={"accept": "text/html"}, follow_redirects=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _auth_manager() -> None:
+    """Airflow's own simple one, as `hindcast up` runs it."""
+    init_auth_manager()
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    write_sample(settings)
+    return create_app(lambda: settings)
+
+
+@pytest.fixture
+def stranger(app: FastAPI) -> TestClient:
+    """Somebody who is not signed in."""
+    return client_of(app)
+
+
+@pytest.fixture
+def viewer(app: FastAPI) -> TestClient:
+    """Somebody who is signed in with the least of roles."""
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="vera", role="viewer")
+    return client_of(app)
+
+
+@pytest.fixture
+def docs(settings: Settings) -> Path:
+    """Data Docs with a page, an image and a script."""
+    folder = settings.home / "data_docs"
+    (folder / "validations").mkdir(parents=True)
+    (folder / "index.html").write_text("<h1>Data Docs</h1>")
+    (folder / "validations" / "run.html").write_text("<h1>Run</h1>")
+    (folder / "logo.png").write_bytes(b"png")
+    (folder / "app.js").write_text("alert(1)")
+    (settings.home / "settings.json").write_text('{"secret": true}')
+    return folder
+
+
+def test_every_route_turns_a_stranger_away(app: FastAPI, stranger: TestClient, docs: Path) -> None:
+    """No route is open, whatever it is asked; the list is the application's own, so that a new route is in it."""
+    paths = [route.path for route in app.routes if isinstance(route, APIRoute)]
+    assert len(paths) == len(app.routes) >= 5
+    for path in paths:
+        asked = path.lstrip("/").replace("{path:path}", "index.html").format(name="stock_stats", run_id=RUN)
+        answer = stranger.get(asked)
+        assert answer.status_code == 401, path
+        assert "streams-1" not in answer.text
+        assert "Data Docs" not in answer.text
+
+
+def test_a_forged_token_is_refused(stranger: TestClient) -> None:
+    """A token that Airflow did not sign is worth nothing, in a header or in the cookie."""
+    assert stranger.get("", headers={"Authorization": "Bearer forged"}).status_code == 403
+    stranger.cookies.set("_token", "forged")
+    assert stranger.get("").status_code == 403
+
+
+def test_a_user_without_a_role_is_refused(app: FastAPI) -> None:
+    """Who may not see Airflow's plugins may not see the control room."""
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="nobody", role=None)
+    assert client_of(app).get("").status_code == 403
+
+
+def test_a_stranger_with_a_browser_is_told_where_to_sign_in(stranger: TestClient) -> None:
+    """The way leads to Airflow itself, also from a page deep below."""
+    answer = stranger.get(f"verdicts/{RUN}")
+    assert "You are not signed in" in answer.text
+    assert urljoin(str(answer.url), links(answer.text)[-1]) == "http://airflow/some/prefix/"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_shown_and_all_its_links_work(viewer: TestClient, page: str) -> None:
+    """Links are relative: Airflow may be served below a prefix."""
+    answer = viewer.get(page)
+    assert answer.status_code == 200, answer.text
+    for link in links(answer.text):
+        assert not link.startswith(("/", "http"))
+        assert viewer.get(urljoin(str(answer.url), link)).status_code == 200, link
+
+
+def test_the_overview_shows_who_owns_what(viewer: TestClient) -> None:
+    """Desired states, shards with owner, epoch and lag, workers, verdicts and events."""
+    text = viewer.get("").text
+    for expected in ("order_totals", "paused", "streams-1-4000-a1b2c3", "v1.g0.s1", "48,211", "99.931 %", RUN, "supervisor woke", "quiet"):
+        assert expected in text
+
+
+def test_a_verdict_names_the_rows_that_differ(viewer: TestClient) -> None:
+    """Row, column and both values; the unexplained ones first."""
+    text = viewer.get(f"verdicts/{FAILED_RUN}").text
+    for expected in ("ticker NVDA", "2026-11-20 10:14:03 to 2026-11-20 10:14:08", "131.07", "129.88", "min_ask", "unexplained is 2"):
+        assert expected in text
+    assert text.index("131.07") < text.index("late rows</span>")
+
+
+def test_an_empty_platform_has_an_overview(settings: Settings) -> None:
+    """Before the first worker and the first verdict, the page says what to do."""
+    app = create_app(lambda: settings)
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="vera", role="viewer")
+    answer = client_of(app).get("")
+    assert answer.status_code == 200
+    assert "Unpause the DAG" in answer.text
+
+
+def test_hostile_data_stays_text(settings: Settings) -> None:
+    """Names, messages and values of a stream are data of strangers: none of them becomes markup on any page."""
+    put(settings, desired(HOSTILE), desired("p"), shard("p", 0, HOSTILE), slot(0, HOSTILE).evolve(detail={"pid": HOSTILE, "host": HOSTILE}))
+    tables = ControlTables(settings)
+    tables.append(ControlTable.VERDICTS, [verdict("r", "p", failed=HOSTILE, ratios=json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))])
+    tables.append(ControlTable.RUNS, [run("r", "p", note=HOSTILE, state=HOSTILE)])
+    hostile = {
+        "keys": json.dumps({HOSTILE: HOSTILE}),
+        "column": HOSTILE,
+        "stream_value": HOSTILE,
+        "hindcast_value": HOSTILE,
+        "kind": HOSTILE,
+    }
+    tables.append(ControlTable.DIFFERENCES, [difference("r", **hostile, cause=HOSTILE)])
+    EventLog(tables).record(EventKind.QUERY_FAILED, HOSTILE, cure=HOSTILE, pipeline="p", shard=HOSTILE)
+    app = create_app(lambda: settings)
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="vera", role="viewer")
+    viewer = client_of(app)
+    for page in ("", "pipelines/p", "verdicts/r"):
+        answer = viewer.get(page)
+        assert answer.status_code == 200
+        assert "alert(1)" in answer.text, "the page does not show the hostile data at all"
+        assert tags(answer.text).isdisjoint({"script", "img", "iframe"})
+        assert "script-src" not in (policy := answer.headers["content-security-policy"])
+        assert "default-src 'none'" in policy
+
+
+@pytest.mark.parametrize("page", [f"pipelines/{HOSTILE}", "verdicts/%2e%2e", "pipelines/nope", "verdicts/nope", "verdicts/nope/data-docs"])
+def test_an_unknown_or_malformed_name_is_not_found(viewer: TestClient, page: str) -> None:
+    """With a page that says so and repeats nothing as markup."""
+    answer = viewer.get(page.replace("/", "%2F").replace("%2F", "/", 1) if "script" in page else page)
+    assert answer.status_code == 404
+    assert tags(answer.text).isdisjoint({"script", "img"})
+
+
+def test_data_docs_are_served_with_their_types(viewer: TestClient, docs: Path) -> None:
+    """Pages as HTML that may run no script, images as images; scripts not at all."""
+    page = viewer.get("data-docs/validations/run.html")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "script-src" not in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert viewer.get("data-docs/logo.png").headers["content-type"] == "image/png"
+    assert viewer.get("data-docs/").text == "<h1>Data Docs</h1>"
+    assert viewer.get("data-docs/app.js").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../settings.json", "%2e%2e/settings.json", "..%2fsettings.json", "validations/../../settings.json", "....//settings.json"),
+        *(
+            "/etc/passwd",
+            "%2fetc%2fpasswd",
+            "//etc/passwd",
+            "validations%00.html",
+            "..\\settings.json",
+            "link.html",
+            "folder/settings.html",
+        ),
+    ],
+)
+def test_nothing_outside_data_docs_can_be_read(viewer: TestClient, docs: Path, settings: Settings, path: str) -> None:
+    """No spelling of a path leads out of the folder, and no link in it does."""
+    (settings.home / "settings.html").write_text("secret")
+    (docs / "link.html").symlink_to(settings.home / "settings.html")
+    (docs / "folder").symlink_to(settings.home)
+    answer = viewer.get(f"data-docs/{path}")
+    assert answer.status_code == 404
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["../settings.html", "/etc/passwd", "a/../../settings.html", "\0"])
+def test_the_locator_itself_never_leaves_its_root(docs: Path, settings: Settings, path: str) -> None:
+    """Also without a web server that tidies paths before."""
+    (settings.home / "settings.html").write_text("secret")
+    assert documents.locate(docs, path) is None
+
+
+def test_a_run_leads_to_its_data_docs(viewer: TestClient, docs: Path, settings: Settings, subtests: pytest.Subtests) -> None:
+    """The verdict records where they are, as a path or a file URL; one outside the folder is no link."""
+    tables = ControlTables(settings)
+    inside = docs / "validations" / "run.html"
+    for number, (recorded, found) in enumerate(
+        [(str(inside), True), (inside.as_uri(), True), ("validations/run.html", True), ("/etc/passwd", False), ("", False)]
+    ):
+        with subtests.test(recorded=recorded):
+            run_id = f"docs-{number}"
+            tables.append(ControlTable.VERDICTS, [verdict(run_id, data_docs=recorded)])
+            answer = viewer.get(f"verdicts/{run_id}/data-docs")
+            assert ("Data Docs of this verdict" in viewer.get(f"verdicts/{run_id}").text) is found
+            assert answer.status_code == (307 if found else 404)
+            if found:
+                assert viewer.get(urljoin(str(answer.url), answer.headers["location"])).text == "<h1>Run</h1>"
+
+
+def test_tables_that_cannot_be_read_are_named(viewer: TestClient, settings: Settings, break_tables: Callable[[], None]) -> None:
+    """A store that is away gives a page with the reason, not a traceback."""
+    break_tables()
+    answer = viewer.get("")
+    assert answer.status_code == 503
+    assert "The tables cannot be read" in answer.text
+
+
+@pytest.fixture
+def break_tables(settings: Settings) -> Callable[[], None]:
+    def do() -> None:
+        log = Path(settings.table("control", "leases")) / "_delta_log"
+        for file in log.iterdir():
+            file.write_text("torn")
+
+    return do
+
+
+class _Collector(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.hrefs: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.hrefs += [value or "" for name, value in attrs if name == "href"]
+
+
+def _collect(html: str) -> _Collector:
+    collector = _Collector()
+    collector.feed(html)
+    return collector
+
+
+def tags(html: str) -> set[str]:
+    """The names of all elements, as a parser sees them."""
+    return _collect(html).names
+
+
+def links(html: str) -> list[str]:
+    """All link targets, as they are written."""
+    return _collect(html).hrefs
