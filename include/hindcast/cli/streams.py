@@ -141,9 +141,7 @@ def _want(pipeline: str, state: str) -> None:
     states = DesiredStates(LeaseTable(settings))
     states.declare(catalog.load(settings.pipelines_dir)[pipeline], settings.workers)
     desired = states.set_state(pipeline, DesiredState(state))
-    print(
-        f"{pipeline} is wanted {desired.state.value}. Its workers follow within some seconds: `hindcast leases --pipeline {pipeline}` shows them."
-    )
+    print(f"{pipeline} is wanted {desired.state.value}. Its workers follow within seconds: see `hindcast leases`.")
 
 
 def _run_app(arguments: list[str], form: Format) -> None:
