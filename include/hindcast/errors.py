@@ -79,6 +79,11 @@ class LeaseLostError(HindcastError):
     """{owner} no longer owns {lease} (epoch {epoch}): {reason}. Its queries stop; whoever holds the lease now goes on."""
 
 
+class FenceMovedError(HindcastError):
+    """{table} records {recorded} for {app}, where {expected} was expected: somebody else committed in between. Nothing was written;
+    read again and decide again."""
+
+
 class OffsetGapError(HindcastError):
     """{pipeline}/{shard}: batch {batch} starts at {start}, but the sink was last committed up to {recorded}. Writing it would
     lose or repeat rows, so the shard has stopped. {cure}"""
@@ -120,6 +125,10 @@ class ReplayFailedError(HindcastError):
 
 class ChildFailedError(HindcastError):
     """{program} ended with exit code {code}: {reason}. The lines above it say more."""
+
+
+class UnknownRunError(BadInputError):
+    """No replay of the id {run_id} has succeeded. `hindcast runs` lists them; `hindcast replay` makes one."""
 
 
 class VerdictFailedError(HindcastError):

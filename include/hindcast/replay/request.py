@@ -32,7 +32,9 @@ def parse_offsets(text: str) -> dict[int, int]:
         offsets = {int(partition): offset for partition, offset in json.loads(text).items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise BadRangeError(range=text, problem="it is not JSON of partition to offset", cure=OFFSETS_FORM) from error
-    if not offsets or any(not isinstance(offset, int) or isinstance(offset, bool) or offset < 0 or partition < 0 for partition, offset in offsets.items()):
+    if not offsets or any(
+        not isinstance(offset, int) or isinstance(offset, bool) or offset < 0 or partition < 0 for partition, offset in offsets.items()
+    ):
         raise BadRangeError(range=text, problem="partitions and offsets are whole numbers from 0, at least one of them", cure=OFFSETS_FORM)
     return offsets
 
@@ -82,14 +84,27 @@ class ReplayRequest:
 
     @classmethod
     def parse(
-        cls, *, pipeline: str, run_id: str = "", from_offsets: str = "", to_offsets: str = "", from_time: str = "", to_time: str = "",
-        since_last_verdict: bool = False, everything: bool = False,
+        cls,
+        *,
+        pipeline: str,
+        run_id: str = "",
+        from_offsets: str = "",
+        to_offsets: str = "",
+        from_time: str = "",
+        to_time: str = "",
+        since_last_verdict: bool = False,
+        everything: bool = False,
     ) -> Self:
         """Build a request from texts as they come from a command line or a form; an empty text is an absent one."""
         return cls(
-            pipeline=pipeline, run_id=run_id, since_last_verdict=since_last_verdict, everything=everything,
-            from_offsets=parse_offsets(from_offsets) if from_offsets else None, to_offsets=parse_offsets(to_offsets) if to_offsets else None,
-            from_time=parse_time(from_time) if from_time else None, to_time=parse_time(to_time) if to_time else None,
+            pipeline=pipeline,
+            run_id=run_id,
+            since_last_verdict=since_last_verdict,
+            everything=everything,
+            from_offsets=parse_offsets(from_offsets) if from_offsets else None,
+            to_offsets=parse_offsets(to_offsets) if to_offsets else None,
+            from_time=parse_time(from_time) if from_time else None,
+            to_time=parse_time(to_time) if to_time else None,
         )
 
     def to_arguments(self) -> list[str]:

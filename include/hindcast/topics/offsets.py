@@ -66,7 +66,9 @@ class TopicOffsets:
     def at_time(self, topic: str, at: datetime) -> dict[int, int]:
         """The first offset of each partition whose broker timestamp is at or after ``at`` (aware); the latest where there is none."""
         if at.tzinfo is None or at.timestamp() < 0:
-            raise BadRangeError(range=f"{topic} at {at}", problem="the time is before 1970 or says no offset from UTC", cure="Give an aware time.")
+            raise BadRangeError(
+                range=f"{topic} at {at}", problem="the time is before 1970 or says no offset from UTC", cure="Give an aware time."
+            )
         places = self._places(topic)
         with self._answers(topic) as consumer:
             ends = consumer.end_offsets(places, timeout_ms=self._answer_ms)
@@ -88,8 +90,11 @@ class TopicOffsets:
         try:
             if self._open is None:
                 self._open = KafkaConsumer(
-                    bootstrap_servers=self._servers.split(","), isolation_level="read_committed", enable_auto_commit=False,
-                    request_timeout_ms=self._answer_ms, bootstrap_timeout_ms=self._answer_ms,
+                    bootstrap_servers=self._servers.split(","),
+                    isolation_level="read_committed",
+                    enable_auto_commit=False,
+                    request_timeout_ms=self._answer_ms,
+                    bootstrap_timeout_ms=self._answer_ms,
                 )
             yield self._open
         except (KafkaError, OSError) as error:

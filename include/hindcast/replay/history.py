@@ -1,0 +1,131 @@
+"""What the ledger says about a stream's past: which offsets each batch read, and which windows were final after it.
+
+Pure Python over :class:`~hindcast.control.ledger.LedgerRow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from hindcast.control.ledger import LedgerRow, Offsets
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The offsets [start, end) of one partition that one batch was the first to read.
+
+    ``watermark_ms`` is the greatest watermark of the partition's batches up to this one: windows that end at or before it are final.
+    """
+
+    partition: int
+    start: int
+    end: int
+    watermark_ms: int
+    row: LedgerRow
+
+
+@dataclass(frozen=True)
+class History:
+    """The committed batches of one version of a pipeline.
+
+    A partition's chain is its batches in the order of their commits. It stops before the first batch that leaves a gap: the ledger is
+    written a little after the sink, and what lies past a gap has not been repaired yet. A shard that was rebuilt reads old offsets
+    again; those stay with the batch that read them first, because only pairs of (row, window) that were not late then are taken up again.
+    """
+
+    rows: tuple[LedgerRow, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[LedgerRow]) -> History:
+        return cls(tuple(sorted(rows, key=lambda row: (row.sink_version, row.shard, row.batch))))
+
+    @cached_property
+    def chains(self) -> dict[int, tuple[Segment, ...]]:
+        """Partition -> its segments in order; empty batches are segments too, because they may move the watermark."""
+        chains: dict[int, list[Segment]] = {}
+        broken: set[int] = set()
+        for row in self.rows:
+            for partition in sorted(row.end_offsets):
+                chain = chains.setdefault(partition, [])
+                first, last = row.start_offsets.get(partition, 0), row.end_offsets[partition]
+                reached = chain[-1].end if chain else first
+                if partition in broken or first > reached:
+                    broken.add(partition)
+                    continue
+                watermark_ms = max(row.watermark_ms, chain[-1].watermark_ms if chain else 0)
+                chain.append(Segment(partition, reached, max(last, reached), watermark_ms, row))
+        return {partition: tuple(chain) for partition, chain in sorted(chains.items())}
+
+    @property
+    def first(self) -> Offsets:
+        """The offset at which the stream began, by partition."""
+        return {partition: chain[0].start for partition, chain in self.chains.items() if chain}
+
+    @property
+    def committed(self) -> Offsets:
+        """The offset after the last one that the ledger knows to be in the sink, by partition."""
+        return {partition: chain[-1].end for partition, chain in self.chains.items() if chain}
+
+    def audited(self, filed: Mapping[str, int]) -> Offsets:
+        """The offset up to which late and poison rows are filed as well. ``filed``: shard -> its last batch that the audit has filed."""
+        reached = {}
+        for partition, chain in self.chains.items():
+            end = chain[0].start if chain else 0
+            for segment in chain:
+                if segment.row.batch > filed.get(segment.row.shard, -1):
+                    break
+                end = segment.end
+            reached[partition] = end
+        return reached
+
+    def horizon_ms(self, offsets: Mapping[int, int], partitions: Iterable[int]) -> int:
+        """The windows that were final once the stream had read up to ``offsets``: all that end at or before the result, 0 for none.
+
+        It is the least, over the partitions, of the watermark after the last batch that lies wholly below ``offsets``. It never falls
+        as offsets rise, so that ranges which follow on each other judge each window exactly once: (horizon of start, horizon of end].
+        """
+        horizons = [_last_watermark_ms(self.chains.get(partition, ()), offsets) for partition in partitions]
+        return min(horizons, default=0)
+
+    def reading(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[Segment]:
+        """The non-empty segments that overlap [start, end), in the order (partition, offset)."""
+        return [
+            segment
+            for partition in sorted(end)
+            for segment in self.chains.get(partition, ())
+            if segment.start < min(segment.end, end[partition]) and segment.end > start[partition]
+        ]
+
+    def batches(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[LedgerRow]:
+        """The batches that first read offsets of [start, end), each once."""
+        return list({(segment.row.shard, segment.row.batch): segment.row for segment in self.reading(start, end)}.values())
+
+    def first_needed(self, start: Mapping[int, int], earliest_event_ms: int) -> Offsets:
+        """Where to begin reading so as to meet every row at or after ``earliest_event_ms`` (event time) that was read before ``start``."""
+        needed = dict(start)
+        for partition, offset in start.items():
+            for segment in self.chains.get(partition, ()):
+                if segment.start >= offset:
+                    break
+                if segment.start < segment.end and may_hold(segment.row, earliest_event_ms):
+                    needed[partition] = segment.start
+                    break
+        return needed
+
+
+def may_hold(row: LedgerRow, earliest_event_ms: int) -> bool:
+    """Whether the batch may hold a usable row at or after ``earliest_event_ms``; a batch of which that is unknown may."""
+    if row.max_event_ms is not None:
+        return row.max_event_ms >= earliest_event_ms
+    return row.input_rows is None or row.poison_rows is None or row.input_rows > row.poison_rows
+
+
+def _last_watermark_ms(chain: Iterable[Segment], offsets: Mapping[int, int]) -> int:
+    watermark_ms = 0
+    for segment in chain:
+        if any(end > offsets.get(partition, 0) for partition, end in segment.row.end_offsets.items()):
+            break
+        watermark_ms = segment.watermark_ms
+    return watermark_ms

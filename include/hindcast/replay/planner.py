@@ -1,0 +1,230 @@
+"""Decide what a replay reads and which windows it judges, before any Spark starts. Pure Python; see :mod:`hindcast.replay.facts`.
+
+Let ``horizon(offsets)`` be the end of the last window that was final once the stream had read up to ``offsets``. A replay of [start, end)
+judges the windows with ``horizon(start) < window end <= horizon(end)``: every row that the stream may have counted in one of them was read
+before ``end``, and none of them was judged by the range before. It reads from the first offsets that can hold a row of such a window.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
+from hindcast.errors import BadRangeError, RangeNotYetConsumedError
+from hindcast.pipeline import Pipeline
+from hindcast.replay.history import History, Segment
+from hindcast.replay.request import ReplayRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that a plan depends on, read once.
+
+    ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the sink's newest version, read
+    after the ledger. ``sink_commits``: the sink's versions that are batches, or empty where the pipeline has windows. ``from_time_offsets``
+    and ``to_time_offsets``: what the broker gave for the request's times. ``judged_to``: the end of the last verdict's range, if any.
+    """
+
+    history: History
+    earliest: Offsets
+    latest: Offsets
+    filed: Mapping[str, int]
+    sink_version: int
+    now: datetime
+    sink_commits: Sequence[int] = ()
+    from_time_offsets: Offsets | None = None
+    to_time_offsets: Offsets | None = None
+    judged_to: Offsets | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a replay does. Offsets are partition -> offset, ends exclusive; the bounds of windows are epoch milliseconds of window *end*.
+
+    ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``. ``segments`` cover
+    [read_from, end) and say for each offset by which batch, so with which watermark, it was read.
+    """
+
+    pipeline: str
+    version: int
+    topic: str
+    asked: str
+    start: Offsets
+    end: Offsets
+    read_from: Offsets
+    windows_after_ms: int
+    windows_to_ms: int
+    sink_version: int
+    segments: tuple[Segment, ...]
+    batches: tuple[LedgerRow, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as the ``runs`` table keeps it; offsets are objects of partition to offset, batches are counted only."""
+        return {
+            "asked": self.asked, "topic": self.topic, "start": _texts(self.start), "end": _texts(self.end), "read_from": _texts(self.read_from),
+            "windows_after_ms": self.windows_after_ms, "windows_to_ms": self.windows_to_ms, "sink_version": self.sink_version,
+            "batches": len(self.batches),
+        }  # fmt: skip
+
+
+def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
+    """The plan of a request.
+
+    :raises BadRangeError: where the range is reversed, empty, of unknown partitions, before the stream's beginning or no longer retained
+    :raises RangeNotYetConsumedError: where the stream has not committed all of it, or has not filed its late and poison rows yet
+    """
+    history = facts.history
+    if not history.chains:
+        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"version {pipeline.version} has committed no batch")
+    partitions = _partitions(facts)
+    start, end = _range(pipeline, request, facts, partitions)
+    _check_order(request, start, end)
+    _check_consumed(pipeline, facts, end)
+    sink_version = facts.sink_version
+    windows_after_ms = windows_to_ms = 0
+    read_from = start
+    if pipeline.window is None:
+        start, end, sink_version = _whole_commits(request, facts, start, end)
+        read_from = start
+    else:
+        windows_after_ms, windows_to_ms = history.horizon_ms(start, partitions), history.horizon_ms(end, partitions)
+        if windows_to_ms > windows_after_ms:
+            # A window that ends after windows_after_ms begins after windows_after_ms - length; times of windows are whole milliseconds.
+            length_ms = int(pipeline.window.length.total_seconds() * 1000)
+            read_from = history.first_needed(start, windows_after_ms - length_ms + 1)
+    _check_retained(request, facts, read_from, end)
+    return Plan(
+        pipeline=pipeline.name, version=pipeline.version, topic=pipeline.source.name, asked=request.describe(), start=start, end=end,
+        read_from=read_from, windows_after_ms=windows_after_ms, windows_to_ms=windows_to_ms, sink_version=sink_version,
+        segments=tuple(history.reading(read_from, end)), batches=tuple(history.batches(start, end)),
+    )  # fmt: skip
+
+
+def _partitions(facts: Facts) -> list[int]:
+    """The topic's partitions that hold, or held, records. One without any has no windows to wait for."""
+    return sorted(partition for partition in facts.latest if partition in facts.history.chains or facts.latest[partition] > 0)
+
+
+def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
+    history = facts.history
+    if waiting := [partition for partition in partitions if partition not in history.chains]:
+        raise RangeNotYetConsumedError(
+            pipeline=pipeline.name, problem=f"no batch has read partition {', '.join(map(str, waiting))} of {pipeline.source.name}"
+        )
+    if request.from_offsets is not None and request.to_offsets is not None:
+        _check_partitions(request, facts, partitions)
+        return {p: request.from_offsets[p] for p in partitions}, {p: request.to_offsets[p] for p in partitions}
+    if request.from_time is not None and request.to_time is not None:
+        return _time_range(pipeline, request, facts, partitions)
+    reached, begun = history.audited(facts.filed), history.first
+    start = {p: (facts.judged_to or {}).get(p, begun[p]) if request.since_last_verdict else begun[p] for p in partitions}
+    end = {p: max(reached[p], start[p]) for p in partitions}
+    if start == end:
+        since = "since the last verdict" if request.since_last_verdict and facts.judged_to else "yet"
+        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"nothing was committed and filed {since}")
+    return start, end
+
+
+def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
+    assert request.from_time is not None and request.to_time is not None
+    if request.from_time >= request.to_time:
+        raise BadRangeError(range=request.describe(), problem="it does not end after it begins", cure="Give --to-time after --from-time.")
+    if request.to_time > facts.now:
+        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"{request.to_time.isoformat()} has not come")
+    start, end = ({p: offsets[p] for p in partitions} for offsets in (facts.from_time_offsets or {}, facts.to_time_offsets or {}))
+    for partition in partitions:
+        # The broker answers with the first offset it still has; the ledger knows whether what is gone was of this range.
+        gone = [
+            s
+            for s in facts.history.chains[partition]
+            if s.start < s.end and s.end <= facts.earliest[partition] and s.row.committed_at >= request.from_time
+        ]
+        if gone and start[partition] <= facts.earliest[partition]:
+            _refuse_gap(request, facts, partition, gone[0].start)
+    return start, end
+
+
+def _check_partitions(request: ReplayRequest, facts: Facts, partitions: Sequence[int]) -> None:
+    for option, offsets in (("--from-offsets", request.from_offsets or {}), ("--to-offsets", request.to_offsets or {})):
+        cure = f"Name these partitions: {', '.join(map(str, partitions))}."
+        if unknown := sorted(set(offsets) - set(facts.latest)):
+            raise BadRangeError(range=request.describe(), problem=f"the topic has no partition {', '.join(map(str, unknown))}", cure=cure)
+        if absent := sorted(set(partitions) - set(offsets)):
+            problem = f"{option} says nothing of partition {', '.join(map(str, absent))}, whose rows belong to the same windows"
+            raise BadRangeError(range=request.describe(), problem=problem, cure=cure)
+
+
+def _check_order(request: ReplayRequest, start: Offsets, end: Offsets) -> None:
+    if reversed_ := [partition for partition in start if start[partition] > end[partition]]:
+        problem = f"partition {reversed_[0]} ends at {end[reversed_[0]]}, before it begins at {start[reversed_[0]]}"
+        raise BadRangeError(range=request.describe(), problem=problem, cure="Swap the two ends.")
+    if start == end and request.from_offsets is not None:
+        raise BadRangeError(range=request.describe(), problem="it is empty", cure="End offsets are exclusive: give greater ones.")
+
+
+def _check_consumed(pipeline: Pipeline, facts: Facts, end: Offsets) -> None:
+    committed, filed = facts.history.committed, facts.history.audited(facts.filed)
+    for partition, offset in end.items():
+        if offset > committed[partition]:
+            problem = f"partition {partition} is asked up to offset {offset}, committed up to {committed[partition]} and the topic ends at {facts.latest[partition]}"
+            raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
+        if offset > filed[partition]:
+            problem = f"late and poison rows of partition {partition} are filed up to offset {filed[partition]}, not yet up to {offset}"
+            raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
+
+
+def _check_retained(request: ReplayRequest, facts: Facts, read_from: Offsets, end: Offsets) -> None:
+    for partition, offset in read_from.items():
+        if (begun := facts.history.first[partition]) > offset:
+            problem = f"the stream began partition {partition} at offset {begun}, so {offset} to {begun} were never its input"
+            raise BadRangeError(
+                range=request.describe(), problem=problem, cure=f"Start at {offsets_to_json(facts.history.first)} or later."
+            )
+        if end[partition] > facts.latest[partition]:
+            problem = f"partition {partition} ends at {facts.latest[partition]} now, before {end[partition]}: the topic was made anew"
+            raise BadRangeError(range=request.describe(), problem=problem, cure="Restore the topic, or give the pipeline a new version.")
+        if offset < end[partition] and offset < facts.earliest[partition]:
+            _refuse_gap(request, facts, partition, offset)
+
+
+def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, needed: int) -> None:
+    problem = f"its windows need partition {partition} from offset {needed}, and the topic no longer holds {needed} to {facts.earliest[partition]}"
+    raise BadRangeError(
+        range=request.describe(), problem=problem, cure=f"Start later than {offsets_to_json(facts.earliest)}, or restore the topic's data."
+    )
+
+
+def _whole_commits(request: ReplayRequest, facts: Facts, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets, int]:
+    """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its beginning, up to a version of
+    the sink that holds whole batches below ``end`` and nothing else."""
+    history = facts.history
+    begun = {partition: history.first[partition] for partition in start}
+    if request.from_offsets is not None and start != begun:
+        raise BadRangeError(
+            range=request.describe(),
+            problem="a pipeline without windows can only be judged from its beginning",
+            cure=f"Begin at {offsets_to_json(begun)}.",
+        )
+    inside = [row for row in history.rows if all(offset <= end.get(partition, 0) for partition, offset in row.end_offsets.items())]
+    known = {row.sink_version for row in inside}
+    outside = [version for version in (*facts.sink_commits, *(row.sink_version for row in history.rows)) if version not in known]
+    version = min([*(first - 1 for first in outside), facts.sink_version])
+    chosen = History.of(row for row in inside if row.sink_version <= version)
+    reached = {partition: chosen.committed.get(partition, begun[partition]) for partition in start}
+    if reached == begun:
+        raise RangeNotYetConsumedError(pipeline=request.pipeline, problem="no version of the sink holds whole batches of this range only")
+    return begun, reached, version
+
+
+def _texts(offsets: Mapping[int, int]) -> dict[str, int]:
+    found: dict[str, int] = json.loads(offsets_to_json(offsets))
+    return found
+
+
+def recorded_offsets(plan_json: str, name: str) -> Offsets:
+    """``start``, ``end`` or ``read_from`` of a plan that the ``runs`` table keeps."""
+    return offsets_from_json(json.dumps(json.loads(plan_json)[name]))

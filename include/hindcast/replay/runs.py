@@ -1,0 +1,85 @@
+"""The ``runs`` and ``verdicts`` tables as the replay uses them: the newest row of a run counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hindcast.control.ledger import Offsets
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import Condition, ControlTables
+from hindcast.errors import UnknownRunError
+from hindcast.replay.planner import recorded_offsets
+
+
+class RunState(StrEnum):
+    """A run's states; ``PLANNED`` leads to one of the other two."""
+
+    PLANNED = "planned"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class RunKind(StrEnum):
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Reads and appends runs."""
+
+    tables: ControlTables
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        self.tables.append(ControlTable.RUNS, [row])
+
+    def newest(self, run_id: str, state: RunState | None = None) -> dict[str, Any] | None:
+        """The newest row of the run, of one state if given; None where there is none."""
+        where: list[Condition] = [("run_id", "=", run_id)]
+        where += [("state", "=", state.value)] if state else []
+        return max(self.tables.rows(ControlTable.RUNS, where), key=_when, default=None)
+
+    def succeeded(self, run_id: str) -> dict[str, Any]:
+        """:raises UnknownRunError: where no replay of that id has succeeded"""
+        row = self.newest(run_id, RunState.SUCCEEDED)
+        if row is None:
+            raise UnknownRunError(run_id=run_id)
+        return row
+
+    def recent(self, pipeline: str, kind: RunKind, count: int, *, without: str = "") -> list[dict[str, Any]]:
+        """The last ``count`` runs of the kind that succeeded, newest first, leaving out the run ``without``."""
+        rows = self.tables.rows(
+            ControlTable.RUNS, [("pipeline", "=", pipeline), ("kind", "=", kind.value), ("state", "=", RunState.SUCCEEDED.value)]
+        )
+        newest = newest_by_run(row for row in rows if row["run_id"] != without)
+        return sorted(newest, key=_when, reverse=True)[:count]
+
+    def judged_to(self, pipeline: str, version: int, *, without: str = "") -> Offsets | None:
+        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run ``without``; None where there is none."""
+        verdicts = self.tables.rows(ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)])
+        for verdict in sorted(verdicts, key=lambda row: (row["windows_to_ms"], row["judged_at"]), reverse=True):
+            if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):
+                return recorded_offsets(run["plan"], "end")
+        return None
+
+    def recorded_plan(self, run_id: str, asked: str) -> dict[str, Any] | None:
+        """The plan that this run was given before, where it answered the same request: a retry replays the same offsets."""
+        row = self.newest(run_id)
+        plan: dict[str, Any] = json.loads(row["plan"]) if row and row["plan"] else {}
+        return plan if plan.get("asked") == asked else None
+
+
+def newest_by_run(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The newest row of each run id."""
+    newest: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["run_id"] not in newest or _when(row) >= _when(newest[row["run_id"]]):
+            newest[row["run_id"]] = dict(row)
+    return list(newest.values())
+
+
+def _when(row: Mapping[str, Any]) -> Any:
+    return row["finished_at"] or row["started_at"]

@@ -1,0 +1,310 @@
+"""The planner: from a request and the ledger to offsets and windows, without a JVM."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_stream import BASE_MS, Record, Simulated, simulate, trades
+
+from hindcast import Table, Topic, Window, pipeline
+from hindcast.errors import BadRangeError, RangeNotYetConsumedError
+from hindcast.replay.history import History, may_hold
+from hindcast.replay.planner import Facts, Plan, make_plan
+from hindcast.replay.request import ReplayRequest
+
+ALL_FILED = 2**32
+
+
+def _identity(frame):
+    return frame
+
+
+SCHEMA = "ticker string, ts timestamp, ask double"
+
+
+@pipeline(
+    source=Topic("trades", schema=SCHEMA, key="ticker"), event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"),
+    sink=Table("stock_stats", keys=["window", "ticker"]), version=1, shards=2,
+)  # fmt: skip
+def stock_stats(frame):
+    return _identity(frame)
+
+
+@pipeline(source=Topic("trades", schema=SCHEMA), event_time="ts", watermark="10 seconds", sink=Table("plain"), version=1)
+def plain(frame):
+    return _identity(frame)
+
+
+def facts_of(stream: Simulated, **changes) -> Facts:
+    history = History.of(stream.ledger)
+    ends: dict[int, int] = {}
+    for record in stream.records:
+        ends[record.partition] = max(ends.get(record.partition, 0), record.offset + 1)
+    facts = Facts(
+        history=history, earliest=dict.fromkeys(ends, 0), latest=ends, filed={row.shard: ALL_FILED for row in stream.ledger},
+        sink_version=len(stream.ledger), now=datetime(2026, 6, 1, tzinfo=UTC),
+    )  # fmt: skip
+    return replace(facts, **changes)
+
+
+def ask(start: dict[int, int], end: dict[int, int], name: str = "stock_stats") -> ReplayRequest:
+    return ReplayRequest(pipeline=name, from_offsets=start, to_offsets=end)
+
+
+def everything(name: str = "stock_stats") -> ReplayRequest:
+    return ReplayRequest(pipeline=name, everything=True)
+
+
+@pytest.fixture(scope="module")
+def stream() -> Simulated:
+    return simulate(trades(1, count=3_000, partitions=4), seed=1, shards=2)
+
+
+def read_by(stream: Simulated, plan: Plan) -> list[Record]:
+    return [r for r in stream.records if plan.read_from[r.partition] <= r.offset < plan.end[r.partition]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    shards=st.integers(1, 4),
+    cuts=st.integers(1, 6),
+    batch_rows=st.integers(1, 120),
+    late=st.sampled_from([0.0, 0.05, 0.5]),
+)
+def test_consecutive_ranges_judge_every_window_once_with_all_its_rows(
+    seed: int, shards: int, cuts: int, batch_rows: int, late: float
+) -> None:
+    """However the offsets are cut into ranges, each range's rows give exactly the windows that the stream wrote, and no window is left or doubled."""
+    stream = simulate(
+        trades(seed, count=400, partitions=4, late_share=late, rate_ms=200.0), seed=seed, shards=shards, batch_rows=batch_rows
+    )
+    facts, rng = facts_of(stream), random.Random(seed)
+    marks = [{p: rng.randint(0, end) for p, end in facts.latest.items()} for _ in range(cuts)]
+    ordered = [{p: sorted(mark[p] for mark in marks)[number] for p in facts.latest} for number in range(cuts)]
+    bounds = [facts.history.first, *ordered, facts.history.committed]
+    judged: dict = {}
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        if start == end:
+            continue
+        plan = make_plan(stock_stats, ask(start, end), facts)
+        found = stream.answers(read_by(stream, plan), plan.windows_after_ms, plan.windows_to_ms, online=True)
+        assert not found.keys() & judged.keys()
+        judged.update(found)
+    whole = make_plan(stock_stats, everything(), facts)
+    assert judged == {key: value for key, value in stream.table.items() if key[0] <= whole.windows_to_ms}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), shards=st.integers(1, 3))
+def test_every_offset_read_has_the_watermark_of_its_batch(seed: int, shards: int) -> None:
+    """The plan's segments cover [read_from, end) without gap or overlap, each with the late watermark of the batch that read it."""
+    stream = simulate(trades(seed, count=300, partitions=3), seed=seed, shards=shards)
+    facts, rng = facts_of(stream), random.Random(seed)
+    start = {p: rng.randint(0, end - 1) for p, end in facts.latest.items()}
+    plan = make_plan(stock_stats, ask(start, facts.latest), facts)
+    covered = {(s.partition, offset): s.row.late_watermark_ms for s in plan.segments for offset in range(s.start, s.end)}
+    assert sum(s.end - s.start for s in plan.segments) == len(covered)
+    assert {r.place: stream.thresholds[r.place] for r in read_by(stream, plan)}.items() <= covered.items()
+
+
+def test_a_range_that_ends_within_a_batch_judges_only_what_earlier_batches_made_final(stream: Simulated) -> None:
+    """Windows that only the cut batch closed are left to the next range."""
+    facts = facts_of(stream)
+    row = [r for r in facts.history.rows if r.start_offsets != r.end_offsets][-3]
+    inside = {**facts.history.committed, **{p: max(o - 1, row.start_offsets[p]) for p, o in row.end_offsets.items()}}
+    plan = make_plan(stock_stats, ask(facts.history.first, inside), facts)
+    assert plan.windows_to_ms < row.watermark_ms or plan.windows_to_ms <= row.late_watermark_ms
+
+
+def test_a_range_reads_back_to_rows_of_windows_that_were_open_at_its_start(stream: Simulated) -> None:
+    """read_from lies before start, but not at the topic's beginning."""
+    facts = facts_of(stream)
+    start = {p: end - 50 for p, end in facts.latest.items()}
+    plan = make_plan(stock_stats, ask(start, facts.latest), facts)
+    assert all(0 < plan.read_from[p] < start[p] for p in start)
+    assert plan.batches
+    assert plan.windows_after_ms < plan.windows_to_ms
+
+
+def test_rows_read_again_after_a_rebuild_stay_with_the_batch_that_read_them_first() -> None:
+    """A rebuilt shard rewinds; the overlap is no gap and changes no threshold."""
+    stream = simulate(trades(3, count=300, partitions=1), seed=3, shards=1)
+    last = History.of(stream.ledger).rows[-1]
+    again = replace(
+        last,
+        epoch=2,
+        batch=last.batch + 1,
+        start_offsets={0: 100},
+        end_offsets={0: 300},
+        late_watermark_ms=0,
+        watermark_ms=0,
+        sink_version=last.sink_version + 1,
+    )
+    history = History.of([*stream.ledger, again])
+    assert history.committed == {0: 300}
+    assert [s.row.batch for s in history.reading({0: 100}, {0: 300})] == [
+        s.row.batch for s in History.of(stream.ledger).reading({0: 100}, {0: 300})
+    ]
+    assert history.horizon_ms({0: 300}, [0]) == last.watermark_ms
+
+
+def test_what_lies_past_a_gap_in_the_ledger_is_not_yet_known() -> None:
+    """A missing batch ends what can be replayed until it is repaired."""
+    stream = simulate(trades(4, count=300, partitions=1), seed=4, shards=1)
+    missing = next(row for row in stream.ledger[3:] if row.start_offsets != row.end_offsets)
+    history = History.of(row for row in stream.ledger if row is not missing)
+    assert history.committed == missing.start_offsets
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "problem"),
+    [
+        ({0: 10, 1: 0, 2: 0, 3: 0}, {0: 5, 1: 9, 2: 9, 3: 9}, "before it begins"),
+        ({0: 5, 1: 5, 2: 5, 3: 5}, {0: 5, 1: 5, 2: 5, 3: 5}, "empty"),
+        ({0: 0, 1: 0, 2: 0, 9: 0}, {0: 5, 1: 5, 2: 5, 3: 5}, "no partition 9"),
+        ({0: 0, 1: 0, 2: 0}, {0: 5, 1: 5, 2: 5, 3: 5}, "nothing of partition 3|says nothing"),
+    ],
+)
+def test_a_bad_offset_range_is_refused_with_a_cure(stream: Simulated, start: dict[int, int], end: dict[int, int], problem: str) -> None:
+    """Reversed and empty ranges and unknown partitions exit with 2."""
+    with pytest.raises(BadRangeError, match=problem) as caught:
+        make_plan(stock_stats, ask(start, end), facts_of(stream))
+    assert caught.value.exit_code == 2
+
+
+def test_offsets_that_the_topic_no_longer_holds_are_named(stream: Simulated) -> None:
+    """A range past retention says which offsets are gone."""
+    facts = facts_of(stream, earliest={0: 40, 1: 0, 2: 0, 3: 0})
+    with pytest.raises(BadRangeError, match="no longer holds 0 to 40"):
+        make_plan(stock_stats, everything(), facts)
+
+
+def test_rows_that_only_the_windows_need_must_be_retained_too(stream: Simulated) -> None:
+    """A start after the earliest offset is refused where its first windows began before it."""
+    facts = facts_of(stream)
+    start = {p: end - 50 for p, end in facts.latest.items()}
+    with pytest.raises(BadRangeError, match="its windows need"):
+        make_plan(stock_stats, ask(start, facts.latest), replace(facts, earliest={p: o - 1 for p, o in start.items()}))
+
+
+def test_a_topic_that_was_made_anew_is_refused(stream: Simulated) -> None:
+    """Offsets of the ledger that the topic has not reached are not those records any more."""
+    facts = facts_of(stream)
+    with pytest.raises(BadRangeError, match="made anew"):
+        make_plan(stock_stats, everything(), replace(facts, latest=dict.fromkeys(facts.latest, 7)))
+
+
+def test_offsets_before_the_streams_beginning_are_refused(stream: Simulated) -> None:
+    """What the stream never read cannot be held against it."""
+    rows = [
+        replace(row, start_offsets={p: max(o, 30) for p, o in row.start_offsets.items()})
+        for row in stream.ledger
+        if min(row.end_offsets.values()) > 30
+    ]
+    with pytest.raises(BadRangeError, match="were never its input"):
+        make_plan(stock_stats, ask(dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 90)), facts_of(stream, history=History.of(rows)))
+
+
+def test_a_range_past_the_last_commit_asks_for_a_retry(stream: Simulated) -> None:
+    """Exit 75: nothing is clipped in silence."""
+    facts = facts_of(stream)
+    with pytest.raises(RangeNotYetConsumedError, match="committed up to") as caught:
+        make_plan(stock_stats, ask(facts.history.first, {p: end + 1 for p, end in facts.latest.items()}), facts)
+    assert caught.value.exit_code == 75
+
+
+def test_a_range_past_the_audit_asks_for_a_retry_and_all_takes_what_is_filed(stream: Simulated) -> None:
+    """Late rows not yet filed would look lost, so an explicit range waits and "all" ends before them."""
+    facts = facts_of(stream, filed={"v1.g0.s0": 5, "v1.g0.s1": ALL_FILED})
+    with pytest.raises(RangeNotYetConsumedError, match="filed up to"):
+        make_plan(stock_stats, ask(facts.history.first, facts.history.committed), facts)
+    plan = make_plan(stock_stats, everything(), facts)
+    fifth = next(row for row in stream.ledger if row.shard == "v1.g0.s0" and row.batch == 5)
+    assert {p: plan.end[p] for p in fifth.end_offsets} == fifth.end_offsets
+
+
+def test_a_partition_that_no_batch_has_read_holds_the_verdict_back(stream: Simulated) -> None:
+    """A shard that has not begun may still hold keys of every window."""
+    rows = [row for row in stream.ledger if row.shard == "v1.g0.s0"]
+    with pytest.raises(RangeNotYetConsumedError, match="no batch has read partition 1, 3"):
+        make_plan(stock_stats, everything(), facts_of(stream, history=History.of(rows)))
+
+
+def test_a_partition_without_a_record_is_waited_for_by_nobody(stream: Simulated) -> None:
+    """An empty partition, even one no shard has met, leaves the bounds alone."""
+    facts = facts_of(stream)
+    grown = replace(facts, latest={**facts.latest, 4: 0}, earliest={**facts.earliest, 4: 0})
+    assert make_plan(stock_stats, everything(), grown).windows_to_ms == make_plan(stock_stats, everything(), facts).windows_to_ms > BASE_MS
+
+
+def test_the_next_verdict_begins_where_the_last_one_ended(stream: Simulated) -> None:
+    """Windows judged before are not judged again; without a verdict the range is all there is; without news it is a retry."""
+    facts, request = facts_of(stream), ReplayRequest(pipeline="stock_stats", since_last_verdict=True)
+    assert make_plan(stock_stats, request, facts).start == facts.history.first
+    middle = {p: end // 2 for p, end in facts.latest.items()}
+    plan = make_plan(stock_stats, request, replace(facts, judged_to=middle))
+    assert plan.start == middle
+    assert plan.windows_after_ms == make_plan(stock_stats, ask(facts.history.first, middle), facts).windows_to_ms
+    with pytest.raises(RangeNotYetConsumedError, match="since the last verdict"):
+        make_plan(stock_stats, request, replace(facts, judged_to=facts.history.committed))
+
+
+def _between(start: datetime, end: datetime) -> ReplayRequest:
+    return ReplayRequest(pipeline="stock_stats", from_time=start, to_time=end)
+
+
+def test_an_interval_of_time_becomes_the_brokers_offsets(stream: Simulated) -> None:
+    """An interval that has not ended is retried; one without records is a plan of nothing; a reversed one is refused."""
+    facts = facts_of(stream)
+    start, end = {p: o // 3 for p, o in facts.latest.items()}, {p: o // 2 for p, o in facts.latest.items()}
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    timed = replace(facts, from_time_offsets=start, to_time_offsets=end)
+    plan = make_plan(stock_stats, _between(at, at + timedelta(minutes=1)), timed)
+    assert (plan.start, plan.end) == (start, end)
+    quiet = make_plan(stock_stats, _between(at, at + timedelta(minutes=1)), replace(timed, to_time_offsets=start))
+    assert quiet.windows_after_ms == quiet.windows_to_ms
+    with pytest.raises(RangeNotYetConsumedError, match="has not come"):
+        make_plan(stock_stats, _between(at, facts.now + timedelta(minutes=1)), timed)
+    with pytest.raises(BadRangeError, match="does not end after"):
+        make_plan(stock_stats, _between(at, at), timed)
+
+
+def test_an_interval_of_which_records_are_gone_is_refused(stream: Simulated) -> None:
+    """The broker answers with the first offset it still has; the ledger knows that earlier ones were of the interval."""
+    facts = facts_of(stream)
+    earliest = {p: o // 2 for p, o in facts.latest.items()}
+    at = datetime.fromtimestamp(BASE_MS / 1000, UTC)
+    with pytest.raises(BadRangeError, match="no longer holds"):
+        make_plan(
+            stock_stats,
+            _between(at, at + timedelta(days=1)),
+            replace(facts, earliest=earliest, from_time_offsets=earliest, to_time_offsets=facts.latest),
+        )
+
+
+def test_a_pipeline_without_windows_is_judged_in_whole_commits_from_its_beginning() -> None:
+    """Its plan ends at the newest sink version that holds batches of the range only."""
+    stream = simulate(trades(5, count=200, partitions=2), seed=5, shards=1, pipeline="plain")
+    facts = facts_of(stream, sink_commits=tuple(range(1, len(stream.ledger) + 1)), sink_version=len(stream.ledger) + 2)
+    whole = make_plan(plain, everything("plain"), facts)
+    assert (whole.end, whole.sink_version) == (facts.history.committed, len(stream.ledger) + 2)
+    middle = next(row for row in facts.history.rows if min(row.end_offsets.values()) > 20)
+    part = make_plan(plain, ask(facts.history.first, {p: o + 1 for p, o in middle.end_offsets.items()}, "plain"), facts)
+    assert (part.end, part.sink_version) == (middle.end_offsets, middle.sink_version)
+    with pytest.raises(BadRangeError, match="from its beginning"):
+        make_plan(plain, ask(middle.end_offsets, facts.history.committed, "plain"), facts)
+
+
+def test_a_batch_of_which_nothing_is_known_may_hold_any_row(stream: Simulated) -> None:
+    """Unknown event times are read; a batch known to be empty or all poison is not."""
+    row = replace(stream.ledger[0], max_event_ms=None, min_event_ms=None)
+    assert may_hold(replace(row, input_rows=None), 0)
+    assert may_hold(replace(row, input_rows=5, poison_rows=None), 0)
+    assert not may_hold(replace(row, input_rows=0, poison_rows=0), 0)
+    assert not may_hold(replace(row, input_rows=5, poison_rows=5), 0)
