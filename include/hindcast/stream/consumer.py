@@ -150,11 +150,11 @@ class ShardConsumer:
     def lag_records(self) -> int | None:
         """How many records the topic's end was ahead when the last batch was planned; None before it."""
         progress = self._query.lastProgress if self._query is not None else None
-        if progress is None or not progress["sources"]:
+        if progress is None or not progress.sources:
             return None
         topic = self.pipeline.source.name
-        # Spark gives offsets as JSON text; null before the first record.
-        ends, latest = (json.loads(progress["sources"][0][name] or "{}").get(topic, {}) for name in ("endOffset", "latestOffset"))
+        read = progress.sources[0]
+        ends, latest = ((json.loads(text or "null") or {}).get(topic, {}) for text in (read.endOffset, read.latestOffset))
         return sum(max(int(latest[partition]) - int(offset), 0) for partition, offset in ends.items() if partition in latest)
 
     # -- a batch -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""Twins of the ports, for tests and simulations: a clock that is moved by hand and a lease store in memory that can fail on cue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from hindcast.control.leases import Lease, LeaseKey
+from hindcast.control.store import Snapshot
+from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
+
+
+class FakeClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, *, started_at: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+        self._seconds = 0.0
+        self._started_at = started_at
+        self.wall_offset = timedelta(0)
+
+    def monotonic(self) -> float:
+        return self._seconds
+
+    def now(self) -> datetime:
+        return self._started_at + timedelta(seconds=self._seconds) + self.wall_offset
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._seconds += seconds
+
+
+class Outcome(StrEnum):
+    """What a commit answers, and whether it is written: only OK and UNKNOWN_WRITTEN are."""
+
+    OK = "ok"
+    CONFLICT = "conflict"
+    FAIL = "fail"
+    UNKNOWN_WRITTEN = "unknown, written"
+    UNKNOWN_LOST = "unknown, not written"
+
+
+class MemoryStore:
+    """A lease store in memory, safe for threads. ``outcome`` is asked before each commit; it may also raise."""
+
+    def __init__(self, outcome: Callable[[], Outcome] = lambda: Outcome.OK) -> None:
+        self.outcome = outcome
+        self.commits = 0
+        self._leases: dict[LeaseKey, Lease] = {}
+        self._lock = threading.Lock()
+
+    def read(self) -> Snapshot:
+        with self._lock:
+            return Snapshot(dict(self._leases), token=self.commits)
+
+    def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
+        outcome = self.outcome()
+        with self._lock:
+            if outcome is Outcome.FAIL:
+                raise StoreUnavailableError(table="memory", action="written", reason="the test said so")
+            if outcome is Outcome.UNKNOWN_LOST:
+                raise CommitUnknownError(table="memory", reason="the test said so")
+            if snapshot.token != self.commits or outcome is Outcome.CONFLICT:
+                raise CommitConflictError(table="memory")
+            self._leases.update({lease.key: lease for lease in changes})
+            self.commits += 1
+            if outcome is Outcome.UNKNOWN_WRITTEN:
+                raise CommitUnknownError(table="memory", reason="the test said so")

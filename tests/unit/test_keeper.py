@@ -1,0 +1,289 @@
+"""The keeper: renewing, taking, handing over and fencing itself, on a clock moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hindcast.control import shards
+from hindcast.control.keeper import Keeper
+from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
+from hindcast.control.store import LeaseStore, swap
+from hindcast.errors import LeaseLostError, StoreUnavailableError
+from hindcast.testing import FakeClock, MemoryStore, Outcome
+
+LEASE = 10.0
+Make = Callable[..., Keeper]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def keeper(store: MemoryStore, clock: FakeClock) -> Make:
+    """Make a keeper that has a slot."""
+
+    def make(owner: str, *, of: LeaseStore | None = None, slots: int = 4, wanted: Callable[..., bool] = lambda *_: True, slot: bool = True) -> Keeper:
+        made = Keeper(of or store, clock, owner=owner, fleet="f", slots=slots, lease_seconds=LEASE, wanted=wanted, sleep=lambda _: None)
+        if slot:
+            assert made.acquire_slot(clock.advance)
+        return made
+
+    return make
+
+
+def add_shards(store: LeaseStore, count: int) -> list[LeaseKey]:
+    created = shards.create(store, "p", 1, count, dict.fromkeys(range(count), 0))
+    return [lease.key for lease in created]
+
+
+def owners(store: LeaseStore) -> dict[str, str]:
+    return {row.status_value: row.lease_owner for row in store.read().leases.values() if row.status_type is StatusType.SHARD}
+
+
+def row(store: LeaseStore, key: LeaseKey) -> Lease:
+    return store.read().leases[key]
+
+
+def test_one_worker_takes_all_free_shards_in_a_new_epoch(store: MemoryStore, keeper: Make) -> None:
+    """A lone worker takes everything, and each taken shard is in its first epoch."""
+    keys = add_shards(store, 3)
+    gained = keeper("a").step().gained
+    assert {lease.key for lease in gained} == set(keys)
+    assert {lease.epoch for lease in gained} == {1}
+
+
+def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper: Make) -> None:
+    """A step of a worker that holds five leases is one commit that raises all of them."""
+    keys = add_shards(store, 4)
+    a = keeper("a")
+    a.step()
+    before, commits = {key: row(store, key).lease_counter for key in keys}, store.commits
+    a.step()
+    assert store.commits == commits + 1
+    assert all(row(store, key).lease_counter == before[key] + 1 for key in keys)
+
+
+def test_a_second_worker_asks_and_is_given_its_half(store: MemoryStore, keeper: Make) -> None:
+    """A newcomer writes its wish and leaves the counter alone; the owner closes, transfers, and the epoch rises."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    counters = {key: lease.lease_counter for key, lease in store.read().leases.items()}
+    b.step()
+    asked = [lease for lease in store.read().leases.values() if lease.lease_stealer]
+    assert [(lease.lease_stealer, lease.lease_counter) for lease in asked] == [("b", counters[asked[0].key])]
+    (closing,) = a.step().close
+    assert a.holds(closing, 1)
+    a.step()
+    assert row(store, closing).state == ShardState.CLOSING
+    a.closed(closing)
+    a.step()
+    assert not a.holds(closing, 1)
+    (gained,) = b.step().gained
+    assert (gained.key, gained.epoch, gained.state) == (closing, 2, ShardState.OPEN)
+    assert sorted(owners(store).values()) == ["a", "b"]
+
+
+def test_nobody_steals_for_a_difference_of_one(store: MemoryStore, keeper: Make) -> None:
+    """Three shards on two workers stay as 2 and 1 for good."""
+    add_shards(store, 3)
+    a, b = keeper("a"), keeper("b")
+    for _ in range(8):
+        for worker in (a, b):
+            for key in worker.step().close:
+                worker.closed(key)
+    settled, before = owners(store), store.read().leases
+    for _ in range(20):
+        assert not a.step().close
+        assert not b.step().close
+    assert owners(store) == settled
+    assert sorted(list(settled.values()).count(name) for name in "ab") == [1, 2]
+    assert {lease.epoch for lease in before.values()} == {lease.epoch for lease in store.read().leases.values()}
+
+
+def test_a_dead_owner_is_replaced_after_a_whole_lease_and_not_before(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A lease is taken from a silent owner once its counter stood still for the whole duration on the taker's clock."""
+    (key,) = add_shards(store, 1)
+    keeper("a").step()
+    b = keeper("b")
+    b.step()
+    clock.advance(LEASE - 0.01)
+    assert b.step().gained == []
+    clock.advance(0.02)
+    assert [(lease.key, lease.epoch) for lease in b.step().gained] == [(key, 2)]
+
+
+def test_an_owner_fences_itself_before_anybody_may_take(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """At 80 % of the lease without a renewal the owner holds nothing, while no observer calls it expired yet."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    clock.advance(LEASE * 0.8 - 0.01)
+    assert a.holds(key, 1)
+    clock.advance(0.02)
+    assert not a.holds(key, 1)
+    with pytest.raises(LeaseLostError, match="p/v1.g0.s0"):
+        a.check(key, 1)
+
+
+def test_a_failing_store_fences_the_owner(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """Steps that fail renew nothing, so the lease runs out on time."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    store.outcome = lambda: Outcome.FAIL
+    for _ in range(9):
+        clock.advance(1.0)
+        with pytest.raises(StoreUnavailableError):
+            a.step()
+    assert not a.holds(key, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST, Outcome.CONFLICT])
+def test_a_renewal_whose_answer_is_lost_keeps_the_lease(store: MemoryStore, keeper: Make, outcome: Outcome) -> None:
+    """Whether or not the unknown commit was written, the owner still owns and the epoch has not moved."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    outcomes = iter([outcome])
+    store.outcome = lambda: next(outcomes, Outcome.OK)
+    step = a.step()
+    assert (step.lost, step.gained) == ([], [])
+    assert (row(store, key).lease_owner, row(store, key).epoch) == ("a", 1)
+    assert a.holds(key, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST])
+def test_a_take_whose_answer_is_lost_is_one_take(store: MemoryStore, keeper: Make, outcome: Outcome) -> None:
+    """The worker finds its own take by owner and epoch: the epoch rises once."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    outcomes = iter([outcome])
+    store.outcome = lambda: next(outcomes, Outcome.OK)
+    assert [(lease.key, lease.epoch) for lease in a.step().gained] == [(key, 1)]
+    assert a.holds(key, 1)
+
+
+def test_a_hand_over_whose_answer_is_lost_is_not_reported_as_a_loss(store: MemoryStore, keeper: Make) -> None:
+    """A lease that was given away on purpose is not an alarm."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    (closing,) = a.step().close
+    a.closed(closing)
+    outcomes = iter([Outcome.UNKNOWN_WRITTEN])
+    store.outcome = lambda: next(outcomes, Outcome.OK)
+    assert a.step().lost == []
+    assert row(store, closing).lease_owner == "b"
+
+
+def test_the_old_owner_learns_that_it_lost(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """An owner that slept through its lease is told so by its next step, and does not touch the new owner's row."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    clock.advance(LEASE + 1)
+    b.step()
+    assert key in a.step().lost
+    assert (row(store, key).lease_owner, row(store, key).epoch) == ("b", 2)
+
+
+def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make) -> None:
+    """After ``leave`` the next worker takes the shards without waiting for anything to expire."""
+    keys = add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    assert set(a.drain()) == set(keys)
+    for key in keys:
+        a.closed(key)
+    a.leave()
+    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
+    assert {lease.key for lease in keeper("b").step().gained} == set(keys)
+
+
+def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A worker that finds live owners on every slot gets none, takes no lease, and learns it within one and a quarter leases."""
+    add_shards(store, 1)
+    a = keeper("a", slots=1)
+    a.step()
+    late = keeper("b", slots=1, slot=False)
+    began = clock.monotonic()
+
+    def wait(seconds: float) -> None:
+        clock.advance(seconds)
+        a.step()
+
+    assert not late.acquire_slot(wait)
+    assert clock.monotonic() - began <= LEASE * 1.4
+    assert "b" not in {lease.lease_owner for lease in store.read().leases.values()}
+
+
+def test_a_dead_workers_slot_is_taken_over(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A replacement waits one lease for the dead worker's slot and then has it."""
+    keeper("a", slots=1)
+    assert keeper("b", slots=1).slot == LeaseKey("f", StatusType.SLOT, "0")
+
+
+def test_a_shard_that_is_not_wanted_is_closed_and_freed(store: MemoryStore, keeper: Make) -> None:
+    """A paused pipeline's shard is closed by its consumer first, then free, and is not taken again."""
+    (key,) = add_shards(store, 1)
+    paused = False
+    a = keeper("a", wanted=lambda *_: not paused)
+    a.step()
+    paused = True
+    assert a.step().close == [key]
+    a.closed(key)
+    a.step()
+    assert (row(store, key).lease_owner, row(store, key).state) == ("", ShardState.CLOSED)
+    assert a.step().gained == []
+
+
+def test_a_wish_of_a_dead_worker_is_withdrawn(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A lease promised to a worker that died stays with its owner instead of being stuck for ever."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    for _ in range(5):
+        clock.advance(LEASE / 4)
+        closing = a.step().close
+    for key in closing:
+        a.closed(key)
+    for _ in range(3):
+        a.step()
+    assert set(owners(store).values()) == {"a"}
+    assert not [lease for lease in store.read().leases.values() if lease.lease_stealer]
+
+
+def test_a_checkpoint_is_written_with_the_renewal(store: MemoryStore, keeper: Make) -> None:
+    """What a consumer reports lands in the lease with the next step."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    a.report(key, checkpoint={"batch": 5}, detail={"lag_records": 3})
+    a.step()
+    assert row(store, key).checkpoint["batch"] == 5
+    assert row(store, key).detail["lag_records"] == 3
+    assert row(store, key).checkpoint["start_offsets"] == {"0": 0}
+
+
+def test_swap_gives_up_after_many_conflicts() -> None:
+    """A store that always conflicts is reported instead of being tried for ever."""
+    store = MemoryStore(lambda: Outcome.CONFLICT)
+    with pytest.raises(Exception, match="Another writer"):
+        swap(store, lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value="x")], attempts=3, sleep=lambda _: None)

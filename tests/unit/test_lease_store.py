@@ -1,0 +1,133 @@
+"""One contract for every lease store: the table on Delta and its twin in memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import Lease, StatusType
+from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.errors import CommitConflictError, SchemaVersionError, StoreUnavailableError
+from hindcast.settings import Settings
+from hindcast.testing import MemoryStore, Outcome
+
+KEY = ("trades", "shard", "v1.g0.s0")
+
+
+def lease(**changes: object) -> Lease:
+    return Lease(**{"stream_id": KEY[0], "status_type": StatusType.SHARD, "status_value": KEY[2], **changes})
+
+
+@pytest.fixture(params=["delta", "memory"])
+def stores(request: pytest.FixtureRequest, settings: Settings) -> Callable[[], LeaseStore]:
+    """Makes clients of one and the same store."""
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: LeaseTable(settings)
+
+
+def test_a_new_store_is_empty(stores: Callable[[], LeaseStore]) -> None:
+    """Reading a store that nobody has written gives no leases."""
+    assert stores().read().leases == {}
+
+
+def test_what_is_committed_is_read_back_whole(stores: Callable[[], LeaseStore]) -> None:
+    """Each column of a lease survives the store."""
+    store = stores()
+    written = lease(checkpoint={"batch": 7}, lease_counter=3, lease_owner="a", lease_stealer="b", parent_shard_ids=["p"], epoch=2, state="CLOSING", detail={"x": [1]})
+    store.commit(store.read(), [written])
+    assert stores().read().leases == {written.key: written}
+
+
+def test_a_commit_on_an_old_snapshot_is_refused(stores: Callable[[], LeaseStore]) -> None:
+    """Of two commits decided on the same snapshot one wins, and the other changes nothing."""
+    one, two = stores(), stores()
+    first, second = one.read(), two.read()
+    one.commit(first, [lease(lease_owner="a")])
+    with pytest.raises(CommitConflictError):
+        two.commit(second, [lease(lease_owner="b")])
+    assert [row.lease_owner for row in stores().read().leases.values()] == ["a"]
+
+
+def test_a_snapshot_serves_one_commit(stores: Callable[[], LeaseStore]) -> None:
+    """A client must read again after its own commit, too."""
+    store = stores()
+    snapshot = store.read()
+    store.commit(snapshot, [lease(lease_owner="a")])
+    with pytest.raises(CommitConflictError):
+        store.commit(snapshot, [lease(lease_owner="b")])
+
+
+def test_other_leases_stay(stores: Callable[[], LeaseStore]) -> None:
+    """A commit replaces the leases it names and keeps the others."""
+    store = stores()
+    store.commit(store.read(), [lease(), lease(status_value="v1.g0.s1")])
+    store.commit(store.read(), [lease(lease_owner="a")])
+    assert sorted(row.lease_owner for row in store.read().leases.values()) == ["", "a"]
+
+
+def _raise_counter(home: Path, times: int) -> None:
+    store = LeaseTable(Settings(home=home))
+    for _ in range(times):
+        swap(store, lambda snapshot: [row.renewed() for row in snapshot.leases.values()])
+
+
+def test_no_update_of_four_processes_is_lost(settings: Settings) -> None:
+    """Four processes that each raise one counter 15 times leave it at 60."""
+    store = LeaseTable(settings)
+    store.commit(store.read(), [lease()])
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_raise_counter, args=(settings.home, 15)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert next(iter(store.read().leases.values())).lease_counter == 60
+
+
+def test_an_unknown_outcome_that_was_written_is_not_written_twice() -> None:
+    """After a commit whose answer was lost, the next decision sees its own work."""
+    outcomes = iter([Outcome.UNKNOWN_WRITTEN, Outcome.OK])
+    store = MemoryStore(lambda: next(outcomes))
+
+    def take(snapshot: Snapshot) -> list[Lease]:
+        found = list(snapshot.leases.values())
+        return [] if found else [lease().given_to("a")]
+
+    assert swap(store, take, sleep=lambda _: None) == []
+    assert [(row.lease_owner, row.epoch) for row in store.read().leases.values()] == [("a", 1)]
+
+
+def test_a_row_of_a_newer_schema_is_refused(settings: Settings) -> None:
+    """A table that a newer Hindcast has written is refused with the cure, not guessed at."""
+    row = {**lease().as_row(), "schema_version": 99}
+    with pytest.raises(SchemaVersionError, match="Upgrade"):
+        Lease.from_row(row)
+
+
+def test_a_foreign_table_is_refused(settings: Settings) -> None:
+    """A Delta table of other columns in the place of the leases is refused and left alone."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    url = settings.table("control", "leases")
+    write_deltalake(url, pa.table({"x": [1]}))
+    with pytest.raises(SchemaVersionError, match="HINDCAST_TABLES_URL"):
+        LeaseTable(settings).read()
+
+
+def test_a_torn_log_is_an_error_that_names_the_table(settings: Settings) -> None:
+    """An unreadable commit file is reported, and no version is skipped."""
+    store = LeaseTable(settings)
+    store.commit(store.read(), [lease(lease_owner="a")])
+    log = Path(settings.table("control", "leases")) / "_delta_log"
+    newest = sorted(log.glob("*.json"))[-1]
+    newest.write_text(newest.read_text()[:40])
+    with pytest.raises(StoreUnavailableError, match="leases"):
+        LeaseTable(settings).read()
