@@ -14,14 +14,17 @@ export HINDCAST_JARS_DIR ?= $(HINDCAST_HOME)/jars/spark
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; break; }; done)
 
-# uv reads none of pip's settings: hand it those that pip was given. An empty value is no value to uv.
+# uv reads none of pip's settings, neither variables nor pip.conf: hand it those that pip was given. An empty value is no value
+# to uv. Like pip it trusts the machine's own certificates.
 define as_pip
-setting() { $(BIN)/python -m pip config get "global.$$1" 2>/dev/null || true; }; \
+settings="$$($(BIN)/python -m pip config list 2>/dev/null || true)"; \
+setting() { sed -nE "s/^(global|install)\.$$1='(.*)'$$/\2/p" <<<"$$settings" | tail -n 1; }; \
 export UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$(setting index-url)}}"; \
 export UV_INDEX="$${UV_INDEX:-$${PIP_EXTRA_INDEX_URL:-$$(setting extra-index-url)}}"; \
 export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$(setting find-links)}}"; \
 export UV_INSECURE_HOST="$${UV_INSECURE_HOST:-$${PIP_TRUSTED_HOST:-$$(setting trusted-host)}}"; \
 export UV_HTTP_TIMEOUT="$${UV_HTTP_TIMEOUT:-$${PIP_DEFAULT_TIMEOUT:-60}}"; \
+export UV_SYSTEM_CERTS=true; \
 cert="$${SSL_CERT_FILE:-$${PIP_CERT:-$$(setting cert)}}"; if [ -n "$$cert" ]; then export SSL_CERT_FILE="$$cert"; fi
 endef
 
