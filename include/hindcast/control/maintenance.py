@@ -1,0 +1,80 @@
+"""Keep the tables small: compact what was appended in pieces, drop what no version within the retention needs.
+
+Safe beside writers and readers: compaction moves rows without changing any, and nothing younger than its table's own retention is
+deleted, so a verdict that reads an older version of a sink finds it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+
+_log = structlog.get_logger(__name__)
+
+#: Hindcasts are kept this long: they can be made again from the topic while it holds the range.
+HINDCAST_DAYS = 7
+#: Rewritten whole by each commit, so there is nothing to compact.
+_WHOLE = frozenset({ControlTable.LEASES})
+
+
+def maintain(settings: Settings, sinks: list[str]) -> list[dict[str, Any]]:
+    """Maintain the control tables and the named sinks; return for each what was done to it.
+
+    :returns: {table, version, files_before, files_after, files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
+    """
+    tables = ControlTables(settings)
+    done = []
+    for name in ControlTable:
+        done.append(_maintain(name, tables.open(name), compact=name not in _WHOLE))
+    for sink in sinks:
+        try:
+            table = DeltaTable(settings.table("sinks", sink), storage_options=settings.storage_options or None)
+        except TableNotFoundError:
+            continue
+        done.append(_maintain(f"sinks/{sink}", table, compact=True))
+    for folder in _old_hindcasts(settings):
+        shutil.rmtree(folder)
+        _log.info("An old hindcast was deleted.", folder=str(folder))
+    return done
+
+
+def _maintain(name: str, table: DeltaTable, *, compact: bool) -> dict[str, Any]:
+    started = time.monotonic()
+    before, deleted, skipped = len(table.file_uris()), 0, ""
+    try:
+        if compact:
+            table.optimize.compact()
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        # "full" also finds files that no commit ever named: those of a batch whose worker died before its commit.
+        deleted = len(table.vacuum(dry_run=False, full=True))
+    except (CommitFailedError, DeltaError, OSError) as error:
+        skipped = str(error)  # a writer was faster; the next run finds the same work
+    table.update_incremental()
+    seconds = round(time.monotonic() - started, 3)
+    _log.info("A table was maintained.", table=name, files_before=before, files_deleted=deleted, seconds=seconds, skipped=skipped)
+    return {
+        "table": str(name), "version": table.version(), "files_before": before, "files_after": len(table.file_uris()), "files_deleted": deleted,
+        "seconds": seconds, "skipped": skipped,
+    }
+
+
+def _old_hindcasts(settings: Settings) -> Iterator[Path]:
+    root = settings.table("hindcasts")
+    if "://" in root:
+        return  # an object store expires folders by its own lifecycle rules
+    oldest = time.time() - HINDCAST_DAYS * 86_400
+    for folder in Path(root).glob("*/*"):
+        if folder.is_dir() and folder.stat().st_mtime < oldest:
+            yield folder
