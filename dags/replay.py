@@ -4,5 +4,6 @@ from hindcast.airflow.dags import replay_dag
 from hindcast.catalog import load
 from hindcast.settings import Settings
 
-for pipeline in load(Settings().pipelines_dir).values():
-    globals()[f"replay_{pipeline.name}"] = replay_dag(pipeline)
+settings = Settings()
+for pipeline in load(settings.pipelines_dir).values():
+    globals()[f"replay_{pipeline.name}"] = replay_dag(pipeline, settings.replay_schedule)

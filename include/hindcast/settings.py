@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     spark_master: str = Field(default="local[2]", description="Spark master of workers and replays")
     spark_driver_memory: str = Field(default="640m", pattern=r"^\d+[mg]$", description="heap of each Spark driver")
     jars_dir: Path | None = Field(default=None, description="Spark's extra jars; default HOME/jars/spark")
+    replay_schedule: str = Field(default="0 * * * *", description="cron, in UTC, of the replay DAGs: one hindcast a data interval")
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 
     @field_validator("fleet")

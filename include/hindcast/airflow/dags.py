@@ -59,7 +59,7 @@ def supervise_dag() -> DAG:
     return dag
 
 
-def replay_dag(pipeline: Pipeline, schedule: str = "@hourly") -> DAG:
+def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
     """One hindcast a data interval, or of the range that a person gives.
 
     :param schedule: cron; the timetable is the one that has data intervals (Airflow's default for a cron text has empty ones)

@@ -14,6 +14,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.children import Child, Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
+from hindcast.catalog import load
+from hindcast.control.maintenance import maintain
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, RangeNotYetConsumedError, VerdictFailedError
@@ -234,9 +236,9 @@ class MaintainOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
-        from hindcast.control.maintenance import maintain
-
-        done = maintain(Settings())
+        settings = Settings()
+        sinks = sorted({pipeline.sink.name for pipeline in load(settings.pipelines_dir).values()})
+        done = maintain(settings, sinks)
         for row in done:
             _log.info(f"Maintained {row.get('table')}.", **{key: value for key, value in row.items() if key != "table"})
         return done

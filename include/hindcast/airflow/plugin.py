@@ -5,6 +5,7 @@ Every Airflow process imports this, tasks included; so the web application is ma
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ class ControlRoom:
     """The pages as an ASGI application."""
 
     async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:
-        await _application()(scope, receive, send)
+        app = await asyncio.to_thread(_application)  # it is imported in seconds the first time; other requests go on
+        await app(scope, receive, send)
 
 
 class HindcastPlugin(AirflowPlugin):
