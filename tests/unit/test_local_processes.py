@@ -33,7 +33,10 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 #: Ignores SIGTERM, and has a child in another session that does too.
 _IGNORE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 _CHILD = f"{_IGNORE}print(1, flush=True); time.sleep(600)"
-_PARENT = f"import subprocess, sys; {_IGNORE}subprocess.Popen([sys.executable, '-c', {_CHILD!r}], start_new_session=True); {_CHILD.replace('1', '2')}"
+_PARENT = (
+    f"import subprocess, sys; {_IGNORE}"
+    f"subprocess.Popen([sys.executable, '-c', {_CHILD!r}], start_new_session=True); print(2, flush=True); time.sleep(600)"
+)
 STUBBORN = [sys.executable, "-c", _PARENT]
 
 

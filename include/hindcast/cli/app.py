@@ -5,12 +5,16 @@ Heavy libraries are imported inside the commands that need them, so that ``hindc
 
 from __future__ import annotations
 
+import logging.config
 import sys
+from collections.abc import Sequence
 
+import structlog
 import typer
 
 from hindcast.cli import listings, operations, streams
 from hindcast.errors import HindcastError
+from hindcast.leave import leave
 
 app = typer.Typer(
     name="hindcast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -20,13 +24,28 @@ for commands in (operations.app, streams.app, listings.app):
     app.registered_commands.extend(commands.registered_commands)
 
 
-def main() -> None:
-    """Run a command. What Hindcast raises on purpose is one message on stderr and the error's exit code; no traceback."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. What Hindcast raises on purpose is one message on stderr; no traceback.
+
+    :param arguments: without the program's name; those of this process by default
+    """
     try:
-        app()
+        app(args=arguments)
     except HindcastError as error:
         print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def main() -> None:
+    """Run the command of this process and end. Its log goes to stderr, from warnings up: stdout is for results."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger("warning"), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+    )
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, "loggers": {"kafka": {"level": "ERROR"}}})
+    leave(run())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,190 @@
+"""The command line over real control tables, without a JVM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from hindcast.cli.app import run
+from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+
+LISTINGS = ("pipelines", "leases", "checkpoints", "verdicts", "runs", "events", "deadletters", "status")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Hindcast = Callable[..., Ended]
+
+
+@pytest.fixture
+def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hindcast:
+    """Run a command in this test's home."""
+    monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
+
+    def command(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = run(arguments)
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return command
+
+
+@pytest.mark.parametrize("command", LISTINGS)
+def test_every_listing_prints_json(hindcast: Hindcast, command: str) -> None:
+    """In an empty home every listing prints a JSON array and exits 0."""
+    ended = hindcast(command, "--output", "json")
+    assert ended.returncode == 0, ended.stderr
+    assert isinstance(json.loads(ended.stdout), list)
+
+
+def test_events_are_listed_newest_first(hindcast: Hindcast, settings: Settings) -> None:
+    """--limit keeps the newest, --pipeline and --severity choose; the detail is decoded."""
+    log = EventLog(ControlTables(settings))
+    for number in range(5):
+        severity = Severity.ERROR if number % 2 else Severity.INFO
+        log.record(EventKind.QUERY_FAILED, f"Event {number}.", severity=severity, pipeline="a" if number < 4 else "b", number=number)
+    found = json.loads(hindcast("events", "--pipeline", "a", "--limit", "2", "-o", "json").stdout)
+    assert [row["message"] for row in found] == ["Event 3.", "Event 2."]
+    assert found[0]["detail"] == {"number": 3}
+    found = json.loads(hindcast("events", "--severity", "error", "-o", "json").stdout)
+    assert [row["message"] for row in found] == ["Event 3.", "Event 1."]
+
+
+def test_a_run_is_listed_in_its_newest_state(hindcast: Hindcast, settings: Settings) -> None:
+    """A run that was planned and then succeeded is one row."""
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    row = {"run_id": "r1", "pipeline": "p", "started_at": at}
+    tables = ControlTables(settings)
+    tables.append(ControlTable.RUNS, [{**row, "state": "planned"}])
+    tables.append(ControlTable.RUNS, [{**row, "state": "succeeded", "finished_at": at + timedelta(seconds=9)}])
+    assert [(found["run_id"], found["state"]) for found in json.loads(hindcast("runs", "-o", "json").stdout)] == [("r1", "succeeded")]
+
+
+def test_differences_of_a_run(hindcast: Hindcast, settings: Settings) -> None:
+    """--run ID --differences lists the rows that differ in that run alone."""
+    differ = {"pipeline": "p", "kind": "changed", "cause": "unexplained", "keys": '{"ticker": "ACME"}', "found_at": datetime.now(UTC)}
+    ControlTables(settings).append(ControlTable.DIFFERENCES, [{**differ, "run_id": "r1"}, {**differ, "run_id": "r2"}])
+    found = json.loads(hindcast("verdicts", "--run", "r1", "--differences", "-o", "json").stdout)
+    assert [(row["run_id"], row["keys"]) for row in found] == [("r1", {"ticker": "ACME"})]
+
+
+def test_listings_work_while_others_write(hindcast: Hindcast, settings: Settings) -> None:
+    """Beside a writer that appends all the time, each listing is one consistent version."""
+    tables, stop = ControlTables(settings), threading.Event()
+    tables.append(ControlTable.EVENTS, [{"message": "First."}])
+
+    def write() -> None:
+        while not stop.is_set():
+            tables.append(ControlTable.EVENTS, [{"message": "More."}])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        counts = [len(json.loads(hindcast("events", "-n", "100000", "-o", "json").stdout)) for _ in range(10)]
+    finally:
+        stop.set()
+        writer.join()
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["replay", "nope", "--all"], "no pipeline named nope"),
+        (["replay", "stock_stats"], "--from-offsets"),
+        (["replay", "stock_stats", "--all", "--since-last-verdict"], "not one"),
+        (["replay", "stock_stats", "--from-offsets", '{"0": 5}'], "only one of its two ends"),
+        (["validate", "stock_stats", "--from-offsets", "x", "--to-offsets", "y"], "partition"),
+        (["validate", "stock_stats", "--run", "../x"], "not a valid name"),
+        (["validate", "stock_stats", "--run", "r1", "--all"], "--run"),
+        (["validate", "nope", "--run", "r1"], "no pipeline named nope"),
+        (["pause", "nope"], "no pipeline named nope"),
+        (["leases", "--pipeline", "a/b"], "not a valid name"),
+        (["verdicts", "--differences"], "--run"),
+        (["events", "--severity", "loud"], "info, warning, error"),
+        (["load", "--topic", "a b"], "not a valid name"),
+        (["load", "--topic", "quotes"], "There are: trades"),
+        (["worker", "--fleet", "a b"], "not a valid name"),
+        (["demo", "--once", "--pipeline", "nope"], "no pipeline named nope"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(hindcast: Hindcast, settings: Settings, arguments: list[str], said: str) -> None:
+    """Exit code 2, one message on stderr with the cure, no traceback, nothing started."""
+    ended = hindcast(*arguments)
+    assert ended.returncode == 2, ended.stderr
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+    assert not list((settings.home / "run").glob("*.json"))
+
+
+def test_pause_resume_and_drain_write_the_desired_state(hindcast: Hindcast) -> None:
+    """What was wanted last is what `pipelines` shows; the row is made where there was none."""
+    for command, wanted in (("pause", "paused"), ("resume", "running"), ("drain", "drained")):
+        ended = hindcast(command, "stock_stats")
+        assert ended.returncode == 0, ended.stderr
+        (row,) = [row for row in json.loads(hindcast("pipelines", "-o", "json").stdout) if row["pipeline"] == "stock_stats"]
+        assert row["wanted"] == wanted
+
+
+def test_a_refused_pipeline_is_listed_with_its_problem(hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that does not load is in the listing, with what is wrong, beside the good ones."""
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
+    (row,) = json.loads(hindcast("pipelines", "-o", "json").stdout)
+    assert row["file"].endswith("broken.py")
+    assert "no_such_module" in row["problem"]
+
+
+def test_a_foreign_table_is_refused_with_the_cure(hindcast: Hindcast, settings: Settings) -> None:
+    """A table with other columns under the name of a control table: exit 1 and what to do, no traceback."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    Path(settings.table("control", "events")).mkdir(parents=True)
+    write_deltalake(settings.table("control", "events"), pa.table({"x": [1]}))
+    ended = hindcast("events")
+    assert ended.returncode == 1
+    assert "HINDCAST_TABLES_URL" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`hindcast --help` answers without Spark, Airflow, Arrow, delta-rs, Kafka or pandas."""
+    heavy = ("pyspark", "airflow", "pyarrow", "deltalake", "kafka", "pandas")
+    command = [sys.executable, "-X", "importtime", "-m", "hindcast.cli.app", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & set(heavy)
+
+
+def test_a_command_ends_without_taking_the_interpreter_down() -> None:
+    """The process ends by itself with the command's exit code and all it printed; delta-rs' threads get no chance to abort it."""
+    script = (
+        "import atexit, sys; from hindcast.cli.app import main; atexit.register(print, 'taken down')\n"
+        "sys.argv = ['hindcast', 'verdicts', '--differences']; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--run" in ended.stderr
