@@ -1,0 +1,424 @@
+"""Hindcast under a real Airflow: its scheduler, triggerer and API server, a real broker, and real workers.
+
+One stack serves the whole module. Its topic begins with some minutes of history, so that there are past intervals to replay at
+once. The tests run in any order: each begins by waiting for a whole fleet and leaves one behind.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+from kafka import KafkaProducer
+
+from hindcast.control.desired import desired_of
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import Lease, StatusType
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.local import airflow, stack
+from hindcast.local.processes import Service, Services, members
+from hindcast.local.trades import trades
+from hindcast.settings import Settings, project_root
+
+TOPIC = "trades"
+LEASE_SECONDS = 5.0
+HISTORY = timedelta(minutes=5)
+HISTORY_ROWS_PER_SECOND = 40.0
+LIVE_ROWS_PER_SECOND = 100.0
+#: A JVM starts in 10 to 40 s when every core is busy; nothing here waits longer than its condition takes.
+DEADLINE_SECONDS = 240.0
+ENDED = {"success", "failed"}
+
+DICE = '''
+"""A pipeline that breaks the one rule: its result is not a function of its input."""
+
+from pyspark.sql import functions as F
+from hindcast import Table, Topic, Window, pipeline
+
+
+@pipeline(
+    source=Topic("trades", schema="ticker string, ts timestamp, ask double", key="ticker"),
+    event_time="ts", watermark="10 seconds", window=Window("10 seconds"), sink=Table("dice", keys=["window", "ticker"]), version=1,
+)
+def dice(trades):
+    return trades.withColumn("roll", F.rand()).groupBy("window", "ticker").agg(F.max("roll").alias("roll"))
+'''
+
+
+Found = TypeVar("Found")
+
+
+def until(what: str, look: Callable[[], Found | None], seconds: float = DEADLINE_SECONDS) -> Found:
+    """The first value that is neither None nor False; fails with what was last seen after the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found is not None and found is not False:
+            return found
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} seconds"
+        time.sleep(0.5)
+
+
+def measured(line: str) -> None:
+    """Tell a duration; none is asserted, as they are the machine's."""
+    print(line)  # noqa: T201 - shown with pytest -s
+
+
+class Platform:
+    """The running stack, seen through the tables, the recorded processes and Airflow's REST API."""
+
+    def __init__(self, settings: Settings, began_at: datetime) -> None:
+        self.settings = settings
+        self.began_at = began_at
+        self.tables = ControlTables(settings)
+        self._token = airflow.login(settings)
+
+    def api(self, method: str, path: str, body: Any = None) -> Any:
+        return airflow.request(self.settings.airflow_url, method, f"/api/v2{path}", body, self._token)
+
+    def workers(self) -> list[Service]:
+        return [service for service in Services(self.settings.home).workers() if service.running]
+
+    def leases(self, kind: StatusType) -> list[Lease]:
+        return [lease for lease in LeaseTable(self.settings).leases() if lease.status_type is kind]
+
+    def whole(self) -> set[int] | None:
+        """The pids of the workers, once each slot is held by one that runs and no further worker does."""
+        running = {service.pid for service in self.workers()}
+        holders = {lease.detail["pid"] for lease in self.leases(StatusType.SLOT) if lease.lease_owner}
+        return running if running == holders and len(running) == self.settings.workers else None
+
+    def wait_whole(self) -> set[int]:
+        return until("a whole fleet", self.whole)
+
+    def wait_owned(self, owners: set[int]) -> None:
+        """Wait until every shard is held by one of these and was renewed by it."""
+
+        def look() -> bool:
+            before = {lease.key: lease for lease in self.leases(StatusType.SHARD)}
+            return (
+                bool(before)
+                and all(int(lease.lease_owner.split("-")[-2] or 0) in owners for lease in before.values() if lease.lease_owner)
+                and all(lease.lease_owner for lease in before.values())
+            )
+
+        until("every shard owned", look)
+
+    def committed(self, pipeline: str = "stock_stats") -> int:
+        """How many batches the ledger has."""
+        return len(self.tables.rows(ControlTable.CHECKPOINTS, [("pipeline", "=", pipeline)]))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return sorted(self.tables.rows(ControlTable.EVENTS, [("kind", "=", kind)]), key=lambda row: row["at"])
+
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        return {row["run_id"]: row for row in self.tables.rows(ControlTable.VERDICTS)}
+
+    def hindcasts(self, pipeline: str) -> dict[str, dict[str, Any]]:
+        return {row["run_id"]: row for row in self.tables.rows(ControlTable.RUNS, [("pipeline", "=", pipeline)])}
+
+    def unpause(self, dag_id: str) -> None:
+        until(f"the DAG {dag_id}", lambda: any(dag["dag_id"] == dag_id for dag in self.api("GET", "/dags?limit=100")["dags"]))
+        self.api("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+
+    def tasks(self, dag_id: str, run_id: str = "~") -> list[dict[str, Any]]:
+        """Task instances, the oldest first."""
+        found = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100&order_by=id")["task_instances"]
+        return sorted(found, key=lambda task: task["start_date"] or "9")
+
+    def xcom(self, task: dict[str, Any], key: str = "return_value") -> Any:
+        value = self.api("GET", f"{self._path(task)}/xcomEntries/{key}?map_index={task['map_index']}")["value"]
+        return json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
+
+    def log(self, task: dict[str, Any]) -> str:
+        return json.dumps(self.api("GET", f"{self._path(task)}/logs/{task['try_number']}?map_index={task['map_index']}"))
+
+    def _path(self, task: dict[str, Any]) -> str:
+        return f"/dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}"
+
+    def watching(self, after: str = "") -> dict[str, Any]:
+        """The deferred watch, once there is one whose trigger runs."""
+
+        def look() -> dict[str, Any] | None:
+            deferred = [task for task in self.tasks("supervise") if task["task_id"] == "watch" and task["state"] == "deferred"]
+            return next((task for task in deferred if task["triggerer_job"] and (task["start_date"] or "") > after), None)
+
+        return until("the supervisor watching", look)
+
+    def run(self, dag_id: str, conf: dict[str, Any]) -> str:
+        return str(self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"])
+
+    def ended(self, dag_id: str, run_id: str) -> str:
+        def look() -> str | None:
+            state = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
+            return state if state in ENDED else None
+
+        return until(f"{dag_id} {run_id} ended", look)
+
+    def judged(self, run_id: str) -> dict[str, Any]:
+        return until(f"the verdict on {run_id}", lambda: self.verdicts().get(run_id))
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[Platform]:
+    """A stack with history, and all of Airflow's DAGs still paused."""
+    home = tmp_path_factory.mktemp("airflow-real")
+    pipelines = home / "pipelines"
+    pipelines.mkdir()
+    (pipelines / "stock_stats.py").write_text((project_root() / "include" / "pipelines" / "stock_stats.py").read_text())
+    (pipelines / "dice.py").write_text(DICE)
+    settings = Settings(home=home, jars_dir=jars_dir, pipelines_dir=pipelines, lease_seconds=LEASE_SECONDS, replay_schedule="* * * * *")
+    began_at = datetime.now(UTC) - HISTORY
+    try:
+        settings = stack.up(settings, topic=None)
+        send_history(settings, began_at)
+        stack.start_load(settings, TOPIC, LIVE_ROWS_PER_SECOND, seed=2)
+        yield Platform(settings, began_at)
+    finally:
+        stack.down(settings)
+        left = [process.pid for service in Services(home).all() for process in members(service)]
+        assert left == []
+
+
+def send_history(settings: Settings, began_at: datetime) -> None:
+    """Send records whose broker timestamps lie in the past, as a topic has that was filled while nobody looked."""
+    producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers, linger_ms=50)
+    sent = []
+    for record in trades(1, HISTORY_ROWS_PER_SECOND, began_at):
+        at = began_at + timedelta(seconds=record.due_seconds)
+        if at >= datetime.now(UTC):
+            break
+        sent.append(producer.send(TOPIC, key=record.key, value=record.value, timestamp_ms=int(at.timestamp() * 1000)))
+    producer.flush()
+    assert all(future.succeeded() for future in sent)
+    producer.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(platform: Platform) -> dict[str, Any]:
+    """The fleet, started by nothing but the unpausing of `supervise`; what was seen of it on the way."""
+    before = platform.workers()
+    unpaused_at = time.monotonic()
+    platform.unpause("supervise")
+    pids = platform.wait_whole()
+    seconds = time.monotonic() - unpaused_at
+    measured(f"From unpausing to a whole fleet: {seconds:.1f} s")
+    until("a first batch", lambda: platform.committed() > 0)
+    return {"before": before, "pids": pids, "seconds": seconds}
+
+
+@pytest.fixture
+def whole(platform: Platform, fleet: dict[str, Any]) -> set[int]:
+    """The pids of a whole fleet that the supervisor watches."""
+    platform.watching()
+    return platform.wait_whole()
+
+
+def test_unpausing_supervise_starts_the_fleet(platform: Platform, fleet: dict[str, Any]) -> None:
+    """No worker before; as many as there are slots after, each launched by the supervisor, and every pipeline wanted running."""
+    assert fleet["before"] == []
+    launched = [json.loads(event["detail"])["pid"] for event in platform.events("worker_launched")]
+    assert fleet["pids"] <= set(launched)
+    wanted = desired_of(LeaseTable(platform.settings).leases())
+    assert {name: desired.state.value for name, desired in wanted.items()} == {"stock_stats": "running", "dice": "running"}
+
+
+def test_a_killed_worker_is_replaced(platform: Platform, whole: set[int]) -> None:
+    """The other worker takes its shards, the supervisor wakes and launches one, and the fleet is whole again."""
+    victim, survivor = sorted(whole)
+    woke = len(platform.events("supervisor_woke"))
+    psutil.Process(victim).kill()
+    killed_at = time.monotonic()
+    platform.wait_owned({survivor})
+    measured(f"From the kill to the survivor owning every shard: {time.monotonic() - killed_at:.1f} s")
+    after = until("a whole fleet without the victim", lambda: pids if (pids := platform.whole()) and victim not in pids else None)
+    measured(f"From the kill to a whole fleet: {time.monotonic() - killed_at:.1f} s")
+    assert survivor in after
+    woken = until("the wake's event", lambda: platform.events("supervisor_woke")[woke:] or None)
+    assert json.loads(woken[0]["detail"])["reason"] == "worker_lost"
+
+
+def test_killing_all_of_airflow_stops_no_stream(platform: Platform, whole: set[int]) -> None:
+    """Batches go on being committed; the restarted Airflow goes on watching, and there are still exactly the same two workers."""
+    supervised = platform.watching()
+    killed = [process for component in airflow.components(platform.settings) for process in members(component)]
+    assert len(killed) >= len(airflow.COMPONENTS)
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed, timeout=20)
+    assert [component for component in airflow.components(platform.settings) if component.running] == []
+    committed = platform.committed()
+    until("batches committed without Airflow", lambda: platform.committed() >= committed + 4)
+    assert platform.whole() == whole
+    restarted = time.monotonic()
+    airflow.start(platform.settings)
+    resumed = platform.watching()
+    measured(f"From the restart of Airflow to the supervisor watching: {time.monotonic() - restarted:.1f} s")
+    assert resumed["dag_run_id"] >= supervised["dag_run_id"]
+    look_again(platform)
+    assert platform.whole() == whole
+
+
+def test_clearing_the_supervising_tasks_starts_no_third_worker(platform: Platform, whole: set[int]) -> None:
+    """Both tasks run again over a whole fleet, and launch nothing."""
+    launched = look_again(platform)
+    assert launched == []
+    assert platform.whole() == whole
+
+
+def look_again(platform: Platform) -> list[dict[str, Any]]:
+    """Clear the running `supervise` and wait until its reconciliation has run once more; returns what that launched."""
+    task = platform.watching()
+    first = next(other for other in platform.tasks("supervise", task["dag_run_id"]) if other["task_id"] == "reconcile")
+    platform.api(
+        "POST",
+        "/dags/supervise/clearTaskInstances",
+        {"dry_run": False, "dag_run_id": task["dag_run_id"], "task_ids": ["reconcile"], "include_downstream": True, "only_failed": False},
+    )
+
+    def again() -> dict[str, Any] | None:
+        found = next(other for other in platform.tasks("supervise", task["dag_run_id"]) if other["task_id"] == "reconcile")
+        return found if found["try_number"] > first["try_number"] and found["state"] == "success" else None
+
+    second = until("the second reconciliation", again)
+    platform.watching(after=second["start_date"])
+    return list(platform.xcom(second)["launched"])
+
+
+def test_a_supervisor_that_is_content_sleeps(platform: Platform, whole: set[int]) -> None:
+    """Over a healthy fleet no run of `supervise` ends: @continuous would begin the next one at once."""
+    watching = platform.watching()
+    committed = platform.committed()
+    until("some batches", lambda: platform.committed() >= committed + 6)
+    assert platform.watching()["dag_run_id"] == watching["dag_run_id"]
+
+
+def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(platform: Platform, fleet: dict[str, Any]) -> None:
+    """`airflow backfill create` over past minutes; its end date is inclusive."""
+    platform.unpause("replay.stock_stats")
+    platform.unpause("validate.stock_stats")
+    first = platform.began_at.replace(second=0, microsecond=0) + timedelta(minutes=2)
+    starts = [first, first + timedelta(minutes=1)]
+    arguments = ["--dag-id", "replay.stock_stats", "--from-date", starts[0].isoformat(), "--to-date", starts[-1].isoformat()]
+    command = [airflow.executable(), "backfill", "create", *arguments]
+    done = subprocess.run(command, env=airflow.environment(platform.settings), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"--from-date {starts[0].isoformat()}" in " ".join(command)
+    tasks = until("both replays", lambda: replays_of(platform, starts))
+    run_ids = [platform.xcom(task)["run_id"] for task in tasks]
+    assert len(set(run_ids)) == len(starts)
+    for run_id in run_ids:
+        verdict = platform.judged(run_id)
+        assert verdict["unexplained"] == 0
+        assert verdict["passed"]
+    for run_id in run_ids:
+        judging = [
+            task
+            for task in platform.tasks("validate.stock_stats")
+            if task["task_id"] == "judge" and platform.xcom(task, "run_id") == run_id
+        ]
+        assert len(judging) == 1, "each hindcast is judged by exactly one task"
+
+
+def replays_of(platform: Platform, starts: list[datetime]) -> list[dict[str, Any]] | None:
+    """The replay tasks of these data intervals, once all have succeeded."""
+    runs = {
+        datetime.fromisoformat(run["logical_date"]): run
+        for run in platform.api("GET", "/dags/replay.stock_stats/dagRuns?limit=100")["dag_runs"]
+        if run["logical_date"]
+    }
+    if any(start not in runs for start in starts):
+        return None
+    found = [platform.tasks("replay.stock_stats", runs[start]["dag_run_id"])[0] for start in starts]
+    assert not any(task["state"] == "failed" for task in found), [platform.log(task)[-3000:] for task in found]
+    return found if all(task["state"] == "success" for task in found) else None
+
+
+def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform, fleet: dict[str, Any]) -> None:
+    """The REST API, as the form of the UI uses it: exactly the rows between the offsets are read, and judged."""
+    platform.unpause("replay.stock_stats")
+    platform.unpause("validate.stock_stats")
+    first, last = {"0": 500, "1": 500, "2": 500, "3": 500}, {"0": 1500, "1": 1400, "2": 1400, "3": 1500}
+    dag_run = platform.run("replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last})
+    assert platform.ended("replay.stock_stats", dag_run) == "success"
+    task = platform.tasks("replay.stock_stats", dag_run)[0]
+    result = platform.xcom(task)
+    assert result["input_rows"] == sum(last[partition] - first[partition] for partition in first)
+    assert platform.judged(result["run_id"])["unexplained"] == 0
+    assert "Replaying stock_stats: offsets" in platform.log(task)
+    links = platform.api("GET", f"/dags/replay.stock_stats/dagRuns/{dag_run}/taskInstances/hindcast/links")["extra_links"]
+    assert links["Verdict"] == f"{platform.settings.airflow_url}/hindcast/verdicts/{result['run_id']}"
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ({"range": "from offsets to offsets", "from_offsets": {"0": 5}, "to_offsets": {"0": 1}}, "cannot be replayed"),
+        ({"range": "data interval of the run"}, "no data interval"),
+    ],
+)
+def test_a_range_that_cannot_be_replayed_fails_at_once_and_says_why(
+    platform: Platform, fleet: dict[str, Any], conf: dict[str, Any], words: str
+) -> None:
+    """No retry could help, so none is made."""
+    platform.unpause("replay.stock_stats")
+    dag_run = platform.run("replay.stock_stats", conf)
+    assert platform.ended("replay.stock_stats", dag_run) == "failed"
+    task = platform.tasks("replay.stock_stats", dag_run)[0]
+    assert task["try_number"] == 1
+    assert words in platform.log(task)
+
+
+def test_a_failing_verdict_fails_its_task_and_names_the_rows(platform: Platform, fleet: dict[str, Any]) -> None:
+    """The pipeline with a random column: red, after one try, with the rows in the log and the verdict as XCom."""
+    platform.unpause("replay.dice")
+    platform.unpause("validate.dice")
+    until("batches of dice", lambda: platform.committed("dice") > 0)
+    began = (platform.began_at + timedelta(minutes=1)).isoformat()
+    ended = (platform.began_at + timedelta(minutes=3)).isoformat()
+    dag_run = platform.run("replay.dice", {"range": "from one time to another", "from_time": began, "to_time": ended})
+    assert platform.ended("replay.dice", dag_run) == "success"
+    run_id = platform.xcom(platform.tasks("replay.dice", dag_run)[0])["run_id"]
+
+    def judged() -> dict[str, Any] | None:
+        tasks = [task for task in platform.tasks("validate.dice") if task["task_id"] == "judge" and task["state"] in ENDED]
+        return next((task for task in tasks if platform.xcom(task, "run_id") == run_id), None)
+
+    task = until("the judging task ended", judged)
+    assert task["state"] == "failed"
+    assert task["try_number"] == 1
+    assert platform.xcom(task, "verdict")["unexplained"] > 0
+    log = platform.log(task)
+    assert "column roll" in log
+    assert "ticker" in log
+
+
+def test_the_control_room_is_open_to_the_signed_in_alone(platform: Platform, fleet: dict[str, Any]) -> None:
+    """Through the whole API server, with its middlewares: 401 without a token, the page with one."""
+    import http.client
+
+    def get(path: str, token: str = "") -> tuple[int, str]:
+        connection = http.client.HTTPConnection(platform.settings.airflow_url.removeprefix("http://"), timeout=30)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    for path in ("/hindcast/", "/hindcast/pipelines/stock_stats", "/hindcast/data-docs/index.html"):
+        assert get(path)[0] == 401
+    status, page = get("/hindcast/", airflow.login(platform.settings))
+    assert status == 200
+    assert "stock_stats" in page
+    plugins = platform.api("GET", "/plugins")["plugins"]
+    assert [plugin["name"] for plugin in plugins] == ["hindcast"]
+    assert platform.api("GET", "/plugins/importErrors")["import_errors"] == []
