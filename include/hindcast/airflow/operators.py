@@ -14,7 +14,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.children import Child, Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
-from hindcast.catalog import load
 from hindcast.control.maintenance import maintain
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
@@ -236,9 +235,7 @@ class MaintainOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
-        settings = Settings()
-        sinks = sorted({pipeline.sink.name for pipeline in load(settings.pipelines_dir).values()})
-        done = maintain(settings, sinks)
+        done = maintain(Settings())
         for row in done:
             _log.info(f"Maintained {row.get('table')}.", **{key: value for key, value in row.items() if key != "table"})
         return done

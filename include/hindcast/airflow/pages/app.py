@@ -82,9 +82,16 @@ def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
 
     @app.get("/data-docs/{path:path}")
     def document(path: str) -> Response:
-        file = documents.locate(settings().home / "data_docs", path)
+        folder = settings().home / "data_docs"
+        if path in {"", "index.html"}:  # Great Expectations' own index is filled in by a script
+            found = [(verdict, documents.relative_url(folder, verdict["data_docs"])) for verdict in facts().documented()]
+            return _page("documents.html", "../", documents=[(verdict, url) for verdict, url in found if url])
+        file = documents.locate(folder, path)
         if file is None:
             raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such page in Data Docs.")
+        if file.suffix.lower() == ".html":
+            top = _templates().get_template("document_top.html").render(root="../" * (path.count("/") + 1))
+            return HTMLResponse(documents.dressed(file.read_text(encoding="utf-8"), top), headers=DOCUMENT_HEADERS)
         return FileResponse(file, media_type=documents.CONTENT_TYPES[file.suffix.lower()], headers=DOCUMENT_HEADERS)
 
     app.add_exception_handler(StarletteHTTPException, _on_http_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -17,11 +18,14 @@ CONTENT_TYPES = {
     ".woff2": "font/woff2",
 }
 
-#: Data Docs show values of the stream's rows and are served from Airflow's own origin, beside its session cookie: so no script of
-#: theirs runs, and nothing is fetched from elsewhere. They are legible without.
+#: Great Expectations writes values of the stream's rows into its pages unescaped (seen in 1.24.1), and they are served from Airflow's
+#: own origin, beside its session cookie: so no script of theirs runs, no page redirects, and nothing is fetched from elsewhere.
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; form-action 'none'; base-uri 'none'"
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; form-action 'none'; base-uri 'none'; "
+    "sandbox allow-same-origin"
 )
+
+_BODY = re.compile(r"<body\b[^>]*>", re.IGNORECASE)
 
 
 def locate(root: Path, path: str) -> Path | None:
@@ -38,6 +42,12 @@ def locate(root: Path, path: str) -> Path | None:
     if not found.is_relative_to(base) or found.suffix.lower() not in CONTENT_TYPES or not found.is_file():
         return None
     return found
+
+
+def dressed(html: str, top: str) -> str:
+    """The page with ``top`` (markup that is ours) as the first thing of its body: without its scripts it has no look and no way back."""
+    body = _BODY.search(html)
+    return html[: body.end()] + top + html[body.end() :] if body else top + html
 
 
 def relative_url(root: Path, recorded: str) -> str:

@@ -94,6 +94,10 @@ class Facts:
             "more_differences": max(len(differences) - SHOWN_DIFFERENCES, 0),
         }
 
+    def documented(self) -> list[Row]:
+        """The verdicts that say where their Data Docs are, the newest first."""
+        return [row for row in self._verdicts() if row["data_docs"]]
+
     def data_docs(self, run_id: str) -> str:
         """Where the run's Data Docs are, as its verdict says; empty where it has none."""
         verdicts = self._verdicts([("run_id", "=", run_id)])
