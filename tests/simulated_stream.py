@@ -106,25 +106,35 @@ def trades(
 def simulate(
     records: list[Record],
     *,
+    even: bool = False,
     seed: int,
     shards: int,
     clockwork: Clockwork | None = None,
     batch_rows: int = 40,
     pipeline: str = "stock_stats",
 ) -> Simulated:
-    """Run the stream over the records: each shard reads its partitions in batches of random sizes, some of them empty."""
+    """Run the stream over the records: each shard reads its partitions in batches of random sizes, some of them empty.
+
+    ``even`` reads in the order of arrival, as a stream that keeps up does; else one partition may run ahead of another, which makes many
+    rows late.
+    """
     rng = random.Random(seed)
     stream = Simulated(clockwork or Clockwork(), records)
     runs = [_Shard(stream, pipeline, index, shards) for index in range(shards)]
     while waiting := [run for run in runs if run.left()]:
-        _step(rng.choice(waiting), rng, batch_rows)
+        _step(rng.choice(waiting), rng, batch_rows, even=even)
     for run in runs:  # Spark runs one more batch, without data, once the watermark has moved
         run.read({}, ending=True)
     return stream
 
 
-def _step(run: _Shard, rng: random.Random, batch_rows: int) -> None:
-    run.read({p: rng.randint(0, batch_rows) if rng.random() > 0.1 else 0 for p in run.partitions})
+def _step(run: _Shard, rng: random.Random, batch_rows: int, *, even: bool) -> None:
+    if not even:
+        run.read({p: rng.randint(0, batch_rows) if rng.random() > 0.1 else 0 for p in run.partitions})
+        return
+    begin = sum(run.position.values())
+    arrived = run.arrivals[begin : begin + rng.randint(0, 2 * batch_rows)]
+    run.read({p: arrived.count(p) for p in run.partitions})
 
 
 class _Shard:
@@ -134,6 +144,7 @@ class _Shard:
         for record in stream.records:
             queues[record.partition].append(record)
         self.partitions = sorted(partition for partition in queues if partition % shards == index)
+        self.arrivals = [record.partition for record in stream.records if record.partition in self.partitions]
         self.queues = {partition: queues[partition] for partition in self.partitions}
         self.position = dict.fromkeys(self.partitions, 0)
         self.batch, self.watermark_ms, self.newest_ms = 0, 0, 0

@@ -11,6 +11,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast.control.ledger import Ledger, LedgerRow
 from hindcast.control.schema import ControlTable
+from hindcast.control.shards import app_id
 from hindcast.control.tables import ControlTables
 from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
@@ -41,7 +42,7 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     """
     tables = ControlTables(settings)
     rows = Ledger(tables).batches(pipeline.name, pipeline.version)
-    filed = _filed(tables, pipeline, rows)
+    filed = _filed(tables, rows)
     with TopicOffsets(settings) as topic:
         earliest, latest = topic.earliest(pipeline.source.name), topic.latest(pipeline.source.name)
         from_time = topic.at_time(pipeline.source.name, request.from_time) if request.from_time else None
@@ -68,13 +69,8 @@ def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:
         raise StoreUnavailableError(table=url, action="opened", reason=error) from error
 
 
-def application_id(row: LedgerRow) -> str:
-    """The name under which a shard's commits are numbered in the sink, ``late_rows`` and ``dead_letters``."""
-    return f"{row.pipeline}/v{row.version}/{row.shard}"
-
-
-def _filed(tables: ControlTables, pipeline: Pipeline, rows: list[LedgerRow]) -> dict[str, int]:
-    applications = {row.shard: application_id(row) for row in rows}
+def _filed(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
+    applications = {row.shard: app_id(row.pipeline, row.shard) for row in rows}
     filed = dict.fromkeys(applications, 2**_BATCH_BITS)
     for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):
         table = tables.open(name)

@@ -1,0 +1,183 @@
+"""The batch run: the pipeline's transformation over an exact range, once with all rows and once without those that came late.
+
+Kafka is read once. The parsed rows are cached (memory, then local disk), because three jobs need them: the counts, the rows set aside, and
+the two answers, which are written by one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from deltalake import DeltaTable
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hindcast.errors import BadInputError, ReplayFailedError
+from hindcast.pipeline import Pipeline
+from hindcast.replay.placed import place
+from hindcast.replay.planner import Plan
+from hindcast.settings import Settings
+from hindcast.stream.source import assign_windows, read_range, transform, usable
+
+_log = structlog.get_logger(__name__)
+
+ANSWER = "answer"
+
+
+class Answer(StrEnum):
+    """The two answers of a replay, in the column ``answer`` of its table."""
+
+    HINDSIGHT = "hindsight"  # had the stream known the whole range
+    ONLINE = "online"  # without the rows that came after their window was final
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was in the range. Rows before the plan's start, read for their windows only, count in ``rows_read``, ``judged_rows``,
+    ``late_judged_rows`` and ``pairs``, and nowhere else. ``pairs`` are (row, judged window); ``late_rows`` were late for any window. ``output_rows`` are those of the answer in hindsight."""
+
+    rows_read: int
+    input_rows: int
+    input_bytes: int
+    dead_letters: int
+    late_rows: int
+    judged_rows: int
+    late_judged_rows: int
+    pairs: int
+    output_rows: int
+    latency_p50_seconds: float | None
+    latency_p95_seconds: float | None
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+def answers_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
+    """The Delta table of a run's answers."""
+    return settings.table("hindcasts", plan_pipeline, run_id)
+
+
+def set_aside_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
+    """The Delta table of a run's poison and late records, by partition and offset."""
+    return settings.table("hindcast_rows", plan_pipeline, run_id)
+
+
+def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> Counted:
+    """Replay the plan and write both tables of the run, in place of what an earlier try of the same run wrote.
+
+    :raises ReplayFailedError: where a record was read that no batch of the ledger holds
+    """
+    with _cached(_rows(spark, settings, pipeline, plan)) as rows:
+        counted = _count(rows, pipeline, plan, run_id)
+        _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
+        _write(_set_aside(rows, pipeline, plan), set_aside_url(settings, plan.pipeline, run_id))
+        _write(_answers(rows, pipeline, plan), answers_url(settings, plan.pipeline, run_id), partition=ANSWER)
+    counted = replace(counted, output_rows=_output_rows(settings, plan, run_id))
+    _log.info("Wrote the hindcast.", run_id=run_id, url=answers_url(settings, plan.pipeline, run_id))
+    return counted
+
+
+def _rows(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan) -> DataFrame:
+    parsed = read_range(spark, settings, pipeline, plan.read_from, plan.end)
+    sized = parsed.withColumn("_bytes", F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0)))
+    return place(spark, sized.drop("_topic", "_key", "_value"), plan, pipeline)
+
+
+@contextmanager
+def _cached(rows: DataFrame) -> Iterator[DataFrame]:
+    rows.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield rows
+    finally:
+        rows.unpersist()
+
+
+def _count(rows: DataFrame, pipeline: Pipeline, plan: Plan, run_id: str) -> Counted:
+    inside, poison = F.col("_inside"), F.col("_reason").isNotNull()
+    latency = F.when(inside, (F.unix_micros("_committed_at") - F.unix_micros("_timestamp")) / 1_000_000)
+    percentiles = F.percentile_approx(latency, [0.5, 0.95], 1000).alias("latency")
+    # One row for each reason, null for usable rows: a single job gives the counts and the reasons.
+    found = rows.groupBy("_reason").agg(
+        F.count("*").alias("rows_read"),
+        F.count_if(inside).alias("input_rows"),
+        F.sum(F.when(inside, F.col("_bytes"))).alias("input_bytes"),
+        F.count_if(inside & poison).alias("dead_letters"),
+        F.count_if(inside & (F.col("_windows_late") > 0)).alias("late_rows"),
+        F.count_if(F.col("_windows_judged") > 0).alias("judged_rows"),
+        F.count_if(F.col("_windows_late_judged") > 0).alias("late_judged_rows"),
+        F.sum("_windows_judged").alias("pairs"),
+        F.count_if(F.col("_late_us").isNull()).alias("unplaced"),
+        percentiles,
+    )
+    groups = [row.asDict() for row in found.collect()]
+    if unplaced := sum(group["unplaced"] for group in groups):
+        reason = f"{unplaced} records between {plan.read_from} and {plan.end} belong to no batch of the ledger"
+        raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=reason, cure="Look at `hindcast checkpoints` for a gap.")
+    names = ("rows_read", "input_rows", "input_bytes", "dead_letters", "late_rows", "judged_rows", "late_judged_rows", "pairs")
+    sums: dict[str, Any] = {name: sum(group[name] or 0 for group in groups) for name in names}
+    # Of the usable rows: a poison record has no result to wait for.
+    p50, p95 = next((group["latency"] for group in groups if group["_reason"] is None and group["latency"]), (None, None))
+    reasons = {
+        str(group["_reason"]): int(group["dead_letters"]) for group in groups if group["_reason"] is not None and group["dead_letters"]
+    }
+    return Counted(**sums, output_rows=0, latency_p50_seconds=p50, latency_p95_seconds=p95, reasons=reasons)
+
+
+def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
+    """Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows (ends of judged windows it came late for, in ms)."""
+    slide, length = (0, 0) if pipeline.window is None else (_microseconds(pipeline.window.step), _microseconds(pipeline.window.length))
+    windows = F.array().cast("array<long>")
+    if pipeline.window is not None:
+        time = f"unix_micros(`{pipeline.event_time}`)"
+        first, last = f"{time} - pmod({time} - {length}L, {slide}L) + {slide}L", f"{time} - pmod({time}, {slide}L) + {length}L"
+        wanted = f"e > {plan.windows_after_ms * 1000}L AND e <= least({plan.windows_to_ms * 1000}L, _late_us)"
+        ends = F.expr(f"transform(filter(sequence({first}, {last}, {slide}L), e -> {wanted}), e -> e div 1000L)")
+        windows = F.when(F.col("_windows_late_judged") > 0, ends).otherwise(windows)
+    late = (F.col("_windows_late") > 0) & (F.col("_inside") | (F.col("_windows_late_judged") > 0))
+    kept = rows.where((F.col("_inside") & F.col("_reason").isNotNull()) | late)
+    return kept.select(
+        F.when(F.col("_reason").isNotNull(), "poison").otherwise("late").alias("kind"), F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"), F.col("_inside").alias("inside"), F.col("_reason").alias("reason"), windows.alias("windows"),
+    )  # fmt: skip
+
+
+def _answers(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
+    good = usable(rows)
+    if pipeline.window is None:
+        hindsight = online = good
+    else:
+        windowed = assign_windows(good.where(F.col("_windows_judged") > 0), pipeline)
+        end = F.unix_micros("window.end")
+        hindsight = windowed.where((end > plan.windows_after_ms * 1000) & (end <= plan.windows_to_ms * 1000))
+        online = hindsight.where(end > F.col("_late_us"))
+    answers = {Answer.HINDSIGHT: _transformed(hindsight, pipeline), Answer.ONLINE: _transformed(online, pipeline)}
+    if ANSWER in answers[Answer.ONLINE].columns:
+        raise BadInputError(
+            problem=f"The pipeline {pipeline.name} has a result column named {ANSWER}", cure="A replay needs that name: rename the column."
+        )
+    first, second = (frame.withColumn(ANSWER, F.lit(name.value)) for name, frame in answers.items())
+    return first.unionByName(second)
+
+
+def _transformed(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    return transform(rows.select(*pipeline.source.columns, *(["window"] if pipeline.window else [])), pipeline)
+
+
+def _write(frame: DataFrame, url: str, partition: str | None = None) -> None:
+    writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    (writer.partitionBy(partition) if partition else writer).save(url)
+
+
+def _output_rows(settings: Settings, plan: Plan, run_id: str) -> int:
+    table = DeltaTable(answers_url(settings, plan.pipeline, run_id), storage_options=settings.storage_options or None)
+    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    return sum(file["num_records"] for file in files if file[f"partition.{ANSWER}"] == Answer.HINDSIGHT)
+
+
+def _microseconds(duration: Any) -> int:
+    return int(duration.total_seconds() * 1_000_000)

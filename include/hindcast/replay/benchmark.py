@@ -1,0 +1,112 @@
+"""What a replay cost, what the stream cost over the same batches, and whether this run was slower than the ones before it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hindcast.control.ledger import LedgerRow
+
+#: A run is slow when its rows/s fall below the median of earlier ones by more than this: on a shared machine of 2 cores, equal runs differ by up to 20 %.
+SLOW_BAND = 0.30
+RUNS_COMPARED = 10
+LEAST_RUNS = 3  # the median of fewer says nothing
+#: Runs are compared with runs of a like size only: starting up dominates a small one.
+LIKE_SIZE = 2.0
+
+
+class Meter:
+    """Measures from its making: seconds on a monotonic clock, and CPU-seconds of this process and all below it, the JVM included."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._cpu_began = _cpu_seconds()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def cpu_seconds(self) -> float:
+        return max(0.0, _cpu_seconds() - self._cpu_began)
+
+
+def _tree() -> list[psutil.Process]:
+    own = psutil.Process()
+    return [own, *own.children(recursive=True)]
+
+
+def _cpu_seconds() -> float:
+    total = 0.0
+    for process in _tree():
+        try:
+            times = process.cpu_times()
+            # Children that ended count in children_*; those that run are in the tree themselves.
+            total += times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def peak_memory_bytes() -> int:
+    """The sum of each process's greatest resident size: this one, the JVM and its Python workers. An upper bound, as peaks differ in time."""
+    return sum(_peak_bytes(process) for process in _tree())
+
+
+def _peak_bytes(process: psutil.Process) -> int:
+    try:
+        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return int(process.memory_info().rss)  # no /proc: not Linux
+    except (OSError, psutil.NoSuchProcess):
+        return 0
+
+
+@dataclass(frozen=True)
+class StreamCost:
+    """The stream's own cost over some batches; None where the ledger does not know it. Rates are per second that a query was busy."""
+
+    rows_per_second: float | None
+    cpu_seconds: float | None
+
+    @classmethod
+    def of(cls, batches: Iterable[LedgerRow]) -> StreamCost:
+        known = list(batches)
+        timed = [(row.input_rows, row.batch_seconds) for row in known if row.input_rows is not None and row.batch_seconds is not None]
+        busy = sum(seconds for _, seconds in timed)
+        cpu = [row.cpu_seconds for row in known if row.cpu_seconds is not None]
+        return cls(sum(rows for rows, _ in timed) / busy if busy > 0 else None, sum(cpu) if cpu else None)
+
+
+def versions() -> str:
+    """What ran, as JSON."""
+    found = {name: version(name) for name in ("hindcast", "pyspark", "delta-spark", "deltalake")}
+    return json.dumps({**found, "python": platform.python_version()}, sort_keys=True)
+
+
+def slow_note(rows_per_second: float, input_rows: int, earlier: Iterable[Mapping[str, Any]]) -> str:
+    """A sentence where the run was slower than the median of like runs by more than :data:`SLOW_BAND`; else empty.
+
+    ``earlier``: rows of ``runs``, newest first.
+    """
+    like = [
+        row
+        for row in earlier
+        if row["rows_per_second"] and row["input_rows"] and 1 / LIKE_SIZE <= row["input_rows"] / max(1, input_rows) <= LIKE_SIZE
+    ]
+    rates = [row["rows_per_second"] for row in like[:RUNS_COMPARED]]
+    if len(rates) < LEAST_RUNS or rows_per_second <= 0:
+        return ""
+    median = statistics.median(rates)
+    if rows_per_second >= median * (1 - SLOW_BAND):
+        return ""
+    slower = 100 * (1 - rows_per_second / median)
+    return f"{rows_per_second:,.0f} rows/s is {slower:.0f} % below the median {median:,.0f} of the last {len(rates)} runs of a like size (band {SLOW_BAND:.0%})"

@@ -1,0 +1,113 @@
+"""Plan a replay, run it, and keep its row in ``runs``, whatever its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from pyspark.sql import SparkSession
+
+from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.tables import ControlTables
+from hindcast.errors import HindcastError, ReplayFailedError
+from hindcast.pipeline import Pipeline
+from hindcast.replay.batch import Counted, answers_url, run_batch
+from hindcast.replay.benchmark import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
+from hindcast.replay.facts import gather, settle
+from hindcast.replay.planner import Plan, make_plan
+from hindcast.replay.request import ReplayRequest, new_run_id
+from hindcast.replay.runs import RunKind, Runs, RunState
+from hindcast.settings import Settings
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A replay that succeeded."""
+
+    run_id: str
+    plan: Plan
+    counted: Counted
+    row: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is printed: the row of ``runs`` with its plan and versions as objects, and what was counted."""
+        shown = {name: value for name, value in self.row.items() if value is not None}
+        return {**shown, "plan": json.loads(self.row["plan"]), "versions": json.loads(self.row["versions"])}
+
+
+def plan_replay(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> tuple[str, Plan]:
+    """The run's id and its plan; starts no JVM.
+
+    :raises BadRangeError, RangeNotYetConsumedError: see :func:`hindcast.replay.planner.make_plan`
+    """
+    named = replace(request, run_id=request.run_id or new_run_id(pipeline.name, datetime.now(UTC)))
+    settled = settle(named, Runs(ControlTables(settings)))
+    plan = make_plan(pipeline, settled, gather(settings, pipeline, settled))
+    return named.run_id, replace(plan, asked=request.describe())
+
+
+def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Replayed:
+    """Replay a request. ``session`` is called once the plan stands: bad ranges start no JVM.
+
+    A run that fails leaves its row in ``runs`` and an event. The same run id replays the same offsets and writes over its own tables.
+
+    :raises ReplayFailedError: where Spark failed; the reason is its first line
+    """
+    run_id, plan = plan_replay(settings, pipeline, request)
+    tables = ControlTables(settings)
+    runs = Runs(tables)
+    row = _first_row(settings, pipeline, plan, run_id)
+    runs.append(row)
+    _log.info(
+        "Planned the replay.", run_id=run_id, **{name: plan.as_dict()[name] for name in ("asked", "start", "end", "read_from", "batches")}
+    )
+    try:
+        spark = session()
+        meter = Meter()
+        counted = run_batch(spark, settings, pipeline, plan, run_id)
+        kept = {**plan.as_dict(), "counted": asdict(counted)}
+        done = {**row, **_cost(meter, plan, counted), "plan": json.dumps(kept, sort_keys=True)}
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        runs.append({**row, "state": RunState.FAILED.value, "note": reason, "finished_at": datetime.now(UTC)})
+        cure = "Run it again with the same run id once the cause is gone: it replays the same offsets."
+        message = f"The replay {run_id} failed: {reason}"
+        EventLog(tables).record(EventKind.RUN_FAILED, message, severity=Severity.ERROR, cure=cure, pipeline=pipeline.name, run_id=run_id)
+        if isinstance(error, HindcastError):
+            raise
+        raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=reason, cure=cure) from error
+    done["note"] = slow_note(
+        done["rows_per_second"], counted.rows_read, runs.recent(pipeline.name, RunKind.REPLAY, 5 * RUNS_COMPARED, without=run_id)
+    )
+    done["finished_at"] = datetime.now(UTC)
+    runs.append(done)
+    if done["note"]:
+        EventLog(tables).record(
+            EventKind.RUN_SLOW, f"The replay {run_id} was slow: {done['note']}.", severity=Severity.WARNING, pipeline=pipeline.name
+        )
+    return Replayed(run_id, plan, counted, done)
+
+
+def _first_row(settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> dict[str, Any]:
+    return {
+        "run_id": run_id, "pipeline": pipeline.name, "version": pipeline.version, "kind": RunKind.REPLAY.value, "state": RunState.PLANNED.value,
+        "plan": json.dumps(plan.as_dict(), sort_keys=True), "hindcast_url": answers_url(settings, pipeline.name, run_id), "versions": versions(),
+        "started_at": datetime.now(UTC),
+    }  # fmt: skip
+
+
+def _cost(meter: Meter, plan: Plan, counted: Counted) -> dict[str, Any]:
+    """``rows_per_second`` counts every record read, also those before the start that only feed windows."""
+    seconds, stream = meter.seconds(), StreamCost.of(plan.batches)
+    return {
+        "state": RunState.SUCCEEDED.value, "input_rows": counted.input_rows, "output_rows": counted.output_rows, "dead_letters": counted.dead_letters,
+        "late_rows": counted.late_rows, "input_bytes": counted.input_bytes, "seconds": seconds, "rows_per_second": counted.rows_read / seconds,
+        "cpu_seconds": meter.cpu_seconds(), "peak_memory_bytes": peak_memory_bytes(), "stream_rows_per_second": stream.rows_per_second,
+        "stream_cpu_seconds": stream.cpu_seconds, "latency_p50_seconds": counted.latency_p50_seconds, "latency_p95_seconds": counted.latency_p95_seconds,
+    }  # fmt: skip

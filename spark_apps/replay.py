@@ -1,0 +1,94 @@
+"""Replay a range, judge it, or both: ``replay.py hindcast|judge --pipeline P RANGE [--run-id ID]``, ``replay.py verdict --run-id ID``.
+
+Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass, 75 the
+stream has not consumed the range yet (try again later), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import structlog
+
+from hindcast import catalog
+from hindcast.control.tables import ControlTables
+from hindcast.errors import HindcastError, VerdictFailedError
+from hindcast.pipeline import Pipeline
+from hindcast.replay.request import ReplayRequest
+from hindcast.replay.runs import Runs
+from hindcast.settings import Settings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    asked = _parser().parse_args(arguments)
+    try:
+        print(json.dumps(_run(asked), default=str))
+    except VerdictFailedError as error:
+        print(error, file=sys.stderr)
+        print(json.dumps(error.fields["verdict"], default=str))
+        return error.exit_code
+    except HindcastError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _run(asked: argparse.Namespace) -> dict[str, Any]:
+    settings = Settings()
+    if asked.command == "verdict":
+        run = Runs(ControlTables(settings)).succeeded(asked.run_id)
+        return _judge(settings, catalog.load(settings.pipelines_dir)[run["pipeline"]], asked.run_id)
+    request = ReplayRequest.parse(
+        pipeline=asked.pipeline, run_id=asked.run_id, from_offsets=asked.from_offsets, to_offsets=asked.to_offsets, from_time=asked.from_time,
+        to_time=asked.to_time, since_last_verdict=asked.since_last_verdict, everything=asked.all,
+    )  # fmt: skip
+    pipeline = catalog.load(settings.pipelines_dir)[request.pipeline]
+    from hindcast.replay.run import run_replay
+    from hindcast.verdict.expectations import check_types
+
+    check_types(pipeline)
+    done = run_replay(lambda: _session(settings), settings, pipeline, request)
+    if asked.command == "hindcast":
+        return done.as_dict()
+    return {**done.as_dict(), **_judge(settings, pipeline, done.run_id)}
+
+
+def _judge(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
+    from hindcast.verdict.judge import judge
+
+    row = judge(lambda: _session(settings), settings, pipeline, run_id)
+    row = {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
+    if not row["passed"]:
+        failed = "; ".join(row["failed"]) or "the expectations hold"
+        raise VerdictFailedError(
+            pipeline=pipeline.name, run_id=run_id, unexplained=row["unexplained"], captured=row["captured"], failed=failed, verdict=row
+        )
+    return row
+
+
+def _session(settings: Settings) -> Any:
+    from hindcast.stream.session import build
+
+    return build(settings, "hindcast-replay")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("hindcast", "judge"):
+        command = commands.add_parser(name)
+        command.add_argument("--pipeline", required=True)
+        for option in ("--from-offsets", "--to-offsets", "--from-time", "--to-time", "--run-id"):
+            command.add_argument(option, default="")
+        command.add_argument("--since-last-verdict", action="store_true")
+        command.add_argument("--all", action="store_true")
+    commands.add_parser("verdict").add_argument("--run-id", required=True)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

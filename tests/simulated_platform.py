@@ -1,0 +1,84 @@
+"""Put a simulated stream into a real broker and real Delta tables, as the platform itself would have left them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from kafka import KafkaProducer
+from simulated_stream import Answer, Key, Record, Simulated
+
+from hindcast.control.ledger import Ledger, LedgerRow, offsets_to_json
+from hindcast.control.schema import SCHEMAS, ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+
+INSTANT = pa.timestamp("us", tz="UTC")
+SINK_SCHEMA = pa.schema(
+    [
+        ("window", pa.struct([("start", INSTANT), ("end", INSTANT)])),
+        ("ticker", pa.string()),
+        ("min_ask", pa.float64()),
+        ("trades", pa.int64()),
+        ("avg_ask", pa.float64()),
+    ]
+)
+
+
+def instant(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def sink_row(stream: Simulated, key: Key, answer: Answer) -> dict[str, Any]:
+    end_ms, ticker = key
+    window = {"start": instant(end_ms - stream.clockwork.length_ms), "end": instant(end_ms)}
+    return {"window": window, "ticker": ticker, "min_ask": answer[0], "trades": answer[1], "avg_ask": answer[2]}
+
+
+def publish(settings: Settings, topic: str, records: Iterable[Record]) -> None:
+    """Send the records to their partitions in order; the topic must be new, so that offsets come out as simulated."""
+    producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers, linger_ms=50, batch_size=262_144, compression_type="gzip")
+    for record in records:
+        event = {"ticker": record.ticker, "ts": instant(record.event_ms).isoformat() if record.event_ms is not None else None, "ask": record.ask}
+        value = b"{not json" if record.event_ms is None and record.offset % 2 else json.dumps(event).encode()
+        producer.send(topic, value, key=record.ticker.encode(), partition=record.partition, timestamp_ms=record.broker_ms)
+    producer.flush()
+    producer.close()
+
+
+def store(settings: Settings, stream: Simulated, sink: str) -> None:
+    """Write the sink batch by batch, then the ledger, the late rows and the dead letters."""
+    url = settings.table("sinks", sink)
+    DeltaTable.create(url, SINK_SCHEMA)
+    for row in stream.ledger:
+        answers = [sink_row(stream, key, answer) for key, answer in stream.emitted[row.sink_version].items()]
+        write_deltalake(url, pa.Table.from_pylist(answers, schema=SINK_SCHEMA), mode="append", commit_properties=_properties(row))
+    tables = ControlTables(settings)
+    Ledger(tables).append(stream.ledger)
+    _file(tables, ControlTable.LATE_ROWS, stream, set(stream.late))
+    _file(tables, ControlTable.DEAD_LETTERS, stream, stream.poison)
+
+
+def _properties(row: LedgerRow) -> CommitProperties:
+    commit = {"kind": "batch", "batch": row.batch, "shard": row.shard, "end_offsets": offsets_to_json(row.end_offsets)}
+    return CommitProperties(app_transactions=[_transaction(row)], custom_metadata={"hindcast": json.dumps(commit)})
+
+
+def _transaction(row: LedgerRow) -> Transaction:
+    return Transaction(f"{row.pipeline}/v{row.version}/{row.shard}", row.epoch << 32 | row.batch)
+
+
+def _file(tables: ControlTables, name: ControlTable, stream: Simulated, places: set[tuple[int, int]]) -> None:
+    last = {row.shard: row for row in stream.ledger}
+    of_partition = {partition: row for row in last.values() for partition in row.end_offsets}
+    rows = [
+        {"pipeline": row.pipeline, "version": 1, "shard": row.shard, "topic": row.topic, "partition": partition, "offset": offset}
+        for partition, offset in sorted(places)
+        for row in [of_partition[partition]]
+    ]
+    properties = CommitProperties(app_transactions=[_transaction(row) for row in last.values()])
+    write_deltalake(tables.open(name), pa.Table.from_pylist(rows, schema=SCHEMAS[name]), mode="append", commit_properties=properties)
