@@ -44,7 +44,14 @@ def outlook_factory() -> Callable[..., Outlook]:
     """An outlook of a healthy, reconciled fleet of two; keyword arguments change it."""
 
     def make(**changes: Any) -> Outlook:
-        values: dict[str, Any] = {"faults": frozenset(), "desired": WANTED, "files": "f", "empty_slots": False, "wakes_last_hour": 0}
+        values: dict[str, Any] = {
+            "faults": frozenset(),
+            "desired": WANTED,
+            "files": "f",
+            "empty_slots": False,
+            "slot_wakes": 0,
+            "other_wakes": 0,
+        }
         return Outlook.after(NOW, **{**values, **changes})
 
     return make
@@ -132,10 +139,18 @@ def test_a_fault_that_was_mended_and_comes_back_wakes_it(outlook_factory: Any, w
 
 def test_frequent_wakes_make_it_wait_before_the_next(outlook_factory: Any, watch_factory: Any, clock: SteppedClock) -> None:
     """Workers that come up and die at once are not relaunched every few seconds."""
-    watch = watch_factory(outlook_factory(wakes_last_hour=7))
+    watch = watch_factory(outlook_factory(slot_wakes=7))
     watch.kill(0)
     assert watch.until_wake(600).reason is WakeReason.WORKER_LOST
     assert clock.seconds == backoff_seconds(7) == 120
+
+
+def test_a_query_that_fails_again_and_again_does_not_delay_the_replacement_of_a_worker(outlook_factory: Any, watch_factory: Any) -> None:
+    """Failures that can only be reported have a back-off of their own."""
+    watch = watch_factory(outlook_factory(other_wakes=20))
+    assert watch.until_wake(30, failures=[{"event_id": "e1", "message": "failed"}]) is None
+    watch.kill(0)
+    assert watch.until_wake(30).reason is WakeReason.WORKER_LOST
 
 
 def test_back_off_doubles_from_15_seconds_to_an_hour() -> None:
@@ -146,7 +161,7 @@ def test_back_off_doubles_from_15_seconds_to_an_hour() -> None:
 
 def test_a_changed_desired_state_wakes_it_at_once(outlook_factory: Any, watch_factory: Any) -> None:
     """Also during a back-off: a person asked for it."""
-    watch = watch_factory(outlook_factory(wakes_last_hour=9))
+    watch = watch_factory(outlook_factory(slot_wakes=9, other_wakes=9))
     watch.wanted = desired(state="drained")
     wake = watch.until_wake(1)
     assert wake.reason is WakeReason.DESIRED_CHANGED
@@ -189,7 +204,7 @@ def test_a_failed_query_wakes_it_with_the_events_own_words(outlook_factory: Any,
 
 def test_an_outlook_survives_its_way_through_json(outlook_factory: Any) -> None:
     """What goes through XCom and the trigger's arguments comes back equal."""
-    outlook = outlook_factory(faults=frozenset({"slot_empty:0", "shard_lags:a/b"}), empty_slots=True, wakes_last_hour=5)
+    outlook = outlook_factory(faults=frozenset({"slot_empty:0", "shard_lags:a/b"}), empty_slots=True, slot_wakes=5, other_wakes=6)
     assert Outlook.from_json(outlook.to_json()) == outlook
 
 

@@ -267,8 +267,9 @@ def test_wakes_of_the_last_hour_lengthen_the_back_off(home: Settings, launches: 
             {}, {"reason": "worker_lost", "message": "No sign of life.", "faults": ["slot_empty:0"], "lost": {"0": ["worker-0", 1, 7]}}
         )
     outlook = reconcile()["outlook"]
-    waited = datetime.fromisoformat(outlook["not_before"]) - datetime.fromisoformat(outlook["looked_at"])
+    waited = datetime.fromisoformat(outlook["slots_not_before"]) - datetime.fromisoformat(outlook["looked_at"])
     assert waited.total_seconds() == 30
+    assert outlook["others_not_before"] == outlook["looked_at"]
     assert len(events(home, "supervisor_woke")) == 5
 
 

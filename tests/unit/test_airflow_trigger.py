@@ -37,7 +37,8 @@ def outlook_factory(fleet: Settings) -> Callable[..., Outlook]:
     def make(**changes: Any) -> Outlook:
         values = {
             "faults": frozenset(), "desired": desired_lines(LeaseTable(fleet).leases()), "files": files_fingerprint(fleet.pipelines_dir),
-            "empty_slots": False, "wakes_last_hour": 0,
+            "empty_slots": False, "slot_wakes": 0,
+            "other_wakes": 0,
         }  # fmt: skip
         return Outlook.after(datetime.now(UTC), **{**values, **changes})
 

@@ -48,10 +48,10 @@ class WakeReason(StrEnum):
     HOUR_GONE = "hour_gone"
 
 
-#: Reasons that count towards the back-off: the supervisor woke because something was wrong, not because it was asked to.
-TROUBLE = frozenset(
-    {WakeReason.WORKER_LOST, WakeReason.SLOT_FREE, WakeReason.QUERY_FAILED, WakeReason.LAG_OVER_LIMIT, WakeReason.NOT_MENDED}
-)
+#: Reasons that count towards a back-off, as something was wrong: what launching a worker may mend, and what can only be reported.
+SLOT_TROUBLE = frozenset({WakeReason.WORKER_LOST, WakeReason.SLOT_FREE, WakeReason.NOT_MENDED})
+OTHER_TROUBLE = frozenset({WakeReason.QUERY_FAILED, WakeReason.LAG_OVER_LIMIT})
+TROUBLE = SLOT_TROUBLE | OTHER_TROUBLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +176,8 @@ class Watcher:
         faults = {*(f"{Fault.SLOT_EMPTY}:{slot}" for slot in empty), *(f"{Fault.SHARD_LAGS}:{shard}" for shard in lags), *failed}
         slots = slot_leases(leases, self._settings)
         self._known &= faults | self._unproven(slots)  # what went away and comes back is a change
-        new = sorted(faults - self._known)
         now = self._clock.now()
+        new = sorted(fault for fault in faults - self._known if now >= self._not_before(fault))
         lost = {slot: sign(slots[slot]) for slot in empty if slot in slots and not slots[slot].free}
 
         def wake(reason: WakeReason, message: str) -> Wake:
@@ -193,13 +193,16 @@ class Watcher:
             )
         if files != self._outlook.files:
             return wake(WakeReason.PIPELINES_CHANGED, "The files of the pipelines changed.")
-        if new and now >= self._outlook.not_before:
+        if new:
             return wake(*self._explain(new, empty, slots, lags, failed))
         if empty and self._outlook.retry_at and now >= self._outlook.retry_at:
             return wake(WakeReason.NOT_MENDED, f"Slots {', '.join(empty)} still have no worker although workers were launched.")
         if now >= self._outlook.wake_at:
             return wake(WakeReason.HOUR_GONE, "An hour has gone: a look at everything.")
         return None
+
+    def _not_before(self, fault: str) -> datetime:
+        return self._outlook.slots_not_before if fault.startswith(Fault.SLOT_EMPTY) else self._outlook.others_not_before
 
     def _unproven(self, slots: Mapping[str, Lease]) -> set[str]:
         """Slots whose owner was not seen to renew yet: to a watch that has just begun, the dead look alive for one lease."""

@@ -6,7 +6,8 @@ last reconciliation saw does. Three rules keep it from spinning:
 - a fault that was seen wakes nobody; it must first go away and come back;
 - a slot that reconciling did not fill is tried again, each time after a longer wait;
 - workers that come up and die at once make the fault come and go, so the more often the supervisor woke within the last hour the
-  longer it waits before it may wake for another fault.
+  longer it waits before it may wake for another fault. Empty slots, which it can fill, and faults that it can only report are
+  counted apart: a query that fails again and again must not delay the replacement of a worker.
 """
 
 from __future__ import annotations
@@ -54,22 +55,36 @@ class Outlook:
     desired: Mapping[str, str] = field(default_factory=dict)
     files: str = ""
     looked_at: datetime
-    not_before: datetime
+    slots_not_before: datetime
+    others_not_before: datetime
     wake_at: datetime
     retry_at: datetime | None = None
 
     @classmethod
     def after(
-        cls, looked_at: datetime, *, faults: frozenset[str], desired: Mapping[str, str], files: str, empty_slots: bool, wakes_last_hour: int
+        cls,
+        looked_at: datetime,
+        *,
+        faults: frozenset[str],
+        desired: Mapping[str, str],
+        files: str,
+        empty_slots: bool,
+        slot_wakes: int,
+        other_wakes: int,
     ) -> Self:
-        """The outlook of a reconciliation that left these faults behind."""
-        wait = backoff_seconds(wakes_last_hour)
+        """The outlook of a reconciliation that left these faults behind.
+
+        :param slot_wakes: how often the supervisor woke within the last hour because a slot was empty
+        :param other_wakes: how often for another fault
+        """
+        wait = backoff_seconds(slot_wakes)
         return cls(
             faults=faults,
             desired=desired,
             files=files,
             looked_at=looked_at,
-            not_before=looked_at + timedelta(seconds=wait),
+            slots_not_before=looked_at + timedelta(seconds=wait),
+            others_not_before=looked_at + timedelta(seconds=backoff_seconds(other_wakes)),
             wake_at=looked_at + HOUR,
             retry_at=looked_at + timedelta(seconds=max(wait, RETRY_SECONDS)) if empty_slots else None,
         )
@@ -81,7 +96,8 @@ class Outlook:
             "desired": dict(self.desired),
             "files": self.files,
             "looked_at": self.looked_at.isoformat(),
-            "not_before": self.not_before.isoformat(),
+            "slots_not_before": self.slots_not_before.isoformat(),
+            "others_not_before": self.others_not_before.isoformat(),
             "wake_at": self.wake_at.isoformat(),
             "retry_at": self.retry_at.isoformat() if self.retry_at else None,
         }
@@ -93,7 +109,8 @@ class Outlook:
             desired=dict(values["desired"]),
             files=values["files"],
             looked_at=datetime.fromisoformat(values["looked_at"]),
-            not_before=datetime.fromisoformat(values["not_before"]),
+            slots_not_before=datetime.fromisoformat(values["slots_not_before"]),
+            others_not_before=datetime.fromisoformat(values["others_not_before"]),
             wake_at=datetime.fromisoformat(values["wake_at"]),
             retry_at=datetime.fromisoformat(values["retry_at"]) if values["retry_at"] else None,
         )

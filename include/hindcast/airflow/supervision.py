@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 from airflow.sdk import BaseOperator
 
-from hindcast.airflow.fleet import TROUBLE, Fault, Sign, desired_lines, lagging_shards, settle, slot_leases, slots_wanted
+from hindcast.airflow.fleet import (
+    OTHER_TROUBLE,
+    SLOT_TROUBLE,
+    TROUBLE,
+    Fault,
+    Sign,
+    desired_lines,
+    lagging_shards,
+    settle,
+    slot_leases,
+    slots_wanted,
+)
 from hindcast.airflow.links import ControlRoomLink
 from hindcast.airflow.outlook import HOUR, Outlook, files_fingerprint
 from hindcast.airflow.triggers import FleetTrigger
@@ -75,7 +86,8 @@ class ReconcileOperator(BaseOperator):
             desired=desired_lines(leases),
             files=files_fingerprint(settings.pipelines_dir),
             empty_slots=bool(empty),
-            wakes_last_hour=sum(wake["reason"] in TROUBLE for wake in woke),
+            slot_wakes=sum(wake["reason"] in SLOT_TROUBLE for wake in woke),
+            other_wakes=sum(wake["reason"] in OTHER_TROUBLE for wake in woke),
         )
         seen = {"slots": len(wanted), "live": len(live), "starting": len(starting), "refused": refused, "desired": outlook.desired}
         return {
@@ -169,9 +181,7 @@ class WatchFleetOperator(BaseOperator):
 
     def execute(self, context: Context) -> NoReturn:  # noqa: ARG002 - Airflow's signature
         outlook = self.reconciled["outlook"]
-        _log.info(
-            "Watching the fleet.", faults_already_known=outlook["faults"], not_before=outlook["not_before"], retry_at=outlook["retry_at"]
-        )
+        _log.info("Watching the fleet.", faults_already_known=outlook["faults"], retry_at=outlook["retry_at"])
         self.defer(trigger=FleetTrigger(outlook), method_name="woke")
 
     def woke(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
