@@ -25,6 +25,8 @@ TYPES = frozenset({"string", "boolean", "byte", "tinyint", "short", "smallint", 
 EVENT_TIME_TYPES = frozenset({"timestamp"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
 RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason"})
+#: More than any topic has partitions that one fleet could use.
+MAX_SHARDS = 1000
 FORM = '@pipeline(source=Topic("trades", schema="ticker string, ts timestamp, ask double", key="ticker"), event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"), sink=Table("stock_stats", keys=["window", "ticker"]), version=1)'
 
 
@@ -214,10 +216,10 @@ def _problems(p: Pipeline) -> Iterator[str]:
         yield f"the window's slide {p.window.slide!r} is not above 0 and at most its duration {p.window.duration!r}"
     if p.window and "window" not in p.sink.keys:
         yield "the sink's keys lack 'window', so rows of different windows would share a key"
-    if not isinstance(p.version, int) or p.version < 1:
+    if p.version < 1:
         yield f"version {p.version!r} is not a whole number from 1"
-    if not 1 <= p.shards <= 1000:
-        yield f"shards {p.shards!r} is not from 1 to 1000"
+    if not 1 <= p.shards <= MAX_SHARDS:
+        yield f"shards {p.shards!r} is not from 1 to {MAX_SHARDS}"
     if p.shards > 1 and p.window and (p.source.key is None or p.source.key not in p.sink.keys):
         yield f"with shards={p.shards} the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}, else each shard would hold part of a key; use shards=1"
     if not 0.0 <= p.captured_floor <= 1.0:

@@ -16,6 +16,7 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from hindcast import catalog
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
@@ -28,8 +29,8 @@ HINDCAST_DAYS = 7
 _WHOLE = frozenset({ControlTable.LEASES})
 
 
-def maintain(settings: Settings, sinks: list[str]) -> list[dict[str, Any]]:
-    """Maintain the control tables and the named sinks; return for each what was done to it.
+def maintain(settings: Settings) -> list[dict[str, Any]]:
+    """Maintain the control tables and the sinks of all pipelines; return for each what was done to it.
 
     :returns: {table, version, files_before, files_after, files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
     """
@@ -37,7 +38,7 @@ def maintain(settings: Settings, sinks: list[str]) -> list[dict[str, Any]]:
     done = []
     for name in ControlTable:
         done.append(_maintain(name, tables.open(name), compact=name not in _WHOLE))
-    for sink in sinks:
+    for sink in sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).values()}):
         try:
             table = DeltaTable(settings.table("sinks", sink), storage_options=settings.storage_options or None)
         except TableNotFoundError:

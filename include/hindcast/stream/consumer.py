@@ -80,7 +80,7 @@ class ShardConsumer:
 
         :raises HindcastError: where it cannot go on exactly where the sink stands; nothing was read
         """
-        result = takeover.empty_source(self._spark, self.pipeline)
+        result = takeover.empty_result(self._spark, self.pipeline)
         self.sink.create(_table_schema(result))
         fingerprint = takeover.fingerprint(self._spark, self.pipeline, result)
         self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner)

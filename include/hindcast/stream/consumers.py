@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
 import structlog
@@ -74,6 +75,7 @@ class Consumers:
         self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
         self._ledger = Ledger(ControlTables(settings))
         self._running: dict[LeaseKey, _Running] = {}
+        self._settling: list[_Running] = []  # given up, with late and poison rows still to be filed
         self._auditing = threading.Lock()
 
     @property
@@ -139,6 +141,7 @@ class Consumers:
                 del self._running[key]
                 consumer.stop()
                 self._keeper.closed(key)
+                self._settling.append(running)
                 message = f"{self._keeper.owner} has given {lease.key} up after the batch in hand."
                 self._events.record(EventKind.SHARD_RELEASED, message, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch)
             elif running.drain_to is not None and all(consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()):
@@ -155,18 +158,32 @@ class Consumers:
                 self._backoff.succeeded(running.consumer.lease.key)
 
     def audit(self) -> None:
-        """File late and poison rows of every shard held (from the audit's own thread)."""
+        """File late and poison rows of every shard held, and of those just given up (from the audit's own thread).
+
+        A shard that was given up is finished here, since nobody may take it for long. Whoever does take it seals these tables with its
+        first pass, and ours is then refused.
+        """
         with self._auditing:
             for running in list(self._running.values()):
-                lease = running.consumer.lease
-                try:
-                    running.audit.run(list(running.consumer.history))
-                except _PASSING as error:
-                    _log.warning("Late and poison rows could not be filed; the next pass will.", shard=str(lease.key), reason=str(error))
-                except Exception as error:  # a pass that fails is tried again; it must never end the stream
-                    if self._running.get(lease.key) is running:
-                        message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
-                        self._events.record(EventKind.AUDIT_FAILED, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value)
+                self._audit(running)
+            while self._settling:
+                self._audit(self._settling[0], to_the_end=True)
+                self._settling.pop(0)
+
+    def _audit(self, running: _Running, *, to_the_end: bool = False) -> None:
+        lease, batches = running.consumer.lease, list(running.consumer.history)
+        try:
+            done = running.audit.run(batches)
+            while to_the_end and batches and done < batches[-1].batch:
+                before, done = done, running.audit.run(batches)
+                if done <= before:
+                    return  # somebody else files them now
+        except _PASSING as error:
+            _log.warning("Late and poison rows could not be filed; the next pass will.", shard=str(lease.key), reason=str(error))
+        except Exception as error:  # noqa: BLE001 - a pass that fails is tried again; it must never end the stream
+            if self._running.get(lease.key) is running:
+                message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
+                self._events.record(EventKind.AUDIT_FAILED, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value)
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
         """The cause behind a failed query, where it can be known: data that Kafka no longer has."""
@@ -183,7 +200,7 @@ class Consumers:
         self._events.record(EventKind.LEASE_LOST, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch)
 
     def _failed(self, lease: Lease, error: BaseException) -> None:
-        where = {"pipeline": lease.stream_id, "shard": lease.status_value, "epoch": lease.epoch}
+        record = partial(self._events.record, severity=Severity.ERROR, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch)
         self._keeper.closed(lease.key)
         if isinstance(error, LeaseLostError):
             self._lost(lease)
@@ -191,13 +208,13 @@ class Consumers:
             kind = EventKind.OFFSETS_LOST if isinstance(error, OffsetsLostError) else EventKind.SHARD_REFUSED
             self._keeper.report(lease.key, detail={REFUSED: str(error)})
             cure = f"When it is mended: hindcast resume {lease.stream_id}"
-            self._events.record(kind, str(error), severity=Severity.ERROR, cure=cure, **where)
+            record(kind, str(error), cure=cure)
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
             message = f"The query of {lease.key} failed and is started again in {seconds:.0f} s at the earliest: {_first_line(error)}"
             cure = "If it goes on: the worker's log has the whole error; `hindcast pause` stops the tries."
             _log.error(message, error=str(error))
-            self._events.record(EventKind.QUERY_FAILED, message, severity=Severity.ERROR, cure=cure, **where)
+            record(EventKind.QUERY_FAILED, message, cure=cure)
 
 
 def _check_retained(settings: Settings, pipeline: Pipeline, lease: Lease) -> None:

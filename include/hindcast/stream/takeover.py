@@ -15,14 +15,15 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
 from hindcast.control.leases import Lease
 from hindcast.control.shards import shard_version
 from hindcast.control.tables import utc_from_ms
-from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError
-from hindcast.pipeline import Pipeline
+from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError
+from hindcast.pipeline import FORM, Pipeline
 from hindcast.stream import source
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.steps import reach
@@ -114,10 +115,20 @@ def fingerprint(spark: SparkSession, pipeline: Pipeline, frame: DataFrame) -> st
     return hashlib.sha256(repr((shape, shuffles)).encode()).hexdigest()[:16]
 
 
-def empty_source(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
-    """A batch frame without rows of the shape that the transformation is given: for the result's schema and the fingerprint."""
-    rows = source.usable(source.parse(spark.createDataFrame([], _KAFKA_COLUMNS), pipeline))
-    return source.transform(source.assign_windows(rows, pipeline), pipeline)
+def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
+    """The transformation of no rows: for the result's columns and the fingerprint.
+
+    :raises PipelineError: where the transformation does not fit the source's columns, or the sink's keys are not in its result
+    """
+    try:
+        rows = source.usable(source.parse(spark.createDataFrame([], _KAFKA_COLUMNS), pipeline))
+        result = source.transform(source.assign_windows(rows, pipeline), pipeline)
+        problem = "".join(f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})" for key in pipeline.sink.keys if key not in result.columns)
+    except AnalysisException as error:
+        problem = f"the transformation cannot be analysed: {str(error).splitlines()[0]}"
+    if problem:
+        raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM)
+    return result
 
 
 _KAFKA_COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"

@@ -31,9 +31,10 @@ class SparkCheckpoint:
     """The checkpoint folder of one query on one topic."""
 
     def __init__(self, spark: SparkSession, url: str, *, pipeline: str, shard: str, topic: str) -> None:
-        self._jvm: Any = spark.sparkContext._jvm
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm
         self._root = self._jvm.org.apache.hadoop.fs.Path(url)
-        self._fs = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())  # type: ignore[union-attr]
+        self._fs = self._root.getFileSystem(context._jsc.hadoopConfiguration())
         self.url, self._pipeline, self._shard, self._topic = url, pipeline, shard, topic
 
     def planned(self, spark_batch: int) -> PlannedBatch:

@@ -90,7 +90,8 @@ class Worker:
             raise
         finally:
             self._ended.set()
-        self._keeper.leave()  # an audit pass that still runs is fenced like any other writer, so nobody waits for it
+        self._keeper.leave()
+        consumers.audit()  # after the leases are free, so that no heir waits for it
         message = f"Worker {self.id} has given up its leases and stops."
         self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.INFO if clean else Severity.ERROR, cure="" if clean else "Start another worker.")
         return 0 if clean else 1

@@ -1,0 +1,148 @@
+"""A real stream under test: records on a real topic, shards consumed by a real query, and the answer they must give.
+
+The answer comes from plain Python (:mod:`simulated_stream`) and the ledger's batches: which row was late follows from which batch read it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from deltalake import DeltaTable
+from kafka import KafkaProducer
+from simulated_stream import Answer, Key, Record, Simulated, answer
+
+from hindcast.control.ledger import Ledger, LedgerRow
+from hindcast.control.schema import ControlTable
+from hindcast.control.shards import app_id
+from hindcast.control.tables import ControlTables
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+from hindcast.stream.fenced_table import Fence
+
+#: A pipeline module like the example's, for a topic of the test's own.
+MODULE = '''
+from pyspark.sql import functions as F
+from hindcast import Table, Topic, Window, pipeline
+
+@pipeline(
+    source=Topic("{topic}", schema="ticker string, ts timestamp, ask double", key="ticker"),
+    event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"),
+    sink=Table("stock_stats", keys=["window", "ticker"]), version=1, shards={shards},
+)
+def stock_stats(trades):
+    return trades.groupBy("window", "ticker").agg(F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask"))
+'''
+
+
+def declare(settings: Settings, topic: str, shards: int = 1) -> None:
+    """Write the pipeline's module into the settings' pipelines folder."""
+    settings.pipelines_dir.mkdir(parents=True, exist_ok=True)
+    (settings.pipelines_dir / "stock_stats.py").write_text(MODULE.format(topic=topic, shards=shards))
+
+
+def on_topic(pipeline: Pipeline, topic: str, shards: int = 1) -> Pipeline:
+    """The pipeline, reading another topic."""
+    return replace(pipeline, source=replace(pipeline.source, name=topic), shards=shards)
+
+
+def produce(bootstrap_servers: str, topic: str, records: Iterable[Record]) -> None:
+    """Send the records to their partitions, in order; the broker must give them the offsets they expect."""
+    producer = KafkaProducer(bootstrap_servers=bootstrap_servers, acks="all", linger_ms=5)
+    sent = []
+    for record in records:
+        if record.event_ms is None:
+            value = b"{bad"
+        else:
+            at = datetime.fromtimestamp(record.event_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            value = json.dumps({"ticker": record.ticker, "ts": at, "ask": record.ask}).encode()
+        sent.append((record, producer.send(topic, value, key=record.ticker.encode(), partition=record.partition)))
+    producer.flush()
+    for record, future in sent:
+        assert future.get(timeout=10).offset == record.offset
+    producer.close()
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait for a condition, or fail saying what did not happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"after {seconds} s still not so: {what}"
+        time.sleep(0.1)  # between two looks at a real process
+
+
+def ends(records: Iterable[Record]) -> dict[int, int]:
+    """The end offset of each partition once all records are read."""
+    return dict(Counter(record.partition for record in records))
+
+
+def sink_rows(settings: Settings) -> list[tuple[Key, Answer]]:
+    """Every row of the sink, doubled ones twice."""
+    table = DeltaTable(settings.table("sinks", "stock_stats")).to_pyarrow_table().to_pylist()
+    return [((int(row["window"]["end"].timestamp() * 1000), row["ticker"]), (row["min_ask"], row["trades"], row["avg_ask"])) for row in table]
+
+
+def ledger(settings: Settings) -> list[LedgerRow]:
+    return Ledger(ControlTables(settings)).batches("stock_stats")
+
+
+def all_filed(settings: Settings) -> bool:
+    """Whether the late and poison rows of every batch in the ledger are filed."""
+    table = ControlTables(settings).open(ControlTable.LATE_ROWS)
+    last = {row.shard: row.batch for row in ledger(settings)}
+    recorded = {shard: Fence.of(table.transaction_version(app_id("stock_stats", shard))) for shard in last}
+    return all(fence is not None and fence.batch >= last[shard] for shard, fence in recorded.items())
+
+
+def check_chain(batches: list[LedgerRow]) -> None:
+    """I1, I3 and I4 of the ledger: each shard's batches are numbered without a gap, begin where the last ended, in epochs that never fall."""
+    shards: dict[str, list[LedgerRow]] = defaultdict(list)
+    for row in batches:
+        shards[row.shard].append(row)
+    for rows in shards.values():
+        assert [row.batch for row in rows] == list(range(1, len(rows) + 1))
+        for before, after in zip(rows, rows[1:], strict=False):
+            assert after.start_offsets == before.end_offsets
+            assert after.late_watermark_ms == before.watermark_ms
+            assert after.epoch >= before.epoch
+            assert after.sink_version > before.sink_version
+
+
+def check_answer(settings: Settings, records: list[Record], clockwork_of: Simulated) -> None:
+    """I1, I2 and I5: each closed window is in the sink once, with the value that the rows read in time give; no other is."""
+    batches = ledger(settings)
+    check_chain(batches)
+    closed: dict[int, int] = {}
+    for row in batches:
+        for partition, end in row.end_offsets.items():
+            closed[partition] = row.watermark_ms
+            for offset in range(row.start_offsets[partition], end):
+                clockwork_of.thresholds[partition, offset] = row.late_watermark_ms
+    asks: dict[Key, list[float]] = defaultdict(list)
+    for record in records:
+        late_ms = clockwork_of.thresholds[record.partition, record.offset]
+        for end in clockwork_of.clockwork.window_ends(record.event_ms) if record.event_ms is not None else ():
+            if late_ms < end <= closed[record.partition]:
+                asks[end, record.ticker].append(record.ask)
+    rows = sink_rows(settings)
+    assert len(rows) == len(dict(rows)), "a row of the sink stands there twice"
+    assert dict(rows) == {key: answer(found) for key, found in asks.items()}
+
+
+def check_filed(settings: Settings, records: list[Record], clockwork_of: Simulated) -> None:
+    """I1 of what is in no result: the poison and the late rows are filed, each exactly once. Call after :func:`check_answer`."""
+    tables = ControlTables(settings)
+    poison = sorted((row["partition"], row["offset"]) for row in tables.rows(ControlTable.DEAD_LETTERS))
+    assert poison == sorted(record.place for record in records if record.event_ms is None)
+    late = {}
+    for record in records:
+        if record.event_ms is not None:
+            count = sum(end <= clockwork_of.thresholds[record.place] for end in clockwork_of.clockwork.window_ends(record.event_ms))
+            late.update({record.place: count} if count else {})
+    filed = [((row["partition"], row["offset"]), row["windows_late"]) for row in tables.rows(ControlTable.LATE_ROWS)]
+    assert len(filed) == len(dict(filed)), "a late row is filed twice"
+    assert dict(filed) == late

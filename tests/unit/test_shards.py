@@ -1,0 +1,141 @@
+"""Shards, desired states, the ledger and the events: what is written is what is wanted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live_stream import declare
+
+from hindcast import catalog
+from hindcast.control import shards
+from hindcast.control.desired import DRAINED, REFUSED, DesiredState, DesiredStates
+from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.leases import TRANSITIONS, Lease, ShardState, StatusType
+from hindcast.control.ledger import Ledger, LedgerRow
+from hindcast.control.maintenance import maintain
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.errors import UnknownPipelineError
+from hindcast.settings import Settings
+from hindcast.testing import MemoryStore
+
+
+@given(st.sets(st.integers(0, 200), min_size=1), st.integers(1, 40))
+def test_every_partition_is_in_exactly_one_shard(partitions: set[int], count: int) -> None:
+    """Dealing loses no partition, doubles none, and leaves no shard empty."""
+    dealt = shards.deal(partitions, count)
+    assert sorted(partition for part in dealt for partition in part) == sorted(partitions)
+    assert all(dealt)
+    assert len(dealt) <= count
+
+
+@pytest.mark.parametrize("before", ShardState)
+@pytest.mark.parametrize("after", ShardState)
+def test_only_the_table_of_transitions_moves_a_shard(before: ShardState, after: ShardState) -> None:
+    """A step that the table does not have is refused."""
+    lease = Lease(stream_id="p", status_type=StatusType.SHARD, status_value="v1.g0.s0", state=before)
+    if before is after or after in TRANSITIONS[before]:
+        assert lease.moved(after).state == after
+    else:
+        with pytest.raises(ValueError, match=before):
+            lease.moved(after)
+
+
+def test_shards_are_created_once() -> None:
+    """A second creation, from another worker, finds the first and writes nothing."""
+    store = MemoryStore()
+    assert [lease.detail["partitions"] for lease in shards.create(store, "p", 1, 2, {0: 5, 1: 6, 2: 7})] == [[0, 2], [1]]
+    assert shards.create(store, "p", 1, 3, {0: 9, 1: 9, 2: 9}) == []
+    first, second = shards.of_version(store.read().leases.values(), "p", 1)
+    assert (first.checkpoint["start_offsets"], second.checkpoint["start_offsets"]) == ({"0": 5, "2": 7}, {"1": 6})
+
+
+def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(settings: Settings, tmp_path: Path) -> None:
+    """Paused, refused, of another version, or with a parent still open: not consumed."""
+    settings = settings.model_copy(update={"pipelines_dir": tmp_path})
+    declare(settings, "t")
+    pipeline = catalog.load(tmp_path)["stock_stats"]
+    store = MemoryStore()
+    states = DesiredStates(store)
+    states.declare(pipeline, 1)
+    (lease,) = shards.create(store, "stock_stats", 1, 1, {0: 0})
+
+    def wanted(**changes: object) -> bool:
+        return shards.wanted(lease.evolve(**changes), store.read(), lambda name, version: (name, version) == ("stock_stats", 1))
+
+    assert wanted()
+    assert not wanted(detail={REFUSED: "torn"})
+    assert not wanted(status_value="v2.g0.s0")
+    assert not wanted(parent_shard_ids=["v1.g0.s0"])
+    states.set_state("stock_stats", DesiredState.PAUSED)
+    assert not wanted()
+    states.set_state("stock_stats", DesiredState.DRAINED)
+    assert wanted()
+    assert not wanted(detail={DRAINED: True})
+
+
+def test_resuming_clears_what_a_worker_refused() -> None:
+    """`hindcast resume` gives a refused shard another try."""
+    store = MemoryStore()
+    (lease,) = shards.create(store, "p", 1, 1, {0: 0})
+    row = Lease(stream_id="p", status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail={"version": 1, "shards": 1, "workers": 1})
+    store.commit(store.read(), [row, lease.evolve(detail={**lease.detail, REFUSED: "torn"})])
+    DesiredStates(store).set_state("p", DesiredState.RUNNING)
+    assert store.read().leases[lease.key].detail == {"partitions": [0]}
+
+
+def test_an_unknown_pipeline_has_no_desired_state() -> None:
+    """Pausing what was never wanted is an error that names what is."""
+    with pytest.raises(UnknownPipelineError, match="none"):
+        DesiredStates(MemoryStore()).set_state("p", DesiredState.PAUSED)
+
+
+def row(batch: int, **changes: object) -> LedgerRow:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    values: dict[str, object] = {
+        "pipeline": "p", "version": 1, "shard": "v1.g0.s0", "epoch": 1, "batch": batch, "worker": "w", "topic": "t", "start_offsets": {0: batch, 10: 0},
+        "end_offsets": {0: batch + 1, 10: 0}, "late_watermark_ms": 0, "watermark_ms": 0, "min_event_ms": None, "max_event_ms": None, "input_rows": 1,
+        "poison_rows": 0, "output_rows": 0, "batch_seconds": 0.1, "cpu_seconds": 0.1, "sink_version": batch, "started_at": at, "committed_at": at,
+    }  # fmt: skip
+    return LedgerRow(**{**values, **changes})
+
+
+def test_the_ledger_is_read_in_order_and_a_repaired_batch_once(settings: Settings) -> None:
+    """Batches come back sorted by number; of a batch written twice the row with Spark's measurements counts."""
+    ledger = Ledger(ControlTables(settings))
+    ledger.append([row(10), row(2)])
+    ledger.append([row(9, input_rows=None), row(9), row(10, input_rows=None)])
+    assert [(entry.batch, entry.input_rows) for entry in ledger.batches("p", 1)] == [(2, 1), (9, 1), (10, 1)]
+    assert ledger.batches("other") == []
+
+
+def test_maintenance_changes_no_row(settings: Settings, tmp_path: Path) -> None:
+    """After compaction and vacuum the tables read as before, from fewer files."""
+    settings = settings.model_copy(update={"pipelines_dir": tmp_path})
+    ledger = Ledger(ControlTables(settings))
+    for batch in range(1, 13):
+        ledger.append([row(batch)])
+    before = ledger.batches("p")
+    done = {entry["table"]: entry for entry in maintain(settings)}
+    assert ledger.batches("p") == before
+    assert (done["checkpoints"]["files_before"], done["checkpoints"]["files_after"]) == (12, 1)
+    assert {entry["skipped"] for entry in done.values()} == {""}
+
+
+def test_an_event_is_a_row_with_its_cure(settings: Settings) -> None:
+    """What happened, how bad it is, to what, and what to do: all of it is in the table."""
+    tables = ControlTables(settings)
+    EventLog(tables, "w").record(EventKind.QUERY_FAILED, "It broke.", severity=Severity.ERROR, cure="Mend it.", pipeline="p", shard="s", epoch=3, tries=2)
+    (event,) = tables.rows(ControlTable.EVENTS, [("pipeline", "=", "p")])
+    assert (event["kind"], event["severity"], event["message"], event["cure"], event["detail"]) == ("query_failed", "error", "It broke.", "Mend it.", '{"tries": 2}')
+
+
+def test_a_value_in_a_condition_is_never_code(settings: Settings) -> None:
+    """A quote in a name finds nothing and breaks nothing."""
+    tables = ControlTables(settings)
+    EventLog(tables).record(EventKind.NO_SLOT, "x", pipeline="p")
+    assert tables.rows(ControlTable.EVENTS, [("pipeline", "=", "p' OR '1'='1")]) == []
