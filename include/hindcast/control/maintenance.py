@@ -72,10 +72,10 @@ def _maintain(name: str, table: DeltaTable, *, compact: bool) -> dict[str, Any]:
 
 
 def _old_hindcasts(settings: Settings) -> Iterator[Path]:
-    root = settings.table("hindcasts")
-    if "://" in root:
-        return  # an object store expires folders by its own lifecycle rules
     oldest = time.time() - HINDCAST_DAYS * 86_400
-    for folder in Path(root).glob("*/*"):
-        if folder.is_dir() and folder.stat().st_mtime < oldest:
-            yield folder
+    for root in (settings.table("hindcasts"), settings.table("hindcast_rows")):
+        if "://" in root:
+            return  # an object store expires folders by its own lifecycle rules
+        for folder in Path(root).glob("*/*"):
+            if folder.is_dir() and folder.stat().st_mtime < oldest:
+                yield folder
