@@ -123,6 +123,12 @@ class ReplayFailedError(HindcastError):
     """The replay {run_id} of {pipeline} failed: {reason}. {cure}"""
 
 
+class TryLaterError(HindcastError):
+    """{reason}"""
+
+    exit_code = 75
+
+
 class ChildFailedError(HindcastError):
     """{program} ended with exit code {code}: {reason}. The lines above it say more."""
 

@@ -1,7 +1,7 @@
 """Hindcast under a real Airflow: its scheduler, triggerer and API server, a real broker, and real workers.
 
-One stack serves the whole module. Its topic begins with some minutes of history, so that there are past intervals to replay at
-once. The tests run in any order: each begins by waiting for a whole fleet and leaves one behind.
+One stack serves the whole module. Its topic begins with some minutes of history, sent in slices that the stream commits one by one, so
+that there are past intervals to replay at once. The tests run in any order: each leaves a whole fleet behind.
 """
 
 from __future__ import annotations
@@ -9,33 +9,32 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
 from kafka import KafkaProducer
+from real_airflow import ENDED, Platform, measured, until
 
 from hindcast.control.desired import desired_of
 from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.local import airflow, stack
-from hindcast.local.processes import Service, Services, members
+from hindcast.local.processes import Services, members
 from hindcast.local.trades import trades
 from hindcast.settings import Settings, project_root
 
 TOPIC = "trades"
 LEASE_SECONDS = 5.0
-HISTORY = timedelta(minutes=5)
+HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
+SLICE = timedelta(seconds=30)
+#: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for most of an hour. On its
+#: first day a DAG runs the newest interval by itself; the two before it are for the backfill.
+MARKS = [timedelta(minutes=minute) for minute in (1, 2, 3, 4)]
 LIVE_ROWS_PER_SECOND = 100.0
-#: A JVM starts in 10 to 40 s when every core is busy; nothing here waits longer than its condition takes.
-DEADLINE_SECONDS = 240.0
-ENDED = {"success", "failed"}
 
 DICE = '''
 """A pipeline that breaks the one rule: its result is not a function of its input."""
@@ -53,120 +52,6 @@ def dice(trades):
 '''
 
 
-Found = TypeVar("Found")
-
-
-def until(what: str, look: Callable[[], Found | None], seconds: float = DEADLINE_SECONDS) -> Found:
-    """The first value that is neither None nor False; fails with what was last seen after the deadline."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found is not None and found is not False:
-            return found
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} seconds"
-        time.sleep(0.5)
-
-
-def measured(line: str) -> None:
-    """Tell a duration; none is asserted, as they are the machine's."""
-    print(line)  # noqa: T201 - shown with pytest -s
-
-
-class Platform:
-    """The running stack, seen through the tables, the recorded processes and Airflow's REST API."""
-
-    def __init__(self, settings: Settings, began_at: datetime) -> None:
-        self.settings = settings
-        self.began_at = began_at
-        self.tables = ControlTables(settings)
-        self._token = airflow.login(settings)
-
-    def api(self, method: str, path: str, body: Any = None) -> Any:
-        return airflow.request(self.settings.airflow_url, method, f"/api/v2{path}", body, self._token)
-
-    def workers(self) -> list[Service]:
-        return [service for service in Services(self.settings.home).workers() if service.running]
-
-    def leases(self, kind: StatusType) -> list[Lease]:
-        return [lease for lease in LeaseTable(self.settings).leases() if lease.status_type is kind]
-
-    def whole(self) -> set[int] | None:
-        """The pids of the workers, once each slot is held by one that runs and no further worker does."""
-        running = {service.pid for service in self.workers()}
-        holders = {lease.detail["pid"] for lease in self.leases(StatusType.SLOT) if lease.lease_owner}
-        return running if running == holders and len(running) == self.settings.workers else None
-
-    def wait_whole(self) -> set[int]:
-        return until("a whole fleet", self.whole)
-
-    def wait_owned(self, owners: set[int]) -> None:
-        """Wait until every shard is held by one of these and was renewed by it."""
-
-        def look() -> bool:
-            before = {lease.key: lease for lease in self.leases(StatusType.SHARD)}
-            return (
-                bool(before)
-                and all(int(lease.lease_owner.split("-")[-2] or 0) in owners for lease in before.values() if lease.lease_owner)
-                and all(lease.lease_owner for lease in before.values())
-            )
-
-        until("every shard owned", look)
-
-    def committed(self, pipeline: str = "stock_stats") -> int:
-        """How many batches the ledger has."""
-        return len(self.tables.rows(ControlTable.CHECKPOINTS, [("pipeline", "=", pipeline)]))
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return sorted(self.tables.rows(ControlTable.EVENTS, [("kind", "=", kind)]), key=lambda row: row["at"])
-
-    def verdicts(self) -> dict[str, dict[str, Any]]:
-        return {row["run_id"]: row for row in self.tables.rows(ControlTable.VERDICTS)}
-
-    def hindcasts(self, pipeline: str) -> dict[str, dict[str, Any]]:
-        return {row["run_id"]: row for row in self.tables.rows(ControlTable.RUNS, [("pipeline", "=", pipeline)])}
-
-    def unpause(self, dag_id: str) -> None:
-        until(f"the DAG {dag_id}", lambda: any(dag["dag_id"] == dag_id for dag in self.api("GET", "/dags?limit=100")["dags"]))
-        self.api("PATCH", f"/dags/{dag_id}", {"is_paused": False})
-
-    def tasks(self, dag_id: str, run_id: str = "~") -> list[dict[str, Any]]:
-        """Task instances, the oldest first."""
-        found = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100&order_by=id")["task_instances"]
-        return sorted(found, key=lambda task: task["start_date"] or "9")
-
-    def xcom(self, task: dict[str, Any], key: str = "return_value") -> Any:
-        value = self.api("GET", f"{self._path(task)}/xcomEntries/{key}?map_index={task['map_index']}")["value"]
-        return json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
-
-    def log(self, task: dict[str, Any]) -> str:
-        return json.dumps(self.api("GET", f"{self._path(task)}/logs/{task['try_number']}?map_index={task['map_index']}"))
-
-    def _path(self, task: dict[str, Any]) -> str:
-        return f"/dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}"
-
-    def watching(self, after: str = "") -> dict[str, Any]:
-        """The deferred watch, once there is one whose trigger runs."""
-
-        def look() -> dict[str, Any] | None:
-            deferred = [task for task in self.tasks("supervise") if task["task_id"] == "watch" and task["state"] == "deferred"]
-            return next((task for task in deferred if task["triggerer_job"] and (task["start_date"] or "") > after), None)
-
-        return until("the supervisor watching", look)
-
-    def run(self, dag_id: str, conf: dict[str, Any]) -> str:
-        return str(self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"])
-
-    def ended(self, dag_id: str, run_id: str) -> str:
-        def look() -> str | None:
-            state = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
-            return state if state in ENDED else None
-
-        return until(f"{dag_id} {run_id} ended", look)
-
-    def judged(self, run_id: str) -> dict[str, Any]:
-        return until(f"the verdict on {run_id}", lambda: self.verdicts().get(run_id))
-
-
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[Platform]:
     """A stack with history, and all of Airflow's DAGs still paused."""
@@ -175,30 +60,40 @@ def platform(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterat
     pipelines.mkdir()
     (pipelines / "stock_stats.py").write_text((project_root() / "include" / "pipelines" / "stock_stats.py").read_text())
     (pipelines / "dice.py").write_text(DICE)
-    settings = Settings(home=home, jars_dir=jars_dir, pipelines_dir=pipelines, lease_seconds=LEASE_SECONDS, replay_schedule="* * * * *")
-    began_at = datetime.now(UTC) - HISTORY
+    began_at = datetime.now(UTC).replace(second=0, microsecond=0) - HISTORY
+    settings = Settings(
+        home=home, jars_dir=jars_dir, pipelines_dir=pipelines, lease_seconds=LEASE_SECONDS, replay_schedule=schedule(began_at)
+    )
     try:
-        settings = stack.up(settings, topic=None)
-        send_history(settings, began_at)
-        stack.start_load(settings, TOPIC, LIVE_ROWS_PER_SECOND, seed=2)
-        yield Platform(settings, began_at)
+        yield Platform(stack.up(settings, topic=None), began_at)
     finally:
         stack.down(settings)
         left = [process.pid for service in Services(home).all() for process in members(service)]
         assert left == []
 
 
-def send_history(settings: Settings, began_at: datetime) -> None:
-    """Send records whose broker timestamps lie in the past, as a topic has that was filled while nobody looked."""
-    producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers, linger_ms=50)
-    sent = []
-    for record in trades(1, HISTORY_ROWS_PER_SECOND, began_at):
-        at = began_at + timedelta(seconds=record.due_seconds)
-        if at >= datetime.now(UTC):
-            break
-        sent.append(producer.send(TOPIC, key=record.key, value=record.value, timestamp_ms=int(at.timestamp() * 1000)))
-    producer.flush()
-    assert all(future.succeeded() for future in sent)
+def schedule(began_at: datetime) -> str:
+    """Cron of the marks."""
+    return ",".join(str((began_at + mark).minute) for mark in MARKS) + " * * * *"
+
+
+def stream_history(platform: Platform) -> None:
+    """Send records whose broker timestamps lie in the past, and have each slice committed before the next, as happened when it was now."""
+    producer = KafkaProducer(bootstrap_servers=platform.settings.bootstrap_servers, linger_ms=20)
+    ends: dict[int, int] = {}
+    records = trades(1, HISTORY_ROWS_PER_SECOND, platform.began_at)
+    for number in range(int(HISTORY / SLICE)):
+        futures = []
+        for record in records:
+            at = platform.began_at + timedelta(seconds=record.due_seconds)
+            futures.append(producer.send(TOPIC, key=record.key, value=record.value, timestamp_ms=int(at.timestamp() * 1000)))
+            if at >= platform.began_at + (number + 1) * SLICE:
+                break
+        producer.flush()
+        for sent in (future.get() for future in futures):
+            ends[sent.partition] = max(ends.get(sent.partition, 0), sent.offset + 1)
+        for pipeline in ("stock_stats", "dice"):
+            until(f"{pipeline} to commit slice {number}", lambda pipeline=pipeline: platform.committed_to(pipeline) == ends)
     producer.close()
 
 
@@ -211,7 +106,8 @@ def fleet(platform: Platform) -> dict[str, Any]:
     pids = platform.wait_whole()
     seconds = time.monotonic() - unpaused_at
     measured(f"From unpausing to a whole fleet: {seconds:.1f} s")
-    until("a first batch", lambda: platform.committed() > 0)
+    stream_history(platform)
+    stack.start_load(platform.settings, TOPIC, LIVE_ROWS_PER_SECOND, seed=2)
     return {"before": before, "pids": pids, "seconds": seconds}
 
 
@@ -305,19 +201,18 @@ def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(platform: P
     """`airflow backfill create` over past minutes; its end date is inclusive."""
     platform.unpause("replay.stock_stats")
     platform.unpause("validate.stock_stats")
-    first = platform.began_at.replace(second=0, microsecond=0) + timedelta(minutes=2)
-    starts = [first, first + timedelta(minutes=1)]
+    starts = [platform.began_at + mark for mark in MARKS[:2]]
     arguments = ["--dag-id", "replay.stock_stats", "--from-date", starts[0].isoformat(), "--to-date", starts[-1].isoformat()]
     command = [airflow.executable(), "backfill", "create", *arguments]
     done = subprocess.run(command, env=airflow.environment(platform.settings), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert f"--from-date {starts[0].isoformat()}" in " ".join(command)
     tasks = until("both replays", lambda: replays_of(platform, starts))
     run_ids = [platform.xcom(task)["run_id"] for task in tasks]
     assert len(set(run_ids)) == len(starts)
     for run_id in run_ids:
         verdict = platform.judged(run_id)
         assert verdict["unexplained"] == 0
+        assert verdict["windows_compared"] > 0
         assert verdict["passed"]
     for run_id in run_ids:
         judging = [
@@ -352,7 +247,9 @@ def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform,
     task = platform.tasks("replay.stock_stats", dag_run)[0]
     result = platform.xcom(task)
     assert result["input_rows"] == sum(last[partition] - first[partition] for partition in first)
-    assert platform.judged(result["run_id"])["unexplained"] == 0
+    verdict = platform.judged(result["run_id"])
+    assert verdict["unexplained"] == 0
+    assert verdict["windows_compared"] > 0
     assert "Replaying stock_stats: offsets" in platform.log(task)
     links = platform.api("GET", f"/dags/replay.stock_stats/dagRuns/{dag_run}/taskInstances/hindcast/links")["extra_links"]
     assert links["Verdict"] == f"{platform.settings.airflow_url}/hindcast/verdicts/{result['run_id']}"
@@ -378,19 +275,12 @@ def test_a_range_that_cannot_be_replayed_fails_at_once_and_says_why(
 
 
 def test_a_failing_verdict_fails_its_task_and_names_the_rows(platform: Platform, fleet: dict[str, Any]) -> None:
-    """The pipeline with a random column: red, after one try, with the rows in the log and the verdict as XCom."""
+    """The pipeline with a random column, replayed by its schedule: red, after one try, with the rows in the log and the verdict as XCom."""
     platform.unpause("replay.dice")
     platform.unpause("validate.dice")
-    until("batches of dice", lambda: platform.committed("dice") > 0)
-    began = (platform.began_at + timedelta(minutes=1)).isoformat()
-    ended = (platform.began_at + timedelta(minutes=3)).isoformat()
-    dag_run = platform.run("replay.dice", {"range": "from one time to another", "from_time": began, "to_time": ended})
-    assert platform.ended("replay.dice", dag_run) == "success"
-    run_id = platform.xcom(platform.tasks("replay.dice", dag_run)[0])["run_id"]
 
     def judged() -> dict[str, Any] | None:
-        tasks = [task for task in platform.tasks("validate.dice") if task["task_id"] == "judge" and task["state"] in ENDED]
-        return next((task for task in tasks if platform.xcom(task, "run_id") == run_id), None)
+        return next((task for task in platform.tasks("validate.dice") if task["task_id"] == "judge" and task["state"] in ENDED), None)
 
     task = until("the judging task ended", judged)
     assert task["state"] == "failed"

@@ -92,7 +92,7 @@ time.sleep(600)
     runner.start()
     deadline = time.monotonic() + 20
     while not pid_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two looks at the condition
     grandchild = psutil.Process(int(pid_file.read_text()))
     assert os.getpgid(grandchild.pid) != os.getpgid(0)
     child.kill()

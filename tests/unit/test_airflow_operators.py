@@ -24,7 +24,7 @@ from hindcast.clock import SystemClock
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.errors import ChildFailedError, RangeNotYetConsumedError
+from hindcast.errors import ChildFailedError, TryLaterError
 from hindcast.local.processes import Service
 from hindcast.settings import Settings
 
@@ -142,7 +142,7 @@ def test_a_run_without_an_interval_asks_for_a_range(app: Any, context: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "error"), [(75, RangeNotYetConsumedError), (2, AirflowFailException), (1, ChildFailedError), (-9, ChildFailedError)]
+    ("exit_code", "error"), [(75, TryLaterError), (2, AirflowFailException), (1, ChildFailedError), (-9, ChildFailedError)]
 )
 def test_the_exit_code_says_whether_a_retry_can_help(app: Any, context: dict[str, Any], exit_code: int, error: type[Exception]) -> None:
     """Not yet consumed and broken: try again. Bad input: never."""

@@ -51,7 +51,7 @@ async def renew(settings: Settings, *numbers: int) -> None:
     while True:
         counter += 1
         await asyncio.to_thread(put, settings, *(slot(number, f"worker-{number}", counter=counter) for number in numbers))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # the pace of the renewals themselves
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, Verdic
 from hindcast.control.maintenance import maintain
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, RangeNotYetConsumedError, VerdictFailedError
+from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
 from hindcast.pipeline import check_name
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import Settings
@@ -58,12 +58,12 @@ class _ReplayAppOperator(BaseOperator):
     def _result(self, ended: Ended) -> dict[str, Any]:
         """The JSON object of a child that ended well.
 
-        :raises RangeNotYetConsumedError: the stream is not that far yet: Airflow tries again
+        :raises TryLaterError: the stream is not that far yet: Airflow tries again
         :raises ChildFailedError: it broke: Airflow tries again
         :raises AirflowFailException: the request is wrong: no retry can help
         """
-        if ended.exit_code == RangeNotYetConsumedError.exit_code:
-            raise RangeNotYetConsumedError(pipeline=self.pipeline, problem=ended.reason)
+        if ended.exit_code == TryLaterError.exit_code:
+            raise TryLaterError(reason=ended.reason)
         if ended.exit_code == BadInputError.exit_code:
             raise AirflowFailException(ended.reason)
         if ended.exit_code != 0 or ended.result is None:
