@@ -1,7 +1,7 @@
 """Replay a range, judge it, or both: ``replay.py hindcast|judge --pipeline P RANGE [--run-id ID]``, ``replay.py verdict --run-id ID``.
 
-Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass, 75 the
-stream has not consumed the range yet (try again later), 1 anything else.
+Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass,
+75 the stream has not consumed the range yet (try again later), 1 anything else.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asked = _parser().parse_args(arguments)
     try:
-        print(json.dumps(_run(asked), default=str))
-    except VerdictFailedError as error:
-        print(error, file=sys.stderr)
-        print(json.dumps(error.fields["verdict"], default=str))
-        return error.exit_code
+        result = _run(asked)
+        print(json.dumps(result, default=str))
+        if result.get("passed") is False:
+            raise VerdictFailedError(**{**result, "failed": "; ".join(result["failed"]) or "the expectations hold"})
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -38,36 +37,35 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(asked: argparse.Namespace) -> dict[str, Any]:
+    """The object to print; a verdict's has ``passed``."""
     settings = Settings()
     if asked.command == "verdict":
         run = Runs(ControlTables(settings)).succeeded(asked.run_id)
         return _judge(settings, catalog.load(settings.pipelines_dir)[run["pipeline"]], asked.run_id)
     request = ReplayRequest.parse(
-        pipeline=asked.pipeline, run_id=asked.run_id, from_offsets=asked.from_offsets, to_offsets=asked.to_offsets, from_time=asked.from_time,
-        to_time=asked.to_time, since_last_verdict=asked.since_last_verdict, everything=asked.all,
-    )  # fmt: skip
+        pipeline=asked.pipeline,
+        run_id=asked.run_id,
+        from_offsets=asked.from_offsets,
+        to_offsets=asked.to_offsets,
+        from_time=asked.from_time,
+        to_time=asked.to_time,
+        since_last_verdict=asked.since_last_verdict,
+        everything=asked.all,
+    )
     pipeline = catalog.load(settings.pipelines_dir)[request.pipeline]
     from hindcast.replay.run import run_replay
     from hindcast.verdict.expectations import check_types
 
     check_types(pipeline)
     done = run_replay(lambda: _session(settings), settings, pipeline, request)
-    if asked.command == "hindcast":
-        return done.as_dict()
-    return {**done.as_dict(), **_judge(settings, pipeline, done.run_id)}
+    return done.as_dict() | (_judge(settings, pipeline, done.run_id) if asked.command == "judge" else {})
 
 
 def _judge(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
     from hindcast.verdict.judge import judge
 
     row = judge(lambda: _session(settings), settings, pipeline, run_id)
-    row = {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
-    if not row["passed"]:
-        failed = "; ".join(row["failed"]) or "the expectations hold"
-        raise VerdictFailedError(
-            pipeline=pipeline.name, run_id=run_id, unexplained=row["unexplained"], captured=row["captured"], failed=failed, verdict=row
-        )
-    return row
+    return {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
 
 
 def _session(settings: Settings) -> Any:

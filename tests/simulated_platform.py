@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,20 +43,33 @@ def publish(settings: Settings, topic: str, records: Iterable[Record]) -> None:
     """Send the records to their partitions in order; the topic must be new, so that offsets come out as simulated."""
     producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers, linger_ms=50, batch_size=262_144, compression_type="gzip")
     for record in records:
-        event = {"ticker": record.ticker, "ts": instant(record.event_ms).isoformat() if record.event_ms is not None else None, "ask": record.ask}
+        event = {
+            "ticker": record.ticker,
+            "ts": instant(record.event_ms).isoformat() if record.event_ms is not None else None,
+            "ask": record.ask,
+        }
         value = b"{not json" if record.event_ms is None and record.offset % 2 else json.dumps(event).encode()
         producer.send(topic, value, key=record.ticker.encode(), partition=record.partition, timestamp_ms=record.broker_ms)
     producer.flush()
     producer.close()
 
 
-def store(settings: Settings, stream: Simulated, sink: str) -> None:
-    """Write the sink batch by batch, then the ledger, the late rows and the dead letters."""
+def store(
+    settings: Settings,
+    stream: Simulated,
+    sink: str,
+    schema: pa.Schema = SINK_SCHEMA,
+    rows_of: Callable[[LedgerRow], list[dict[str, Any]]] | None = None,
+) -> None:
+    """Write the sink batch by batch, then the ledger, the late rows and the dead letters.
+
+    ``rows_of`` gives a batch's rows where they are not the simulation's windows.
+    """
     url = settings.table("sinks", sink)
-    DeltaTable.create(url, SINK_SCHEMA)
+    DeltaTable.create(url, schema)
     for row in stream.ledger:
-        answers = [sink_row(stream, key, answer) for key, answer in stream.emitted[row.sink_version].items()]
-        write_deltalake(url, pa.Table.from_pylist(answers, schema=SINK_SCHEMA), mode="append", commit_properties=_properties(row))
+        rows = rows_of(row) if rows_of else [sink_row(stream, key, answer) for key, answer in stream.emitted[row.sink_version].items()]
+        write_deltalake(url, pa.Table.from_pylist(rows, schema=schema), mode="append", commit_properties=_properties(row))
     tables = ControlTables(settings)
     Ledger(tables).append(stream.ledger)
     _file(tables, ControlTable.LATE_ROWS, stream, set(stream.late))
@@ -76,7 +89,7 @@ def _file(tables: ControlTables, name: ControlTable, stream: Simulated, places: 
     last = {row.shard: row for row in stream.ledger}
     of_partition = {partition: row for row in last.values() for partition in row.end_offsets}
     rows = [
-        {"pipeline": row.pipeline, "version": 1, "shard": row.shard, "topic": row.topic, "partition": partition, "offset": offset}
+        {"pipeline": row.pipeline, "version": row.version, "shard": row.shard, "topic": row.topic, "partition": partition, "offset": offset}
         for partition, offset in sorted(places)
         for row in [of_partition[partition]]
     ]

@@ -7,6 +7,7 @@ batch before. It knows no Spark, no Kafka and no planner.
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 
 from hindcast.control.ledger import LedgerRow
 
-#: 2026-01-01T00:00:00Z
-BASE_MS = 1_767_225_600_000
+#: Midnight UTC of yesterday: a real broker deletes what is older than its retention.
+BASE_MS = int(time.time() // 86_400 - 1) * 86_400_000
 
 Key = tuple[int, str]  # window end in epoch milliseconds, ticker
 Answer = tuple[float, int, float]  # least ask, count, average ask
@@ -66,6 +67,14 @@ class Simulated:
     @property
     def table(self) -> dict[Key, Answer]:
         return {key: answer for answers in self.emitted.values() for key, answer in answers.items()}
+
+    def read_in(self, row: LedgerRow) -> list[Record]:
+        """The records of one batch."""
+        return [
+            record
+            for record in self.records
+            if row.start_offsets.get(record.partition, 0) <= record.offset < row.end_offsets.get(record.partition, 0)
+        ]
 
     def answers(self, records: Iterable[Record], after_ms: int, to_ms: int, *, online: bool) -> dict[Key, Answer]:
         """The result over the records, of the windows that end in (after, to]; ``online`` leaves out what came late."""
@@ -186,10 +195,27 @@ class _Shard:
         at = datetime.fromtimestamp(max([record.broker_ms for record in rows], default=BASE_MS) / 1000, UTC) + timedelta(seconds=2)
         self.stream.ledger.append(
             LedgerRow(
-                pipeline=self.pipeline, version=1, shard=f"v1.g0.s{self.index}", epoch=1, batch=self.batch, worker="w", topic="trades", start_offsets=start,
-                end_offsets=dict(self.position), late_watermark_ms=late_ms, watermark_ms=self.watermark_ms, min_event_ms=min(events, default=None),
-                max_event_ms=max(events, default=None), input_rows=len(rows), poison_rows=len(rows) - len(events), output_rows=len(done),
-                batch_seconds=0.5, cpu_seconds=0.25, sink_version=version, started_at=at - timedelta(seconds=1), committed_at=at,
+                pipeline=self.pipeline,
+                version=1,
+                shard=f"v1.g0.s{self.index}",
+                epoch=1,
+                batch=self.batch,
+                worker="w",
+                topic="trades",
+                start_offsets=start,
+                end_offsets=dict(self.position),
+                late_watermark_ms=late_ms,
+                watermark_ms=self.watermark_ms,
+                min_event_ms=min(events, default=None),
+                max_event_ms=max(events, default=None),
+                input_rows=len(rows),
+                poison_rows=len(rows) - len(events),
+                output_rows=len(done),
+                batch_seconds=0.5,
+                cpu_seconds=0.25,
+                sink_version=version,
+                started_at=at - timedelta(seconds=1),
+                committed_at=at,
             )
-        )  # fmt: skip
+        )
         self.batch += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,35 +22,40 @@ from hindcast.replay.request import ReplayRequest
 ALL_FILED = 2**32
 
 
-def _identity(frame):
-    return frame
-
-
 SCHEMA = "ticker string, ts timestamp, ask double"
 
 
 @pipeline(
-    source=Topic("trades", schema=SCHEMA, key="ticker"), event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"),
-    sink=Table("stock_stats", keys=["window", "ticker"]), version=1, shards=2,
-)  # fmt: skip
-def stock_stats(frame):
-    return _identity(frame)
+    source=Topic("trades", schema=SCHEMA, key="ticker"),
+    event_time="ts",
+    watermark="10 seconds",
+    window=Window("5 seconds", slide="1 second"),
+    sink=Table("stock_stats", keys=["window", "ticker"]),
+    version=1,
+    shards=2,
+)
+def stock_stats(frame: Any) -> Any:
+    return frame
 
 
 @pipeline(source=Topic("trades", schema=SCHEMA), event_time="ts", watermark="10 seconds", sink=Table("plain"), version=1)
-def plain(frame):
-    return _identity(frame)
+def plain(frame: Any) -> Any:
+    return frame
 
 
-def facts_of(stream: Simulated, **changes) -> Facts:
+def facts_of(stream: Simulated, **changes: Any) -> Facts:
     history = History.of(stream.ledger)
     ends: dict[int, int] = {}
     for record in stream.records:
         ends[record.partition] = max(ends.get(record.partition, 0), record.offset + 1)
     facts = Facts(
-        history=history, earliest=dict.fromkeys(ends, 0), latest=ends, filed={row.shard: ALL_FILED for row in stream.ledger},
-        sink_version=len(stream.ledger), now=datetime(2026, 6, 1, tzinfo=UTC),
-    )  # fmt: skip
+        history=history,
+        earliest=dict.fromkeys(ends, 0),
+        latest=ends,
+        filed={row.shard: ALL_FILED for row in stream.ledger},
+        sink_version=len(stream.ledger),
+        now=datetime.fromtimestamp(BASE_MS / 1000, UTC) + timedelta(days=2),
+    )
     return replace(facts, **changes)
 
 
@@ -80,7 +87,7 @@ def read_by(stream: Simulated, plan: Plan) -> list[Record]:
 def test_consecutive_ranges_judge_every_window_once_with_all_its_rows(
     seed: int, shards: int, cuts: int, batch_rows: int, late: float
 ) -> None:
-    """However the offsets are cut into ranges, each range's rows give exactly the windows that the stream wrote, and no window is left or doubled."""
+    """However the offsets are cut into ranges, its rows give exactly the stream's windows, none left out and none twice."""
     stream = simulate(
         trades(seed, count=400, partitions=4, late_share=late, rate_ms=200.0), seed=seed, shards=shards, batch_rows=batch_rows
     )
@@ -89,7 +96,7 @@ def test_consecutive_ranges_judge_every_window_once_with_all_its_rows(
     ordered = [{p: sorted(mark[p] for mark in marks)[number] for p in facts.latest} for number in range(cuts)]
     bounds = [facts.history.first, *ordered, facts.history.committed]
     judged: dict = {}
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         if start == end:
             continue
         plan = make_plan(stock_stats, ask(start, end), facts)

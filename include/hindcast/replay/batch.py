@@ -41,7 +41,9 @@ class Answer(StrEnum):
 @dataclass(frozen=True)
 class Counted:
     """What was in the range. Rows before the plan's start, read for their windows only, count in ``rows_read``, ``judged_rows``,
-    ``late_judged_rows`` and ``pairs``, and nowhere else. ``pairs`` are (row, judged window); ``late_rows`` were late for any window. ``output_rows`` are those of the answer in hindsight."""
+    ``late_judged_rows`` and ``pairs``, and nowhere else. ``pairs`` are (row, judged window); ``late_rows`` were late for any window.
+    ``output_rows`` are those of the answer in hindsight.
+    """
 
     rows_read: int
     input_rows: int
@@ -129,7 +131,7 @@ def _count(rows: DataFrame, pipeline: Pipeline, plan: Plan, run_id: str) -> Coun
 
 
 def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
-    """Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows (ends of judged windows it came late for, in ms)."""
+    """Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows (ends, in ms, of those it was late for)."""
     slide, length = (0, 0) if pipeline.window is None else (_microseconds(pipeline.window.step), _microseconds(pipeline.window.length))
     windows = F.array().cast("array<long>")
     if pipeline.window is not None:
@@ -141,9 +143,13 @@ def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
     late = (F.col("_windows_late") > 0) & (F.col("_inside") | (F.col("_windows_late_judged") > 0))
     kept = rows.where((F.col("_inside") & F.col("_reason").isNotNull()) | late)
     return kept.select(
-        F.when(F.col("_reason").isNotNull(), "poison").otherwise("late").alias("kind"), F.col("_partition").alias("partition"),
-        F.col("_offset").alias("offset"), F.col("_inside").alias("inside"), F.col("_reason").alias("reason"), windows.alias("windows"),
-    )  # fmt: skip
+        F.when(F.col("_reason").isNotNull(), "poison").otherwise("late").alias("kind"),
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+        F.col("_inside").alias("inside"),
+        F.col("_reason").alias("reason"),
+        windows.alias("windows"),
+    )
 
 
 def _answers(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:

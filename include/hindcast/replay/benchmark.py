@@ -16,7 +16,7 @@ import psutil
 
 from hindcast.control.ledger import LedgerRow
 
-#: A run is slow when its rows/s fall below the median of earlier ones by more than this: on a shared machine of 2 cores, equal runs differ by up to 20 %.
+#: A run is slow when its rows/s fall below the median of earlier ones by more than this; equal runs on 2 shared cores differ by up to 20 %.
 SLOW_BAND = 0.30
 RUNS_COMPARED = 10
 LEAST_RUNS = 3  # the median of fewer says nothing
@@ -56,7 +56,7 @@ def _cpu_seconds() -> float:
 
 
 def peak_memory_bytes() -> int:
-    """The sum of each process's greatest resident size: this one, the JVM and its Python workers. An upper bound, as peaks differ in time."""
+    """The sum of each process's greatest resident size: this one, the JVM, its Python workers. An upper bound, as peaks differ in time."""
     return sum(_peak_bytes(process) for process in _tree())
 
 
@@ -109,4 +109,5 @@ def slow_note(rows_per_second: float, input_rows: int, earlier: Iterable[Mapping
     if rows_per_second >= median * (1 - SLOW_BAND):
         return ""
     slower = 100 * (1 - rows_per_second / median)
-    return f"{rows_per_second:,.0f} rows/s is {slower:.0f} % below the median {median:,.0f} of the last {len(rates)} runs of a like size (band {SLOW_BAND:.0%})"
+    compared = f"the median {median:,.0f} of the last {len(rates)} runs of a like size (band {SLOW_BAND:.0%})"
+    return f"{rows_per_second:,.0f} rows/s is {slower:.0f} % below {compared}"

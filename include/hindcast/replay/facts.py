@@ -49,10 +49,17 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
         to_time = topic.at_time(pipeline.source.name, request.to_time) if request.to_time else None
     sink = open_sink(settings, pipeline)
     return Facts(
-        history=History.of(rows), earliest=earliest, latest=latest, filed=filed, sink_version=sink.version(), now=datetime.now(UTC),
-        sink_commits=_batch_commits(sink) if pipeline.window is None else (), from_time_offsets=from_time, to_time_offsets=to_time,
+        history=History.of(rows),
+        earliest=earliest,
+        latest=latest,
+        filed=filed,
+        sink_version=sink.version(),
+        now=datetime.now(UTC),
+        sink_commits=_batch_commits(sink) if pipeline.window is None else (),
+        from_time_offsets=from_time,
+        to_time_offsets=to_time,
         judged_to=Runs(tables).judged_to(pipeline.name, pipeline.version, without=request.run_id) if request.since_last_verdict else None,
-    )  # fmt: skip
+    )
 
 
 def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import Plan
 
-#: What :func:`place` adds. ``_late_us`` is the late watermark in microseconds, ``_windows_*`` count a row's windows: of those that were final
-#: when it came, of those that the plan judges, and of both.
+#: What :func:`place` adds. ``_late_us`` is the late watermark in microseconds, ``_windows_*`` count a row's windows: those that were
+#: final when it came, those that the plan judges, and those that are both.
 PLACED = ("_late_us", "_committed_at", "_inside", "_windows_late", "_windows_judged", "_windows_late_judged")
 _PER_BUCKET = 2  # batches to compare with in a bucket of average size
 _SEGMENT_SCHEMA = "_p int, _bucket long, _from long, _to long, _late_us long, _committed_at timestamp, _inside boolean"

@@ -65,10 +65,16 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """The plan as the ``runs`` table keeps it; offsets are objects of partition to offset, batches are counted only."""
         return {
-            "asked": self.asked, "topic": self.topic, "start": _texts(self.start), "end": _texts(self.end), "read_from": _texts(self.read_from),
-            "windows_after_ms": self.windows_after_ms, "windows_to_ms": self.windows_to_ms, "sink_version": self.sink_version,
+            "asked": self.asked,
+            "topic": self.topic,
+            "start": _texts(self.start),
+            "end": _texts(self.end),
+            "read_from": _texts(self.read_from),
+            "windows_after_ms": self.windows_after_ms,
+            "windows_to_ms": self.windows_to_ms,
+            "sink_version": self.sink_version,
             "batches": len(self.batches),
-        }  # fmt: skip
+        }
 
 
 def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
@@ -98,10 +104,19 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
             read_from = history.first_needed(start, windows_after_ms - length_ms + 1)
     _check_retained(request, facts, read_from, end)
     return Plan(
-        pipeline=pipeline.name, version=pipeline.version, topic=pipeline.source.name, asked=request.describe(), start=start, end=end,
-        read_from=read_from, windows_after_ms=windows_after_ms, windows_to_ms=windows_to_ms, sink_version=sink_version,
-        segments=tuple(history.reading(read_from, end)), batches=tuple(history.batches(start, end)),
-    )  # fmt: skip
+        pipeline=pipeline.name,
+        version=pipeline.version,
+        topic=pipeline.source.name,
+        asked=request.describe(),
+        start=start,
+        end=end,
+        read_from=read_from,
+        windows_after_ms=windows_after_ms,
+        windows_to_ms=windows_to_ms,
+        sink_version=sink_version,
+        segments=tuple(history.reading(read_from, end)),
+        batches=tuple(history.batches(start, end)),
+    )
 
 
 def _partitions(facts: Facts) -> list[int]:
@@ -170,7 +185,8 @@ def _check_consumed(pipeline: Pipeline, facts: Facts, end: Offsets) -> None:
     committed, filed = facts.history.committed, facts.history.audited(facts.filed)
     for partition, offset in end.items():
         if offset > committed[partition]:
-            problem = f"partition {partition} is asked up to offset {offset}, committed up to {committed[partition]} and the topic ends at {facts.latest[partition]}"
+            known = f"committed up to {committed[partition]} and the topic ends at {facts.latest[partition]}"
+            problem = f"partition {partition} is asked up to offset {offset}, {known}"
             raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
         if offset > filed[partition]:
             problem = f"late and poison rows of partition {partition} are filed up to offset {filed[partition]}, not yet up to {offset}"
@@ -192,7 +208,8 @@ def _check_retained(request: ReplayRequest, facts: Facts, read_from: Offsets, en
 
 
 def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, needed: int) -> None:
-    problem = f"its windows need partition {partition} from offset {needed}, and the topic no longer holds {needed} to {facts.earliest[partition]}"
+    gone = f"the topic no longer holds {needed} to {facts.earliest[partition]}"
+    problem = f"its windows need partition {partition} from offset {needed}, and {gone}"
     raise BadRangeError(
         range=request.describe(), problem=problem, cure=f"Start later than {offsets_to_json(facts.earliest)}, or restore the topic's data."
     )
@@ -200,7 +217,8 @@ def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, needed: in
 
 def _whole_commits(request: ReplayRequest, facts: Facts, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets, int]:
     """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its beginning, up to a version of
-    the sink that holds whole batches below ``end`` and nothing else."""
+    the sink that holds whole batches below ``end`` and nothing else.
+    """
     history = facts.history
     begun = {partition: history.first[partition] for partition in start}
     if request.from_offsets is not None and start != begun:

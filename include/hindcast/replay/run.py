@@ -96,18 +96,34 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
 
 def _first_row(settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> dict[str, Any]:
     return {
-        "run_id": run_id, "pipeline": pipeline.name, "version": pipeline.version, "kind": RunKind.REPLAY.value, "state": RunState.PLANNED.value,
-        "plan": json.dumps(plan.as_dict(), sort_keys=True), "hindcast_url": answers_url(settings, pipeline.name, run_id), "versions": versions(),
+        "run_id": run_id,
+        "pipeline": pipeline.name,
+        "version": pipeline.version,
+        "kind": RunKind.REPLAY.value,
+        "state": RunState.PLANNED.value,
+        "plan": json.dumps(plan.as_dict(), sort_keys=True),
+        "hindcast_url": answers_url(settings, pipeline.name, run_id),
+        "versions": versions(),
         "started_at": datetime.now(UTC),
-    }  # fmt: skip
+    }
 
 
 def _cost(meter: Meter, plan: Plan, counted: Counted) -> dict[str, Any]:
     """``rows_per_second`` counts every record read, also those before the start that only feed windows."""
     seconds, stream = meter.seconds(), StreamCost.of(plan.batches)
     return {
-        "state": RunState.SUCCEEDED.value, "input_rows": counted.input_rows, "output_rows": counted.output_rows, "dead_letters": counted.dead_letters,
-        "late_rows": counted.late_rows, "input_bytes": counted.input_bytes, "seconds": seconds, "rows_per_second": counted.rows_read / seconds,
-        "cpu_seconds": meter.cpu_seconds(), "peak_memory_bytes": peak_memory_bytes(), "stream_rows_per_second": stream.rows_per_second,
-        "stream_cpu_seconds": stream.cpu_seconds, "latency_p50_seconds": counted.latency_p50_seconds, "latency_p95_seconds": counted.latency_p95_seconds,
-    }  # fmt: skip
+        "state": RunState.SUCCEEDED.value,
+        "input_rows": counted.input_rows,
+        "output_rows": counted.output_rows,
+        "dead_letters": counted.dead_letters,
+        "late_rows": counted.late_rows,
+        "input_bytes": counted.input_bytes,
+        "seconds": seconds,
+        "rows_per_second": counted.rows_read / seconds,
+        "cpu_seconds": meter.cpu_seconds(),
+        "peak_memory_bytes": peak_memory_bytes(),
+        "stream_rows_per_second": stream.rows_per_second,
+        "stream_cpu_seconds": stream.cpu_seconds,
+        "latency_p50_seconds": counted.latency_p50_seconds,
+        "latency_p95_seconds": counted.latency_p95_seconds,
+    }

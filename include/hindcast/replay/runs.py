@@ -58,7 +58,7 @@ class Runs:
         return sorted(newest, key=_when, reverse=True)[:count]
 
     def judged_to(self, pipeline: str, version: int, *, without: str = "") -> Offsets | None:
-        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run ``without``; None where there is none."""
+        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run ``without``; None for none."""
         verdicts = self.tables.rows(ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)])
         for verdict in sorted(verdicts, key=lambda row: (row["windows_to_ms"], row["judged_at"]), reverse=True):
             if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):

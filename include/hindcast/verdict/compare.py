@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, NumericType
 
 #: A greater relative difference between two doubles is never rounding. Adding n numbers in another order moves the sum by less than
-#: n * 1.1e-16 of the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2): this allows some 9,000 rows a window.
+#: n * 1.1e-16 of the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2): enough for 9,000 rows.
 DOUBLE_ROUNDING = 1e-12
 #: The same for 4-byte floats: four units in the last place.
 FLOAT_ROUNDING = 4 * 2.0**-23
@@ -86,7 +86,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Sides:
-    """The three frames, with the same columns. ``late``: ``end_ms`` of a window and ``late_rows`` that came too late for it; None without windows."""
+    """The three frames, with the same columns. ``late``: a window's ``end_ms`` and the ``late_rows`` it had; None without windows."""
 
     stream: DataFrame
     online: DataFrame
@@ -214,7 +214,7 @@ def _relative(a: Column, b: Column) -> Column:
 
 
 def _any(conditions: list[Column]) -> Column:
-    return reduce(or_, conditions, F.lit(False))  # noqa: FBT003 -- a Spark literal
+    return reduce(or_, conditions, F.lit(False))
 
 
 def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
@@ -251,9 +251,13 @@ def _comparison(totals: Row, kinds: dict[str, DataType], samples: tuple[Differen
     }
     rows = int(totals["n_h"] or 0)
     return Comparison(
-        **counts, late_differences=int(totals["by_late_rows"] or 0), greatest_rounding=float(totals["greatest_rounding"] or 0.0),
-        captured_results=int(totals["held"]) / rows if rows else 1.0, ratios=ratios, samples=samples,
-    )  # fmt: skip
+        **counts,
+        late_differences=int(totals["by_late_rows"] or 0),
+        greatest_rounding=float(totals["greatest_rounding"] or 0.0),
+        captured_results=int(totals["held"]) / rows if rows else 1.0,
+        ratios=ratios,
+        samples=samples,
+    )
 
 
 def _samples(row: Row) -> Iterator[Difference]:

@@ -23,7 +23,7 @@ PLACE = ["partition", "offset"]
 def check_accounts(
     settings: Settings, pipeline: str, version: int, run_id: str, start: Mapping[int, int], end: Mapping[int, int], samples: int
 ) -> tuple[int, list[Difference]]:
-    """How many offsets of [start, end) the tables ``late_rows`` and ``dead_letters`` lack, have too many of or have twice; up to ``samples`` of them.
+    """How many offsets of [start, end) ``late_rows`` and ``dead_letters`` lack, have too many of or have twice; up to ``samples`` of them.
 
     Both sides are sets of (partition, offset), 16 bytes a row in memory.
     """

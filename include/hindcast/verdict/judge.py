@@ -55,10 +55,17 @@ class _Case:
     def of(cls, row: dict[str, Any]) -> _Case:
         plan = json.loads(row["plan"])
         return cls(
-            run_id=row["run_id"], version=row["version"], start=recorded_offsets(row["plan"], "start"), end=recorded_offsets(row["plan"], "end"),
-            windows_after_ms=plan["windows_after_ms"], windows_to_ms=plan["windows_to_ms"], sink_version=plan["sink_version"],
-            judged_rows=plan["counted"]["judged_rows"], late_judged_rows=plan["counted"]["late_judged_rows"], row=row,
-        )  # fmt: skip
+            run_id=row["run_id"],
+            version=row["version"],
+            start=recorded_offsets(row["plan"], "start"),
+            end=recorded_offsets(row["plan"], "end"),
+            windows_after_ms=plan["windows_after_ms"],
+            windows_to_ms=plan["windows_to_ms"],
+            sink_version=plan["sink_version"],
+            judged_rows=plan["counted"]["judged_rows"],
+            late_judged_rows=plan["counted"]["late_judged_rows"],
+            row=row,
+        )
 
     @property
     def captured(self) -> float:
@@ -151,7 +158,7 @@ def _columns(stream: DataFrame, result: DataFrame) -> tuple[list[str], list[Diff
 
 
 def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataFrame | None:
-    """The judged rows of the sink, only the columns that the expectations look at; ``window`` becomes ``window_start`` and ``window_end``."""
+    """The judged rows of the sink, only columns that expectations look at; ``window`` becomes ``window_start``, ``window_end``."""
     if not pipeline.expectations:
         return None
     url = settings.table("sinks", pipeline.sink.name)
@@ -184,11 +191,20 @@ def _verdict_row(pipeline: Pipeline, case: _Case, comparison: Comparison, unexpl
     measured = asdict(comparison)
     ratios = {**comparison.ratios, **({"greatest_rounding": comparison.greatest_rounding} if comparison.rounding else {})}
     return {
-        "run_id": case.run_id, "pipeline": pipeline.name, "version": case.version, "sink_version": case.sink_version,
-        "windows_after_ms": case.windows_after_ms, "windows_to_ms": case.windows_to_ms, **{name: measured[name] for name in names},
-        "unexplained": unexplained, "captured": case.captured, "ratios": json.dumps(ratios, sort_keys=True),
-        "input_rows": case.row["input_rows"], "late_rows": case.row["late_rows"], "dead_letters": case.row["dead_letters"],
-    }  # fmt: skip
+        "run_id": case.run_id,
+        "pipeline": pipeline.name,
+        "version": case.version,
+        "sink_version": case.sink_version,
+        "windows_after_ms": case.windows_after_ms,
+        "windows_to_ms": case.windows_to_ms,
+        **{name: measured[name] for name in names},
+        "unexplained": unexplained,
+        "captured": case.captured,
+        "ratios": json.dumps(ratios, sort_keys=True),
+        "input_rows": case.row["input_rows"],
+        "late_rows": case.row["late_rows"],
+        "dead_letters": case.row["dead_letters"],
+    }
 
 
 def _difference_row(pipeline: Pipeline, verdict: dict[str, Any], difference: Difference) -> dict[str, Any]:
