@@ -82,7 +82,8 @@ def java() -> str:
 
 
 def start(settings: Settings, *, ready_seconds: float = READY_SECONDS) -> Service:
-    """Start the broker of this home and wait until it answers; one that runs already is returned as it is.
+    """Start the broker of this home and wait until it answers; one that runs already is returned as it is, one that
+    was about to end is started again.
 
     :raises PrerequisiteError: where the jars or Java are missing
     :raises ServiceError: where it does not come up in time; the message ends with its last lines
@@ -90,8 +91,13 @@ def start(settings: Settings, *, ready_seconds: float = READY_SECONDS) -> Servic
     services = Services(settings.home)
     running = services.find(NAME)
     if running and running.running:
-        _wait_ready(running, ready_seconds)
-        return running
+        try:
+            _wait_ready(running, ready_seconds)
+        except ServiceError:
+            if running.running:
+                raise
+        else:
+            return running
     folder = settings.home / "kafka"
     classpath = _classpath(kafka_jars_dir(settings))
     ports = kept_ports(folder / "ports.json", ("kafka", "controller"))

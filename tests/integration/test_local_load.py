@@ -1,0 +1,182 @@
+"""The load's account against what the broker really holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from hindcast import catalog
+from hindcast.errors import ServiceError
+from hindcast.local import broker as brokers
+from hindcast.local import jars
+from hindcast.local.load import Account, Load, LoadState, account_path
+from hindcast.local.processes import inherited_environment
+from hindcast.local.trades import POISON, trades
+from hindcast.settings import Settings
+from hindcast.stream import source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from tests.conftest import Broker
+
+
+def _records(address: str, topic: str, partitions: int = 4) -> list[tuple[int, int, bytes | None, bytes | None, int]]:
+    """Every record of the topic: (partition, offset, key, value, broker timestamp in milliseconds)."""
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    consumer = KafkaConsumer(bootstrap_servers=address, enable_auto_commit=False, auto_offset_reset="earliest")
+    try:
+        consumer.assign(places)
+        ends = consumer.end_offsets(places)
+        found = []
+        deadline = time.monotonic() + 60
+        while any(consumer.position(place) < ends[place] for place in places):
+            assert time.monotonic() < deadline
+            for place, records in consumer.poll(timeout_ms=500).items():
+                found += [(place.partition, record.offset, record.key, record.value, record.timestamp) for record in records]
+        return found
+    finally:
+        consumer.close()
+
+
+def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Settings) -> None:
+    """Each partition holds exactly the offsets of the account, and all counts are those of what was generated."""
+    path = account_path(settings, topic)
+    load = Load(broker.bootstrap_servers, topic, path, generator="trades", seed=5, rows_per_second=1_000_000, rows=20_000)
+    account = load.run()
+    records = _records(broker.bootstrap_servers, topic)
+    assert account.state is LoadState.FINISHED
+    assert account.sent == len(records) == 20_000
+    offsets: dict[int, list[int]] = {}
+    for partition, offset, *_ in records:
+        offsets.setdefault(partition, []).append(offset)
+    assert set(offsets) == {0, 1, 2, 3}
+    for partition, found in offsets.items():
+        part = account.partitions[partition]
+        assert sorted(found) == list(range(part.first_offset or 0, part.end_offset or 0))
+        assert part.sent == len(found)
+    generated = list(islice(trades(5, 1_000_000, datetime.fromisoformat(account.started_at)), 20_000))
+    assert account.late == sum(record.late for record in generated)
+    assert account.poison == Counter(record.poison for record in generated if record.poison)
+    assert Counter((key, value) for _, _, key, value, _ in records) == Counter((record.key, record.value) for record in generated)
+    assert Account.read(path) == account
+
+
+def test_a_second_load_goes_on_where_the_first_ended(broker: Broker, topic: str, settings: Settings) -> None:
+    """The second account begins at the first one's ends: together they name every offset once."""
+    path = account_path(settings, topic)
+    first = Load(broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500).run()
+    second = Load(broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500).run()
+    assert second.start_offsets == first.end_offsets
+
+
+def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: Settings) -> None:
+    """Over three seconds the pace is kept without drift, and each good row's time is within a second of the broker's."""
+    began = time.monotonic()
+    account = Load(
+        broker.bootstrap_servers, topic, account_path(settings, topic), generator="trades", rows_per_second=500, seconds=3.0
+    ).run()
+    assert time.monotonic() - began < 20
+    assert 1400 <= account.sent <= 1501
+    behind = []
+    for _, _, _, value, timestamp in _records(broker.bootstrap_servers, topic):
+        try:
+            behind.append(timestamp / 1000 - datetime.fromisoformat(json.loads(value or b"")["ts"]).timestamp())
+        except (ValueError, KeyError, TypeError):
+            continue
+    assert sum(-0.1 < delay < 1.0 for delay in behind) > 0.9 * len(behind)
+    assert any(5.0 < delay < 61.0 for delay in behind)
+
+
+def test_sigterm_ends_it_with_a_final_account(broker: Broker, topic: str, settings: Settings) -> None:
+    """The service ends with 0 on SIGTERM, and its account is that of the broker, to the row."""
+    path = account_path(settings, topic)
+    environment = {**inherited_environment(), **settings.model_copy(update={"bootstrap_servers": broker.bootstrap_servers}).environment()}
+    command = [sys.executable, "-m", "hindcast.local.load", "--topic", topic, "--generator", "trades", "--rows-per-second", "3000"]
+    process = subprocess.Popen(command, env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while not (path.exists() and Account.read(path).sent > 2000):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    account = Account.read(path)
+    assert account.state is LoadState.FINISHED
+    assert account.sent == len(_records(broker.bootstrap_servers, topic))
+
+
+def test_a_broker_that_dies_and_comes_back_loses_no_row(settings: Settings) -> None:
+    """Through kill -9 of the broker and its restart every row is acknowledged, and is there exactly once."""
+    jars.fetch(settings)
+    service = brokers.start(settings)
+    address, topic = brokers.address(service), "through-a-kill"
+    load = Load(address, topic, account_path(settings, topic), generator="trades", rows_per_second=500, rows=6000)
+    ended: list[Account] = []
+    thread = threading.Thread(target=lambda: ended.append(load.run()))
+    try:
+        thread.start()
+        deadline = time.monotonic() + 60
+        while load.account.sent < 1500:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(service.pid, signal.SIGKILL)
+        brokers.start(settings)
+        thread.join(120)
+        assert ended
+        assert ended[0].sent == 6000
+        values = Counter((key, value) for _, _, key, value, _ in _records(address, topic) if value)
+        generated = islice(trades(1, 500, datetime.fromisoformat(ended[0].started_at)), 6000)
+        assert values == Counter((record.key, record.value) for record in generated if record.value)
+    finally:
+        load.stop()
+        thread.join(60)
+        brokers.stop(settings)
+
+
+def test_a_lost_row_is_never_counted_and_fails_loudly(
+    broker: Broker, topic: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that the broker refuses (too large for it) ends the load with an error and the state `failed`."""
+    from hindcast.local import load as module
+    from hindcast.local.trades import Record
+
+    def oversized(seed: int, rows_per_second: float, start: datetime):  # type: ignore[no-untyped-def] # noqa: ANN202
+        yield Record(0.0, b"k", b"fits")
+        yield Record(0.0, b"k", b"x" * 2_000_000)
+
+    monkeypatch.setitem(module.GENERATORS, "oversized", oversized)
+    load = Load(broker.bootstrap_servers, topic, account_path(settings, topic), generator="oversized")
+    with pytest.raises(ServiceError, match="lost rows"):
+        load.run()
+    account = Account.read(account_path(settings, topic))
+    assert (account.state, account.sent) == (LoadState.FAILED, 1)
+
+
+def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, settings_factory: Callable[..., Settings]) -> None:
+    """By the stream's own rules no poison row is usable, and every other generated row is, late or not."""
+    now = datetime.now(UTC)
+    sent = list(islice(trades(3, 2000.0, now), 120_000))
+    generated = [record for number, record in enumerate(sent) if record.poison or number < 5_000]
+    assert {record.poison for record in generated} == {"", *POISON}
+    rows = [("trades", 0, number, now, record.key, record.value) for number, record in enumerate(generated)]
+    raw = spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, key binary, value binary")
+    pipeline = catalog.load(settings_factory().pipelines_dir)["stock_stats"]
+    found = {row["_offset"]: row["_reason"] for row in source.parse(raw, pipeline).select("_offset", "_reason").collect()}
+    wrong = {(record.poison, found[number]) for number, record in enumerate(generated) if bool(record.poison) != bool(found[number])}
+    assert wrong == set()
