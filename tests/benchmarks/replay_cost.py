@@ -1,8 +1,9 @@
 """What a replay costs beside a batch job written by hand, over the same offsets in the same session, one after the other.
 
-``HINDCAST_HOME=... python tests/benchmarks/replay_cost.py --pipeline stock_stats --pairs 5`` against a platform that has a consumed topic. The
-batch by hand reads the range, runs the pipeline's transformation once and writes one Delta table: no late rule, no accounts, no second answer.
-The first pair warms the JVM up and is left out. Prints one JSON object: each pair's seconds and CPU-seconds, and the median of their ratios.
+``HINDCAST_HOME=... python tests/benchmarks/replay_cost.py --pipeline stock_stats --pairs 5``, where the topic has been consumed.
+The batch by hand reads the range, runs the pipeline's transformation once and writes one Delta table: no late rule, no accounts, no
+second answer. The first pair warms the JVM up and is left out. Prints one JSON object: each pair's seconds and CPU-seconds, and the
+median of their ratios.
 """
 
 from __future__ import annotations
