@@ -26,13 +26,15 @@ from hindcast.local.processes import Services, members
 from hindcast.local.trades import trades
 from hindcast.settings import Settings, project_root
 
+pytestmark = pytest.mark.timeout(1800)
+
 TOPIC = "trades"
 LEASE_SECONDS = 5.0
 HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
 SLICE = timedelta(seconds=30)
-#: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for most of an hour. On its
-#: first day a DAG runs the newest interval by itself; the two before it are for the backfill.
+#: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for most of an hour. A DAG
+#: that is unpaused runs its newest interval by itself; the two before it are for the backfill.
 MARKS = [timedelta(minutes=minute) for minute in (1, 2, 3, 4)]
 LIVE_ROWS_PER_SECOND = 100.0
 

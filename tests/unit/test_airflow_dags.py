@@ -90,7 +90,7 @@ def test_replay_has_data_intervals_and_catches_nothing_up(dags: dict[str, DAG]) 
     assert dag.catchup is False
     assert dag.max_active_runs == 2
     task = dag.get_task("hindcast")
-    assert task.max_active_tis_per_dag == 2
+    assert task.max_active_tis_per_dag == 1
     assert task.retries > 0
     assert [asset.name for asset in task.outlets] == ["hindcasts.stock_stats"]
 

@@ -15,8 +15,10 @@ from hindcast.pipeline import Pipeline
 #: Before every stream: a backfill may begin at any time after it. Nothing is caught up by itself.
 START = datetime(2020, 1, 1, tzinfo=UTC)
 TAGS = ["hindcast"]
-#: Replays of one pipeline at once, also in a backfill, which does not heed ``max_active_runs``: each is a Spark driver.
-REPLAYS_AT_ONCE = 2
+#: Active runs of one pipeline's replay, apart from a backfill's, which has a bound of its own.
+ACTIVE_RUNS = 2
+#: Replays of one pipeline at once, backfills included: each is a Spark driver that uses every core it is given.
+REPLAYS_AT_ONCE = 1
 #: The stream of an interval that has just ended is some seconds behind: a replay waits for it by trying again.
 RETRIES: dict[str, Any] = {
     "retries": 6,
@@ -69,7 +71,7 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
         schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
         start_date=START,
         catchup=False,
-        max_active_runs=REPLAYS_AT_ONCE,
+        max_active_runs=ACTIVE_RUNS,
         tags=TAGS,
         description=f"Replays ranges of {pipeline.source.name} as a batch: the hindcasts of {pipeline.name}",
         doc_md=REPLAY_DOC.format(name=pipeline.name),
@@ -117,7 +119,7 @@ def validate_dag(pipeline: Pipeline) -> DAG:
         schedule=[hindcast_asset(pipeline.name)],
         start_date=START,
         catchup=False,
-        max_active_runs=REPLAYS_AT_ONCE,
+        max_active_runs=ACTIVE_RUNS,
         tags=TAGS,
         description=f"Judges the stream of {pipeline.name} by each of its hindcasts",
         doc_md="Each hindcast that led to this run gets its own verdict. A failed verdict fails its task and names the rows that differ.",
@@ -133,7 +135,11 @@ def validate_dag(pipeline: Pipeline) -> DAG:
     ) as dag:
         found = FindHindcastsOperator(task_id="find_hindcasts", pipeline=pipeline.name, run_id="{{ params.run_id }}")
         ValidateOperator.partial(
-            task_id="judge", pipeline=pipeline.name, max_active_tis_per_dag=1, map_index_template="{{ task.run_id }}", **RETRIES
+            task_id="judge",
+            pipeline=pipeline.name,
+            max_active_tis_per_dag=REPLAYS_AT_ONCE,
+            map_index_template="{{ task.run_id }}",
+            **RETRIES,
         ).expand(run_id=found.output)
     return dag
 
