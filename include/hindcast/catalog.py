@@ -46,7 +46,13 @@ def load(folder: Path) -> Catalog:
                 if pipeline.name in catalog.pipelines:
                     first = catalog.pipelines[pipeline.name]
                     problem = f"the name is already taken by {first.file}:{first.line}"
-                    raise PipelineError(file=str(path), line=pipeline.line, pipeline=pipeline.name, problem=problem, form="give each pipeline's function its own name")
+                    raise PipelineError(
+                        file=str(path),
+                        line=pipeline.line,
+                        pipeline=pipeline.name,
+                        problem=problem,
+                        form="give each pipeline's function its own name",
+                    )
         except HindcastError as error:
             catalog.errors[str(path)] = error
             continue
@@ -67,8 +73,13 @@ def _load_module(path: Path) -> list[Pipeline]:
     except HindcastError:
         raise
     except Exception as error:  # whatever a user's module raises must not reach the other pipelines
-        line = next((frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == str(path)), getattr(error, "lineno", 0))
-        raise PipelineError(file=str(path), line=line, pipeline=path.stem, problem=f"the module does not import: {type(error).__name__}: {error}", form=FORM) from error
+        line = next(
+            (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == str(path)),
+            getattr(error, "lineno", 0),
+        )
+        raise PipelineError(
+            file=str(path), line=line, pipeline=path.stem, problem=f"the module does not import: {type(error).__name__}: {error}", form=FORM
+        ) from error
     finally:
         declared.reset(token)
     return found

@@ -21,13 +21,34 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DURATION = re.compile(r"\s*(\d+)\s+(millisecond|second|minute|hour|day)s?\s*")
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Types that a topic's JSON may be read as; nested types are parsed by Spark alone and are given as they stand.
-TYPES = frozenset({"string", "boolean", "byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint", "float", "double", "date", "timestamp", "binary"})
+TYPES = frozenset(
+    {
+        "string",
+        "boolean",
+        "byte",
+        "tinyint",
+        "short",
+        "smallint",
+        "int",
+        "integer",
+        "long",
+        "bigint",
+        "float",
+        "double",
+        "date",
+        "timestamp",
+        "binary",
+    }
+)
 EVENT_TIME_TYPES = frozenset({"timestamp"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
 RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason"})
 #: More than any topic has partitions that one fleet could use.
 MAX_SHARDS = 1000
-FORM = '@pipeline(source=Topic("trades", schema="ticker string, ts timestamp, ask double", key="ticker"), event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"), sink=Table("stock_stats", keys=["window", "ticker"]), version=1)'
+FORM = (
+    '@pipeline(source=Topic("trades", schema="ticker string, ts timestamp, ask double", key="ticker"), event_time="ts", '
+    'watermark="10 seconds", window=Window("5 seconds", slide="1 second"), sink=Table("stock_stats", keys=["window", "ticker"]), version=1)'
+)
 
 
 def check_name(what: str, name: str) -> str:
@@ -173,9 +194,21 @@ def pipeline(
     def declare(transform: Callable[[DataFrame], DataFrame]) -> Pipeline:
         code = transform.__code__
         result = Pipeline(
-            name=transform.__name__, transform=transform, source=source, event_time=event_time, watermark=watermark, sink=sink, version=version,
-            window=window, shards=shards, max_future=max_future, captured_floor=captured_floor, expectations=tuple(expectations or ()),
-            file=code.co_filename, line=code.co_firstlineno, source_code=_source_of(transform),
+            name=transform.__name__,
+            transform=transform,
+            source=source,
+            event_time=event_time,
+            watermark=watermark,
+            sink=sink,
+            version=version,
+            window=window,
+            shards=shards,
+            max_future=max_future,
+            captured_floor=captured_floor,
+            expectations=tuple(expectations or ()),
+            file=code.co_filename,
+            line=code.co_firstlineno,
+            source_code=_source_of(transform),
         )
         check(result)
         found = declared.get()
@@ -221,7 +254,8 @@ def _problems(p: Pipeline) -> Iterator[str]:
     if not 1 <= p.shards <= MAX_SHARDS:
         yield f"shards {p.shards!r} is not from 1 to {MAX_SHARDS}"
     if p.shards > 1 and p.window and (p.source.key is None or p.source.key not in p.sink.keys):
-        yield f"with shards={p.shards} the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}, else each shard would hold part of a key; use shards=1"
+        rule = f"the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}, else each shard would hold part of a key"
+        yield f"with shards={p.shards} {rule}; use shards=1"
     if not 0.0 <= p.captured_floor <= 1.0:
         yield f"captured_floor {p.captured_floor!r} is not from 0 to 1"
 

@@ -62,8 +62,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then variables, then the settings file."""
         return init_settings, env_settings, JsonConfigSettingsSource(settings_cls, json_file=default_home() / SETTINGS_FILE)
@@ -87,10 +87,22 @@ class Settings(BaseSettings):
         return self.home / "logs"
 
     def environment(self) -> dict[str, str]:
-        """The variables that give a child process these same settings and the library on its path."""
+        """The variables that give a child process these same settings and the library on its path.
+
+        ``MALLOC_ARENA_MAX`` keeps glibc from reserving an arena for each of a JVM's many threads.
+        """
         include = str(project_root() / "include")
-        own = {f"HINDCAST_{name.upper()}": _as_text(value) for name, value in self.model_dump(mode="json").items() if value not in (None, "")}
-        return {**own, "PYTHONPATH": include, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "GX_ANALYTICS_ENABLED": "false"}
+        own = {
+            f"HINDCAST_{name.upper()}": _as_text(value) for name, value in self.model_dump(mode="json").items() if value not in (None, "")
+        }
+        return {
+            **own,
+            "PYTHONPATH": include,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "GX_ANALYTICS_ENABLED": "false",
+            "MALLOC_ARENA_MAX": "2",
+        }
 
 
 def _as_text(value: Any) -> str:

@@ -28,7 +28,5 @@ from hindcast import Table, Topic, Window, pipeline
 def stock_stats(trades: DataFrame) -> DataFrame:
     """Minimum and average ask and the number of trades of each ticker in each window."""
     return trades.groupBy("window", "ticker").agg(
-        F.min("ask").alias("min_ask"),
-        F.count("*").alias("trades"),
-        F.avg("ask").alias("avg_ask"),
+        F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask")
     )

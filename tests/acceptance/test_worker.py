@@ -94,7 +94,9 @@ class Fleet:
 
 @pytest.fixture
 def fleet(broker: Broker, topic: str, settings_factory: Callable[..., Settings]) -> Iterator[Fleet]:
-    settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, lease_seconds=LEASE_SECONDS, trigger_seconds=0.3, audit_seconds=2.0)
+    settings = settings_factory(
+        bootstrap_servers=broker.bootstrap_servers, lease_seconds=LEASE_SECONDS, trigger_seconds=0.3, audit_seconds=2.0
+    )
     settings = settings.model_copy(update={"pipelines_dir": settings.home / "pipelines"})
     declare(settings, topic, shards=2)
     DesiredStates(LeaseTable(settings)).declare(catalog.load(settings.pipelines_dir)["stock_stats"], 2)
@@ -170,12 +172,20 @@ def test_a_worker_too_many_exits_0_without_a_lease(fleet: Fleet) -> None:
 
     fleet.wait_read()
     DesiredStates(LeaseTable(fleet.settings)).set_state("stock_stats", DesiredState.PAUSED)
-    wait_until(lambda: not [lease for lease in fleet.leases(StatusType.SHARD) if lease.lease_owner], START_SECONDS, "a paused pipeline's shards are free")
+    wait_until(
+        lambda: not [lease for lease in fleet.leases(StatusType.SHARD) if lease.lease_owner],
+        START_SECONDS,
+        "a paused pipeline's shards are free",
+    )
     assert one.poll() is None
     DesiredStates(LeaseTable(fleet.settings)).set_state("stock_stats", DesiredState.RUNNING)
     fleet.wait_owned_by(one)
     DesiredStates(LeaseTable(fleet.settings)).set_state("stock_stats", DesiredState.DRAINED)
-    wait_until(lambda: not [lease for lease in fleet.leases(StatusType.SHARD) if lease.lease_owner], START_SECONDS, "a drained pipeline's shards are free")
+    wait_until(
+        lambda: not [lease for lease in fleet.leases(StatusType.SHARD) if lease.lease_owner],
+        START_SECONDS,
+        "a drained pipeline's shards are free",
+    )
     fleet.wait_filed()
     one.terminate()
     assert one.wait(timeout=START_SECONDS) == 0

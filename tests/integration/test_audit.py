@@ -25,12 +25,17 @@ def pipeline() -> Pipeline:
     return catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
 
 
-@pytest.mark.parametrize(("length", "slide"), [("5 seconds", "1 second"), ("5 seconds", "5 seconds"), ("7 seconds", "3 seconds"), ("1 minute", "45 seconds")])
+@pytest.mark.parametrize(
+    ("length", "slide"), [("5 seconds", "1 second"), ("5 seconds", "5 seconds"), ("7 seconds", "3 seconds"), ("1 minute", "45 seconds")]
+)
 def test_the_arithmetic_of_windows_is_sparks_own(spark: SparkSession, pipeline: Pipeline, length: str, slide: str) -> None:
     """Counting windows by arithmetic gives what Spark's window function gives, at every edge of a millisecond."""
     windowed = replace(pipeline, window=Window(length, slide=slide))
     edges = [AT + timedelta(seconds=second, milliseconds=ms) for second in range(-8, 9) for ms in (-1, 0, 1)]
-    rows = spark.createDataFrame([(at, late) for at in edges for late in (0, *(int((AT + timedelta(seconds=s)).timestamp() * 1000) for s in range(-6, 12, 3)))], "ts timestamp, _late_watermark_ms long")
+    rows = spark.createDataFrame(
+        [(at, late) for at in edges for late in (0, *(int((AT + timedelta(seconds=s)).timestamp() * 1000) for s in range(-6, 12, 3)))],
+        "ts timestamp, _late_watermark_ms long",
+    )
     total, late = audit.window_counts(windowed)
     counted = rows.select("ts", "_late_watermark_ms", total.alias("total"), late.alias("late"))
     exploded = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from hindcast.control import shards
 from hindcast.control.keeper import Keeper
 from hindcast.control.ledger import Ledger
 from hindcast.control.tables import ControlTables
-from hindcast.errors import CheckpointRefusedError, HindcastError, OffsetGapError
+from hindcast.errors import CheckpointRefusedError, OffsetGapError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
 from hindcast.stream import consumer as consumer_module
@@ -62,7 +63,14 @@ class Shard:
         """A new owner takes the shard over; the one before is dead and its lease expired."""
         shards.create(self.store, self.pipeline.name, self.pipeline.version, 1, dict.fromkeys(range(self.partitions), 0))
         keeper = Keeper(
-            self.store, self.clock, owner=f"w{self.owners}", fleet="f", slots=50, lease_seconds=10.0, wanted=lambda *_: True, sleep=lambda _: None
+            self.store,
+            self.clock,
+            owner=f"w{self.owners}",
+            fleet="f",
+            slots=50,
+            lease_seconds=10.0,
+            wanted=lambda *_: True,
+            sleep=lambda _: None,
         )
         self.owners += 1
         assert keeper.acquire_slot(self.clock.advance)
@@ -104,7 +112,11 @@ class Shard:
 
 @pytest.fixture
 def shard(
-    spark: SparkSession, broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    broker: Broker,
+    topic_factory: Callable[..., str],
+    settings_factory: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Shard]:
     """A shard of two partitions whose batches are small."""
     monkeypatch.setattr(consumer_module, "MAX_RECORDS_PER_BATCH", 80)
@@ -285,18 +297,21 @@ def test_a_gap_is_never_written(shard: Shard) -> None:
     shard.consume(owner)
     shard.retire(owner)
     folder = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
-    newest = _newest(folder, "offsets")
-    text = newest.read_text().splitlines()
-    text[2] = text[2].replace('"0":', '"0":1')  # partition 0 is said to be ten times further
+    last = folder / "offsets" / _newest(folder, "commits").name
+    while (planned := _newest(folder, "offsets")) != last:
+        planned.unlink()
+    text = last.read_text().splitlines()
+    topic = shard.pipeline.source.name
+    ends_at = json.loads(text[2])
+    ends_at[topic]["0"] -= 1  # one record that the sink holds would be read again
+    text[2] = json.dumps(ends_at)
     for crc in folder.rglob("*.crc"):
         crc.unlink()
-    newest.write_text("\n".join(text))
+    last.write_text("\n".join(text))
+    before = sorted(sink_rows(shard.settings))
     shard.send(second)
     heir = shard.own()
-    with pytest.raises(HindcastError):
-        heir.start()
-        wait_until(lambda: heir.failure, WAIT_SECONDS, "the shard has stopped")
-        assert isinstance(heir.failure, OffsetGapError)
-        raise heir.failure
-    for row in ledger(shard.settings):
-        assert all(end <= len(shard.sent) for end in row.end_offsets.values())
+    heir.start()
+    wait_until(lambda: heir.failure, WAIT_SECONDS, "the shard has stopped")
+    assert isinstance(heir.failure, OffsetGapError)
+    assert sorted(sink_rows(shard.settings)) == before

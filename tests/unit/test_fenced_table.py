@@ -30,8 +30,17 @@ def data(table: FencedTable, n: int) -> list[DataFile]:
 
 def metadata(epoch: int, batch: int, kind: str = "batch") -> str:
     return BatchCommit(
-        kind=kind, pipeline="p", version=1, shard="v1.g0.s0", epoch=epoch, batch=batch, worker="w", start_offsets={0: batch}, end_offsets={0: batch + 1},
-        late_watermark_ms=0, watermark_ms=batch * 1000,
+        kind=kind,
+        pipeline="p",
+        version=1,
+        shard="v1.g0.s0",
+        epoch=epoch,
+        batch=batch,
+        worker="w",
+        start_offsets={0: batch},
+        end_offsets={0: batch + 1},
+        late_watermark_ms=0,
+        watermark_ms=batch * 1000,
     ).as_metadata()
 
 

@@ -31,7 +31,9 @@ def store() -> MemoryStore:
 def keeper(store: MemoryStore, clock: FakeClock) -> Make:
     """Make a keeper that has a slot."""
 
-    def make(owner: str, *, of: LeaseStore | None = None, slots: int = 4, wanted: Callable[..., bool] = lambda *_: True, slot: bool = True) -> Keeper:
+    def make(
+        owner: str, *, of: LeaseStore | None = None, slots: int = 4, wanted: Callable[..., bool] = lambda *_: True, slot: bool = True
+    ) -> Keeper:
         made = Keeper(of or store, clock, owner=owner, fleet="f", slots=slots, lease_seconds=LEASE, wanted=wanted, sleep=lambda _: None)
         if slot:
             assert made.acquire_slot(clock.advance)
@@ -132,7 +134,7 @@ def test_an_owner_fences_itself_before_anybody_may_take(store: MemoryStore, cloc
     assert a.holds(key, 1)
     clock.advance(0.02)
     assert not a.holds(key, 1)
-    with pytest.raises(LeaseLostError, match="p/v1.g0.s0"):
+    with pytest.raises(LeaseLostError, match=r"p/v1\.g0\.s0"):
         a.check(key, 1)
 
 

@@ -73,7 +73,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.workers) > 1)
     @rule(pick=st.integers(0, 9))
     def die(self, pick: int) -> None:
-        """kill -9, and another process in its place."""
+        """Kill -9, and another process in its place."""
         del self.workers[sorted(self.workers)[pick % len(self.workers)]]
         self._spawn()
 

@@ -39,7 +39,16 @@ def test_a_new_store_is_empty(stores: Callable[[], LeaseStore]) -> None:
 def test_what_is_committed_is_read_back_whole(stores: Callable[[], LeaseStore]) -> None:
     """Each column of a lease survives the store."""
     store = stores()
-    written = lease(checkpoint={"batch": 7}, lease_counter=3, lease_owner="a", lease_stealer="b", parent_shard_ids=["p"], epoch=2, state="CLOSING", detail={"x": [1]})
+    written = lease(
+        checkpoint={"batch": 7},
+        lease_counter=3,
+        lease_owner="a",
+        lease_stealer="b",
+        parent_shard_ids=["p"],
+        epoch=2,
+        state="CLOSING",
+        detail={"x": [1]},
+    )
     store.commit(store.read(), [written])
     assert stores().read().leases == {written.key: written}
 
@@ -127,7 +136,7 @@ def test_a_torn_log_is_an_error_that_names_the_table(settings: Settings) -> None
     store = LeaseTable(settings)
     store.commit(store.read(), [lease(lease_owner="a")])
     log = Path(settings.table("control", "leases")) / "_delta_log"
-    newest = sorted(log.glob("*.json"))[-1]
+    newest = max(log.glob("*.json"))
     newest.write_text(newest.read_text()[:40])
     with pytest.raises(StoreUnavailableError, match="leases"):
         LeaseTable(settings).read()

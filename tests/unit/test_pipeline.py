@@ -13,7 +13,7 @@ from hindcast import catalog
 from hindcast.errors import BadNameError, PipelineError, UnknownPipelineError
 from hindcast.pipeline import check_name, parse_columns, parse_duration
 
-GOOD = '''
+GOOD = """
 from hindcast import Table, Topic, Window, pipeline
 
 @pipeline(
@@ -23,7 +23,7 @@ from hindcast import Table, Topic, Window, pipeline
 )
 def {name}(trades):
     return trades
-'''
+"""
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -117,4 +117,7 @@ def test_durations_are_read_as_written(number: int, unit: str, plural: bool) -> 
 
 def test_nested_types_keep_their_commas() -> None:
     """A struct's fields are not taken for columns."""
-    assert parse_columns("a struct<x: int, y: map<string, int>>, b decimal(10, 2)") == {"a": "struct<x: int, y: map<string, int>>", "b": "decimal(10, 2)"}
+    assert parse_columns("a struct<x: int, y: map<string, int>>, b decimal(10, 2)") == {
+        "a": "struct<x: int, y: map<string, int>>",
+        "b": "decimal(10, 2)",
+    }

@@ -82,7 +82,13 @@ def test_resuming_clears_what_a_worker_refused() -> None:
     """`hindcast resume` gives a refused shard another try."""
     store = MemoryStore()
     (lease,) = shards.create(store, "p", 1, 1, {0: 0})
-    row = Lease(stream_id="p", status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail={"version": 1, "shards": 1, "workers": 1})
+    row = Lease(
+        stream_id="p",
+        status_type=StatusType.PIPELINE,
+        status_value="active",
+        state=DesiredState.RUNNING,
+        detail={"version": 1, "shards": 1, "workers": 1},
+    )
     store.commit(store.read(), [row, lease.evolve(detail={**lease.detail, REFUSED: "torn"})])
     DesiredStates(store).set_state("p", DesiredState.RUNNING)
     assert store.read().leases[lease.key].detail == {"partitions": [0]}
@@ -97,10 +103,28 @@ def test_an_unknown_pipeline_has_no_desired_state() -> None:
 def row(batch: int, **changes: object) -> LedgerRow:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     values: dict[str, object] = {
-        "pipeline": "p", "version": 1, "shard": "v1.g0.s0", "epoch": 1, "batch": batch, "worker": "w", "topic": "t", "start_offsets": {0: batch, 10: 0},
-        "end_offsets": {0: batch + 1, 10: 0}, "late_watermark_ms": 0, "watermark_ms": 0, "min_event_ms": None, "max_event_ms": None, "input_rows": 1,
-        "poison_rows": 0, "output_rows": 0, "batch_seconds": 0.1, "cpu_seconds": 0.1, "sink_version": batch, "started_at": at, "committed_at": at,
-    }  # fmt: skip
+        "pipeline": "p",
+        "version": 1,
+        "shard": "v1.g0.s0",
+        "epoch": 1,
+        "batch": batch,
+        "worker": "w",
+        "topic": "t",
+        "start_offsets": {0: batch, 10: 0},
+        "end_offsets": {0: batch + 1, 10: 0},
+        "late_watermark_ms": 0,
+        "watermark_ms": 0,
+        "min_event_ms": None,
+        "max_event_ms": None,
+        "input_rows": 1,
+        "poison_rows": 0,
+        "output_rows": 0,
+        "batch_seconds": 0.1,
+        "cpu_seconds": 0.1,
+        "sink_version": batch,
+        "started_at": at,
+        "committed_at": at,
+    }
     return LedgerRow(**{**values, **changes})
 
 
@@ -129,9 +153,17 @@ def test_maintenance_changes_no_row(settings: Settings, tmp_path: Path) -> None:
 def test_an_event_is_a_row_with_its_cure(settings: Settings) -> None:
     """What happened, how bad it is, to what, and what to do: all of it is in the table."""
     tables = ControlTables(settings)
-    EventLog(tables, "w").record(EventKind.QUERY_FAILED, "It broke.", severity=Severity.ERROR, cure="Mend it.", pipeline="p", shard="s", epoch=3, tries=2)
+    EventLog(tables, "w").record(
+        EventKind.QUERY_FAILED, "It broke.", severity=Severity.ERROR, cure="Mend it.", pipeline="p", shard="s", epoch=3, tries=2
+    )
     (event,) = tables.rows(ControlTable.EVENTS, [("pipeline", "=", "p")])
-    assert (event["kind"], event["severity"], event["message"], event["cure"], event["detail"]) == ("query_failed", "error", "It broke.", "Mend it.", '{"tries": 2}')
+    assert (event["kind"], event["severity"], event["message"], event["cure"], event["detail"]) == (
+        "query_failed",
+        "error",
+        "It broke.",
+        "Mend it.",
+        '{"tries": 2}',
+    )
 
 
 def test_a_value_in_a_condition_is_never_code(settings: Settings) -> None:

@@ -45,5 +45,7 @@ def to_steal(leases: Collection[Lease], me: str, live: Collection[str], observer
     richest = max(sorted(load), key=lambda worker: load[worker], default=me)
     if richest == me or load[richest] - load[me] < STEAL_DIFFERENCE:
         return None
-    candidates: Sequence[Lease] = [lease for lease in leases if lease.lease_owner == richest and not lease.lease_stealer and observer.alive(lease)]
+    candidates: Sequence[Lease] = [
+        lease for lease in leases if lease.lease_owner == richest and not lease.lease_stealer and observer.alive(lease)
+    ]
     return shuffled(candidates, me)[0] if candidates else None

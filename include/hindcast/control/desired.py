@@ -50,7 +50,11 @@ def desired_key(pipeline: str) -> LeaseKey:
 
 def desired_of(leases: Iterable[Lease]) -> dict[str, Desired]:
     """What is wanted, by pipeline, from the leases of one read."""
-    return {lease.stream_id: Desired.from_lease(lease) for lease in leases if lease.status_type is StatusType.PIPELINE and lease.status_value == ACTIVE}
+    return {
+        lease.stream_id: Desired.from_lease(lease)
+        for lease in leases
+        if lease.status_type is StatusType.PIPELINE and lease.status_value == ACTIVE
+    }
 
 
 class DesiredStates:
@@ -77,7 +81,16 @@ class DesiredStates:
         def decide(snapshot: Snapshot) -> list[Lease]:
             if key in snapshot.leases:
                 return []
-            return [Lease(stream_id=key.stream_id, status_type=StatusType.PIPELINE, status_value=ACTIVE, state=DesiredState.RUNNING, detail=detail, updated_at=datetime.now(UTC))]
+            return [
+                Lease(
+                    stream_id=key.stream_id,
+                    status_type=StatusType.PIPELINE,
+                    status_value=ACTIVE,
+                    state=DesiredState.RUNNING,
+                    detail=detail,
+                    updated_at=datetime.now(UTC),
+                )
+            ]
 
         swap(self._store, decide)
         return self.get(pipeline.name)
@@ -95,7 +108,11 @@ class DesiredStates:
             detail: dict[str, Any] = {**row.detail, **({"version": version} if version is not None else {})}
             # Wanting it anew gives shards that were refused or drained another try.
             marked = [lease for lease in snapshot.leases.values() if lease.stream_id == name and _MARKS & lease.detail.keys()]
-            cleared = [lease.evolve(detail={k: v for k, v in lease.detail.items() if k not in _MARKS}) for lease in marked if state is DesiredState.RUNNING]
+            cleared = [
+                lease.evolve(detail={k: v for k, v in lease.detail.items() if k not in _MARKS})
+                for lease in marked
+                if state is DesiredState.RUNNING
+            ]
             if row.state == state and row.detail == detail:
                 return cleared
             return [row.renewed(state=state, detail=detail, updated_at=datetime.now(UTC)), *cleared]

@@ -59,12 +59,30 @@ class EventLog:
         self._clock = clock or SystemClock()
 
     def record(
-        self, kind: EventKind, message: str, *, severity: Severity = Severity.INFO, cure: str = "", pipeline: str = "", shard: str = "", epoch: int | None = None, **detail: Any
+        self,
+        kind: EventKind,
+        message: str,
+        *,
+        severity: Severity = Severity.INFO,
+        cure: str = "",
+        pipeline: str = "",
+        shard: str = "",
+        epoch: int | None = None,
+        **detail: Any,
     ) -> None:
         """Append one event. ``message`` is one sentence; ``detail`` is kept as JSON."""
         row = {
-            "event_id": uuid.uuid4().hex, "at": self._clock.now(), "severity": severity.value, "kind": kind.value, "pipeline": pipeline, "shard": shard,
-            "worker": self._worker, "epoch": epoch, "message": message, "cure": cure, "detail": json.dumps(detail, default=str, sort_keys=True),
+            "event_id": uuid.uuid4().hex,
+            "at": self._clock.now(),
+            "severity": severity.value,
+            "kind": kind.value,
+            "pipeline": pipeline,
+            "shard": shard,
+            "worker": self._worker,
+            "epoch": epoch,
+            "message": message,
+            "cure": cure,
+            "detail": json.dumps(detail, default=str, sort_keys=True),
         }
         log = {Severity.INFO: _log.info, Severity.WARNING: _log.warning, Severity.ERROR: _log.error}[severity]
         log(message, kind=kind.value, pipeline=pipeline, shard=shard, cure=cure, **detail)

@@ -59,8 +59,17 @@ class Keeper:
     """Holds a slot of the fleet and a fair share of the shards. Its methods may be called from any thread."""
 
     def __init__(
-        self, store: LeaseStore, clock: Clock, *, owner: str, fleet: str, slots: int, lease_seconds: float,
-        wanted: Callable[[Lease, Snapshot], bool], identity: dict[str, Any] | None = None, sleep: Callable[[float], None] | None = None,
+        self,
+        store: LeaseStore,
+        clock: Clock,
+        *,
+        owner: str,
+        fleet: str,
+        slots: int,
+        lease_seconds: float,
+        wanted: Callable[[Lease, Snapshot], bool],
+        identity: dict[str, Any] | None = None,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         """:param wanted: whether a shard is to be consumed at all, e.g. that its pipeline is running
         :param identity: what the slot's ``detail`` says about this worker (pid, host, log)
@@ -108,7 +117,10 @@ class Keeper:
 
     def _decide_slot(self, snapshot: Snapshot) -> list[Lease]:
         keys = [LeaseKey(self._fleet, StatusType.SLOT, str(number)) for number in range(self._slots)]
-        slots = [snapshot.leases.get(key) or Lease(stream_id=key.stream_id, status_type=StatusType.SLOT, status_value=key.status_value) for key in keys]
+        slots = [
+            snapshot.leases.get(key) or Lease(stream_id=key.stream_id, status_type=StatusType.SLOT, status_value=key.status_value)
+            for key in keys
+        ]
         self._observer.observe(snapshot.leases.values())
         if mine := [slot for slot in slots if slot.lease_owner == self.owner]:
             return [mine[0].renewed(updated_at=self._clock.now())]  # an earlier commit of unknown outcome had landed

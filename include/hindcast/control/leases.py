@@ -108,7 +108,12 @@ class Lease:
 
     def as_row(self) -> dict[str, Any]:
         row = asdict(self)
-        return {**row, "checkpoint": json.dumps(self.checkpoint, sort_keys=True), "detail": json.dumps(self.detail, sort_keys=True), "schema_version": SCHEMA_VERSION}
+        return {
+            **row,
+            "checkpoint": json.dumps(self.checkpoint, sort_keys=True),
+            "detail": json.dumps(self.detail, sort_keys=True),
+            "schema_version": SCHEMA_VERSION,
+        }
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], table: str = "leases") -> Self:
@@ -116,6 +121,10 @@ class Lease:
         if row["schema_version"] > SCHEMA_VERSION:
             raise SchemaVersionError(table=table, found=row["schema_version"], supported=SCHEMA_VERSION, cure="Upgrade this Hindcast.")
         values = {name: row[name] for name in cls.__dataclass_fields__}
-        values |= {"status_type": StatusType(row["status_type"]), "checkpoint": json.loads(row["checkpoint"] or "{}"), "detail": json.loads(row["detail"] or "{}")}
+        values |= {
+            "status_type": StatusType(row["status_type"]),
+            "checkpoint": json.loads(row["checkpoint"] or "{}"),
+            "detail": json.loads(row["detail"] or "{}"),
+        }
         values |= {"parent_shard_ids": list(row["parent_shard_ids"] or [])}
         return cls(**values)

@@ -55,7 +55,9 @@ class LedgerRow:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         values = {name: row[name] for name in cls.__dataclass_fields__}
-        return cls(**{**values, "start_offsets": offsets_from_json(row["start_offsets"]), "end_offsets": offsets_from_json(row["end_offsets"])})
+        return cls(
+            **{**values, "start_offsets": offsets_from_json(row["start_offsets"]), "end_offsets": offsets_from_json(row["end_offsets"])}
+        )
 
 
 class Ledger:

@@ -35,9 +35,7 @@ def maintain(settings: Settings) -> list[dict[str, Any]]:
     :returns: {table, version, files_before, files_after, files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
     """
     tables = ControlTables(settings)
-    done = []
-    for name in ControlTable:
-        done.append(_maintain(name, tables.open(name), compact=name not in _WHOLE))
+    done = [_maintain(name, tables.open(name), compact=name not in _WHOLE) for name in ControlTable]
     for sink in sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).values()}):
         try:
             table = DeltaTable(settings.table("sinks", sink), storage_options=settings.storage_options or None)
@@ -66,8 +64,13 @@ def _maintain(name: str, table: DeltaTable, *, compact: bool) -> dict[str, Any]:
     seconds = round(time.monotonic() - started, 3)
     _log.info("A table was maintained.", table=name, files_before=before, files_deleted=deleted, seconds=seconds, skipped=skipped)
     return {
-        "table": str(name), "version": table.version(), "files_before": before, "files_after": len(table.file_uris()), "files_deleted": deleted,
-        "seconds": seconds, "skipped": skipped,
+        "table": str(name),
+        "version": table.version(),
+        "files_before": before,
+        "files_after": len(table.file_uris()),
+        "files_deleted": deleted,
+        "seconds": seconds,
+        "skipped": skipped,
     }
 
 

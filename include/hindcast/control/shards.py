@@ -21,7 +21,7 @@ def shard_name(version: int, generation: int, index: int) -> str:
 
 def shard_version(name: str) -> int:
     """The pipeline version a shard belongs to."""
-    return int(name.split(".")[0].removeprefix("v"))
+    return int(name.split(".", maxsplit=1)[0].removeprefix("v"))
 
 
 def app_id(pipeline: str, shard: str) -> str:
@@ -46,8 +46,13 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
             return []
         return [
             Lease(
-                stream_id=pipeline, status_type=StatusType.SHARD, status_value=shard_name(version, 0, index), state=ShardState.OPEN,
-                checkpoint={"start_offsets": {str(p): start[p] for p in partitions}}, detail={"partitions": partitions}, updated_at=datetime.now(UTC),
+                stream_id=pipeline,
+                status_type=StatusType.SHARD,
+                status_value=shard_name(version, 0, index),
+                state=ShardState.OPEN,
+                checkpoint={"start_offsets": {str(p): start[p] for p in partitions}},
+                detail={"partitions": partitions},
+                updated_at=datetime.now(UTC),
             )
             for index, partitions in enumerate(deal(start, shards))
         ]
@@ -57,7 +62,11 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
 
 def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
     """The shards of one version of a pipeline, in the order of their names."""
-    found = [lease for lease in leases if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline and shard_version(lease.status_value) == version]
+    found = [
+        lease
+        for lease in leases
+        if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline and shard_version(lease.status_value) == version
+    ]
     return sorted(found, key=lambda lease: lease.key)
 
 

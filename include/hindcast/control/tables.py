@@ -20,7 +20,10 @@ from hindcast.settings import Settings
 Condition = tuple[str, str, Any]
 
 _retry_conflicts = retry(
-    retry=retry_if_exception_type(CommitFailedError), wait=wait_random_exponential(multiplier=0.02, max=1.0), stop=stop_after_attempt(20), reraise=True
+    retry=retry_if_exception_type(CommitFailedError),
+    wait=wait_random_exponential(multiplier=0.02, max=1.0),
+    stop=stop_after_attempt(20),
+    reraise=True,
 )
 
 
@@ -55,7 +58,12 @@ class ControlTables:
             Path(url).mkdir(parents=True, exist_ok=True)
         try:
             return DeltaTable.create(
-                url, SCHEMAS[name], mode="ignore", name=name, configuration=dict(CONFIGURATION), storage_options=self._settings.storage_options or None
+                url,
+                SCHEMAS[name],
+                mode="ignore",
+                name=name,
+                configuration=dict(CONFIGURATION),
+                storage_options=self._settings.storage_options or None,
             )
         except CommitFailedError:  # somebody else made it between our look and our commit
             return DeltaTable(url, storage_options=self._settings.storage_options or None)

@@ -30,7 +30,10 @@ class Audit:
     def __init__(self, spark: SparkSession, settings: Settings, pipeline: Pipeline, app: str, epoch: int) -> None:
         self._spark, self._settings, self._pipeline, self._epoch = spark, settings, pipeline, epoch
         tables = ControlTables(settings)
-        self._tables = {name: FencedTable(tables.url(name), settings.storage_options, app) for name in (ControlTable.DEAD_LETTERS, ControlTable.LATE_ROWS)}
+        self._tables = {
+            name: FencedTable(tables.url(name), settings.storage_options, app)
+            for name in (ControlTable.DEAD_LETTERS, ControlTable.LATE_ROWS)
+        }
         for name in self._tables:
             tables.open(name)
 
@@ -47,7 +50,10 @@ class Audit:
         target = Fence(self._epoch, todo[-1].batch)
         rows = self._located(todo)
         frames = {ControlTable.DEAD_LETTERS: dead_letters, ControlTable.LATE_ROWS: late_rows}
-        may_have = {ControlTable.DEAD_LETTERS: any(row.poison_rows != 0 for row in todo), ControlTable.LATE_ROWS: any(row.late_watermark_ms > 0 for row in todo)}
+        may_have = {
+            ControlTable.DEAD_LETTERS: any(row.poison_rows != 0 for row in todo),
+            ControlTable.LATE_ROWS: any(row.late_watermark_ms > 0 for row in todo),
+        }
         for name, table in self._tables.items():
             before = filed[name]
             if before is not None and before.batch >= target.batch:
@@ -81,8 +87,14 @@ class Audit:
 def dead_letters(rows: DataFrame, _: Pipeline) -> DataFrame:
     """The poison rows, with why."""
     return rows.where(F.col("_reason").isNotNull()).select(
-        F.col("_batch").alias("batch"), F.col("_topic").alias("topic"), F.col("_partition").alias("partition"), F.col("_offset").alias("offset"),
-        F.col("_timestamp").alias("broker_at"), F.col("_reason").alias("reason"), F.col("_key").alias("key"), F.col("_value").alias("value"),
+        F.col("_batch").alias("batch"),
+        F.col("_topic").alias("topic"),
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+        F.col("_timestamp").alias("broker_at"),
+        F.col("_reason").alias("reason"),
+        F.col("_key").alias("key"),
+        F.col("_value").alias("value"),
     )
 
 
@@ -95,9 +107,16 @@ def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
         .withColumn("windows_late", late)
         .where(F.col("windows_late") > 0)
         .select(
-            F.col("_batch").alias("batch"), F.col("_topic").alias("topic"), F.col("_partition").alias("partition"), F.col("_offset").alias("offset"),
-            F.col(pipeline.event_time).alias("event_at"), F.col("_timestamp").alias("broker_at"), F.col("_late_watermark_ms").alias("watermark_ms"),
-            "windows_late", "windows_total", F.col("_value").alias("value"),
+            F.col("_batch").alias("batch"),
+            F.col("_topic").alias("topic"),
+            F.col("_partition").alias("partition"),
+            F.col("_offset").alias("offset"),
+            F.col(pipeline.event_time).alias("event_at"),
+            F.col("_timestamp").alias("broker_at"),
+            F.col("_late_watermark_ms").alias("watermark_ms"),
+            "windows_late",
+            "windows_total",
+            F.col("_value").alias("value"),
         )
     )
 
@@ -124,4 +143,9 @@ def _as_table(frame: DataFrame, name: ControlTable, of: LedgerRow) -> DataFrame:
     kinds = {field.name: field.type for field in SCHEMAS[name]}
     columns = [F.lit(constants[column]).alias(column) if column in constants else F.col(column) for column in SCHEMAS[name].names]
     longs = {column for column, kind in kinds.items() if str(kind) == "int64"}
-    return frame.select(*[value.cast("long").alias(column) if column in longs else value for column, value in zip(SCHEMAS[name].names, columns, strict=True)])
+    return frame.select(
+        *[
+            value.cast("long").alias(column) if column in longs else value
+            for column, value in zip(SCHEMAS[name].names, columns, strict=True)
+        ]
+    )

@@ -54,7 +54,15 @@ class ShardConsumer:
     """Consumes one shard from take-over to hand-over. ``start`` blocks until the query runs; the query runs in Spark's threads."""
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, pipeline: Pipeline, lease: Lease, keeper: Keeper, ledger: Ledger, clock: Clock, cpu_seconds: Callable[[], float]
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        pipeline: Pipeline,
+        lease: Lease,
+        keeper: Keeper,
+        ledger: Ledger,
+        clock: Clock,
+        cpu_seconds: Callable[[], float],
     ) -> None:
         self.pipeline, self.lease = pipeline, lease
         self._spark, self._settings, self._keeper, self._ledger, self._clock = spark, settings, keeper, ledger, clock
@@ -103,10 +111,18 @@ class ShardConsumer:
         start = {int(partition): int(offset) for partition, offset in self.lease.checkpoint["start_offsets"].items()}
         topic = pipeline.source.name
         reader = self._spark.readStream.format("kafka").options(**source.kafka_options(self._settings, topic, list(start)))
-        raw = reader.option("startingOffsets", source.offsets_option(topic, start)).option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH).load()
+        raw = (
+            reader.option("startingOffsets", source.offsets_option(topic, start))
+            .option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH)
+            .load()
+        )
         event_ms = F.when(F.col("_reason").isNull(), F.unix_millis(pipeline.event_time))
         parsed = source.parse(raw, pipeline).observe(
-            _OBSERVED, F.count(F.lit(1)).alias("rows"), F.count("_reason").alias("poison"), F.min(event_ms).alias("min_event_ms"), F.max(event_ms).alias("max_event_ms")
+            _OBSERVED,
+            F.count(F.lit(1)).alias("rows"),
+            F.count("_reason").alias("poison"),
+            F.min(event_ms).alias("min_event_ms"),
+            F.max(event_ms).alias("max_event_ms"),
         )
         rows = source.usable(parsed).withWatermark(pipeline.event_time, pipeline.watermark)
         return source.transform(source.assign_windows(rows, pipeline), pipeline)
@@ -185,9 +201,18 @@ class ShardConsumer:
         reach("sink.2")  # 2. data files, named by no commit
         written = files.write_files(frame, self.sink.url, self.sink.storage_options, f"{self.lease.status_value}-e{epoch}-b{fence.batch}")
         commit = BatchCommit(
-            kind="batch", pipeline=self.pipeline.name, version=self.pipeline.version, shard=self.lease.status_value, epoch=epoch, batch=fence.batch,
-            worker=self._keeper.owner, start_offsets=before.end_offsets, end_offsets=plan.end_offsets, late_watermark_ms=before.watermark_ms,
-            watermark_ms=plan.watermark_ms, output_rows=sum(file.rows for file in written),
+            kind="batch",
+            pipeline=self.pipeline.name,
+            version=self.pipeline.version,
+            shard=self.lease.status_value,
+            epoch=epoch,
+            batch=fence.batch,
+            worker=self._keeper.owner,
+            start_offsets=before.end_offsets,
+            end_offsets=plan.end_offsets,
+            late_watermark_ms=before.watermark_ms,
+            watermark_ms=plan.watermark_ms,
+            output_rows=sum(file.rows for file in written),
         )
         self._keeper.check(key, epoch)
         version = self.sink.commit(fence, written, commit.as_metadata(), after=self._position.fence)  # steps 3 and 4
@@ -207,8 +232,12 @@ class ShardConsumer:
         assert self._position is not None
         if batch != self._position.fence.batch + 1 or before.end_offsets != self._position.end_offsets:
             raise OffsetGapError(
-                pipeline=self.pipeline.name, shard=self.lease.status_value, batch=batch, start=before.end_offsets,
-                recorded=f"batch {self._position.fence.batch}, offsets {self._position.end_offsets}", cure="Restore the Spark checkpoint that belongs to the sink, or raise the version.",
+                pipeline=self.pipeline.name,
+                shard=self.lease.status_value,
+                batch=batch,
+                start=before.end_offsets,
+                recorded=f"batch {self._position.fence.batch}, offsets {self._position.end_offsets}",
+                cure="Restore the Spark checkpoint that belongs to the sink, or raise the version.",
             )
 
     # -- what the ledger and the lease learn -----------------------------------------------------------------------------------
@@ -216,17 +245,37 @@ class ShardConsumer:
     def _note(self, commit: BatchCommit, version: int, started_at: datetime, seconds: float) -> None:
         cpu = self._cpu_seconds()
         row = LedgerRow(
-            pipeline=commit.pipeline, version=commit.version, shard=commit.shard, epoch=commit.epoch, batch=commit.batch, worker=commit.worker,
-            topic=self.pipeline.source.name, start_offsets=commit.start_offsets, end_offsets=commit.end_offsets, late_watermark_ms=commit.late_watermark_ms,
-            watermark_ms=commit.watermark_ms, min_event_ms=None, max_event_ms=None, input_rows=None, poison_rows=None, output_rows=commit.output_rows,
-            batch_seconds=seconds, cpu_seconds=cpu - self._last_cpu, sink_version=version, started_at=started_at, committed_at=self._clock.now(),
+            pipeline=commit.pipeline,
+            version=commit.version,
+            shard=commit.shard,
+            epoch=commit.epoch,
+            batch=commit.batch,
+            worker=commit.worker,
+            topic=self.pipeline.source.name,
+            start_offsets=commit.start_offsets,
+            end_offsets=commit.end_offsets,
+            late_watermark_ms=commit.late_watermark_ms,
+            watermark_ms=commit.watermark_ms,
+            min_event_ms=None,
+            max_event_ms=None,
+            input_rows=None,
+            poison_rows=None,
+            output_rows=commit.output_rows,
+            batch_seconds=seconds,
+            cpu_seconds=cpu - self._last_cpu,
+            sink_version=version,
+            started_at=started_at,
+            committed_at=self._clock.now(),
         )
         self._last_cpu = cpu
         self._committed += 1
         with self._lock:
             self._rows.append(row)
         checkpoint = {
-            "batch": commit.batch, "end_offsets": {str(p): offset for p, offset in commit.end_offsets.items()}, "watermark_ms": commit.watermark_ms, "sink_version": version,
+            "batch": commit.batch,
+            "end_offsets": {str(p): offset for p, offset in commit.end_offsets.items()},
+            "watermark_ms": commit.watermark_ms,
+            "sink_version": version,
         }
         self._keeper.report(self.lease.key, checkpoint=checkpoint, detail={"lag_records": self.lag_records})
 
@@ -234,15 +283,24 @@ class ShardConsumer:
         """Add what Spark measured of the last batch, once it has reported it: that is after the batch, before the next one."""
         progress = self._query.lastProgress if self._query is not None else None
         with self._lock:
-            if progress is None or not self._rows or progress["batchId"] + 1 != self._rows[-1].batch or self._rows[-1].input_rows is not None:
+            if (
+                progress is None
+                or not self._rows
+                or progress["batchId"] + 1 != self._rows[-1].batch
+                or self._rows[-1].input_rows is not None
+            ):
                 return
             metrics: Any = progress["observedMetrics"].get(_OBSERVED)
             if metrics is None:
                 return
             seconds = progress["durationMs"].get("triggerExecution", 0) / 1000 or self._rows[-1].batch_seconds
             self._rows[-1] = replace(
-                self._rows[-1], input_rows=metrics["rows"], poison_rows=metrics["poison"], min_event_ms=metrics["min_event_ms"],
-                max_event_ms=metrics["max_event_ms"], batch_seconds=seconds,
+                self._rows[-1],
+                input_rows=metrics["rows"],
+                poison_rows=metrics["poison"],
+                min_event_ms=metrics["min_event_ms"],
+                max_event_ms=metrics["max_event_ms"],
+                batch_seconds=seconds,
             )
 
     def flush(self) -> None:

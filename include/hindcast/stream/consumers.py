@@ -22,7 +22,14 @@ from hindcast.control.leases import Lease, LeaseKey
 from hindcast.control.ledger import Ledger, Offsets
 from hindcast.control.tables import ControlTables
 from hindcast.errors import (
-    BrokerUnavailableError, CommitConflictError, CommitUnknownError, FenceMovedError, HindcastError, LeaseLostError, OffsetsLostError, StoreUnavailableError,
+    BrokerUnavailableError,
+    CommitConflictError,
+    CommitUnknownError,
+    FenceMovedError,
+    HindcastError,
+    LeaseLostError,
+    OffsetsLostError,
+    StoreUnavailableError,
 )
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -70,7 +77,16 @@ class Backoff:
 class Consumers:
     """One query for each shard held."""
 
-    def __init__(self, spark: SparkSession, settings: Settings, pipelines: Mapping[str, Pipeline], keeper: Keeper, events: EventLog, clock: Clock, backoff: Backoff) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        pipelines: Mapping[str, Pipeline],
+        keeper: Keeper,
+        events: EventLog,
+        clock: Clock,
+        backoff: Backoff,
+    ) -> None:
         self._spark, self._settings, self._pipelines = spark, settings, pipelines
         self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
         self._ledger = Ledger(ControlTables(settings))
@@ -91,7 +107,7 @@ class Consumers:
         try:
             _check_retained(self._settings, pipeline, lease)
             consumer.start()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             consumer.stop()
             self._failed(lease, error)
             return
@@ -143,8 +159,12 @@ class Consumers:
                 self._keeper.closed(key)
                 self._settling.append(running)
                 message = f"{self._keeper.owner} has given {lease.key} up after the batch in hand."
-                self._events.record(EventKind.SHARD_RELEASED, message, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch)
-            elif running.drain_to is not None and all(consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()):
+                self._events.record(
+                    EventKind.SHARD_RELEASED, message, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
+                )
+            elif running.drain_to is not None and all(
+                consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()
+            ):
                 self._keeper.report(key, detail={DRAINED: True})
 
     def flush(self) -> None:
@@ -183,7 +203,9 @@ class Consumers:
         except Exception as error:  # noqa: BLE001 - a pass that fails is tried again; it must never end the stream
             if self._running.get(lease.key) is running:
                 message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
-                self._events.record(EventKind.AUDIT_FAILED, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value)
+                self._events.record(
+                    EventKind.AUDIT_FAILED, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value
+                )
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
         """The cause behind a failed query, where it can be known: data that Kafka no longer has."""
@@ -197,10 +219,14 @@ class Consumers:
 
     def _lost(self, lease: Lease) -> None:
         message = f"{self._keeper.owner} has lost {lease.key} (epoch {lease.epoch}) and has stopped consuming it."
-        self._events.record(EventKind.LEASE_LOST, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch)
+        self._events.record(
+            EventKind.LEASE_LOST, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
+        )
 
     def _failed(self, lease: Lease, error: BaseException) -> None:
-        record = partial(self._events.record, severity=Severity.ERROR, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch)
+        record = partial(
+            self._events.record, severity=Severity.ERROR, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
+        )
         self._keeper.closed(lease.key)
         if isinstance(error, LeaseLostError):
             self._lost(lease)
@@ -226,7 +252,9 @@ def _check_retained(settings: Settings, pipeline: Pipeline, lease: Lease) -> Non
     for partition, offset in ((int(p), int(o)) for p, o in recorded.items()):
         lost = {"topic": topic, "partition": partition, "pipeline": pipeline.name, "shard": lease.status_value, "start": offset}
         if partition not in latest:
-            raise OffsetsLostError(**lost, end="its end", problem="the topic no longer has that partition: it was deleted and created again")
+            raise OffsetsLostError(
+                **lost, end="its end", problem="the topic no longer has that partition: it was deleted and created again"
+            )
         if offset < earliest[partition]:
             raise OffsetsLostError(**lost, end=earliest[partition] - 1, problem="the topic no longer holds them (retention or a deletion)")
         if offset > latest[partition]:
@@ -248,5 +276,3 @@ def cpu_seconds() -> float:
             continue
         total += times.user + times.system
     return total
-
-

@@ -65,7 +65,9 @@ class BatchCommit:
 
     def as_metadata(self) -> str:
         values = {name: value for name, value in asdict(self).items() if name not in {"sink_version", "committed_ms"}}
-        return json.dumps({**values, "start_offsets": offsets_to_json(self.start_offsets), "end_offsets": offsets_to_json(self.end_offsets)})
+        return json.dumps(
+            {**values, "start_offsets": offsets_to_json(self.start_offsets), "end_offsets": offsets_to_json(self.end_offsets)}
+        )
 
     @classmethod
     def from_history(cls, entry: dict[str, Any]) -> Self:
@@ -97,7 +99,9 @@ class FencedTable:
         found = [field.name for field in self._open().schema().fields]
         if found != schema.names:
             cure = "Give the pipeline's new result its own table, or drop the old one."
-            raise SchemaVersionError(table=self.url, found=f"with the columns {', '.join(found)}", supported=", ".join(schema.names), cure=cure)
+            raise SchemaVersionError(
+                table=self.url, found=f"with the columns {', '.join(found)}", supported=", ".join(schema.names), cure=cure
+            )
 
     def recorded(self) -> Fence | None:
         """The application's place in the newest version of the table; None before its first commit."""
@@ -114,8 +118,10 @@ class FencedTable:
         :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next attempt's read
         """
         retrying = Retrying(
-            retry=retry_if_exception_type((CommitFailedError, StoreUnavailableError)), wait=wait_random_exponential(multiplier=0.01, max=0.5),
-            stop=stop_after_attempt(_ATTEMPTS), reraise=True,
+            retry=retry_if_exception_type((CommitFailedError, StoreUnavailableError)),
+            wait=wait_random_exponential(multiplier=0.01, max=0.5),
+            stop=stop_after_attempt(_ATTEMPTS),
+            reraise=True,
         )
         try:
             return retrying(self._commit_once, fence, files, metadata, after)
@@ -129,12 +135,16 @@ class FencedTable:
         if recorded == fence:
             return -1  # this commit's own earlier attempt, whose outcome was unknown
         if recorded is not None and recorded.epoch > fence.epoch:
-            raise LeaseLostError(owner="this worker", lease=self.app, epoch=fence.epoch, reason=f"epoch {recorded.epoch} has written to {self.url}")
+            raise LeaseLostError(
+                owner="this worker", lease=self.app, epoch=fence.epoch, reason=f"epoch {recorded.epoch} has written to {self.url}"
+            )
         if recorded != after:
             raise FenceMovedError(table=self.url, app=self.app, recorded=recorded, expected=after)
         reach("sink.4")  # 4. commit data and fence on that handle, or not at all
         properties = CommitProperties(
-            custom_metadata={METADATA_KEY: metadata} if metadata else None, max_commit_retries=0, app_transactions=[Transaction(self.app, fence.number)]
+            custom_metadata={METADATA_KEY: metadata} if metadata else None,
+            max_commit_retries=0,
+            app_transactions=[Transaction(self.app, fence.number)],
         )
         version = table.version() + 1
         try:
@@ -176,5 +186,3 @@ class FencedTable:
             self._table = None
             raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
         return self._table
-
-

@@ -48,7 +48,7 @@ def write_files(frame: DataFrame, url: str, storage_options: dict[str, str], pre
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = [file for file in _write_partition(batches, url, storage_options, prefix)]
+        files = list(_write_partition(batches, url, storage_options, prefix))
         if files:
             yield pa.RecordBatch.from_pylist([vars(file) for file in files])
 
@@ -89,7 +89,7 @@ def statistics(table: pa.Table) -> dict[str, Any]:
         bounds = {part: pc.min_max(pc.struct_field(window, part)).as_py() for part in ("start", "end")}
         stats["minValues"] = {"window": {part: _instant(bound["min"]) for part, bound in bounds.items()}}
         stats["maxValues"] = {"window": {part: _instant(bound["max"]) for part, bound in bounds.items()}}
-        stats["nullCount"] = {"window": {part: 0 for part in bounds}}
+        stats["nullCount"] = {"window": dict.fromkeys(bounds, 0)}
     return stats
 
 

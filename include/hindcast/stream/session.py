@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 from hindcast.errors import PrerequisiteError
 from hindcast.settings import Settings
 
+_SMALL_JVM = "-XX:+UseSerialGC -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30 -XX:MaxDirectMemorySize=256m -XX:ReservedCodeCacheSize=128m"
+
 
 def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: str | None = None) -> SparkSession:
     """A session with Delta and Kafka, in UTC. The jars come from ``settings.spark_jars_dir`` (``make jars`` fills it).
@@ -41,11 +43,12 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
     )
     if master.startswith("local"):
-        # One JVM: a heap that is given back, and nothing that listens beyond this machine.
+        # One JVM beside others on a small machine: a heap that is given back, and nothing that listens beyond this machine. Batches
+        # of a stream are short, so the quick compiler serves them best: the slow one would compete with them for the cores.
         builder = (
             builder.config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=160m")
+            .config("spark.driver.extraJavaOptions", _SMALL_JVM)
         )
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("WARN")

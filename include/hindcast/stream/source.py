@@ -47,8 +47,13 @@ def parse(raw: DataFrame, pipeline: Pipeline) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     record = F.from_json(F.col("value").cast("string"), schema, options).alias("_record")
     located = raw.select(
-        F.col("topic").alias("_topic"), F.col("partition").alias("_partition"), F.col("offset").alias("_offset"),
-        F.col("timestamp").alias("_timestamp"), F.col("key").alias("_key"), F.col("value").alias("_value"), record,
+        F.col("topic").alias("_topic"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.col("timestamp").alias("_timestamp"),
+        F.col("key").alias("_key"),
+        F.col("value").alias("_value"),
+        record,
     )
     columns = [F.col("_record")[name].alias(name) for name in pipeline.source.columns]
     return located.select(*SOURCE_COLUMNS, *columns, _reason(pipeline).alias("_reason"))

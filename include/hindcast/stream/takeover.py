@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
 from hindcast.control.leases import Lease
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets
 from hindcast.control.shards import shard_version
 from hindcast.control.tables import utc_from_ms
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError
@@ -51,15 +51,29 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str) -> Po
         if recorded is not None and last is None:
             cure = "Raise the pipeline's version, with a new sink table: it starts anew from the topic."
             raise OffsetGapError(
-                pipeline=pipeline.name, shard=lease.status_value, batch=recorded.batch + 1, start="an unknown place", recorded="a commit whose log entry has expired", cure=cure
+                pipeline=pipeline.name,
+                shard=lease.status_value,
+                batch=recorded.batch + 1,
+                start="an unknown place",
+                recorded="a commit whose log entry has expired",
+                cure=cure,
             )
         start = last.end_offsets if last else {int(p): int(offset) for p, offset in lease.checkpoint["start_offsets"].items()}
         batch = recorded.batch if recorded else 0
         watermark = last.watermark_ms if last else 0
         fence = Fence(lease.epoch, batch)
         metadata = BatchCommit(
-            kind="seal", pipeline=pipeline.name, version=shard_version(lease.status_value), shard=lease.status_value, epoch=lease.epoch, batch=batch, worker=worker,
-            start_offsets=start, end_offsets=start, late_watermark_ms=last.late_watermark_ms if last else 0, watermark_ms=watermark,
+            kind="seal",
+            pipeline=pipeline.name,
+            version=shard_version(lease.status_value),
+            shard=lease.status_value,
+            epoch=lease.epoch,
+            batch=batch,
+            worker=worker,
+            start_offsets=start,
+            end_offsets=start,
+            late_watermark_ms=last.late_watermark_ms if last else 0,
+            watermark_ms=watermark,
         )
         try:
             sink.commit(fence, [], metadata.as_metadata(), after=recorded)
@@ -82,10 +96,27 @@ def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, lease: 
 
 def _ledger_row(commit: BatchCommit, pipeline: Pipeline) -> LedgerRow:
     return LedgerRow(
-        pipeline=commit.pipeline, version=commit.version, shard=commit.shard, epoch=commit.epoch, batch=commit.batch, worker=commit.worker,
-        topic=pipeline.source.name, start_offsets=commit.start_offsets, end_offsets=commit.end_offsets, late_watermark_ms=commit.late_watermark_ms,
-        watermark_ms=commit.watermark_ms, min_event_ms=None, max_event_ms=None, input_rows=None, poison_rows=None, output_rows=commit.output_rows,
-        batch_seconds=None, cpu_seconds=None, sink_version=commit.sink_version, started_at=None, committed_at=utc_from_ms(commit.committed_ms),
+        pipeline=commit.pipeline,
+        version=commit.version,
+        shard=commit.shard,
+        epoch=commit.epoch,
+        batch=commit.batch,
+        worker=commit.worker,
+        topic=pipeline.source.name,
+        start_offsets=commit.start_offsets,
+        end_offsets=commit.end_offsets,
+        late_watermark_ms=commit.late_watermark_ms,
+        watermark_ms=commit.watermark_ms,
+        min_event_ms=None,
+        max_event_ms=None,
+        input_rows=None,
+        poison_rows=None,
+        output_rows=commit.output_rows,
+        batch_seconds=None,
+        cpu_seconds=None,
+        sink_version=commit.sink_version,
+        started_at=None,
+        committed_at=utc_from_ms(commit.committed_ms),
     )
 
 
@@ -98,8 +129,11 @@ def check_spark(checkpoint: SparkCheckpoint, pipeline: Pipeline, lease: Lease, p
     recorded = lease.checkpoint.get("fingerprint")
     if recorded not in (None, fingerprint):
         raise CheckpointRefusedError(
-            pipeline=pipeline.name, shard=lease.status_value, path=checkpoint.url, problem="the query has changed since it was made, under the same version",
-            cure=f"Undo the change of {pipeline.file}, or raise its version (with a new sink table) so that it starts a checkpoint of its own.",
+            pipeline=pipeline.name,
+            shard=lease.status_value,
+            path=checkpoint.url,
+            problem="the query has changed since it was made, under the same version",
+            cure=f"Undo the change of {pipeline.file}, or raise its version (with a new sink table) to start a checkpoint of its own.",
         )
     checkpoint.check(position.fence.batch - 1 if position.fence.batch else None)
 
@@ -123,7 +157,11 @@ def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
         rows = source.usable(source.parse(spark.createDataFrame([], _KAFKA_COLUMNS), pipeline))
         result = source.transform(source.assign_windows(rows, pipeline), pipeline)
-        problem = "".join(f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})" for key in pipeline.sink.keys if key not in result.columns)
+        problem = "".join(
+            f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})"
+            for key in pipeline.sink.keys
+            if key not in result.columns
+        )
     except AnalysisException as error:
         problem = f"the transformation cannot be analysed: {str(error).splitlines()[0]}"
     if problem:

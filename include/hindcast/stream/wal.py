@@ -16,7 +16,13 @@ from hindcast.control.ledger import Offsets
 from hindcast.errors import CheckpointRefusedError
 
 #: What an operator can do about a checkpoint that is not usable as it stands.
-CURE = "Nothing was read or written. Restore the folder as it was, or raise the pipeline's version (with a new sink table) to start anew from the topic."
+CURE = (
+    "Nothing was read or written. Restore the folder as it was, or raise the pipeline's version (with a new sink table) to start anew "
+    "from the topic."
+)
+
+
+_FORMAT = "v1"
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,9 @@ class SparkCheckpoint:
         text = self._read(f"offsets/{spark_batch}")
         lines = (text or "").splitlines()
         try:
-            version, about, offsets = lines[0], json.loads(lines[1]), json.loads(lines[2])
-            if version != "v1":
-                raise ValueError(f"its format is {version}")
+            if lines[0] != _FORMAT:
+                raise self._refused(f"offsets/{spark_batch} is of the format {lines[0]!r}")
+            about, offsets = json.loads(lines[1]), json.loads(lines[2])
             ends = {int(partition): int(offset) for partition, offset in offsets[self._topic].items()}
             return PlannedBatch(ends, int(about["batchWatermarkMs"]))
         except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -76,9 +82,11 @@ class SparkCheckpoint:
         if committed and committed[-1] > planned[-1]:
             raise self._refused(f"it has committed batch {committed[-1]} without a plan of it")
         if (committed[-1] if committed else -1) < last_batch - 1:
-            raise self._refused(f"it has committed up to batch {committed[-1] if committed else 'none'}, but the sink holds batch {last_batch}")
+            raise self._refused(
+                f"it has committed up to batch {committed[-1] if committed else 'none'}, but the sink holds batch {last_batch}"
+            )
         for number in committed[-1:]:
-            if not (self._read(f"commits/{number}") or "").startswith("v1"):
+            if not (self._read(f"commits/{number}") or "").startswith(_FORMAT):
                 raise self._refused(f"commits/{number} is torn or empty")
 
     def _numbers(self, folder: str) -> list[int]:

@@ -62,7 +62,14 @@ class Worker:
         self._said: set[str] = set()
         identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat()}
         self._keeper = Keeper(
-            self._store, self._clock, owner=self.id, fleet=settings.fleet, slots=settings.workers, lease_seconds=settings.lease_seconds, wanted=self._wanted, identity=identity
+            self._store,
+            self._clock,
+            owner=self.id,
+            fleet=settings.fleet,
+            slots=settings.workers,
+            lease_seconds=settings.lease_seconds,
+            wanted=self._wanted,
+            identity=identity,
         )
 
     def run(self) -> int:
@@ -71,7 +78,8 @@ class Worker:
             signal.signal(number, lambda *_: self._stop.set())
         _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=self._settings.fleet, slots=self._settings.workers)
         if not self._keeper.acquire_slot(self._stop.wait):
-            message = f"All {self._settings.workers} slots of the fleet {self._settings.fleet} are held by live workers: this one is not needed and stops."
+            fleet = f"All {self._settings.workers} slots of the fleet {self._settings.fleet}"
+            message = f"{fleet} are held by live workers: this one is not needed and stops."
             self._events.record(EventKind.NO_SLOT, message)
             return 0
         self._events.record(EventKind.WORKER_STARTED, f"Worker {self.id} holds slot {self._keeper.slot}.", pid=os.getpid())
@@ -85,7 +93,9 @@ class Worker:
             clean = self._serve(consumers)
         except Exception as error:
             message = f"Worker {self.id} has failed: {type(error).__name__}: {error}"
-            self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.ERROR, cure="Its log has the whole error. Start another worker.")
+            self._events.record(
+                EventKind.WORKER_STOPPED, message, severity=Severity.ERROR, cure="Its log has the whole error. Start another worker."
+            )
             self._keeper.leave()  # whatever still runs here is fenced off by the next owner's seal
             raise
         finally:
@@ -93,7 +103,12 @@ class Worker:
         self._keeper.leave()
         consumers.audit()  # after the leases are free, so that no heir waits for it
         message = f"Worker {self.id} has given up its leases and stops."
-        self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.INFO if clean else Severity.ERROR, cure="" if clean else "Start another worker.")
+        self._events.record(
+            EventKind.WORKER_STOPPED,
+            message,
+            severity=Severity.INFO if clean else Severity.ERROR,
+            cure="" if clean else "Start another worker.",
+        )
         return 0 if clean else 1
 
     # -- main --------------------------------------------------------------------------------------------------------------
@@ -140,17 +155,26 @@ class Worker:
 
     def _create_shards(self, name: str, version: int, count: int) -> None:
         if not self._able(name, version):
-            self._say_once(EventKind.PIPELINE_REFUSED, f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.", f"Deploy version {version}, or want the declared one.", name)
+            self._say_once(
+                EventKind.PIPELINE_REFUSED,
+                f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.",
+                f"Deploy version {version}, or want the declared one.",
+                name,
+            )
             return
         try:
             with TopicOffsets(self._settings) as offsets:
                 start = offsets.earliest(self._pipelines[name].source.name)
             created = shards.create(self._store, name, version, count, start)
         except HindcastError as error:
-            self._say_once(EventKind.SHARD_REFUSED, f"The shards of {name} could not be created: {error}", "It is tried again at each renewal.", name)
+            self._say_once(
+                EventKind.SHARD_REFUSED, f"The shards of {name} could not be created: {error}", "It is tried again at each renewal.", name
+            )
             return
         if created:
-            self._events.record(EventKind.SHARDS_CREATED, f"{name} version {version} has {len(created)} shards from offsets {start}.", pipeline=name)
+            self._events.record(
+                EventKind.SHARDS_CREATED, f"{name} version {version} has {len(created)} shards from offsets {start}.", pipeline=name
+            )
 
     def _say_once(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
         if message not in self._said:
