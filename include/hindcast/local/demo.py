@@ -87,7 +87,9 @@ def check(summary: Mapping[str, Any]) -> None:
     if summary["dead_letters"] != summary["dead_letters_sent"]:
         failed.append(f"{summary['dead_letters_sent']} unusable rows were sent and {summary['dead_letters']} are dead letters")
     if summary["windows_compared"] < summary["windows_needed"]:
-        failed.append(f"only {summary['windows_compared']} of {summary['windows_needed']} windows were compared: stream for longer (--seconds)")
+        failed.append(
+            f"only {summary['windows_compared']} of {summary['windows_needed']} windows were compared: stream for longer (--seconds)"
+        )
     if failed:
         named = {name: summary[name] for name in ("pipeline", "run_id", "unexplained", "captured")}
         raise VerdictFailedError(**named, failed="; ".join(failed))
@@ -164,7 +166,11 @@ class Demo:
                 shards = shard_leases(store.leases(), self.pipeline.name)
                 owners = {lease.lease_owner for lease in shards}
                 # The first worker takes all; the others are given theirs as they come. Load before that would wait for the move.
-                if len(shards) >= self.pipeline.shards and "" not in owners and len(owners) >= min(self.settings.workers, self.pipeline.shards):
+                if (
+                    len(shards) >= self.pipeline.shards
+                    and "" not in owners
+                    and len(owners) >= min(self.settings.workers, self.pipeline.shards)
+                ):
                     break
                 workers = sum(service.running for service in Services(self.settings.home).workers())
                 tick(
@@ -264,6 +270,7 @@ class Demo:
         summary: dict[str, Any] = {
             "pipeline": self.pipeline.name,
             **{name: verdict[name] for name in taken},
+            "failed": "; ".join(json.loads(verdict["failed"] or "[]")),
             "windows_needed": least_windows(self.pipeline),
             "dead_letters_sent": account.poison_total,
             "rows_sent": account.sent,
@@ -295,7 +302,7 @@ class Demo:
                 table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))
         self._console.print(table)
         self.say(f"Airflow: {self.settings.airflow_url} (user {airflow.ADMIN}, password in {airflow.password_file(self.settings)})")
-        self.say(f"Data Docs: {verdict['data_docs']}")
+        self.say(f"Data Docs: {(self.settings.home / 'data_docs' / verdict['data_docs']).as_uri()}")
 
     @contextmanager
     def _waiting(self, what: str, timeout_seconds: float) -> Iterator[Callable[[str], None]]:
