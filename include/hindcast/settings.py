@@ -51,6 +51,11 @@ class Settings(BaseSettings):
     replay_schedule: str = Field(default="0 * * * *", description="cron, in UTC, of the replay DAGs: one hindcast a data interval")
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 
+    @field_validator("home")
+    @classmethod
+    def _home_is_absolute(cls, value: Path) -> Path:
+        return value.resolve()  # children run in another folder
+
     @field_validator("fleet")
     @classmethod
     def _fleet_is_a_name(cls, value: str) -> str:

@@ -28,6 +28,7 @@ from hindcast.local.processes import (
     members,
     memory_bytes,
 )
+from hindcast.settings import Settings
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 #: Ignores SIGTERM, and has a child in another session that does too.
@@ -207,3 +208,10 @@ def test_ports_are_kept_while_they_are_free(tmp_path: Path) -> None:
         assert listens(first["a"])
         assert kept_ports(tmp_path / "ports.json", ("a", "b")) != first
     assert len(set(free_ports(20))) == 20
+
+
+def test_a_home_named_relatively_is_the_same_for_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HINDCAST_HOME=name means a folder below the working directory, also for a child that runs elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HINDCAST_HOME", "here")
+    assert Settings().environment()["HINDCAST_HOME"] == str(tmp_path / "here")
