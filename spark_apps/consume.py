@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from hindcast.errors import HindcastError
+from hindcast.leave import leave
 from hindcast.settings import Settings
 from hindcast.stream.worker import Worker
 
@@ -28,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -16,6 +16,7 @@ import structlog
 from hindcast import catalog
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, VerdictFailedError
+from hindcast.leave import leave
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.runs import Runs
@@ -89,4 +90,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

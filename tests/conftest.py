@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from hindcast.local import broker as broker_service
 from hindcast.local import jars
@@ -40,6 +41,12 @@ def _own_environment() -> Iterator[None]:
         # The default home holds the settings file of a running demo.
         patch.setenv("HINDCAST_HOME", "/nonexistent/hindcast-home-of-no-test")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _plain_logs() -> None:
+    """Logs go where the test's output goes: Airflow, once imported, would keep them on a stream that an earlier test has closed."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,8 @@ The answer comes from plain Python (:mod:`simulated_stream`) and the ledger's ba
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -67,14 +66,6 @@ def produce(bootstrap_servers: str, topic: str, records: Iterable[Record]) -> No
     for record, future in sent:
         assert future.get(timeout=10).offset == record.offset
     producer.close()
-
-
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait for a condition, or fail saying what did not happen."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"after {seconds} s still not so: {what}"
-        time.sleep(0.1)  # between two looks at a real process
 
 
 def ends(records: Iterable[Record]) -> dict[int, int]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from live_stream import all_filed, check_answer, check_filed, declare, ends, ledger, produce, wait_until
+from live_stream import all_filed, check_answer, check_filed, declare, ends, ledger, produce
 from simulated_stream import Clockwork, Record, Simulated, trades
+from waiting import wait_until
 
 from hindcast import catalog
 from hindcast.control.desired import DesiredState, DesiredStates

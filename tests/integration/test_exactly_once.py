@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from live_stream import check_answer, check_filed, ends, ledger, on_topic, produce, sink_rows, wait_until
+from live_stream import check_answer, check_filed, ends, ledger, on_topic, produce, sink_rows
 from simulated_stream import Clockwork, Record, Simulated, trades
+from waiting import wait_until
 
 from hindcast import catalog
 from hindcast.control import shards

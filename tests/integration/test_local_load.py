@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from waiting import wait_until
 
 from hindcast import catalog
 from hindcast.errors import ServiceError
@@ -107,10 +108,7 @@ def test_sigterm_ends_it_with_a_final_account(broker: Broker, topic: str, settin
     command = [sys.executable, "-m", "hindcast.local.load", "--topic", topic, "--generator", "trades", "--rows-per-second", "3000"]
     process = subprocess.Popen(command, env=environment)
     try:
-        deadline = time.monotonic() + 60
-        while not (path.exists() and Account.read(path).sent > 2000):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: path.exists() and Account.read(path).sent > 2000, 60, "2000 rows are sent")
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
@@ -131,10 +129,7 @@ def test_a_broker_that_dies_and_comes_back_loses_no_row(settings: Settings) -> N
     thread = threading.Thread(target=lambda: ended.append(load.run()))
     try:
         thread.start()
-        deadline = time.monotonic() + 60
-        while load.account.sent < 1500:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: load.account.sent >= 1500, 60, "1500 rows are sent")
         os.kill(service.pid, signal.SIGKILL)
         brokers.start(settings)
         thread.join(120)

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from hindcast.local import jars, stack
 from hindcast.local.detach import birth
@@ -33,13 +33,6 @@ def _hindcast(settings: Settings, *arguments: str) -> subprocess.CompletedProces
     environment = {**os.environ, "HINDCAST_HOME": str(settings.home), "HINDCAST_JARS_DIR": str(settings.spark_jars_dir)}
     command = [sys.executable, "-m", "hindcast.cli.app", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
-
-
-def _until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 def _left(home: Path) -> list[psutil.Process]:
@@ -64,7 +57,7 @@ def test_up_and_down_leave_nothing(home: Settings) -> None:
     assert all(row["state"] == "running" and row["memory_mib"] > 10 for row in rows.values())
     kept = json.loads((home.home / "settings.json").read_text())
     assert kept["bootstrap_servers"] == f"127.0.0.1:{rows['broker']['ports']['kafka']}"
-    _until(lambda: Account.read(account_path(home, "trades")).sent > 50)
+    wait_until(lambda: Account.read(account_path(home, "trades")).sent > 50, 60, "50 rows are sent")
     pids = {row["pid"] for row in rows.values()}
     assert pids <= {process.pid for process in _left(home.home)} | {rows["load-trades"]["pid"]}
     assert _hindcast(home, "down").returncode == 0
@@ -83,7 +76,7 @@ def test_up_again_mends_what_died(home: Settings) -> None:
     assert broker
     assert load
     os.kill(broker.pid, signal.SIGKILL)
-    _until(lambda: not broker.running)
+    wait_until(lambda: not broker.running, 60, "the broker is gone")
     states = {row["name"]: row["state"] for row in json.loads(_hindcast(home, "status", "-o", "json").stdout)}
     assert states == {"broker": "ended", "load-trades": "running"}
     assert _hindcast(home, "up", "--no-airflow").returncode == 0

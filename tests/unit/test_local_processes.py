@@ -45,7 +45,7 @@ def _until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
+        time.sleep(0.02)  # it stands for a service that goes on
 
 
 @pytest.fixture
