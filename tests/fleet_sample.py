@@ -95,7 +95,7 @@ def verdict(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) ->
         "late_rows": 201,
         "dead_letters": 7213,
         "passed": True,
-        "failed": "",
+        "failed": "[]",
         "data_docs": "",
         "judged_at": datetime.now(UTC) - timedelta(minutes=3),
     }
@@ -171,7 +171,7 @@ def write_sample(settings: Settings) -> None:
         "missing": 1,
         "unexplained": 2,
         "passed": False,
-        "failed": "unexplained is 2, it must be 0",
+        "failed": '["unexplained is 2, it must be 0"]',
         "captured": 0.99218,
     }
     tables.append(ControlTable.VERDICTS, [verdict(judged_at=datetime.now(UTC) - timedelta(hours=1)), verdict(FAILED_RUN, **failed)])

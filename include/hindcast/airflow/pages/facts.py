@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hindcast.airflow.fleet import slot_leases, slots_wanted
-from hindcast.airflow.pages.formats import age_seconds, fields
+from hindcast.airflow.pages.formats import age_seconds, fields, texts
 from hindcast.clock import Clock
 from hindcast.control.desired import Desired, desired_of
 from hindcast.control.lease_table import LeaseTable
@@ -185,7 +185,7 @@ class Facts:
         """The newest first; of a run that was judged again, the last judgement."""
         newest: dict[str, Row] = {}
         for row in sorted(self._tables.rows(ControlTable.VERDICTS, where), key=lambda row: row["judged_at"]):
-            newest[row["run_id"]] = row
+            newest[row["run_id"]] = {**row, "failures": texts(row["failed"])}
         return sorted(newest.values(), key=lambda row: row["judged_at"], reverse=True)
 
     def _runs(self, where: Iterable[Condition]) -> list[Row]:

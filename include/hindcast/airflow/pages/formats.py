@@ -72,6 +72,15 @@ def fields(text: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def texts(text: str | None) -> list[str]:
+    """A JSON list of a table's column, each item as text; a text that is no such list is its only item."""
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        return [str(text)]
+    return [str(item) for item in found] if isinstance(found, list) else [str(text)]
+
+
 def keys(text: str | None) -> str:
     """The key of a differing row on one line: ``ticker A, window 10:00:00 to 10:00:05``."""
     found = fields(text)
