@@ -10,6 +10,9 @@ from pyspark.sql import SparkSession
 from hindcast.errors import PrerequisiteError
 from hindcast.settings import Settings
 
+#: On a local disk both of Spark's managers write a file beside its place and rename it. The default one also asks for symbolic links,
+#: and Hadoop answers that by starting a process for each file: 28 % of a small batch's CPU (0.48 against 0.35 s, 2 cores).
+_LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _SMALL_JVM = "-XX:+UseSerialGC -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30 -XX:MaxDirectMemorySize=256m -XX:ReservedCodeCacheSize=128m"
 
 
@@ -50,6 +53,8 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.extraJavaOptions", _SMALL_JVM)
         )
+    if "://" not in settings.checkpoint("any"):
+        builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("WARN")
     return session
