@@ -7,8 +7,10 @@ Progress goes to stderr; the last line of stdout is one JSON object. Exit codes:
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
+import threading
 from typing import Any
 
 import structlog
@@ -63,6 +65,8 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _judge(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
+    # Great Expectations takes some seconds to import: meanwhile Spark starts and compares.
+    threading.Thread(target=importlib.import_module, args=("great_expectations",), daemon=True).start()
     from hindcast.verdict.judge import judge
 
     row = judge(lambda: _session(settings), settings, pipeline, run_id)

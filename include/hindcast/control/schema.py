@@ -190,10 +190,11 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     ),
 }
 
-#: Delta properties of the control tables: small logs, old files gone within a day (the sinks keep Delta's own defaults).
+#: Delta properties of the control tables: nobody travels back in them, and the leases get a commit each second, so their logs are short
+#: (the sinks keep Delta's own defaults, for verdicts read older versions of them).
 CONFIGURATION = {
     "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 days",
+    "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
     "delta.enableExpiredLogCleanup": "true",
 }

@@ -35,7 +35,7 @@ from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets
 from hindcast.control.shards import app_id
-from hindcast.errors import HindcastError, OffsetGapError
+from hindcast.errors import HindcastError, OffsetGapError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import files, source, takeover
@@ -140,7 +140,10 @@ class ShardConsumer:
         """Stop the query. A batch in hand is interrupted, and will be run again by whoever owns the shard next."""
         if self._query is not None:
             self._query.stop()
-        self.flush()
+        try:
+            self.flush()
+        except StoreUnavailableError as error:
+            _log.warning("The last ledger rows could not be written; the next owner repairs them.", shard=self.app, reason=str(error))
 
     @property
     def failure(self) -> BaseException | None:

@@ -124,13 +124,21 @@ class Consumers:
         running.draining = True
         running.consumer.drain()
 
-    def drain_to_end(self, key: LeaseKey) -> None:
-        """Consume to the topic's end of this moment, then mark the shard as drained (once)."""
+    def drain_to_end(self, key: LeaseKey, *, wanted: bool) -> None:
+        """Where it is wanted, consume to the topic's end of the moment it was first asked for, then mark the shard as drained."""
         running = self._running.get(key)
-        if running is not None and running.drain_to is None:
+        if running is None:
+            return
+        if not wanted:
+            running.drain_to = None
+        elif running.drain_to is None:
             topic = self._pipelines[key.stream_id].source.name
-            with TopicOffsets(self._settings) as offsets:
-                latest = offsets.latest(topic)
+            try:
+                with TopicOffsets(self._settings) as offsets:
+                    latest = offsets.latest(topic)
+            except HindcastError as error:
+                _log.warning("The topic's end is not known yet; asking again.", shard=str(key), reason=str(error))
+                return
             running.drain_to = {partition: latest[partition] for partition in running.consumer.end_offsets}
 
     def lose(self, key: LeaseKey) -> None:

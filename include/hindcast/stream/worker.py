@@ -150,8 +150,8 @@ class Worker:
             self._create_shards(name, version, count)
         drained = {desired.pipeline for desired in desired_of(step.leases.values()).values() if desired.state is DesiredState.DRAINED}
         for lease in step.leases.values():
-            if lease.status_type is StatusType.SHARD and lease.stream_id in drained and lease.lease_owner == self.id:
-                consumers.drain_to_end(lease.key)
+            if lease.status_type is StatusType.SHARD and lease.lease_owner == self.id:
+                consumers.drain_to_end(lease.key, wanted=lease.stream_id in drained)
 
     def _create_shards(self, name: str, version: int, count: int) -> None:
         if not self._able(name, version):
