@@ -136,16 +136,16 @@ def run(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) -> dic
 
 def difference(run_id: str = FAILED_RUN, **changes: Any) -> dict[str, Any]:
     """A row of the table ``differences``: an unexplained change unless changed."""
-    keys = {"window": {"start": "2026-11-20 10:14:03", "end": "2026-11-20 10:14:08"}, "ticker": "NVDA"}
+    keys = {"window": {"start": "2026-11-20T10:14:03.000Z", "end": "2026-11-20T10:14:08.000Z"}, "ticker": "NVDA"}
     row = {
         "run_id": run_id,
         "pipeline": "stock_stats",
         "kind": "changed",
         "cause": "unexplained",
         "keys": json.dumps(keys),
-        "column": "min_ask",
-        "stream_value": "131.07",
-        "hindcast_value": "129.88",
+        "column": None,
+        "stream_value": json.dumps({"min_ask": 131.07, "trades": 12, "avg_ask": 131.4}),
+        "hindcast_value": json.dumps({"min_ask": 129.88, "trades": 12, "avg_ask": 131.4}),
         "late_rows": 0,
         "found_at": datetime.now(UTC),
     }
@@ -184,8 +184,9 @@ def write_sample(settings: Settings) -> None:
             ),
         ],
     )
-    missing = {"kind": "missing", "column": None, "stream_value": None, "hindcast_value": "min_ask 88.10, trades 12, avg_ask 88.61"}
-    late = {"cause": "late_rows", "column": "trades", "stream_value": "9", "hindcast_value": "10", "late_rows": 1}
+    missing = {"kind": "missing", "stream_value": None, "hindcast_value": json.dumps({"min_ask": 88.1, "trades": 9})}
+    values = {"stream_value": json.dumps({"trades": 9}), "hindcast_value": json.dumps({"trades": 10})}
+    late = {"cause": "late_rows", "late_rows": 1, **values}
     tables.append(ControlTable.DIFFERENCES, [difference(), difference(**missing), difference(**late), difference(RUN, **late)])
     log = EventLog(tables, worker=first)
     log.record(EventKind.WORKER_STARTED, f"The worker {first} took slot 0 of the fleet default.")

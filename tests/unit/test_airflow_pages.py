@@ -136,6 +136,7 @@ def test_a_verdict_names_the_rows_that_differ(viewer: TestClient) -> None:
     for expected in ("ticker NVDA", "2026-11-20 10:14:03 to 2026-11-20 10:14:08", "131.07", "129.88", "min_ask", "unexplained is 2"):
         assert expected in text
     assert text.index("131.07") < text.index("late rows</span>")
+    assert "131.4" not in text, "a column that is equal on both sides is not shown"
 
 
 def test_an_empty_platform_has_an_overview(settings: Settings) -> None:

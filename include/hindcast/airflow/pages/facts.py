@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hindcast.airflow.fleet import slot_leases, slots_wanted
-from hindcast.airflow.pages.formats import age_seconds, fields, texts
+from hindcast.airflow.pages.formats import age_seconds, differing, fields, texts
 from hindcast.clock import Clock
 from hindcast.control.desired import Desired, desired_of
 from hindcast.control.lease_table import LeaseTable
@@ -90,7 +90,7 @@ class Facts:
             "verdict": verdict,
             "run": run,
             "ratios": _ratios(verdict["ratios"]) if verdict else [],
-            "differences": differences[:SHOWN_DIFFERENCES],
+            "differences": [_difference(row) for row in differences[:SHOWN_DIFFERENCES]],
             "more_differences": max(len(differences) - SHOWN_DIFFERENCES, 0),
         }
 
@@ -209,6 +209,11 @@ def _newest_by_pipeline(verdicts: Iterable[Row]) -> dict[str, Row]:
     for row in verdicts:
         newest.setdefault(row["pipeline"], row)
     return newest
+
+
+def _difference(row: Row) -> Row:
+    columns, stream, hindcast = differing(row["stream_value"], row["hindcast_value"])
+    return {**row, "columns": [row["column"]] if row["column"] else columns, "stream": stream, "hindcast": hindcast}
 
 
 def _ratios(text: str | None) -> list[Row]:

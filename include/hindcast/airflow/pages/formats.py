@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
 UNKNOWN = "\N{EN DASH}"
+_INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?Z")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -82,12 +84,27 @@ def texts(text: str | None) -> list[str]:
 
 
 def keys(text: str | None) -> str:
-    """The key of a differing row on one line: ``ticker A, window 10:00:00 to 10:00:05``."""
+    """The columns of a row on one line: ``ticker A, window 2026-11-20 10:00:00 to 2026-11-20 10:00:05``; what is no JSON as it is."""
     found = fields(text)
-    return ", ".join(f"{name} {_key(value)}" for name, value in found.items()) if found else (text or UNKNOWN)
+    return ", ".join(f"{name} {_value(value)}" for name, value in found.items()) if found else (text or UNKNOWN)
 
 
-def _key(value: Any) -> str:
+def differing(stream: str | None, hindcast: str | None) -> tuple[list[str], str, str]:
+    """The columns in which two rows differ, and only those columns of both; all of a row that stands alone."""
+    left, right = fields(stream), fields(hindcast)
+    if not left or not right:
+        return [], keys(stream), keys(hindcast)
+    names = [name for name in left | right if left.get(name) != right.get(name)]
+
+    def only(row: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {_value(row.get(name))}" for name in names)
+
+    return names, only(left), only(right)
+
+
+def _value(value: Any) -> str:
     if isinstance(value, dict) and value.keys() >= {"start", "end"}:
-        return f"{value['start']} to {value['end']}"
-    return str(value)
+        return f"{_value(value['start'])} to {_value(value['end'])}"
+    if isinstance(value, str) and _INSTANT.fullmatch(value):
+        return value.replace("T", " ").removesuffix("Z").removesuffix(".000")
+    return UNKNOWN if value is None else str(value)
