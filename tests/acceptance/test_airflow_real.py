@@ -30,9 +30,11 @@ pytestmark = pytest.mark.timeout(1800)
 
 TOPIC = "trades"
 LEASE_SECONDS = 5.0
+#: A batch costs the same CPU whatever its size: with fewer of them the replays and Airflow have cores to run on.
+TRIGGER_SECONDS = 4.0
 HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
-SLICE = timedelta(seconds=30)
+SLICE = timedelta(seconds=60)
 #: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for most of an hour. A DAG
 #: that is unpaused runs its newest interval by itself; the two before it are for the backfill.
 MARKS = [timedelta(minutes=minute) for minute in (1, 2, 3, 4)]
@@ -64,7 +66,12 @@ def platform(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterat
     (pipelines / "dice.py").write_text(DICE)
     began_at = datetime.now(UTC).replace(second=0, microsecond=0) - HISTORY
     settings = Settings(
-        home=home, jars_dir=jars_dir, pipelines_dir=pipelines, lease_seconds=LEASE_SECONDS, replay_schedule=schedule(began_at)
+        home=home,
+        jars_dir=jars_dir,
+        pipelines_dir=pipelines,
+        lease_seconds=LEASE_SECONDS,
+        trigger_seconds=TRIGGER_SECONDS,
+        replay_schedule=schedule(began_at),
     )
     try:
         yield Platform(stack.up(settings, topic=None), began_at)
