@@ -34,7 +34,7 @@ LEASE_SECONDS = 5.0
 TRIGGER_SECONDS = 4.0
 HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
-SLICE = timedelta(seconds=60)
+SLICE = timedelta(seconds=30)
 #: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for most of an hour. A DAG
 #: that is unpaused runs its newest interval by itself; the two before it are for the backfill.
 MARKS = [timedelta(minutes=minute) for minute in (1, 2, 3, 4)]

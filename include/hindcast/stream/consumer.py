@@ -247,26 +247,10 @@ class ShardConsumer:
 
     def _note(self, commit: BatchCommit, version: int, started_at: datetime, seconds: float) -> None:
         cpu = self._cpu_seconds()
-        row = LedgerRow(
-            pipeline=commit.pipeline,
-            version=commit.version,
-            shard=commit.shard,
-            epoch=commit.epoch,
-            batch=commit.batch,
-            worker=commit.worker,
-            topic=self.pipeline.source.name,
-            start_offsets=commit.start_offsets,
-            end_offsets=commit.end_offsets,
-            late_watermark_ms=commit.late_watermark_ms,
-            watermark_ms=commit.watermark_ms,
-            min_event_ms=None,
-            max_event_ms=None,
-            input_rows=None,
-            poison_rows=None,
-            output_rows=commit.output_rows,
+        row = replace(
+            replace(commit, sink_version=version).as_ledger_row(self.pipeline.source.name),
             batch_seconds=seconds,
             cpu_seconds=cpu - self._last_cpu,
-            sink_version=version,
             started_at=started_at,
             committed_at=self._clock.now(),
         )

@@ -17,7 +17,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from hindcast.control.ledger import Offsets, offsets_from_json, offsets_to_json
+from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
+from hindcast.control.tables import utc_from_ms
 from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, StoreUnavailableError
 from hindcast.stream.files import DataFile
 from hindcast.stream.steps import reach
@@ -68,6 +69,16 @@ class BatchCommit:
         return json.dumps(
             {**values, "start_offsets": offsets_to_json(self.start_offsets), "end_offsets": offsets_to_json(self.end_offsets)}
         )
+
+    def as_ledger_row(self, topic: str) -> LedgerRow:
+        """The batch as the ledger has it, without what only Spark could measure."""
+        shared: dict[str, Any] = {
+            name: getattr(self, name) for name in type(self).__dataclass_fields__ if name not in {"kind", "committed_ms"}
+        }
+        unknown: dict[str, Any] = dict.fromkeys(
+            ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
+        )
+        return LedgerRow(**shared, **unknown, topic=topic, committed_at=utc_from_ms(self.committed_ms))
 
     @classmethod
     def from_history(cls, entry: dict[str, Any]) -> Self:

@@ -21,7 +21,6 @@ from pyspark.sql import DataFrame, SparkSession
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets
 from hindcast.control.shards import shard_version
-from hindcast.control.tables import utc_from_ms
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError
 from hindcast.pipeline import FORM, Pipeline
 from hindcast.stream import source
@@ -89,35 +88,9 @@ def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, lease: 
     known = ledger.batches(pipeline.name, version, lease.status_value)
     last = known[-1].batch if known else 0
     found = [commit for commit in sink.commits(stop_after=last) if commit.kind == "batch" and commit.batch > last]
-    missing = [_ledger_row(commit, pipeline) for commit in reversed(found)]
+    missing = [commit.as_ledger_row(pipeline.source.name) for commit in reversed(found)]
     ledger.append(missing)
     return known + missing
-
-
-def _ledger_row(commit: BatchCommit, pipeline: Pipeline) -> LedgerRow:
-    return LedgerRow(
-        pipeline=commit.pipeline,
-        version=commit.version,
-        shard=commit.shard,
-        epoch=commit.epoch,
-        batch=commit.batch,
-        worker=commit.worker,
-        topic=pipeline.source.name,
-        start_offsets=commit.start_offsets,
-        end_offsets=commit.end_offsets,
-        late_watermark_ms=commit.late_watermark_ms,
-        watermark_ms=commit.watermark_ms,
-        min_event_ms=None,
-        max_event_ms=None,
-        input_rows=None,
-        poison_rows=None,
-        output_rows=commit.output_rows,
-        batch_seconds=None,
-        cpu_seconds=None,
-        sink_version=commit.sink_version,
-        started_at=None,
-        committed_at=utc_from_ms(commit.committed_ms),
-    )
 
 
 def check_spark(checkpoint: SparkCheckpoint, pipeline: Pipeline, lease: Lease, position: Position, fingerprint: str) -> None:
