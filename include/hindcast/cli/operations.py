@@ -116,7 +116,7 @@ def load(
 @app.command()
 def demo(
     once: Annotated[bool, typer.Option("--once", help="stop everything after the verdict; exit 0 only where it passes")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", min=10.0, help="how long to stream before the verdict")] = 155.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=10.0, help="how long to stream before the verdict")] = 158.0,
     pipeline: Annotated[str, typer.Option("--pipeline", "-p", help="a pipeline of include/pipelines")] = "stock_stats",
     rows_per_second: RateOption = 2000.0,
     seed: SeedOption = 1,
