@@ -42,6 +42,8 @@ STOP_SECONDS = 20.0
 _MIGRATE_SECONDS = 180.0
 _REFRESH_SECONDS = 15  # how soon a changed DAG file is seen
 _PARALLELISM = 4
+#: How long a writer waits for another one: five services and every task share one SQLite, and its own 5 s are not enough on busy cores.
+_LOCKED_SECONDS = 60
 ADMIN = "admin"
 SECRET = 0o600
 
@@ -106,7 +108,7 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
             "execution_api_server_url": f"{address}/execution/",
             "hostname_callable": "socket.gethostname",  # the default asks the name server
         },
-        "database": {"sql_alchemy_conn": f"sqlite:///{folder / 'airflow.db'}"},
+        "database": {"sql_alchemy_conn": f"sqlite:///{folder / 'airflow.db'}?timeout={_LOCKED_SECONDS}"},
         "api": {
             "host": "127.0.0.1",
             "port": address.rpartition(":")[2],
