@@ -235,7 +235,6 @@ class Consumers:
         record = partial(
             self._events.record, severity=Severity.ERROR, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
         )
-        self._keeper.closed(lease.key)
         if isinstance(error, LeaseLostError):
             self._lost(lease)
         elif isinstance(error, HindcastError) and not isinstance(error, _PASSING):
@@ -249,6 +248,8 @@ class Consumers:
             cure = "If it goes on: the worker's log has the whole error; `hindcast pause` stops the tries."
             _log.error(message, error=str(error))
             record(EventKind.QUERY_FAILED, message, cure=cure)
+        # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be lost.
+        self._keeper.closed(lease.key)
 
 
 def _check_retained(settings: Settings, pipeline: Pipeline, lease: Lease) -> None:
