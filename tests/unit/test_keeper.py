@@ -289,3 +289,15 @@ def test_swap_gives_up_after_many_conflicts() -> None:
     store = MemoryStore(lambda: Outcome.CONFLICT)
     with pytest.raises(Exception, match="Another writer"):
         swap(store, lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value="x")], attempts=3, sleep=lambda _: None)
+
+
+def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: MemoryStore, keeper: Make) -> None:
+    """Paused and resumed between two renewals: the worker starts in the new epoch, and not two renewals later."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    a.closed(key)
+    (gained,) = a.step().gained
+    assert (gained.lease_owner, gained.epoch) == ("a", 2)
+    assert a.holds(key, 2)
+    assert a.step().lost == []

@@ -163,7 +163,8 @@ class Keeper:
                 changes[key] = self._kept(row, held, live).evolve(updated_at=now)
         if self._draining or self._slot not in changes:
             return list(changes.values())
-        shards = [changes.get(key, row) for key, row in snapshot.leases.items() if self._is_wanted_shard(row, snapshot)]
+        rows = (changes.get(key, row) for key, row in snapshot.leases.items())
+        shards = [row for row in rows if self._is_wanted_shard(row, snapshot)]  # as this step leaves them: a refusal counts at once
         for row in shards:
             if row.lease_owner == self.owner and row.key not in self._held:  # given to this worker by the one it asked
                 changes[row.key] = row.renewed(updated_at=now)
@@ -194,7 +195,7 @@ class Keeper:
             if row is None:  # it was not ours any more when it was read: lost, or given away by a commit of unknown outcome
                 lost += [] if held.closed else [key]
                 del self._held[key]
-            elif row.lease_owner != self.owner:  # given away, as its consumer had agreed
+            elif not self._owns(row, held):  # given away, as its consumer had agreed, and perhaps taken again in the same commit
                 del self._held[key]
             else:
                 held.valid_until = began + self.lease_seconds * SELF_FENCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from hindcast import catalog
 from hindcast.errors import ServiceError
 from hindcast.local import airflow, broker, jars
 from hindcast.local.detach import write_atomically
-from hindcast.local.load import DEFAULT_ROWS_PER_SECOND, ensure_topic
-from hindcast.local.processes import Service, Services, inherited_environment, launch_worker, members, memory_bytes
+from hindcast.local.load import DEFAULT_ROWS_PER_SECOND, account_path, ensure_topic
+from hindcast.local.processes import Service, Services, inherited_environment, last_lines, launch_worker, members, memory_bytes
 from hindcast.settings import SETTINGS_FILE, Settings
 
 LOAD_PREFIX = "load-"
 MIB = 1024 * 1024
+_LOAD_READY_SECONDS = 60.0
 _LOAD_GRACE_SECONDS = 30.0  # it waits for the rows in flight
 _WORKER_GRACE_SECONDS = 60.0  # it ends its batch, checkpoints, releases its leases, and stops a JVM
 _NEVER_KEPT = frozenset({"home"})  # the settings file is found through it
@@ -82,12 +84,17 @@ def start_workers(settings: Settings, count: int, say: Say = print) -> list[Serv
 
 
 def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int) -> Service:
-    """Start the load of the topic as a service; one that runs already is returned as it is."""
+    """Start the load of the topic as a service and wait until it keeps its account; one that runs already is returned as it is.
+
+    :raises ServiceError: where it ends, or does not begin in time
+    """
     services = Services(settings.home)
     name = LOAD_PREFIX + topic
     known = services.find(name)
     if known and known.running:
         return known
+    account = account_path(settings, topic)
+    account.unlink(missing_ok=True)  # an earlier load's, which a reader would take for this one's
     arguments = [
         sys.executable,
         "-m",
@@ -99,7 +106,14 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
         "--seed",
         str(seed),
     ]
-    return services.start(name, arguments, {**inherited_environment(), **settings.environment()}, detail={"topic": topic})
+    service = services.start(name, arguments, {**inherited_environment(), **settings.environment()}, detail={"topic": topic})
+    deadline = time.monotonic() + _LOAD_READY_SECONDS
+    while not account.exists():
+        if not service.running or time.monotonic() >= deadline:
+            problem = f"did not begin within {_LOAD_READY_SECONDS:.0f} s" if service.running else "ended while it was starting"
+            raise ServiceError(service=name, problem=f"{problem}. Its last lines:\n{last_lines(service.log)}\n", log=service.log)
+        time.sleep(0.05)
+    return service
 
 
 def stop_loads(settings: Settings) -> None:
