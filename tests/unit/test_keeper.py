@@ -217,6 +217,31 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make)
     assert {lease.key for lease in keeper("b").step().gained} == set(keys)
 
 
+def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
+    """A lease that it had asked for, handed over while it stops, does not wait for its expiry; nor does a wish stay behind."""
+    add_shards(store, 4)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    (asked,) = a.step().close[:1]
+    b.drain()
+    a.closed(asked)
+    a.step()
+    assert row(store, asked).lease_owner == "b"
+    b.leave()
+    assert "b" not in {name for lease in store.read().leases.values() for name in (lease.lease_owner, lease.lease_stealer)}
+
+
+def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, keeper: Make) -> None:
+    """One that gives up after an error frees its leases; it does not take them again in the same commit."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    a.leave()
+    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
+
+
 def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """A worker that finds live owners on every slot gets none, takes no lease, and learns it within one and a quarter leases."""
     add_shards(store, 1)

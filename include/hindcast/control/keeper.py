@@ -161,6 +161,9 @@ class Keeper:
             row = snapshot.leases.get(key)
             if row is not None and self._owns(row, held):
                 changes[key] = self._kept(row, held, live).evolve(updated_at=now)
+        if self._draining:
+            mine = (row for row in snapshot.leases.values() if self.owner in {row.lease_owner, row.lease_stealer})
+            changes |= {row.key: self._declined(row) for row in mine if row.key not in changes}
         if self._draining or self._slot not in changes:
             return list(changes.values())
         rows = (changes.get(key, row) for key, row in snapshot.leases.items())
@@ -186,6 +189,12 @@ class Keeper:
         if row.lease_stealer:
             return row.given_to(row.lease_stealer, state=ShardState.OPEN)
         return row.renewed(lease_owner="", state=ShardState.CLOSED if row.status_type is StatusType.SHARD else row.state)
+
+    def _declined(self, row: Lease) -> Lease:
+        """What comes too late for a worker that stops: its wish is withdrawn, and what it was given is free for others at once."""
+        if row.lease_owner == self.owner:
+            return row.renewed(lease_owner="", lease_stealer="")
+        return row.evolve(lease_stealer="")
 
     def _apply(self, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
         written = {lease.key: lease for lease in changes}
@@ -266,6 +275,7 @@ class Keeper:
     def leave(self) -> None:
         """Give the slot up: the last step of a worker that stops cleanly. Nobody needs to wait for its leases to expire."""
         with self._lock:
+            self._draining = True
             for held in self._held.values():
                 held.closing = held.closed = True
         if self._held:
