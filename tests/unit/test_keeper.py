@@ -242,6 +242,15 @@ def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryS
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
 
 
+def test_a_closed_lease_is_not_held(store: MemoryStore, keeper: Make) -> None:
+    """Once its consumer has stopped nobody may write under it, even where the hand-over's outcome is unknown."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    a.closed(key)
+    assert not a.holds(key, 1)
+
+
 def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """A worker that finds live owners on every slot gets none, takes no lease, and learns it within one and a quarter leases."""
     add_shards(store, 1)

@@ -243,7 +243,7 @@ class Keeper:
         """Whether this worker may act as the owner in that epoch, by its own clock, without asking the store."""
         with self._lock:
             held = self._held.get(key)
-            return held is not None and held.epoch == epoch and self._clock.monotonic() < held.valid_until
+            return held is not None and held.epoch == epoch and not held.closed and self._clock.monotonic() < held.valid_until
 
     def check(self, key: LeaseKey, epoch: int) -> None:
         """:raises LeaseLostError: where :meth:`holds` is false"""
