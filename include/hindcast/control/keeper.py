@@ -6,7 +6,7 @@ One step of the protocol, all in ONE commit (design: the taker and renewer of KC
 2. every lease held: renew (counter + 1, with its checkpoint), or learn that it was lost (another owner or epoch);
 3. a lease that was asked for (``lease_stealer``) or must be given up is closed by its consumer first, then transferred
    (owner = stealer, epoch + 1) or released (no owner);
-4. take free and expired leases up to the target (epoch + 1); where there is none, ask the richest worker for one;
+4. take free and expired leases up to the target (epoch + 1); where there is none, ask the richest workers for all that it lacks;
 5. commit on the snapshot that was read; on a conflict or an unknown outcome begin again at 1.
 
 A lease is valid until 80 % of its duration after the *start* of the last step that committed: the owner stops itself before any
@@ -174,8 +174,8 @@ class Keeper:
         takes = balance.to_take(shards, self.owner, live, self._observer)
         for row in takes:
             changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
-        if not takes and (victim := balance.to_steal(shards, self.owner, live, self._observer)) is not None and victim.key not in changes:
-            changes[victim.key] = victim.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
+        for row in balance.to_steal(shards, self.owner, live, self._observer) if not takes else ():
+            changes[row.key] = row.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
         return list(changes.values())
 
     def _kept(self, row: Lease, held: Held, live: Iterable[str]) -> Lease:
