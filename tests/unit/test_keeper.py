@@ -233,6 +233,24 @@ def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore
     assert "b" not in {name for lease in store.read().leases.values() for name in (lease.lease_owner, lease.lease_stealer)}
 
 
+def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    (asked,) = a.step().close
+    a.closed(asked)
+    a.step()
+    slot = b.slot
+    assert slot is not None
+    store.commit(store.read(), [row(store, slot).given_to("c")])
+    assert slot in b.step().lost
+    b.leave()
+    assert "b" not in owners(store).values()
+
+
 def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, keeper: Make) -> None:
     """One that gives up after an error frees its leases; it does not take them again in the same commit."""
     add_shards(store, 2)

@@ -278,5 +278,4 @@ class Keeper:
             self._draining = True
             for held in self._held.values():
                 held.closing = held.closed = True
-        if self._held:
-            self.step()
+        self.step()  # also where nothing is held: something may just have been given to it
