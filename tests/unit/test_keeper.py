@@ -329,11 +329,30 @@ def test_a_checkpoint_is_written_with_the_renewal(store: MemoryStore, keeper: Ma
     (key,) = add_shards(store, 1)
     a = keeper("a")
     a.step()
-    a.report(key, checkpoint={"batch": 5}, detail={"lag_records": 3})
+    a.report(key, 1, checkpoint={"batch": 5}, detail={"lag_records": 3})
     a.step()
     assert row(store, key).checkpoint["batch"] == 5
     assert row(store, key).detail["lag_records"] == 3
     assert row(store, key).checkpoint["start_offsets"] == {"0": 0}
+
+
+def test_a_checkpoint_of_an_earlier_epoch_comes_too_late(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A worker that lost a shard and has it again keeps the checkpoint it found, whatever its old consumer still reports."""
+    (key,) = add_shards(store, 1)
+    a, b = keeper("a"), keeper("b")
+    a.step()
+    b.step()
+    clock.advance(LEASE + 1)
+    b.step()
+    b.report(key, 2, checkpoint={"batch": 9})
+    b.closed(key)
+    b.drain()
+    b.leave()
+    a = keeper("a")
+    assert [lease.epoch for lease in a.step().gained] == [3]
+    a.report(key, 1, checkpoint={"batch": 5})
+    a.step()
+    assert row(store, key).checkpoint["batch"] == 9
 
 
 def test_swap_gives_up_after_many_conflicts() -> None:

@@ -250,10 +250,15 @@ class Keeper:
         if not self.holds(key, epoch):
             raise LeaseLostError(owner=self.owner, lease=key, epoch=epoch, reason="it was not renewed in time or has another owner")
 
-    def report(self, key: LeaseKey, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None) -> None:
-        """What the next renewal writes into the lease; given fields are merged into those it has."""
+    def report(
+        self, key: LeaseKey, epoch: int, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None
+    ) -> None:
+        """What the next renewal writes into the lease; given fields are merged into those it has.
+
+        What a consumer of an earlier epoch says comes too late: others have owned the lease since, and are further.
+        """
         with self._lock:
-            if (held := self._held.get(key)) is not None:
+            if (held := self._held.get(key)) is not None and held.epoch == epoch:
                 held.checkpoint = {**held.checkpoint, **(checkpoint or {})}
                 held.detail = {**held.detail, **(detail or {})}
 

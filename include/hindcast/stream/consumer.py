@@ -94,7 +94,7 @@ class ShardConsumer:
         self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner)
         self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, self.lease)
         takeover.check_spark(self._wal, self.pipeline, self.lease, self._position, fingerprint)
-        self._keeper.report(self.lease.key, checkpoint={"fingerprint": fingerprint})
+        self._keeper.report(self.lease.key, self.lease.epoch, checkpoint={"fingerprint": fingerprint})
         self._last_cpu = self._cpu_seconds()
         reach("takeover.5")
         self._query = (
@@ -264,7 +264,7 @@ class ShardConsumer:
             "watermark_ms": commit.watermark_ms,
             "sink_version": version,
         }
-        self._keeper.report(self.lease.key, checkpoint=checkpoint, detail={"lag_records": self.lag_records})
+        self._keeper.report(self.lease.key, self.lease.epoch, checkpoint=checkpoint, detail={"lag_records": self.lag_records})
 
     def _complete_last_row(self) -> None:
         """Add what Spark measured of the last batch, once it has reported it: that is after the batch, before the next one."""

@@ -173,7 +173,7 @@ class Consumers:
             elif running.drain_to is not None and all(
                 consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()
             ):
-                self._keeper.report(key, detail={DRAINED: True})
+                self._keeper.report(key, lease.epoch, detail={DRAINED: True})
 
     def flush(self) -> None:
         """Write the queued ledger rows of all shards; a store that is away keeps them queued."""
@@ -239,7 +239,7 @@ class Consumers:
             self._lost(lease)
         elif isinstance(error, HindcastError) and not isinstance(error, _PASSING):
             kind = EventKind.OFFSETS_LOST if isinstance(error, OffsetsLostError) else EventKind.SHARD_REFUSED
-            self._keeper.report(lease.key, detail={REFUSED: str(error)})
+            self._keeper.report(lease.key, lease.epoch, detail={REFUSED: str(error)})
             cure = f"When it is mended: hindcast resume {lease.stream_id}"
             record(kind, str(error), cure=cure)
         else:
