@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 from itertools import count, islice
 
+from simulation.actions import WEIGHTS, Action, act
 from simulation.oracles import Breach
-from simulation.world import MOST_SHARDS, MOST_WORKERS, WEIGHTS, Action, World
+from simulation.world import MOST_SHARDS, MOST_WORKERS, World
 
 _NAMES, _ODDS = list(WEIGHTS), list(WEIGHTS.values())
 #: Numbers of an action are drawn below this: a multiple of what they pick from.
@@ -57,7 +58,7 @@ def play(workers: int, shards: int, actions: list[Action]) -> World:
     """A world to which these actions have happened and which was healed after them."""
     world = World(workers, shards)
     for action in actions:
-        world.act(action)
+        act(world, action)
     world.heal()
     return world
 

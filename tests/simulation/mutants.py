@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from simulation.ports import Fence, FencedSink
+from simulation.worker import Consumer, SimulatedWorker
 
 from hindcast.control import balance, keeper, shards, store
 from hindcast.control.keeper import Keeper
@@ -14,8 +16,6 @@ from hindcast.control.leases import Lease, LeaseKey, StatusType
 from hindcast.control.observer import Observer
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import CommitConflictError, CommitUnknownError
-from simulation.ports import Fence, FencedSink
-from simulation.worker import Consumer, SimulatedWorker
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hindcast.control.leases import ShardState
 from simulation.history import Event, History, Kind, Op
+
+from hindcast.control.leases import ShardState
 
 
 class Breach(NamedTuple):

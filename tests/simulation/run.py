@@ -21,7 +21,9 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=1000, help="histories to draw")
     parser.add_argument("--steps", type=int, default=STEPS, help="actions in each")
     parser.add_argument("--seed", default="", help="repeat the run, or (as SEED/NUMBER) the one history, of this seed")
-    parser.add_argument("--depth", type=int, default=8, help="moves of the exhaustive search; each further one takes about three times as long")
+    parser.add_argument(
+        "--depth", type=int, default=8, help="moves of the exhaustive search; each further one takes about three times as long"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     if "/" in options.seed:
@@ -82,7 +84,9 @@ def _mutants(seed: str) -> int:
         with mutated(name):
             found = drawn.first_breach(seed, MUTANT_HISTORIES, STEPS)
         missed += found is None
-        caught = f"NOT caught in {MUTANT_HISTORIES} histories" if found is None else f"caught by {found[1].oracle} after {found[0]} histories"
+        caught = (
+            f"NOT caught in {MUTANT_HISTORIES} histories" if found is None else f"caught by {found[1].oracle} after {found[0]} histories"
+        )
         print(f"  {name}: {caught}", flush=True)
     return missed
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hindcast.control.leases import LeaseKey
-from hindcast.testing import Outcome
 from simulation.oracles import Breach, check
 from simulation.ports import AWAY, Away
 from simulation.worker import SimulatedWorker
 from simulation.world import LEASE_SECONDS, World
+
+from hindcast.control.leases import LeaseKey
+from hindcast.testing import Outcome
 
 #: A step's outcomes: what each of the store's answers is.
 STEPS: dict[str, tuple[Outcome | Away, ...]] = {
@@ -88,7 +89,8 @@ COARSE = Moves((0.45,), ("ok", "unknown, written, then away"), (Outcome.OK,), at
 
 class Search(NamedTuple):
     """``histories`` counts interleavings of exactly ``depth`` moves; ``states`` those that differ; ``moves`` are
-    those that were played."""
+    those that were played.
+    """
 
     depth: int
     histories: int
@@ -133,10 +135,16 @@ def explore(depth: int, moves: Moves, *, owned: bool = False) -> Search:
 def _state(world: World) -> Any:
     """All that the future depends on; instants as ages, counters as whether they were seen."""
     rows = tuple(
-        (key, row.lease_owner, row.lease_stealer, row.epoch, row.state, row.checkpoint.get("batch", 0)) for key, row in world.store.rows.items()
+        (key, row.lease_owner, row.lease_stealer, row.epoch, row.state, row.checkpoint.get("batch", 0))
+        for key, row in world.store.rows.items()
     )
     workers = tuple(_memory(world, worker) for worker in world.workers.values())
-    return rows, tuple(world.sink.recorded.items()), workers, max((event.epoch for event in world.history if event.op == "begin"), default=0)
+    return (
+        rows,
+        tuple(world.sink.recorded.items()),
+        workers,
+        max((event.epoch for event in world.history if event.op == "begin"), default=0),
+    )
 
 
 def _memory(world: World, worker: SimulatedWorker) -> Any:

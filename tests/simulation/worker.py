@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from simulation.history import Event, Kind, Op
+from simulation.ports import BATCH, FaultyStore, Fence, FencedSink
+
 from hindcast.control import shards
 from hindcast.control.keeper import Keeper, Step
 from hindcast.control.leases import Lease, LeaseKey, StatusType
 from hindcast.control.store import Snapshot
 from hindcast.errors import CommitUnknownError, FenceMovedError, HindcastError, LeaseLostError
 from hindcast.testing import FakeClock, Outcome
-from simulation.history import Event, Kind, Op
-from simulation.ports import BATCH, FaultyStore, Fence, FencedSink
 
 T = TypeVar("T")
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import NamedTuple
+
+from simulation.history import Event, History, Kind, Op
+from simulation.oracles import Breach, check
+from simulation.ports import BATCH, FAULTS, FaultyStore, Fence, FencedSink
+from simulation.worker import SimulatedWorker, finished, wanted
 
 from hindcast.control import shards
 from hindcast.control.desired import DesiredState, desired_key
 from hindcast.control.keeper import RENEWALS, Keeper
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.store import swap
-from hindcast.errors import CommitConflictError, HindcastError
+from hindcast.errors import HindcastError
 from hindcast.testing import FakeClock, Outcome
-from simulation.history import Event, History, Kind, Op
-from simulation.oracles import Breach, check
-from simulation.ports import BATCH, FAULTS, FaultyStore, Fence, FencedSink, Place
-from simulation.worker import SimulatedWorker, finished, wanted
 
 LEASE_SECONDS = 10.0
 PERIOD = LEASE_SECONDS / RENEWALS
@@ -32,15 +30,6 @@ FLEET, PIPELINE = "f", "p"
 BOOTED = (0.0, 1e6, 37.0, 5e4, 1e3)
 RATES = (1.0, 1.03, 0.97, 1.01, 0.99)
 WALLS = (0, 3600, -3600, 7, -40)
-
-
-class Action(NamedTuple):
-    """What happens next: its name, and three numbers that pick a worker, a shard or a fault, and a size."""
-
-    name: str
-    who: int = 0
-    what: int = 0
-    size: int = 0
 
 
 def _is_shard(lease: Lease) -> bool:
@@ -83,7 +72,7 @@ class World:
         detail = (row.lease_owner, row.state, *(str(LeaseKey(row.stream_id, StatusType.SHARD, name)) for name in row.parent_shard_ids))
         self.record(Event(0.0, "", Op.LEASE, Kind.TRUTH, str(row.key), row.epoch, row.checkpoint.get(BATCH, 0), detail))
 
-    def _sink_landed(self, key: LeaseKey, fence: Fence, seal: bool) -> None:  # noqa: FBT001 - the port's own order
+    def _sink_landed(self, key: LeaseKey, fence: Fence, seal: bool) -> None:
         self.record(Event(0.0, "", Op.SEAL if seal else Op.BATCH, Kind.TRUTH, str(key), fence.epoch, fence.batch))
 
     def look(self) -> None:
@@ -110,22 +99,10 @@ class World:
         twin.workers = {name: worker.copied(twin.store, twin.sink, twin.record) for name, worker in self.workers.items()}
         return twin
 
-    # -- actions -------------------------------------------------------------------------------------------------------------
-
-    def act(self, action: Action) -> None:
-        """Let one thing happen, and look."""
-        _ACTIONS[action.name](self, action)
-        self.look()
+    # -- time and processes -------------------------------------------------------------------------------------------------------------
 
     def awake(self) -> list[SimulatedWorker]:
         return [worker for worker in self.workers.values() if worker.wakes_at <= self.at and not worker.busy]
-
-    def _worker(self, action: Action) -> SimulatedWorker | None:
-        awake = self.awake()
-        return awake[action.who % len(awake)] if awake else None
-
-    def _key(self, action: Action) -> LeaseKey:
-        return self.keys[action.what % len(self.keys)]
 
     def pass_time(self, seconds: float) -> None:
         self.at += seconds
@@ -213,12 +190,11 @@ class World:
 
     # -- generations ---------------------------------------------------------------------------------------------------------
 
-    def reshard(self, action: Action) -> None:
-        """A new generation of shards takes the place of the newest one, whose shards end one batch from where they are."""
+    def reshard(self, count: int, batches: int) -> None:
+        """A new generation of ``count`` shards takes the place of the newest one, whose shards end so many batches later."""
         if self.generations == MOST_GENERATIONS or any(row.state == ShardState.WAIT for row in self.store.rows.values()):
             return
         old = [row for row in self.store.rows.values() if _is_shard(row) and row.key not in self.ends]
-        count = 1 + action.what % 3
         names = [shards.shard_name(1, self.generations, index) for index in range(count)]
         children = [
             old[0].evolve(
@@ -234,7 +210,7 @@ class World:
             )
             for index, name in enumerate(names)
         ]
-        self.ends.update({row.key: self._sink_batch(row.key) + 1 + action.size % 2 for row in old})
+        self.ends.update({row.key: self._sink_batch(row.key) + batches for row in old})
         self.store.commit(self.store.read(), children)
         self.keys += [child.key for child in children]
         self.generations += 1
@@ -247,7 +223,9 @@ class World:
         """Shards that are consumed to their end and given up are TERMINATED; those that wait and are wanted are opened."""
         snapshot = self.store.read()
         rows = [row for row in snapshot.leases.values() if _is_shard(row)]
-        ended = [row.evolve(state=ShardState.TERMINATED) for row in rows if row.free and finished(row, self.ends) and row.state in _GIVEN_UP]
+        ended = [
+            row.evolve(state=ShardState.TERMINATED) for row in rows if row.free and finished(row, self.ends) and row.state in _GIVEN_UP
+        ]
         opened = [row.moved(ShardState.OPEN) for row in rows if row.state == ShardState.WAIT and wanted(self.ends, row, snapshot)]
         if changes := ended + opened:
             self.store.commit(snapshot, changes)
@@ -302,134 +280,3 @@ class World:
 
 
 _GIVEN_UP = frozenset({ShardState.OPEN, ShardState.CLOSED})
-
-
-# -- the actions by their names: each takes the numbers it needs from an Action -------------------------------------------------
-
-
-def _step(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None:
-        world.step(worker, action.what)
-        if action.size % 3:
-            world.run(worker)
-
-
-def _slow_step(world: World, action: Action) -> None:
-    """A step whose answer takes its time, in which others step, or this worker's own queries go on."""
-    if (worker := world._worker(action)) is None:
-        return
-
-    def meanwhile() -> None:
-        world.pass_time(LEASE_SECONDS * (0.1, 0.3, 0.7, 1.2)[action.size % 4])
-        if action.size % 3 == 0:
-            for other in world.awake():
-                other.step()
-                world.run(other)
-        elif action.size % 3 == 1:
-            for key in list(worker.consumers):
-                worker.begin(key)
-                worker.land(key, Outcome.OK, at_once=True)
-        world.look()
-
-    world.store.slow = {tuple(Place)[action.size // 4 % len(Place)]: meanwhile}
-    world.step(worker, action.what)
-
-
-def _work(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None:
-        world.run(worker)
-
-
-def _begin(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None and worker.consumers:
-        worker.begin(_consumed(worker, action))
-
-
-def _land(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None and worker.consumers:
-        outcome = (Outcome.OK, Outcome.OK, Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST)[action.size % 4]
-        worker.land(_consumed(worker, action), outcome, at_once=action.size // 4 % 3 > 0)
-
-
-def _fail(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None and worker.consumers:
-        worker.fail(_consumed(worker, action))
-
-
-def _consumed(worker: SimulatedWorker, action: Action) -> LeaseKey:
-    return list(worker.consumers)[action.what % len(worker.consumers)]
-
-
-def _pause(world: World, action: Action) -> None:
-    """Nobody runs this worker for 0.4 to 3 leases; what it had in hand it lands on waking."""
-    if (worker := world._worker(action)) is not None:
-        worker.wakes_at = world.at + LEASE_SECONDS * (0.4, 0.9, 1.3, 3.0)[action.size % 4]
-
-
-def _stick(world: World, action: Action) -> None:
-    """This worker's main thread waits for something for 1 to 4 leases, while it renews."""
-    if (worker := world._worker(action)) is not None:
-        worker.stuck_until = world.at + LEASE_SECONDS * (1.0, 1.5, 2.5, 4.0)[action.size % 4]
-
-
-def _round(world: World, action: Action) -> None:
-    for number in range(1 + action.size % 4):
-        world.round(first=action.who + number)
-        world.look()
-
-
-def _time(world: World, action: Action) -> None:
-    world.pass_time(LEASE_SECONDS * (0.05, 0.25, 0.5, 0.81, 1.01, 1.5)[action.size % 6])
-
-
-def _jump(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None:
-        worker.clock.wall_offset += timedelta(seconds=(-7200, -60, 11, 3600)[action.size % 4])
-
-
-def _die(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None and len(world.workers) > 1:
-        world.die(worker)
-
-
-def _join(world: World, action: Action) -> None:
-    if len(world.workers) < MOST_WORKERS:
-        world.join()
-
-
-def _leave(world: World, action: Action) -> None:
-    if (worker := world._worker(action)) is not None and len(world.workers) > 1:
-        worker.leaving = True
-
-
-def _crash(world: World, action: Action) -> None:
-    """The main thread ends with an error: its queries are left to the fence, and its leases are given up."""
-    if (worker := world._worker(action)) is not None and len(world.workers) > 1:
-        worker.steps, worker.consumers, worker.stuck_until = [], {}, 0.0
-        worker.leaving = worker.draining = True
-        world.run(worker)
-
-
-#: What can happen, and how often in a drawn history.
-_ACTIONS: dict[str, Callable[[World, Action], None]] = {
-    "step": _step,
-    "slow step": _slow_step,
-    "work": _work,
-    "begin": _begin,
-    "land": _land,
-    "fail": _fail,
-    "pause": _pause,
-    "stick": _stick,
-    "round": _round,
-    "time": _time,
-    "jump": _jump,
-    "die": _die,
-    "join": _join,
-    "leave": _leave,
-    "crash": _crash,
-    "reshard": World.reshard,
-}
-WEIGHTS: dict[str, int] = {
-    "step": 12, "slow step": 6, "work": 6, "begin": 10, "land": 10, "fail": 2, "pause": 5, "stick": 3, "round": 8,
-    "time": 5, "jump": 1, "die": 2, "join": 2, "leave": 1, "crash": 1, "reshard": 1,
-}  # fmt: skip

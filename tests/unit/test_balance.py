@@ -75,7 +75,9 @@ class Fleet:
         """All leases have live owners, of whom none has two more than another, and nothing is promised."""
         load = Counter(dict.fromkeys(self.workers, 0))
         load.update(row.lease_owner for row in self.rows)
-        return set(load) == set(self.workers) and max(load.values()) - min(load.values()) <= 1 and not any(r.lease_stealer for r in self.rows)
+        return (
+            set(load) == set(self.workers) and max(load.values()) - min(load.values()) <= 1 and not any(r.lease_stealer for r in self.rows)
+        )
 
 
 events = st.tuples(st.sampled_from(["join", "leave", "die", "period"]), st.integers(0, 11))

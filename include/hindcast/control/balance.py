@@ -9,6 +9,7 @@ from hindcast.control.leases import TAKEABLE, Lease
 from hindcast.control.observer import Observer
 from hindcast.control.store import shuffled
 
+
 def target(leases: int, workers: int) -> int:
     """The most leases a worker takes: ceil(leases / live workers)."""
     return -(-leases // max(workers, 1))
