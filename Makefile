@@ -36,6 +36,7 @@ help: ## print this list
 	@echo
 	@echo "  make demo ONCE=1          stop everything after the verdict; exit 0 only where it passes"
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
+	@echo "  make simulate EXAMPLES=10000   so many histories; SEED=... repeats a run, SEED=.../17 one history, DEPTH=9 searches deeper"
 	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
 
 .PHONY: env
@@ -79,8 +80,12 @@ format: env ## put every Python file into the one form
 	@$(BIN)/ruff format
 
 .PHONY: test-fast
-test-fast: env ## unit tests: seconds, no JVM
-	@$(BIN)/python -m pytest tests/unit --timeout 60
+test-fast: env ## unit tests and the short simulation: seconds, no JVM
+	@$(BIN)/python -m pytest tests/unit tests/simulation --timeout 60
+
+.PHONY: simulate
+simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run), every short one, and with faults built in
+	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
 
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance, faults

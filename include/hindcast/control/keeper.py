@@ -7,7 +7,7 @@ One step of the protocol, all in ONE commit (design: the taker and renewer of KC
 3. a lease that was asked for (``lease_stealer``) or must be given up is closed by its consumer first, then transferred
    (owner = stealer, epoch + 1) or released (no owner);
 4. open the shards whose parents have ended (:mod:`hindcast.control.shards`); take free and expired leases up to the target
-   (epoch + 1); where there is none, ask the richest worker for one;
+   (epoch + 1); where there is none, ask the richest workers for all that it lacks;
 5. commit on the snapshot that was read; on a conflict or an unknown outcome begin again at 1.
 
 A lease is valid until 80 % of its duration after the *start* of the last step that committed: the owner stops itself before any
@@ -165,6 +165,9 @@ class Keeper:
             row = snapshot.leases.get(key)
             if row is not None and self._owns(row, held):
                 changes[key] = self._kept(row, held, live).evolve(updated_at=now)
+        if self._draining:
+            mine = (row for row in snapshot.leases.values() if self.owner in {row.lease_owner, row.lease_stealer})
+            changes |= {row.key: self._declined(row) for row in mine if row.key not in changes}
         if self._draining or self._slot not in changes:
             return list(changes.values())
         changes |= {lease.key: lease for lease in shards.opened({**snapshot.leases, **changes})}
@@ -176,8 +179,8 @@ class Keeper:
         takes = balance.to_take(wanted, self.owner, live, self._observer)
         for row in takes:
             changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
-        if not takes and (victim := balance.to_steal(wanted, self.owner, live, self._observer)) is not None and victim.key not in changes:
-            changes[victim.key] = victim.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
+        for row in balance.to_steal(wanted, self.owner, live, self._observer) if not takes else ():
+            changes[row.key] = row.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
         return list(changes.values())
 
     def _kept(self, row: Lease, held: Held, live: Iterable[str]) -> Lease:
@@ -193,6 +196,12 @@ class Keeper:
         if row.lease_stealer:
             return row.given_to(row.lease_stealer, state=ShardState.OPEN)
         return row.renewed(lease_owner="", state=ShardState.CLOSED if row.status_type is StatusType.SHARD else row.state)
+
+    def _declined(self, row: Lease) -> Lease:
+        """What comes too late for a worker that stops: its wish is withdrawn, and what it was given is free for others at once."""
+        if row.lease_owner == self.owner:
+            return row.renewed(lease_owner="", lease_stealer="")
+        return row.evolve(lease_stealer="")
 
     def _apply(self, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
         written = {lease.key: lease for lease in changes}
@@ -242,17 +251,20 @@ class Keeper:
         """Whether this worker may act as the owner in that epoch, by its own clock, without asking the store."""
         with self._lock:
             held = self._held.get(key)
-            return held is not None and held.epoch == epoch and self._clock.monotonic() < held.valid_until
+            return held is not None and held.epoch == epoch and not held.closed and self._clock.monotonic() < held.valid_until
 
     def check(self, key: LeaseKey, epoch: int) -> None:
         """:raises LeaseLostError: where :meth:`holds` is false"""
         if not self.holds(key, epoch):
             raise LeaseLostError(owner=self.owner, lease=key, epoch=epoch, reason="it was not renewed in time or has another owner")
 
-    def report(self, key: LeaseKey, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None) -> None:
-        """What the next renewal writes into the lease; given fields are merged into those it has."""
+    def report(self, key: LeaseKey, epoch: int, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None) -> None:
+        """What the next renewal writes into the lease; given fields are merged into those it has.
+
+        What a consumer of an earlier epoch says comes too late: others have owned the lease since, and are further.
+        """
         with self._lock:
-            if (held := self._held.get(key)) is not None:
+            if (held := self._held.get(key)) is not None and held.epoch == epoch:
                 held.checkpoint = {**held.checkpoint, **(checkpoint or {})}
                 held.detail = {**held.detail, **(detail or {})}
 
@@ -275,7 +287,7 @@ class Keeper:
     def leave(self) -> None:
         """Give the slot up: the last step of a worker that stops cleanly. Nobody needs to wait for its leases to expire."""
         with self._lock:
+            self._draining = True
             for held in self._held.values():
                 held.closing = held.closed = True
-        if self._held:
-            self.step()
+        self.step()  # also where nothing is held: something may just have been given to it

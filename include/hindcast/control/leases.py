@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from hindcast.control.schema import SCHEMA_VERSION
@@ -81,7 +82,7 @@ class Lease:
     detail: dict[str, Any] = field(default_factory=dict)
     updated_at: datetime | None = None
 
-    @property
+    @cached_property
     def key(self) -> LeaseKey:
         return LeaseKey(self.stream_id, self.status_type, self.status_value)
 

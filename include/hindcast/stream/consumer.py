@@ -112,7 +112,7 @@ class ShardConsumer:
             rebuild = self._damage()
         start = self._rewind() if rebuild else takeover.by_partition(self.lease.checkpoint["start_offsets"])
         assert self._wal is not None
-        self._keeper.report(self.lease.key, checkpoint={"fingerprint": fingerprint})
+        self._keeper.report(self.lease.key, self.lease.epoch, checkpoint={"fingerprint": fingerprint})
         self._last_cpu = self._cpu_seconds()
         reach("takeover.5")
         self._query = (
@@ -332,7 +332,7 @@ class ShardConsumer:
             "watermark_ms": self._position.watermark_ms,
             "sink_version": sink_version,
         }
-        self._keeper.report(self.lease.key, checkpoint=checkpoint, detail=detail)
+        self._keeper.report(self.lease.key, self.lease.epoch, checkpoint=checkpoint, detail=detail)
 
     def _complete_last_row(self) -> None:
         """Add what Spark measured of the last batch, once it has reported it: that is after the batch, before the next one."""

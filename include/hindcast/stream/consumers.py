@@ -141,7 +141,7 @@ class Consumers:
         message = f"{self._keeper.owner} {'ends' if superseded else 'consumes'} {lease.key} in epoch {lease.epoch}."
         self._record(EventKind.SHARD_TAKEN, message, lease)
         if rebuilt and not superseded:
-            self._keeper.report(lease.key, detail={REBUILD: request, DAMAGED: ""})
+            self._keeper.report(lease.key, lease.epoch, detail={REBUILD: request, DAMAGED: ""})
             self._record(EventKind.SHARD_REBUILT, f"The state of {lease.key} is made anew from the topic: {rebuilt}", lease)
 
     def rebuild(self, lease: Lease, request: str) -> None:
@@ -202,7 +202,7 @@ class Consumers:
             elif running.drain_to is not None and all(
                 consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()
             ):
-                self._keeper.report(key, detail={DRAINED: True})
+                self._keeper.report(key, lease.epoch, detail={DRAINED: True})
 
     def _drained(self, running: _Running) -> None:
         """What comes after the last batch: a new state, the shard's end, or another owner."""
@@ -304,7 +304,7 @@ class Consumers:
             self._lost(lease)
         elif isinstance(error, HindcastError) and not isinstance(error, _PASSING):
             kind = EventKind.OFFSETS_LOST if isinstance(error, OffsetsLostError) else EventKind.SHARD_REFUSED
-            self._keeper.report(lease.key, detail={REFUSED: str(error)})
+            self._keeper.report(lease.key, lease.epoch, detail={REFUSED: str(error)})
             cure = f"When it is mended: hindcast resume {lease.stream_id}"
             self._record(kind, str(error), lease, severity=Severity.ERROR, cure=cure)
         else:
@@ -314,7 +314,7 @@ class Consumers:
             _log.error(message, error=str(error))
             self._record(EventKind.QUERY_FAILED, message, lease, severity=Severity.ERROR, cure=cure)
             if _STATE_LOST.search(str(error)):
-                self._keeper.report(lease.key, detail={DAMAGED: _first_line(error)})
+                self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: _first_line(error)})
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be lost.
         self._keeper.closed(lease.key)
 
