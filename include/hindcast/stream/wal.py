@@ -19,6 +19,7 @@ from hindcast.errors import CheckpointDamagedError
 from hindcast.stream.source import offsets_option
 
 _FORMAT = "v1"
+_SHUFFLES = "spark.sql.shuffle.partitions"
 #: Where the rewinding that follows is not possible, its own error says so.
 CURE = "Nothing was read or written. It is made anew from the topic where that still holds what open windows need."
 
@@ -116,10 +117,11 @@ class SparkCheckpoint:
         now_ms = time.time_ns() // 1_000_000
         metadata = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
         # The configuration that Spark pins for a query: without it a restarted query falls back to the state layout of old versions.
-        about = metadata.apply(0, now_ms, spark._jsparkSession.conf()).json()
+        about = json.loads(metadata.apply(0, now_ms, spark._jsparkSession.conf()).json())
+        about["conf"][_SHUFFLES] = spark.conf.get(_SHUFFLES)  # Spark takes it from the query's own session, which is not there yet
         self.remove()
         self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-        self._write("offsets/0", "\n".join([_FORMAT, about, offsets_option(self._topic, end_offsets)]))
+        self._write("offsets/0", "\n".join([_FORMAT, json.dumps(about), offsets_option(self._topic, end_offsets)]))
 
     def remove(self) -> None:
         """Delete the folder and all in it."""
