@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,7 +140,7 @@ def twins(
         sinks.mkdir(parents=True)
         other = second.settings.home / "tables"
         other.mkdir(parents=True)
-        os.symlink(sinks, other / "sinks")
+        (other / "sinks").symlink_to(sinks)
     yield made[0], made[1]
     for fleet in (first, second):
         fleet.end()

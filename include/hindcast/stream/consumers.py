@@ -212,7 +212,12 @@ class Consumers:
             if self._running.get(lease.key) is running:
                 message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
                 self._events.record(
-                    EventKind.AUDIT_FAILED, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value
+                    EventKind.AUDIT_FAILED,
+                    message,
+                    severity=Severity.WARNING,
+                    cure="The next pass tries again. If it goes on: the worker's log has the whole error.",
+                    pipeline=lease.stream_id,
+                    shard=lease.status_value,
                 )
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
@@ -228,7 +233,13 @@ class Consumers:
     def _lost(self, lease: Lease) -> None:
         message = f"{self._keeper.owner} has lost {lease.key} (epoch {lease.epoch}) and has stopped consuming it."
         self._events.record(
-            EventKind.LEASE_LOST, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
+            EventKind.LEASE_LOST,
+            message,
+            severity=Severity.WARNING,
+            cure="The next owner goes on. If it happens often: give the worker more CPU, or raise HINDCAST_LEASE_SECONDS.",
+            pipeline=lease.stream_id,
+            shard=lease.status_value,
+            epoch=lease.epoch,
         )
 
     def _failed(self, lease: Lease, error: BaseException) -> None:
