@@ -263,9 +263,8 @@ class Consumers:
         except Exception as error:  # noqa: BLE001 - a pass that fails is tried again; it must never end the stream
             if self._running.get(lease.key) is running:
                 message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
-                self._events.record(
-                    EventKind.AUDIT_FAILED, message, severity=Severity.WARNING, pipeline=lease.stream_id, shard=lease.status_value
-                )
+                cure = "The next pass tries again. If it goes on: the worker's log has the whole error."
+                self._record(EventKind.AUDIT_FAILED, message, lease, severity=Severity.WARNING, cure=cure)
 
     def _end(self, running: _Running) -> None:
         """Give a superseded shard up for good, once every late and poison row of it is filed."""
@@ -292,7 +291,8 @@ class Consumers:
 
     def _lost(self, lease: Lease) -> None:
         message = f"{self._keeper.owner} has lost {lease.key} (epoch {lease.epoch}) and has stopped consuming it."
-        self._record(EventKind.LEASE_LOST, message, lease, severity=Severity.WARNING)
+        cure = "The next owner goes on. If it happens often: give the worker more CPU, or raise HINDCAST_LEASE_SECONDS."
+        self._record(EventKind.LEASE_LOST, message, lease, severity=Severity.WARNING, cure=cure)
 
     def _record(self, kind: EventKind, message: str, lease: Lease, *, severity: Severity = Severity.INFO, cure: str = "") -> None:
         self._events.record(
