@@ -79,11 +79,11 @@ def test_a_damaged_spark_checkpoint_is_made_anew(shard: Shard, damage: Callable[
     assert {row.epoch for row in ledger(shard.settings)} == {1, 2}
 
 
-@pytest.mark.parametrize("step", ["takeover.5", "sink.1", "sink.2", "sink.4", "sink.5", "sink.6"])
-def test_a_death_while_rewinding_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+@pytest.mark.parametrize(("step", "time"), [("takeover.5", 1), ("sink.1", 1), ("sink.4", 2), ("sink.5", 1)])  # the seal reaches sink.4 once
+def test_a_death_while_rewinding_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
     """Whoever dies between making a new state and the first batch that goes on from it leaves the next owner all it needs."""
     damaged(shard)
-    crash_at(monkeypatch, step, 1)
+    crash_at(monkeypatch, step, time)
     heir = shard.own()
     if step.startswith("takeover"):
         with pytest.raises(CrashError):

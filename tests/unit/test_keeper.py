@@ -372,3 +372,19 @@ def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: Me
     assert (gained.lease_owner, gained.epoch) == ("a", 2)
     assert a.holds(key, 2)
     assert a.step().lost == []
+
+
+def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A look writes nothing, and says when a lease has been seen unchanged for its whole duration."""
+    (key,) = add_shards(store, 1)
+    keeper("a").step()
+    b = keeper("b")
+    clock.advance(1)
+    assert not b.look()
+    commits = store.commits
+    clock.advance(LEASE - 1.1)
+    assert not b.look()
+    clock.advance(0.2)
+    assert b.look()
+    assert store.commits == commits
+    assert {lease.key for lease in b.step().gained} == {key}

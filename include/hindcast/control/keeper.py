@@ -32,6 +32,8 @@ from hindcast.errors import LeaseLostError
 SELF_FENCE = 0.8
 #: Renewals in one lease: three may fail before the owner fences itself.
 RENEWALS = 4
+#: Looks in one lease. An observer sees a death at most one look late; a look writes nothing, and reads nothing where nothing changed.
+LOOKS = 16
 
 
 @dataclass
@@ -95,6 +97,10 @@ class Keeper:
         return self.lease_seconds / RENEWALS
 
     @property
+    def look_seconds(self) -> float:
+        return self.lease_seconds / LOOKS
+
+    @property
     def slot(self) -> LeaseKey | None:
         return self._slot
 
@@ -134,6 +140,21 @@ class Keeper:
                 taken = slot.given_to(self.owner, detail=self._identity, updated_at=self._clock.now())
                 return [taken, *(other for other in missing if other.key != slot.key)]
         return missing
+
+    # -- the look ----------------------------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Note which counters moved; True where a lease is to be taken at once, so that the next step is not waited for.
+
+        :raises StoreUnavailableError: the store does not answer
+        """
+        snapshot = self._store.read()
+        with self._lock:
+            self._observer.observe(snapshot.leases.values())
+            if self._draining or self._slot is None:
+                return False
+            wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
+            return bool(balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer))
 
     # -- the step ----------------------------------------------------------------------------------------------------------
 

@@ -228,12 +228,16 @@ class Worker:
     # -- the other threads ---------------------------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        while not self._ended.wait(self._keeper.renewal_seconds):
-            if self._clock.monotonic() - self._beat > STUCK_SECONDS:
+        due = self._clock.monotonic() + self._keeper.renewal_seconds
+        while not self._ended.wait(self._keeper.look_seconds):
+            now = self._clock.monotonic()
+            if now - self._beat > STUCK_SECONDS:
                 _log.error("The main thread is stuck, so its leases are not renewed.", worker=self.id)
                 continue
             try:
-                self._steps.put(self._keeper.step())
+                if now >= due or self._keeper.look():
+                    due = now + self._keeper.renewal_seconds
+                    self._steps.put(self._keeper.step())
             except HindcastError as error:
                 _log.warning("The leases could not be renewed; trying again.", worker=self.id, reason=str(error))
 
