@@ -83,7 +83,7 @@ def test_a_live_pipeline_is_dealt_into_more_shards_and_its_topic_grows(stream: S
     stream.wait_read()
 
     with KafkaAdminClient(bootstrap_servers=stream.settings.bootstrap_servers) as admin:
-        admin.create_partitions({stream.topic: {"count": 8}})
+        admin.create_partitions({stream.topic: 8})
     stream.send(regrown(third, 8, stream.sent))
     wait_generation(stream, 2, 3)
     stream.wait_read()
