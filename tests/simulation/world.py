@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from datetime import timedelta
 from functools import partial
 
@@ -14,7 +15,7 @@ from simulation.worker import SimulatedWorker, finished, wanted
 from hindcast.control import shards
 from hindcast.control.desired import DesiredState, desired_key
 from hindcast.control.keeper import RENEWALS, Keeper
-from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
+from hindcast.control.leases import TAKEABLE, Lease, LeaseKey, ShardState, StatusType
 from hindcast.errors import HindcastError
 from hindcast.testing import FakeClock, Outcome
 
@@ -254,15 +255,23 @@ class World:
         self._settle()
 
     def _settle(self) -> None:
-        """Play on until nothing was handed over for some rounds."""
+        """Play on until nothing was handed over for some rounds and the loads differ by one at most."""
         deadline, quiet, moved = self.at + HEALING_SECONDS, 0, {}
         epochs = {key: row.epoch for key, row in self.store.rows.items()}
-        while quiet < QUIET_ROUNDS and self.at < deadline:
+        while (quiet < QUIET_ROUNDS or self._uneven()) and self.at < deadline:
             self.round()
             before, epochs = epochs, {key: row.epoch for key, row in self.store.rows.items()}
             moved = {key for key, epoch in epochs.items() if epoch != before.get(key)}
             quiet = 0 if moved else quiet + 1
-        self.record(Event(0.0, "", Op.SETTLED, Kind.OK if quiet >= QUIET_ROUNDS else Kind.FAIL, detail=tuple(str(key) for key in moved)))
+        wrong = [] if quiet >= QUIET_ROUNDS else [f"{key} was handed over" for key in moved]
+        wrong += [f"the loads are {load}"] if (load := self._uneven()) else []
+        self.record(Event(0.0, "", Op.SETTLED, Kind.FAIL if wrong else Kind.OK, detail=tuple(wrong)))
+
+    def _uneven(self) -> dict[str, int]:
+        """What each worker has, where one has two leases more than another."""
+        load = Counter(dict.fromkeys(self.workers, 0))
+        load.update(row.lease_owner for row in self.store.rows.values() if _is_shard(row) and row.state in TAKEABLE)
+        return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
 
     def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
         """The shards that are not consumed, and why."""
