@@ -38,6 +38,8 @@ help: ## print this list
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
 	@echo "  make simulate EXAMPLES=10000   so many histories; SEED=... repeats a run, SEED=.../17 one history, DEPTH=9 searches deeper"
 	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
+	@echo "  make faults ROW=F5 REPEAT=20 SEED=7   one row of the matrix, with the seeds 7 to 26"
+	@echo "  make nemesis SECONDS=60 SEED=7        the run of that seed again"
 
 .PHONY: env
 env: $(VENV)/.installed ## make .venv from requirements.txt (nothing to do where nothing changed)
@@ -88,8 +90,19 @@ simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run
 	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
 
 .PHONY: test
-test: env jars ## all tests: unit, integration, acceptance, faults
+test: env jars ## all tests: unit, integration, acceptance
 	@$(BIN)/python -m pytest
+
+FAULTS = $(BIN)/python -m pytest tests/faults tests/integration tests/acceptance -p no:randomly --timeout 900 \
+	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)")
+
+.PHONY: faults
+faults: env jars ## the matrix of faults against real processes (ROW=F5 REPEAT=20 SEED=7 choose)
+	@$(FAULTS) $(if $(ROW),--row "$(ROW)")
+
+.PHONY: nemesis
+nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)
+	@$(FAULTS) --row nemesis $(if $(SECONDS),--nemesis-seconds "$(SECONDS)")
 
 .PHONY: demo
 demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`

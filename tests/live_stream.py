@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 from deltalake import DeltaTable
 from kafka import KafkaProducer
@@ -32,18 +33,20 @@ from hindcast import Table, Topic, Window, pipeline
 @pipeline(
     source=Topic("{topic}", schema="ticker string, ts timestamp, ask double", key="ticker"),
     event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"),
-    sink=Table("stock_stats", keys=["window", "ticker"]), version=1, shards={shards},
+    sink=Table("{name}", keys=["window", "ticker"]), version={version}, shards={shards},
 )
-def stock_stats(trades):
+def {name}(trades):
     asks = F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask")
     return trades.groupBy("window", "ticker").agg(*asks)
 """
 
 
-def declare(settings: Settings, topic: str, shards: int = 1) -> None:
-    """Write the pipeline's module into the settings' pipelines folder."""
+def declare(settings: Settings, topic: str, shards: int = 1, *, name: str = "stock_stats", version: int = 1) -> Path:
+    """Write a pipeline's module into the settings' pipelines folder; return its file."""
     settings.pipelines_dir.mkdir(parents=True, exist_ok=True)
-    (settings.pipelines_dir / "stock_stats.py").write_text(MODULE.format(topic=topic, shards=shards))
+    path = settings.pipelines_dir / f"{name}.py"
+    path.write_text(MODULE.format(topic=topic, shards=shards, name=name, version=version))
+    return path
 
 
 def on_topic(pipeline: Pipeline, topic: str, shards: int = 1) -> Pipeline:
@@ -57,7 +60,7 @@ def produce(bootstrap_servers: str, topic: str, records: Iterable[Record]) -> No
     sent = []
     for record in records:
         if record.event_ms is None:
-            value = b"{bad"
+            value = record.poison
         else:
             at = datetime.fromtimestamp(record.event_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             value = json.dumps({"ticker": record.ticker, "ts": at, "ask": record.ask}).encode()
@@ -73,23 +76,23 @@ def ends(records: Iterable[Record]) -> dict[int, int]:
     return dict(Counter(record.partition for record in records))
 
 
-def sink_rows(settings: Settings) -> list[tuple[Key, Answer]]:
+def sink_rows(settings: Settings, name: str = "stock_stats") -> list[tuple[Key, Answer]]:
     """Every row of the sink, doubled ones twice."""
-    table = DeltaTable(settings.table("sinks", "stock_stats")).to_pyarrow_table().to_pylist()
+    table = DeltaTable(settings.table("sinks", name)).to_pyarrow_table().to_pylist()
     return [
         ((int(row["window"]["end"].timestamp() * 1000), row["ticker"]), (row["min_ask"], row["trades"], row["avg_ask"])) for row in table
     ]
 
 
-def ledger(settings: Settings) -> list[LedgerRow]:
-    return Ledger(ControlTables(settings)).batches("stock_stats")
+def ledger(settings: Settings, name: str = "stock_stats") -> list[LedgerRow]:
+    return Ledger(ControlTables(settings)).batches(name)
 
 
-def all_filed(settings: Settings) -> bool:
+def all_filed(settings: Settings, name: str = "stock_stats") -> bool:
     """Whether the late and poison rows of every batch in the ledger are filed."""
     table = ControlTables(settings).open(ControlTable.LATE_ROWS)
-    last = {row.shard: row.batch for row in ledger(settings)}
-    recorded = {shard: Fence.of(table.transaction_version(app_id("stock_stats", shard))) for shard in last}
+    last = {row.shard: row.batch for row in ledger(settings, name)}
+    recorded = {shard: Fence.of(table.transaction_version(app_id(name, shard))) for shard in last}
     return all(fence is not None and fence.batch >= last[shard] for shard, fence in recorded.items())
 
 
@@ -103,41 +106,42 @@ def check_chain(batches: list[LedgerRow]) -> None:
         for before, after in pairwise(rows):
             assert after.start_offsets == before.end_offsets
             assert after.late_watermark_ms == before.watermark_ms
+            assert all(after.floors.get(partition, 0) <= before.final_ms(partition) for partition in after.end_offsets)
             assert after.epoch >= before.epoch
             assert after.sink_version > before.sink_version
 
 
-def check_answer(settings: Settings, records: list[Record], clockwork_of: Simulated) -> None:
+def check_answer(settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats") -> None:
     """I1, I2 and I5: each closed window is in the sink once, with the value that the rows read in time give; no other is."""
-    batches = ledger(settings)
+    batches = ledger(settings, name)
     check_chain(batches)
     closed: dict[int, int] = {}
     for row in batches:
         for partition, end in row.end_offsets.items():
-            closed[partition] = row.watermark_ms
+            closed[partition] = max(closed.get(partition, 0), row.final_ms(partition))
             for offset in range(row.start_offsets[partition], end):
-                clockwork_of.thresholds[partition, offset] = row.late_watermark_ms
+                clockwork_of.thresholds[partition, offset] = row.late_ms(partition)
     asks: dict[Key, list[float]] = defaultdict(list)
     for record in records:
         late_ms = clockwork_of.thresholds[record.partition, record.offset]
         for end in clockwork_of.clockwork.window_ends(record.event_ms) if record.event_ms is not None else ():
             if late_ms < end <= closed[record.partition]:
                 asks[end, record.ticker].append(record.ask)
-    rows = sink_rows(settings)
+    rows = sink_rows(settings, name)
     assert len(rows) == len(dict(rows)), "a row of the sink stands there twice"
     assert dict(rows) == {key: answer(found) for key, found in asks.items()}
 
 
-def check_filed(settings: Settings, records: list[Record], clockwork_of: Simulated) -> None:
+def check_filed(settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats") -> None:
     """I1 of what is in no result: the poison and the late rows are filed, each exactly once. Call after :func:`check_answer`."""
-    tables = ControlTables(settings)
-    poison = sorted((row["partition"], row["offset"]) for row in tables.rows(ControlTable.DEAD_LETTERS))
+    tables, mine = ControlTables(settings), [("pipeline", "=", name)]
+    poison = sorted((row["partition"], row["offset"]) for row in tables.rows(ControlTable.DEAD_LETTERS, mine))
     assert poison == sorted(record.place for record in records if record.event_ms is None)
     late = {}
     for record in records:
         if record.event_ms is not None:
             count = sum(end <= clockwork_of.thresholds[record.place] for end in clockwork_of.clockwork.window_ends(record.event_ms))
             late.update({record.place: count} if count else {})
-    filed = [((row["partition"], row["offset"]), row["windows_late"]) for row in tables.rows(ControlTable.LATE_ROWS)]
+    filed = [((row["partition"], row["offset"]), row["windows_late"]) for row in tables.rows(ControlTable.LATE_ROWS, mine)]
     assert len(filed) == len(dict(filed)), "a late row is filed twice"
     assert dict(filed) == late

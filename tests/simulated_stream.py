@@ -24,7 +24,7 @@ Answer = tuple[float, int, float]  # least ask, count, average ask
 
 @dataclass(frozen=True)
 class Record:
-    """One record of the topic; ``event_ms`` None makes it poison."""
+    """One record of the topic; ``event_ms`` None makes it poison, and ``poison`` is then what is sent."""
 
     partition: int
     offset: int
@@ -32,6 +32,7 @@ class Record:
     event_ms: int | None
     ask: float = 1.0
     broker_ms: int = BASE_MS
+    poison: bytes | None = b"{bad"
 
     @property
     def place(self) -> tuple[int, int]:

@@ -133,6 +133,16 @@ def dead_settings(files: Files) -> Iterator[str]:
             yield f"nothing reads the setting {name}"
 
 
+def helpless_events(files: Files) -> Iterator[str]:
+    """Events that may be a warning or an error and name no cure."""
+    for path, text in _python(files, *CODE):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "record":
+                given = {keyword.arg for keyword in node.keywords}
+                if "severity" in given and "cure" not in given:
+                    yield f"{path}:{node.lineno} records a warning or an error without a cure"
+
+
 def _imports(text: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -152,6 +162,13 @@ RULES: list[tuple[Rule, dict[str, str]]] = [
     (heavy_dag_files, {"dags/a.py": "def f():\n    from pyspark.sql import DataFrame\n", "spark_apps/a.py": "import pyspark\n"}),
     (folder_imports, {"dags/a.py": "from include.hindcast import settings\n", "dags/b.py": "from hindcast import settings\n"}),
     (crowded_plugins, {"plugins/kafka.py": "", "plugins/hindcast_plugin.py": ""}),
+    (
+        helpless_events,
+        {
+            "include/a.py": "log.record(K, 'm', severity=W)\n",
+            "include/b.py": "log.record(K, 'm')\nlog.record(K, 'm', severity=W, cure='c')\n",
+        },
+    ),
     (dead_settings, {"include/hindcast/a.py": "\n".join(f"settings.{name}" for name in list(Settings.model_fields)[1:])}),
 ]
 

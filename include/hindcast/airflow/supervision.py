@@ -186,11 +186,12 @@ class WatchFleetOperator(BaseOperator):
 
     def woke(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """Record why the trigger fired; what it saw of dead owners tells the next run whom it need not wait for."""
-        severity = Severity.WARNING if event["reason"] in TROUBLE else Severity.INFO
+        trouble = event["reason"] in TROUBLE
         EventLog(ControlTables(Settings()), worker="supervise").record(
             EventKind.SUPERVISOR_WOKE,
             event["message"],
-            severity=severity,
+            severity=Severity.WARNING if trouble else Severity.INFO,
+            cure="An empty slot gets a worker now. For the rest see the errors in `hindcast events`." if trouble else "",
             **{name: value for name, value in event.items() if name != "message"},
         )
         return event

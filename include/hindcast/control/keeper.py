@@ -6,7 +6,8 @@ One step of the protocol, all in ONE commit (design: the taker and renewer of KC
 2. every lease held: renew (counter + 1, with its checkpoint), or learn that it was lost (another owner or epoch);
 3. a lease that was asked for (``lease_stealer``) or must be given up is closed by its consumer first, then transferred
    (owner = stealer, epoch + 1) or released (no owner);
-4. take free and expired leases up to the target (epoch + 1); where there is none, ask the richest workers for all that it lacks;
+4. open the shards whose parents have ended (:mod:`hindcast.control.shards`); take free and expired leases up to the target
+   (epoch + 1); where there is none, ask the richest workers for all that it lacks;
 5. commit on the snapshot that was read; on a conflict or an unknown outcome begin again at 1.
 
 A lease is valid until 80 % of its duration after the *start* of the last step that committed: the owner stops itself before any
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hindcast.clock import Clock
-from hindcast.control import balance
+from hindcast.control import balance, shards
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.observer import Observer
 from hindcast.control.store import LeaseStore, Snapshot, swap
@@ -35,7 +36,9 @@ RENEWALS = 4
 
 @dataclass
 class Held:
-    """A lease this worker owns. ``closed`` is set once its consumer has stopped and it may be given away."""
+    """A lease this worker owns. ``closed`` is set once its consumer has stopped and it may be given away; ``ended`` where it is
+    consumed to its end for good.
+    """
 
     epoch: int
     valid_until: float
@@ -43,6 +46,7 @@ class Held:
     detail: dict[str, Any]
     closing: bool = False
     closed: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,15 +170,16 @@ class Keeper:
             changes |= {row.key: self._declined(row) for row in mine if row.key not in changes}
         if self._draining or self._slot not in changes:
             return list(changes.values())
+        changes |= {lease.key: lease for lease in shards.opened({**snapshot.leases, **changes})}
         rows = (changes.get(key, row) for key, row in snapshot.leases.items())
-        shards = [row for row in rows if self._is_wanted_shard(row, snapshot)]  # as this step leaves them: a refusal counts at once
-        for row in shards:
+        wanted = [row for row in rows if self._is_wanted_shard(row, snapshot)]  # as this step leaves them: a refusal counts at once
+        for row in wanted:
             if row.lease_owner == self.owner and row.key not in self._held:  # given to this worker by the one it asked
                 changes[row.key] = row.renewed(updated_at=now)
-        takes = balance.to_take(shards, self.owner, live, self._observer)
+        takes = balance.to_take(wanted, self.owner, live, self._observer)
         for row in takes:
             changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
-        for row in balance.to_steal(shards, self.owner, live, self._observer) if not takes else ():
+        for row in balance.to_steal(wanted, self.owner, live, self._observer) if not takes else ():
             changes[row.key] = row.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
         return list(changes.values())
 
@@ -186,6 +191,8 @@ class Keeper:
         if not held.closed:
             state = ShardState.CLOSING if held.closing and row.status_type is StatusType.SHARD else row.state
             return row.renewed(state=state)
+        if held.ended:
+            return row.renewed(lease_owner="", lease_stealer="", state=ShardState.TERMINATED)
         if row.lease_stealer:
             return row.given_to(row.lease_stealer, state=ShardState.OPEN)
         return row.renewed(lease_owner="", state=ShardState.CLOSED if row.status_type is StatusType.SHARD else row.state)
@@ -198,6 +205,7 @@ class Keeper:
 
     def _apply(self, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
         written = {lease.key: lease for lease in changes}
+        superseded = shards.superseded(snapshot.leases.values())
         gained, lost, close = [], [], []
         for key, held in list(self._held.items()):
             row = written.get(key)
@@ -208,7 +216,7 @@ class Keeper:
                 del self._held[key]
             else:
                 held.valid_until = began + self.lease_seconds * SELF_FENCE
-                if not held.closing and self._must_close(row, snapshot):
+                if not held.closing and (key in superseded or self._must_close(row, snapshot)):
                     held.closing = True
                     close.append(key)
         for key, row in written.items():
@@ -260,11 +268,12 @@ class Keeper:
                 held.checkpoint = {**held.checkpoint, **(checkpoint or {})}
                 held.detail = {**held.detail, **(detail or {})}
 
-    def closed(self, key: LeaseKey) -> None:
-        """The consumer of this lease has stopped: the next step transfers or releases it."""
+    def closed(self, key: LeaseKey, *, ended: bool = False) -> None:
+        """The consumer of this lease has stopped: the next step transfers or releases it, or ends it for good."""
         with self._lock:
             if (held := self._held.get(key)) is not None:
                 held.closing = held.closed = True
+                held.ended = held.ended or ended
 
     def drain(self) -> list[LeaseKey]:
         """Take nothing more; return the shards whose consumers must now close."""

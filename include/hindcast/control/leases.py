@@ -38,8 +38,8 @@ class ShardState(StrEnum):
 
 
 #: WAIT until the parents are TERMINATED; OPEN to be consumed; CLOSING while its owner finishes the batch in hand to give it up;
-#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end. An owner that dies in CLOSING leaves
-#: a lease that expires, so the next one opens it.
+#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end, late and poison rows filed. An owner that
+#: dies in CLOSING leaves a lease that expires, so the next one opens it.
 TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
     ShardState.WAIT: frozenset({ShardState.OPEN}),
     ShardState.OPEN: frozenset({ShardState.CLOSING, ShardState.TERMINATED}),
@@ -48,6 +48,8 @@ TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
     ShardState.TERMINATED: frozenset(),
 }
 
+#: States of a shard that nobody holds: it has not begun, or it is at its end.
+NOT_HELD = frozenset({ShardState.WAIT, ShardState.TERMINATED})
 #: States in which a lease that is free or expired may be taken.
 TAKEABLE = frozenset({ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED})
 

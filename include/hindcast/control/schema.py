@@ -48,6 +48,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     ),
     # The ledger: one row for each batch committed to a sink. start_offsets and end_offsets are JSON {partition: offset}, end exclusive.
     # A row is late for a window in this batch iff window end <= late_watermark_ms; windows with end <= watermark_ms are final after it.
+    # floors is JSON {partition: ms}: what was final before the shard's query began, so it holds beside both watermarks; empty at first.
     ControlTable.CHECKPOINTS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -60,6 +61,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         end_offsets=TEXT,
         late_watermark_ms=COUNT,
         watermark_ms=COUNT,
+        floors=TEXT,
         min_event_ms=COUNT,
         max_event_ms=COUNT,
         input_rows=COUNT,

@@ -89,7 +89,11 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
     runs.append(done)
     if done["note"]:
         EventLog(tables).record(
-            EventKind.RUN_SLOW, f"The replay {run_id} was slow: {done['note']}.", severity=Severity.WARNING, pipeline=pipeline.name
+            EventKind.RUN_SLOW,
+            f"The replay {run_id} was slow: {done['note']}.",
+            severity=Severity.WARNING,
+            cure="Compare the runs' seconds and versions: `hindcast runs` lists them.",
+            pipeline=pipeline.name,
         )
     return Replayed(run_id, plan, counted, done)
 

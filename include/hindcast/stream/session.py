@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from hindcast.errors import PrerequisiteError
 from hindcast.settings import Settings
+from hindcast.stream import scratch
 
 #: On a local disk both of Spark's managers write a file beside its place and rename it. The default one also asks for symbolic links,
 #: and Hadoop answers that by starting a process for each file: 28 % of a small batch's CPU (0.48 against 0.35 s, 2 cores).
@@ -46,12 +47,14 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
     )
     if master.startswith("local"):
+        own = scratch.claim(settings.home)
         # One JVM beside others on a small machine: a heap that is given back, and nothing that listens beyond this machine. Batches
         # of a stream are short, so the quick compiler serves them best: the slow one would compete with them for the cores.
         builder = (
             builder.config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.extraJavaOptions", _SMALL_JVM)
+            .config("spark.local.dir", str(own))
+            .config("spark.driver.extraJavaOptions", f'{_SMALL_JVM} "-Djava.io.tmpdir={own}"')
         )
     if "://" not in settings.checkpoint("any"):
         builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)

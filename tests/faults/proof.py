@@ -1,0 +1,54 @@
+"""Every oracle, after a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import oracles
+from evidence import Evidence, collect
+from fleet import LEASE_SECONDS, Stream
+
+#: I6: after healing all shards are owned, and what was sent is read, within a lease and this.
+HEALED_SECONDS = 30.0
+
+
+@dataclass
+class Prove:
+    """Lets a stream heal, pauses it, and holds its tables against the oracles; the names of those go to ``record``."""
+
+    record: Callable[[str, object], None]
+
+    def __call__(
+        self,
+        stream: Stream,
+        *kinds: str,
+        live: bool = True,
+        healing_seconds: float = HEALED_SECONDS,
+        sends: bool = True,
+        to: Mapping[int, int] | None = None,
+    ) -> Evidence:
+        """Assert that nothing is lost, doubled, or untold.
+
+        :param kinds: events that must be there
+        :param live: some worker was alive throughout, so no shard may have been without one for long
+        :param sends: whether more records are sent first, to see that they are read
+        :param to: where the topic ends, if not after the last record sent
+        """
+        if sends:
+            stream.send_more(100)
+        stream.wait_read(LEASE_SECONDS + healing_seconds, to)
+        stream.pause()
+        evidence = collect(stream.settings, stream.name, stream.began_at)
+        poison = [record.place for record in stream.sent if record.event_ms is None]
+        oracles.set_aside(evidence, [record.place for record in stream.sent], poison)
+        oracles.written_once(evidence)
+        oracles.one_owner(evidence)
+        oracles.never_back(evidence)
+        oracles.ledger_is_the_sinks(evidence)
+        stream.check()
+        if live:
+            oracles.alive(evidence, LEASE_SECONDS)
+        oracles.told(evidence, "shard_taken", *kinds)
+        self.record("oracles", "I1 I2 I3 I4 I5 " + ("I6 I7" if live else "I7"))
+        return evidence

@@ -1,0 +1,228 @@
+"""What happens to Spark's checkpoints, to the query on them, and to the topic's partitions below them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import oracles
+import pytest
+from evidence import collect
+from fleet import START_SECONDS, Fleet, Stream, Worker, fleet_settings
+from live_stream import declare, ends, ledger, sink_rows
+from proof import Prove
+from simulated_stream import Record, trades
+from waiting import wait_until
+
+from hindcast.control.desired import DesiredState
+from hindcast.settings import Settings
+
+if TYPE_CHECKING:
+    from conftest import Broker
+
+HEALING_SECONDS = 60.0
+
+
+def _newest(folder: Path, log: str) -> Path:
+    return max((path for path in (folder / log).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def everything_gone(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def metadata_missing(folder: Path) -> None:
+    (folder / "metadata").unlink()
+
+
+def newest_plan_empty(folder: Path) -> None:
+    _newest(folder, "offsets").write_text("")
+
+
+def newest_plan_torn(folder: Path) -> None:
+    path = _newest(folder, "offsets")
+    path.write_text(path.read_text()[:20])
+
+
+def newest_commit_torn(folder: Path) -> None:
+    _newest(folder, "commits").write_text("v")
+
+
+def state_file_torn(folder: Path) -> None:
+    path = max((folder / "state").rglob("*.delta"), key=lambda path: path.stat().st_mtime_ns)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def state_gone(folder: Path) -> None:
+    shutil.rmtree(folder / "state")
+
+
+DAMAGES = [everything_gone, metadata_missing, newest_plan_empty, newest_plan_torn, newest_commit_torn, state_file_torn, state_gone]
+
+
+@pytest.mark.row("F12")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_spark_checkpoint(
+    stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None]
+) -> None:
+    """The shard is rebuilt from topic and ledger to the exact result, or refused with an event that names the cure and no wrong row."""
+    stream.pause()
+    before = sorted(sink_rows(stream.settings, stream.name))
+    for lease in stream.leases():
+        folder = Path(stream.settings.checkpoint(stream.name, lease.status_value))
+        for crc in folder.rglob(".*.crc"):
+            crc.unlink()
+        damage(folder)
+    stream.want()
+    stream.send_more(200)
+
+    def settled() -> bool:
+        return stream.committed() == ends(stream.sent) or len(stream.events("shard_refused")) >= 2
+
+    wait_until(settled, HEALING_SECONDS, "the shards are rebuilt or refused")
+    if stream.committed() == ends(stream.sent):
+        prove(stream, healing_seconds=HEALING_SECONDS, live=False)
+        return
+    stream.pause()
+    assert sorted(sink_rows(stream.settings, stream.name)) == before, "a refused shard writes no row"
+    assert all(event["cure"] for event in stream.events("shard_refused"))
+    prove.record("oracles", "I1 I5 I7 (refused)")
+
+
+@pytest.mark.row("F23")
+@pytest.mark.parametrize("change", ["filter", "aggregate", "source"])
+def test_a_changed_query_on_an_old_checkpoint(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, change: str) -> None:
+    """The same version with another query is refused before it starts, naming the file; the old query goes on exactly."""
+    stream.pause()
+    path = stream.settings.pipelines_dir / f"{stream.name}.py"
+    text = path.read_text()
+    changed = {
+        "filter": text.replace("return trades.", 'return trades.where("ask > 2").'),
+        "aggregate": text.replace('F.min("ask")', 'F.max("ask")'),
+        "source": text.replace("ask double", "ask double, venue string"),
+    }[change]
+    assert changed != text
+    path.write_text(changed)
+    _restart(stream)
+    event = stream.wait_event("shard_refused")
+    assert path.name in event["message"]
+    assert event["cure"]
+    stream.want(DesiredState.PAUSED)
+    path.write_text(text)
+    _restart(stream)
+    prove(stream, "shard_refused", live=False, healing_seconds=HEALING_SECONDS)
+
+
+def _restart(stream: Stream) -> None:
+    """Workers load the pipelines when they start."""
+    for process in stream.fleet.alive():
+        stream.fleet.kill(process)
+    stream.fleet.whole()
+    stream.want()
+
+
+@pytest.fixture
+def twins(
+    broker: Broker, topic: str, settings_factory: Callable[..., Settings], seed: int, request: pytest.FixtureRequest
+) -> Iterator[tuple[Stream, Stream]]:
+    """Two platforms, each with control tables of its own, that were given the same checkpoints, and the same sinks where it is asked."""
+    first = Fleet(fleet_settings(settings_factory(workers=1), broker.bootstrap_servers))
+    second = Fleet(fleet_settings(settings_factory(workers=1), broker.bootstrap_servers))
+    second.settings = second.settings.model_copy(update={"checkpoints_url": first.settings.checkpoint("x").removesuffix("/x")})
+    made = []
+    for fleet in (first, second):
+        declare(fleet.settings, topic, shards=1)
+        made.append(Stream(fleet, topic, seed=seed))
+    if request.param == "one application id":
+        sinks = first.settings.home / "tables" / "sinks"
+        sinks.mkdir(parents=True)
+        other = second.settings.home / "tables"
+        other.mkdir(parents=True)
+        (other / "sinks").symlink_to(sinks)
+    yield made[0], made[1]
+    for fleet in (first, second):
+        fleet.end()
+
+
+@pytest.mark.row("F24")
+@pytest.mark.parametrize("twins", ["one checkpoint", "one application id"], indirect=True)
+def test_two_queries_on_one_checkpoint(twins: tuple[Stream, Stream], prove: Prove, seed: int) -> None:
+    """The second is refused or fenced off and says so; what the first has written stays exact, and neither skips a write in silence."""
+    one, two = twins
+    (first,) = one.fleet.whole(1)
+    one.want()
+    one.send_more()
+    one.wait_owned_by(first)
+    one.wait_read()
+    two.fleet.whole(1)
+    two.want()
+    wait_until(
+        lambda: two.events("shard_refused", "query_failed", "lease_lost") or one.events("shard_refused", "query_failed", "lease_lost"),
+        START_SECONDS,
+        "one of the two says that there is another",
+    )
+    two.fleet.end()
+    one.fleet.whole(1)
+    one.want()
+    one.send_more()
+    one.wait_read(HEALING_SECONDS)
+    one.pause()
+    one.check()
+    prove.record("oracles", "I1 I2 I5 I7")
+
+
+@pytest.mark.row("F24")
+def test_a_deleted_checkpoint_whose_application_id_stays(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+    """Spark's numbers begin again at 0 below what the sink has recorded: never skipped in silence, as an equal number would be."""
+    stream.pause()
+    for lease in stream.leases():
+        shutil.rmtree(stream.settings.checkpoint(stream.name, lease.status_value))
+    recorded = {row.shard: row.batch for row in ledger(stream.settings, stream.name)}
+    stream.want()
+    stream.send_more(300)
+    wait_until(
+        lambda: stream.committed() == ends(stream.sent) or len(stream.events("shard_refused")) >= 2,
+        HEALING_SECONDS,
+        "the shards are rebuilt or refused",
+    )
+    if stream.committed() == ends(stream.sent):
+        assert all(row.batch > recorded[row.shard] for row in ledger(stream.settings, stream.name)[-1:])
+        prove(stream, live=False, healing_seconds=HEALING_SECONDS)
+        return
+    stream.pause()
+    assert {row.shard: row.batch for row in ledger(stream.settings, stream.name)} == recorded
+    assert all(event["cure"] for event in stream.events("shard_refused"))
+    prove.record("oracles", "I1 I7 (refused)")
+
+
+@pytest.mark.row("F17")
+def test_partitions_grow_while_keys_move(broker: Broker, stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+    """4 -> 8 partitions during the run, half of the keys move: a new generation of shards reads on exactly where the old one stopped."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewPartitions
+
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    admin.create_partitions({stream.topic: NewPartitions(total_count=8)})
+    admin.close()
+    stream.send(_moved(stream))
+    stream.wait_read(HEALING_SECONDS)
+    evidence = collect(stream.settings, stream.name, stream.began_at)
+    oracles.parents_first(evidence)
+    assert {seen.shard for seen in evidence.leases if seen.parents}, "there is a new generation"
+    prove(stream, "shards_created", sends=False, live=False, healing_seconds=HEALING_SECONDS)
+
+
+def _moved(stream: Stream, count: int = 400) -> list[Record]:
+    """Records of the feed's continuation, with every second ticker in a partition of its own from now on."""
+    from dataclasses import replace
+
+    offsets = {**dict.fromkeys(range(8), 0), **ends(stream.sent)}
+    made = []
+    for record in trades(stream.seed, count=len(stream.sent) + count, partitions=4)[len(stream.sent) :]:
+        number = int(record.ticker[1:])
+        partition = number % 8 if number % 2 else number % 4
+        made.append(replace(record, partition=partition, offset=offsets[partition]))
+        offsets[partition] += 1
+    return made

@@ -1,0 +1,119 @@
+"""Races between real processes on real tables, without Spark: many that want one lease, many that write one sink."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.synchronize
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from hindcast.clock import SystemClock
+from hindcast.control.keeper import Keeper
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import Lease, StatusType
+from hindcast.control.store import Snapshot, swap
+from hindcast.errors import StoreUnavailableError
+from hindcast.settings import Settings
+from hindcast.stream.fenced_table import Fence, FencedTable
+from hindcast.stream.files import _write_file
+
+LEASE_SECONDS = 1.0
+COMMITS = 4_000
+WRITERS = 4
+SCHEMA = pa.schema([("writer", pa.int64()), ("n", pa.int64())])
+
+
+class AtOnce(LeaseTable):
+    """The real lease table, whose first taking commit waits until every other process is about to make its own."""
+
+    def __init__(self, settings: Settings, barrier: multiprocessing.synchronize.Barrier) -> None:
+        super().__init__(settings)
+        self._barrier: multiprocessing.synchronize.Barrier | None = barrier
+
+    def commit(self, snapshot: Snapshot, changes: Any) -> None:
+        wanted = list(changes)
+        if self._barrier is not None and any(lease.status_type is StatusType.SHARD and lease.epoch == 8 for lease in wanted):
+            barrier, self._barrier = self._barrier, None
+            barrier.wait(timeout=30.0)
+        super().commit(snapshot, wanted)
+
+
+def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) -> None:
+    """Hold a slot, see the dead owner's lease expire, and take it at the same moment as the others."""
+    store = AtOnce(settings, barrier)
+    keeper = Keeper(store, SystemClock(), owner=name, fleet="f", slots=8, lease_seconds=LEASE_SECONDS, wanted=lambda *_: True)
+    assert keeper.acquire_slot(lambda _: None)
+    started.wait(timeout=30.0)
+    deadline = SystemClock().monotonic() + 20.0
+    while SystemClock().monotonic() < deadline:
+        gained = [lease for lease in keeper.step().gained if lease.status_type is StatusType.SHARD]
+        if gained:
+            won.put((name, gained[0].epoch))
+        row = next(lease for lease in store.leases() if lease.status_type is StatusType.SHARD)
+        if row.lease_owner != "dead":
+            return
+    raise AssertionError("the dead owner's lease was never taken")
+
+
+@pytest.mark.row("F7")
+@pytest.mark.parametrize("thieves", [2, 4])
+def test_many_steal_one_lease_at_once(settings_factory: Callable[..., Settings], seed: int, thieves: int, record_property: Any) -> None:
+    """All have decided on the same snapshot before the first commits: exactly one wins, in the next epoch, and the others learn it."""
+    settings = settings_factory()
+    store = LeaseTable(settings)
+    swap(store, lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value="v1.g0.s0", lease_owner="dead", epoch=7)])
+    context = multiprocessing.get_context("spawn")
+    barrier, started, won = context.Barrier(thieves), context.Barrier(thieves), context.Queue()
+    processes = [context.Process(target=_steal, args=(settings, f"w{number}", barrier, started, won)) for number in range(thieves)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=90)
+    assert [process.exitcode for process in processes] == [0] * thieves
+    winner, epoch = won.get(timeout=5)
+    assert won.empty(), "one wins"
+    (row,) = [lease for lease in store.leases() if lease.status_type is StatusType.SHARD]
+    assert (row.lease_owner, row.epoch, epoch) == (winner, 8, 8)
+    record_property("oracles", "I3")
+
+
+def _append(url: str, writer: int, commits: int) -> None:
+    table = FencedTable(url, {}, f"p/v1/v1.g0.s{writer}")
+    last = None
+    for n in range(commits):
+        file = _write_file(pa.table({"writer": [writer], "n": [n]}, schema=SCHEMA), url, {}, f"w{writer}")
+        fence = Fence(1, n + 1)
+        while True:
+            try:
+                table.commit(fence, [file], after=last)
+                break
+            except StoreUnavailableError:
+                continue  # the others were faster forty times: a worker gives the shard back here, and tries again
+        last = fence
+
+
+@pytest.mark.row("F30")
+def test_several_processes_append_to_one_local_sink(settings_factory: Callable[..., Settings], seed: int, record_property: Any) -> None:
+    """Four processes make 4,000 commits into one table on a local disk: every one of them is there, once."""
+    url = settings_factory().table("sinks", "shared")
+    FencedTable(url, {}, "p/v1/v1.g0.s0").create(SCHEMA)
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_append, args=(url, writer, COMMITS // WRITERS)) for writer in range(WRITERS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=500)
+    assert [process.exitcode for process in processes] == [0] * WRITERS
+    table = DeltaTable(url)
+    rows = table.to_pyarrow_table().to_pylist()
+    found = [(row["writer"], row["n"]) for row in rows]
+    assert len(found) == len(set(found)) == COMMITS
+    assert set(found) == {(writer, n) for writer in range(WRITERS) for n in range(COMMITS // WRITERS)}
+    assert table.version() == COMMITS, "each commit is a version"
+    assert len(list(Path(url).glob("*.parquet"))) == COMMITS, "no file is left unnamed"
+    record_property("oracles", "I1 I2")

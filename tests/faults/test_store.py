@@ -1,0 +1,245 @@
+"""Stores that fail: a lost answer, a slow or failing or read-only lease table, a damaged Delta log, a full disk."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from evidence import log_files
+from faulty_worker import FAULTS
+from fleet import LEASE_SECONDS, START_SECONDS, Fleet, Stream, Worker, fleet_settings
+from live_stream import declare
+from proof import Prove
+from waiting import wait_until
+
+from hindcast.settings import Settings
+
+FAULTY = Path(__file__).with_name("faulty_worker.py")
+HEALING_SECONDS = 60.0
+
+
+def stand_still(seconds: float) -> None:
+    time.sleep(seconds)  # how long the fault lasts is part of it
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """No file of the folder can be made, renamed or removed; root too is refused."""
+    changed = subprocess.run(["chattr", "+i", str(folder)], capture_output=True, text=True, check=False)
+    if changed.returncode != 0:
+        pytest.skip(f"this file system knows no immutable folder: {changed.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", str(folder)], check=True)
+
+
+@pytest.fixture
+def faulty(stream: Stream, seed: int) -> Iterator[Callable[..., Worker]]:
+    """Start workers with faults; they are ended with the test."""
+    made: list[Worker] = []
+
+    def start(**faults: object) -> Worker:
+        made.append(stream.fleet.start(FAULTY, **{FAULTS: json.dumps({"seed": seed, **faults})}))
+        return made[-1]
+
+    yield start
+    for process in made:
+        if process.poll() is None:
+            stream.fleet.kill(process)
+
+
+def only_one(stream: Stream) -> Worker:
+    """One sound worker, and no other."""
+    stream.fleet.whole()
+    sound, *others = stream.fleet.alive()
+    for process in others:
+        stream.fleet.kill(process)
+    return sound
+
+
+@pytest.mark.row("F8")
+@pytest.mark.parametrize("store", ["lease", "sink", "both"])
+def test_a_commit_that_is_written_and_then_fails(
+    stream: Stream, faulty: Callable[..., Worker], prove: Prove, seed: int, store: str
+) -> None:
+    """A third of a worker's commits land without its learning it: it reads before it tries again, and writes nothing twice."""
+    sound = only_one(stream)
+    shares = {name: {"after": 0.33} for name in ("lease", "sink") if store in {name, "both"}}
+    failing = faulty(**shares)
+    stream.want()
+    stream.wait_owned_by(sound, failing)
+    for _ in range(6):
+        stream.send_more(150)
+        stream.wait_read(HEALING_SECONDS)
+    stream.fleet.kill(sound)
+    stream.wait_owned_by(failing, seconds=LEASE_SECONDS + HEALING_SECONDS)
+    stream.send_more(300)
+    prove(stream, healing_seconds=HEALING_SECONDS)
+    assert "the test broke the store here, and it was written" in _logs(stream.fleet) or store == "lease"
+
+
+@pytest.mark.row("F9")
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_lease_store_that_is_slow_and_fails(stream: Stream, faulty: Callable[..., Worker], prove: Prove, seed: int, share: float) -> None:
+    """One worker's lease store fails by chance and takes its time: where it cannot renew it stops itself, and the other goes on."""
+    sound = only_one(stream)
+    failing = faulty(lease={"before": share, "slow_seconds": 0.3})
+    stream.want()
+    stream.send_more()
+    wait_until(lambda: None not in stream.fleet.owners(stream.name).values() and stream.leases(), START_SECONDS, "the shards are owned")
+    for _ in range(5):
+        stream.send_more(150)
+        stand_still(LEASE_SECONDS / 2)
+    prove(stream, healing_seconds=HEALING_SECONDS, live=share < 0.9)
+    assert sound.poll() is None, "the sound worker stays"
+    assert failing.poll() in {None, 0, 1}
+
+
+@pytest.mark.row("F9")
+def test_a_lease_table_that_is_read_only(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+    """While nobody can renew, every owner stops before its lease would expire; when the table can be written again all goes on."""
+    log = Path(stream.settings.table("control", "leases")) / "_delta_log"
+    with read_only(log):
+        stream.send_more(200)
+        stand_still(LEASE_SECONDS)
+        held = stream.committed()
+        stream.send_more(200)
+        stand_still(1.5 * LEASE_SECONDS)
+        sink = Path(stream.settings.table("sinks", stream.name))
+        late = [path for path in log_files(sink) if path.stat().st_mtime > _renewed_at(log) + LEASE_SECONDS]
+        assert late == [], "no commit later than a whole lease after the last renewal"
+        assert stream.committed() == held
+    stream.fleet.whole()
+    prove(stream, "lease_lost", live=False, healing_seconds=HEALING_SECONDS)
+
+
+def _renewed_at(log: Path) -> float:
+    return log_files(log.parent)[-1].stat().st_mtime
+
+
+@pytest.mark.row("F9")
+def test_a_sink_whose_log_is_read_only(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+    """Batches fail, an event says so and what to do, and once it can be written each is there once."""
+    with read_only(Path(stream.settings.table("sinks", stream.name)) / "_delta_log"):
+        stream.send_more(200)
+        event = stream.wait_event("query_failed")
+        assert event["cure"]
+    prove(stream, "query_failed", healing_seconds=HEALING_SECONDS)
+
+
+def torn(newest: Path) -> None:
+    newest.write_text(newest.read_text()[:40])
+
+
+def empty(newest: Path) -> None:
+    newest.write_text("")
+
+
+def missing(newest: Path) -> None:
+    """A version in the middle."""
+    newest.with_name(f"{int(newest.stem) - 1:020}.json").unlink()
+
+
+def stale_checkpoint(newest: Path) -> None:
+    """A hint that names a checkpoint which is not there."""
+    newest.with_name("_last_checkpoint").write_text('{"version": 1, "size": 3}')
+
+
+@pytest.mark.row("F11")
+@pytest.mark.parametrize("damage", [torn, empty, missing, stale_checkpoint])
+@pytest.mark.parametrize("table", ["sink", "leases"])
+def test_a_damaged_delta_log(
+    stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], table: str, tmp_path: Path
+) -> None:
+    """No version is ever skipped: the damage is refused and told, or does no harm; with the log as it was, the stream goes on exactly."""
+    if table == "sink":
+        stream.pause()
+    else:
+        for process in pair:
+            stream.fleet.signal_all(process, 9)
+    log = Path(stream.settings.table(*(("sinks", stream.name) if table == "sink" else ("control", "leases")))) / "_delta_log"
+    kept = tmp_path / "log"
+    shutil.copytree(log, kept)
+    before = {path.name for path in log_files(log.parent)}
+    damage(log_files(log.parent)[-1])
+    refused = damage is not stale_checkpoint
+    if table == "sink":
+        stream.want()
+        stream.send_more(200)
+        if refused:
+            wait_until(lambda: stream.events("query_failed", "shard_refused"), START_SECONDS, "the damage is an event")
+            assert {path.name for path in log_files(log.parent)} <= before, "nothing was written on top of the damage"
+            assert all(event["cure"] for event in stream.events("query_failed", "shard_refused"))
+    elif refused:
+        process = stream.fleet.start()
+        assert process.wait(timeout=START_SECONDS) != 0, "a worker does not start on a damaged lease table"
+        said = stream.fleet.log(len(stream.fleet.started) - 1).read_text()
+        assert "leases" in said.splitlines()[-1], said[-500:]
+        assert {path.name for path in log_files(log.parent)} <= before
+    if refused:
+        shutil.copytree(kept, log, dirs_exist_ok=True)
+    stream.fleet.whole()
+    stream.want()
+    prove(stream, live=False, healing_seconds=HEALING_SECONDS)
+
+
+@contextmanager
+def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
+    """A disk of its own for the folder."""
+    folder.mkdir(parents=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.row("F13")
+@pytest.mark.parametrize("disk", ["tables", "checkpoints", "tmp"])
+def test_a_full_disk(broker: object, topic: str, settings_factory: Callable[..., Settings], prove: Prove, seed: int, disk: str) -> None:
+    """The disk of the tables, of Spark's checkpoints or of Spark's own files is full for two leases, then freed: all goes on, exactly."""
+    fleet = Fleet(fleet_settings(settings_factory(), broker.bootstrap_servers))  # type: ignore[attr-defined]
+    declare(fleet.settings, topic, shards=2)
+    stream = Stream(fleet, topic, seed=seed)
+    with small_disk(fleet.settings.home / disk, 192 if disk == "tmp" else 64) as folder:
+        try:
+            workers = fleet.whole()
+            stream.want()
+            stream.send_more()
+            stream.wait_owned_by(*workers)
+            stream.wait_read()
+            _fill(folder / "ballast")
+            stream.send_more(random.Random(seed).randrange(200, 400))
+            stand_still(2 * LEASE_SECONDS)
+            (folder / "ballast").unlink()
+            fleet.whole()
+            prove(stream, live=False, healing_seconds=HEALING_SECONDS)
+            if disk == "checkpoints":
+                assert stream.events("query_failed")
+        finally:
+            fleet.end()
+
+
+def _fill(path: Path) -> None:
+    """Write until there is no room for a single block."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(b"\0" * size)
+            except OSError:
+                continue
+
+
+def _logs(fleet: Fleet) -> str:
+    return "".join(fleet.log(number).read_text(errors="replace") for number in range(len(fleet.started)))
