@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simulation.ports import Place
 from simulation.worker import SimulatedWorker
-from simulation.world import LEASE_SECONDS, MOST_WORKERS, World
+from simulation.world import LEASE_SECONDS, MOST_SHARDS, MOST_WORKERS, World
 
 from hindcast.control.leases import LeaseKey
 from hindcast.testing import Outcome
@@ -138,7 +138,7 @@ def _crash(world: World, action: Action) -> None:
 
 
 def _reshard(world: World, action: Action) -> None:
-    world.reshard(1 + action.what % 3, 1 + action.size % 2)
+    world.reshard(1 + action.what % MOST_SHARDS)
 
 
 #: What can happen, and how often in a drawn history.

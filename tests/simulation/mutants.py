@@ -12,7 +12,7 @@ from simulation.worker import Consumer, SimulatedWorker
 
 from hindcast.control import balance, keeper, shards, store
 from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease, LeaseKey, StatusType
+from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.observer import Observer
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import CommitConflictError, CommitUnknownError
@@ -85,12 +85,15 @@ def _take_before_expiry(patch: pytest.MonkeyPatch) -> None:
 
 
 def _open_a_child_before_its_parent_ends(patch: pytest.MonkeyPatch) -> None:
-    wanted = shards.wanted
+    opened = shards.opened
 
-    def hasty(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -> bool:
-        return wanted(lease.evolve(parent_shard_ids=[]), snapshot, able)
+    def hasty(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
+        ended = {
+            key: lease if lease.state == ShardState.WAIT else lease.evolve(state=ShardState.TERMINATED) for key, lease in leases.items()
+        }
+        return opened(ended)
 
-    patch.setattr(shards, "wanted", hasty)
+    patch.setattr(shards, "opened", hasty)
 
 
 def _do_not_seal_on_take_over(patch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,10 @@ def liveness(history: History) -> Found:
 
 
 def parents_first(history: History) -> Found:
-    """I8: a shard is opened, and written to, only when all its parents are TERMINATED, and nothing is written to a parent after."""
+    """I8: a shard is opened, and written to, only when all its parents are TERMINATED; a parent gets no batch after that.
+
+    A late seal is no batch: an owner that slept through the end may still fence off those before it.
+    """
     states: dict[str, str] = {}
     parents: dict[str, tuple[str, ...]] = {}
     for event in _truths(history, Op.LEASE, Op.BATCH, Op.SEAL):
@@ -106,7 +109,7 @@ def parents_first(history: History) -> Found:
         unfinished = [parent for parent in parents.get(event.shard, ()) if states.get(parent) != ShardState.TERMINATED]
         if unfinished:
             yield f"{event.op} while its parents {', '.join(unfinished)} were not done", event
-        if event.op is not Op.LEASE and states.get(event.shard) == ShardState.TERMINATED:
+        if event.op is Op.BATCH and states.get(event.shard) == ShardState.TERMINATED:
             yield "written after it was TERMINATED", event
 
 

@@ -83,7 +83,8 @@ def _has_work(worker: SimulatedWorker) -> bool:
 
 #: Every answer and every thread by itself.
 FINE = Moves((0.45, 0.85), tuple(STEPS), (Outcome.OK, Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST), at_once=False)
-#: Fewer, so that it goes deeper in the same time: what is left out leads to the same states later or is its repetition.
+#: Fewer, so that it goes deeper in the same time: a worker's threads move together, and one time passes. A conflict or a lost commit is
+#: tried again within the step and so ends like one that is well; FINE has them all the same.
 COARSE = Moves((0.45,), ("ok", "unknown, written, then away"), (Outcome.OK,), at_once=True)
 
 

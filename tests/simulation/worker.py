@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,18 +18,9 @@ from hindcast.testing import FakeClock, Outcome
 
 T = TypeVar("T")
 
-#: The batches at which shards end, once shards of a later generation name them as their parents.
-Ends = Mapping[LeaseKey, int]
 
-
-def finished(lease: Lease, ends: Ends) -> bool:
-    """Whether a shard that has an end was consumed up to it."""
-    return lease.key in ends and lease.checkpoint.get(BATCH, 0) >= ends[lease.key]
-
-
-def wanted(ends: Ends, lease: Lease, snapshot: Snapshot) -> bool:
-    """Whether a shard is to be consumed: as a worker sees it, and not once it is given up at its end."""
-    return shards.wanted(lease, snapshot, lambda *_: True) and not (lease.free and finished(lease, ends))
+def wanted(lease: Lease, snapshot: Snapshot) -> bool:
+    return shards.wanted(lease, snapshot, lambda *_: True)
 
 
 @dataclass
@@ -65,13 +56,12 @@ class Consumer:
 class SimulatedWorker:
     """One process. ``step`` is its renewal thread, ``work`` its main thread; ``begin``, ``land`` and ``report`` are its queries'."""
 
-    def __init__(
-        self, name: str, clock: FakeClock, rate: float, keeper: Keeper, sink: FencedSink, ends: Ends, record: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, name: str, clock: FakeClock, rate: float, keeper: Keeper, sink: FencedSink, record: Callable[[Event], None]) -> None:
         """:param rate: seconds on this worker's clock in one true second"""
         self.name, self.clock, self.rate, self.keeper = name, clock, rate, keeper
-        self._sink, self._ends, self._record = sink, ends, record
+        self._sink, self._record = sink, record
         self.consumers: dict[LeaseKey, Consumer] = {}
+        self.superseded: set[LeaseKey] = set()
         self.steps: list[Step] = []
         self.wakes_at = self.stuck_until = 0.0
         self.busy = False
@@ -101,12 +91,15 @@ class SimulatedWorker:
             self._act(step)
         self.steps = []
         for consumer in list(self.consumers.values()):
-            if not self.keeper.holds(consumer.key, consumer.epoch) or (consumer.draining and consumer.in_hand is None):
+            if not self.keeper.holds(consumer.key, consumer.epoch):
                 self._stop(consumer)
+            elif consumer.draining and consumer.in_hand is None:
+                self._stop(consumer, ended=consumer.key in self.superseded and not self.leaving)
         if self.leaving or self.keeper.slot is None:
             self._leave()
 
     def _act(self, step: Step) -> None:
+        self.superseded = shards.superseded(step.leases.values())
         for key in step.lost:
             if key in self.consumers:
                 self._stop(self.consumers[key])
@@ -123,7 +116,7 @@ class SimulatedWorker:
             consumer.after = consumer.seal(self._sink)
         except LeaseLostError:
             self._note(Op.SEAL, Kind.FAIL, consumer)
-            self.closed(consumer)
+            self.keeper.closed(consumer.key)
         else:
             consumer.unreported = consumer.batch
             self._note(Op.SEAL, Kind.OK, consumer, consumer.batch)
@@ -132,17 +125,14 @@ class SimulatedWorker:
     def _close(self, key: LeaseKey) -> None:
         if (consumer := self.consumers.get(key)) is not None:
             consumer.draining = True
-        elif (held := self.keeper._held.get(key)) is not None:
-            self.closed(Consumer(key, held.epoch))
+        else:
+            self.keeper.closed(key)
 
-    def _stop(self, consumer: Consumer) -> None:
+    def _stop(self, consumer: Consumer, *, ended: bool = False) -> None:
         """Interrupt the batch in hand; a batch that has landed is reported first, since stopping waits for its thread."""
         self.report(consumer)
         self.consumers.pop(consumer.key, None)
-        self.closed(consumer)
-
-    def closed(self, consumer: Consumer) -> None:
-        self.keeper.closed(consumer.key)
+        self.keeper.closed(consumer.key, ended=ended)
 
     def fail(self, key: LeaseKey) -> None:
         """The query ends by itself, so the lease is given back."""
@@ -168,12 +158,9 @@ class SimulatedWorker:
     # -- a query's thread ----------------------------------------------------------------------------------------------------
 
     def begin(self, key: LeaseKey) -> None:
-        """Begin a batch, if the lease is held by this worker's own clock. A shard at its end is given up instead."""
+        """Begin a batch, if the lease is held by this worker's own clock."""
         consumer = self.consumers.get(key)
         if consumer is None or consumer.draining or consumer.in_hand is not None:
-            return
-        if key in self._ends and consumer.batch >= self._ends[key]:
-            consumer.draining = True
             return
         self.report(consumer)
         try:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from datetime import timedelta
-from functools import partial
 
 from simulation.history import Event, History, Kind, Op
 from simulation.oracles import Breach, check
 from simulation.ports import BATCH, FAULTS, FaultyStore, Fence, FencedSink
-from simulation.worker import SimulatedWorker, finished, wanted
+from simulation.worker import SimulatedWorker, wanted
 
 from hindcast.control import shards
 from hindcast.control.desired import DesiredState, desired_key
 from hindcast.control.keeper import RENEWALS, Keeper
-from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
+from hindcast.control.leases import TAKEABLE, Lease, LeaseKey, ShardState, StatusType
 from hindcast.errors import HindcastError
 from hindcast.testing import FakeClock, Outcome
 
@@ -25,6 +25,7 @@ HEALING_SECONDS = LEASE_SECONDS + 30.0
 #: Rounds without a hand-over after which the shards count as settled: an ask, a close and a transfer take three.
 QUIET_ROUNDS = 4
 MOST_WORKERS, MOST_SHARDS, MOST_GENERATIONS = 5, 8, 3
+PARTITIONS = MOST_SHARDS
 FLEET, PIPELINE = "f", "p"
 #: Hosts have started at different times, and their clocks run up to 3 % fast or slow.
 BOOTED = (0.0, 1e6, 37.0, 5e4, 1e3)
@@ -49,7 +50,6 @@ class World:
         self.workers: dict[str, SimulatedWorker] = {}
         self.born = 0
         self.generations = 1
-        self.ends: dict[LeaseKey, int] = {}
         self._doubts: set[LeaseKey] = set()
         row = Lease(
             stream_id=PIPELINE,
@@ -59,7 +59,7 @@ class World:
             detail={"version": 1, "shards": shards_, "workers": workers},
         )
         self.store.commit(self.store.read(), [row])
-        self.keys = [lease.key for lease in shards.create(self.store, PIPELINE, 1, shards_, dict.fromkeys(range(shards_), 0))]
+        self.keys = [lease.key for lease in shards.create(self.store, PIPELINE, 1, shards_, dict.fromkeys(range(PARTITIONS), 0))]
         for _ in range(workers):
             self.join()
 
@@ -94,7 +94,7 @@ class World:
     def copied(self) -> World:
         """The same world, apart from now on."""
         twin = copy.copy(self)
-        twin.history, twin._doubts, twin.ends, twin.keys = list(self.history), set(self._doubts), dict(self.ends), list(self.keys)
+        twin.history, twin._doubts, twin.keys = list(self.history), set(self._doubts), list(self.keys)
         twin.store, twin.sink = self.store.copied(twin._lease_landed), self.sink.copied(twin._sink_landed)
         twin.workers = {name: worker.copied(twin.store, twin.sink, twin.record) for name, worker in self.workers.items()}
         return twin
@@ -123,11 +123,11 @@ class World:
             fleet=FLEET,
             slots=2 if self.steady else MOST_WORKERS,
             lease_seconds=LEASE_SECONDS,
-            wanted=partial(wanted, self.ends),
+            wanted=wanted,
             sleep=lambda _: None,
         )
         rate = 1.0 if self.steady else RATES[number % len(RATES)]
-        worker = SimulatedWorker(name, clock, rate, keeper, self.sink, self.ends, self.record)
+        worker = SimulatedWorker(name, clock, rate, keeper, self.sink, self.record)
         self.record(Event(0.0, name, Op.JOIN, Kind.INVOKE))
         self.workers[name] = worker
         try:
@@ -155,8 +155,6 @@ class World:
         if worker.stuck_until > self.at:
             return
         worker.work()
-        if self.generations > 1:
-            self.turn_generation()
         if worker.ended and worker.name in self.workers:
             left = [str(row.key) for row in self.store.rows.values() if row.lease_owner == worker.name]
             ok = self.history[-1].kind is Kind.OK
@@ -190,45 +188,16 @@ class World:
 
     # -- generations ---------------------------------------------------------------------------------------------------------
 
-    def reshard(self, count: int, batches: int) -> None:
-        """A new generation of ``count`` shards takes the place of the newest one, whose shards end so many batches later."""
-        if self.generations == MOST_GENERATIONS or any(row.state == ShardState.WAIT for row in self.store.rows.values()):
-            return
-        old = [row for row in self.store.rows.values() if _is_shard(row) and row.key not in self.ends]
-        names = [shards.shard_name(1, self.generations, index) for index in range(count)]
-        children = [
-            old[0].evolve(
-                status_value=name,
-                checkpoint={},
-                lease_owner="",
-                lease_stealer="",
-                lease_counter=0,
-                epoch=0,
-                state=ShardState.WAIT,
-                detail={"partitions": [index]},
-                parent_shard_ids=[row.status_value for row in old],
-            )
-            for index, name in enumerate(names)
-        ]
-        self.ends.update({row.key: self._sink_batch(row.key) + batches for row in old})
-        self.store.commit(self.store.read(), children)
-        self.keys += [child.key for child in children]
-        self.generations += 1
+    def reshard(self, count: int) -> None:
+        """An operator wants another number of shards: a new generation, which waits for the newest one to end."""
+        if self.generations < MOST_GENERATIONS:
+            added = shards.reshard(self.store, PIPELINE, 1, count, dict.fromkeys(range(PARTITIONS), 0))
+            self.keys += [lease.key for lease in added]
+            self.generations += bool(added)
 
     def _sink_batch(self, key: LeaseKey) -> int:
         recorded = self.sink.recorded.get(key)
         return recorded.batch if recorded else 0
-
-    def turn_generation(self) -> None:
-        """Shards that are consumed to their end and given up are TERMINATED; those that wait and are wanted are opened."""
-        snapshot = self.store.read()
-        rows = [row for row in snapshot.leases.values() if _is_shard(row)]
-        ended = [
-            row.evolve(state=ShardState.TERMINATED) for row in rows if row.free and finished(row, self.ends) and row.state in _GIVEN_UP
-        ]
-        opened = [row.moved(ShardState.OPEN) for row in rows if row.state == ShardState.WAIT and wanted(self.ends, row, snapshot)]
-        if changes := ended + opened:
-            self.store.commit(snapshot, changes)
 
     # -- healing -------------------------------------------------------------------------------------------------------------
 
@@ -254,29 +223,35 @@ class World:
         self._settle()
 
     def _settle(self) -> None:
-        """Play on until nothing was handed over for some rounds."""
+        """Play on until nothing was handed over for some rounds and the loads differ by one at most."""
         deadline, quiet, moved = self.at + HEALING_SECONDS, 0, {}
         epochs = {key: row.epoch for key, row in self.store.rows.items()}
-        while quiet < QUIET_ROUNDS and self.at < deadline:
+        while (quiet < QUIET_ROUNDS or self._uneven()) and self.at < deadline:
             self.round()
             before, epochs = epochs, {key: row.epoch for key, row in self.store.rows.items()}
             moved = {key for key, epoch in epochs.items() if epoch != before.get(key)}
             quiet = 0 if moved else quiet + 1
-        self.record(Event(0.0, "", Op.SETTLED, Kind.OK if quiet >= QUIET_ROUNDS else Kind.FAIL, detail=tuple(str(key) for key in moved)))
+        wrong = [] if quiet >= QUIET_ROUNDS else [f"{key} was handed over" for key in moved]
+        wrong += [f"the loads are {load}"] if (load := self._uneven()) else []
+        self.record(Event(0.0, "", Op.SETTLED, Kind.FAIL if wrong else Kind.OK, detail=tuple(wrong)))
+
+    def _uneven(self) -> dict[str, int]:
+        """What each worker has, where one has two leases more than another."""
+        load = Counter(dict.fromkeys(self.workers, 0))
+        load.update(row.lease_owner for row in self.store.rows.values() if _is_shard(row) and row.state in TAKEABLE)
+        return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
 
     def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
         """The shards that are not consumed, and why."""
         found = []
+        superseded = shards.superseded(self.store.rows.values())
         for key, row in self.store.rows.items():
             if not _is_shard(row) or row.state == ShardState.TERMINATED:
                 continue
-            if row.lease_owner not in self.workers:
+            if key in superseded:
+                found.append(f"{key} does not end")
+            elif row.lease_owner not in self.workers:
                 found.append(f"{key} is {row.state} and owned by {row.lease_owner or 'nobody'}")
             elif self._sink_batch(key) <= before.get(key, 0):
                 found.append(f"{key} does not move")
-            elif key in self.ends:
-                found.append(f"{key} does not end")
         return found
-
-
-_GIVEN_UP = frozenset({ShardState.OPEN, ShardState.CLOSED})
