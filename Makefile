@@ -32,7 +32,7 @@ endef
 help: ## print this list
 	@echo "Hindcast: supervised exactly-once streams, their batch replays, and a verdict on every difference."
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo ONCE=1          stop everything after the verdict; exit 0 only where it passes"
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
@@ -85,6 +85,10 @@ test-fast: env ## unit tests: seconds, no JVM
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance, faults
 	@$(BIN)/python -m pytest
+
+.PHONY: bench-leases
+bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
+	@$(BIN)/python tests/benchmarks/lease_cost.py
 
 .PHONY: demo
 demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`
