@@ -184,7 +184,7 @@ def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.
     def until(done: Callable[[Counter[str]], bool], seconds: float) -> float:
         began = clock.monotonic()
         while not done(held()) and clock.monotonic() - began < seconds:
-            time.sleep(period / 50)
+            time.sleep(period / 50)  # how finely the period is measured
         return clock.monotonic() - began
 
     reader = LeaseTable(Settings(home=base))

@@ -57,7 +57,7 @@ def test_renewals_alone_keep_the_table_small(short_retention: None, store: Lease
     """After many renewals and a pause, the next renewals leave few files and a short log, and no maintenance was asked for."""
     for _ in range(2 * upkeep.EVERY[ControlTable.LEASES]):
         swap(store, renew)
-    time.sleep(1.1)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
     for _ in range(upkeep.EVERY[ControlTable.LEASES]):
         swap(store, renew)
         store.upkeep.wait()  # as in life, where the next renewal is far away
@@ -106,7 +106,7 @@ def test_two_that_tidy_at_once_lose_no_renewal(short_retention: None, store: Lea
     while time.monotonic() < until:
         swap(store, renew)
         renewed += 1
-        time.sleep(0.01)
+        time.sleep(0.01)  # the pause between renewals, in which the others get a turn
     ended.set()
     for thread in threads:
         thread.join()
@@ -127,7 +127,7 @@ def test_files_of_a_commit_under_way_are_safe(short_retention: None, store: Leas
     """A vacuum that was decided before a renewal landed is refused, and deletes nothing."""
     old = DeltaTable(str(folder(settings)))
     swap(store, renew)
-    time.sleep(1.1)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
     before = data_files(settings)
     (folder(settings) / "part-never-committed.parquet").write_bytes(b"x")
     with pytest.raises(CommitFailedError):
@@ -139,7 +139,7 @@ def test_files_of_a_commit_under_way_are_safe(short_retention: None, store: Leas
 def test_a_renewal_decided_before_a_vacuum_is_refused(short_retention: None, store: LeaseTable, settings: Settings) -> None:
     """Once the upkeep has begun to delete, no commit lands whose files it may have taken for orphans; it is decided again."""
     swap(store, renew)
-    time.sleep(1.1)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
     snapshot = store.read()
     assert LeaseTable(settings).upkeep.run()["files_deleted"] == 1
     with pytest.raises(CommitConflictError):
@@ -154,7 +154,7 @@ def test_a_sleeper_finds_the_newest_leases(short_retention: None, store: LeaseTa
     snapshot = sleeper.read()
     for _ in range(5):
         swap(store, renew)
-    time.sleep(1.1)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
     store.upkeep.run(store.read().token)
     assert not (folder(settings) / "_delta_log" / f"{snapshot.token + 1:020d}.json").exists()
     with pytest.raises((CommitConflictError, CommitUnknownError)):
