@@ -32,7 +32,7 @@ endef
 help: ## print this list
 	@echo "Hindcast: supervised exactly-once streams, their batch replays, and a verdict on every difference."
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo ONCE=1          stop everything after the verdict; exit 0 only where it passes"
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
@@ -107,6 +107,10 @@ nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (S
 .PHONY: failover
 failover: env jars ## kill -9 of an owner to the next owner's commit, TIMES=20 times at leases of 3 and 10 s: the distribution
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/failover.py $(if $(TIMES),--times "$(TIMES)") $(if $(SEED),--seed "$(SEED)") $(if $(LEASE),--lease "$(LEASE)")
+
+.PHONY: bench-leases
+bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
+	@$(BIN)/python tests/benchmarks/lease_cost.py
 
 .PHONY: demo
 demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`
