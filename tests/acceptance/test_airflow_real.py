@@ -32,8 +32,8 @@ pytestmark = pytest.mark.timeout(1800)
 TOPIC = "trades"
 PIPELINES = ("stock_stats", "dice")
 LEASE_SECONDS = 5.0
-#: A batch costs the same CPU whatever its size: with fewer of them the replays and Airflow have cores to run on.
-TRIGGER_SECONDS = 4.0
+#: A batch costs the same CPU whatever its size: with fewer of them Airflow has cores to run on.
+TRIGGER_SECONDS = 2.0
 HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
 SLICE = timedelta(seconds=30)
