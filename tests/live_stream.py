@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 from hindcast import Table, Topic, Window, pipeline
 
 @pipeline(
-    source=Topic("{topic}", schema="ticker string, ts timestamp, ask double", key="ticker"),
+    source=Topic("{topic}", schema="ticker string, ts timestamp, ask double NOT NULL", key="ticker"),
     event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"),
     sink=Table("{name}", keys=["window", "ticker"]), version={version}, shards={shards},
 )

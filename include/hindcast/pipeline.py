@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DURATION = re.compile(r"\s*(\d+)\s+(millisecond|second|minute|hour|day)s?\s*")
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NOT_NULL = re.compile(r"\s+not\s+null$")
 #: Types that a topic's JSON may be read as; nested types are parsed by Spark alone and are given as they stand.
 TYPES = frozenset(
     {
@@ -71,7 +72,7 @@ def parse_columns(schema: str) -> dict[str, str]:
     columns: dict[str, str] = {}
     for part in _split_columns(schema):
         name, _, kind = part.strip().partition(" ")
-        kind = kind.strip().lower()
+        kind = NOT_NULL.sub("", kind.strip().lower())
         if not COLUMN.fullmatch(name) or not kind:
             raise ValueError(f"the schema's column {part.strip()!r} is not of the form `name type`")
         base = re.split(r"[<(]", kind, maxsplit=1)[0].strip()
@@ -81,6 +82,11 @@ def parse_columns(schema: str) -> dict[str, str]:
             raise ValueError(f"the schema names the column {name!r} twice")
         columns[name] = kind
     return columns
+
+
+def required_columns(schema: str) -> list[str]:
+    """The columns that are declared ``NOT NULL``."""
+    return [part.split()[0] for part in _split_columns(schema) if NOT_NULL.search(part.strip().lower())]
 
 
 def _split_columns(schema: str) -> Iterator[str]:
@@ -95,7 +101,10 @@ def _split_columns(schema: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Topic:
-    """A Kafka topic of JSON objects. ``schema`` is Spark DDL; ``key`` is the field by which producers choose the partition."""
+    """A Kafka topic of JSON objects. ``schema`` is Spark DDL; ``key`` is the field by which producers choose the partition.
+
+    A record without a value for a ``NOT NULL`` column goes to the dead letters; any other column may be null or missing.
+    """
 
     name: str
     schema: str
@@ -104,6 +113,10 @@ class Topic:
     @property
     def columns(self) -> dict[str, str]:
         return parse_columns(self.schema)
+
+    @property
+    def required(self) -> list[str]:
+        return required_columns(self.schema)
 
 
 @dataclass(frozen=True)

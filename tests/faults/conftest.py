@@ -15,6 +15,7 @@ from fleet import Fleet, Stream, Worker, fleet_settings
 from live_stream import declare
 from matrix import Matrix
 from proof import Prove
+from waiting import wait_until
 
 from hindcast.control.desired import DesiredState
 from hindcast.errors import HindcastError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from conftest import Broker
 
 _NUMBERS = itertools.count()
+#: I9: what kill -9 of a worker leaves of its JVM and Spark's Python workers is gone by then.
+GONE_SECONDS = 15.0
 SPARES = 12  # streams beyond one for each test
 
 
@@ -63,7 +66,7 @@ def shared_fleet(
         declare(made.settings, _topic_of(number), shards=2, name=_name_of(number))
     yield made
     made.end()
-    assert not oracles.left_over(made.settings), "I9: processes of the fleet outlived it"
+    wait_until(lambda: not oracles.left_over(made.settings), GONE_SECONDS, "I9: the fleet's processes are gone")
 
 
 def _name_of(number: int) -> str:

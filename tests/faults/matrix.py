@@ -56,7 +56,7 @@ class Outcome:
     why: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Matrix:
     """Registered as a plugin: keeps the tests of the wanted rows, in the matrix's order, and tells what became of them."""
 

@@ -101,7 +101,7 @@ def test_a_changed_query_on_an_old_checkpoint(stream: Stream, pair: tuple[Worker
     changed = {
         "filter": text.replace("return trades.", 'return trades.where("ask > 2").'),
         "aggregate": text.replace('F.min("ask")', 'F.max("ask")'),
-        "source": text.replace("ask double", "ask double, venue string"),
+        "source": text.replace("NOT NULL", "NOT NULL, venue string"),
     }[change]
     assert changed != text
     path.write_text(changed)

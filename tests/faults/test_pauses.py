@@ -138,6 +138,23 @@ def test_a_worker_that_is_starved(stream: Stream, pair: tuple[Worker, Worker], p
     prove(stream, live=False, healing_seconds=60.0)
 
 
+@pytest.mark.row("F29")
+def test_a_worker_with_too_little_memory(stream: Stream, prove: Prove, seed: int) -> None:
+    """Spark does not start in so small a heap: the worker says so, gives its slot up and ends, and the other goes on."""
+    sound, *others = stream.fleet.whole()
+    for process in others:
+        stream.fleet.kill(process)
+    stream.want()
+    stream.send_more()
+    stream.wait_owned_by(sound)
+    starved = stream.fleet.start(HINDCAST_SPARK_DRIVER_MEMORY="200m")
+    assert starved.wait(timeout=START_SECONDS) not in {0, None}
+    evidence = prove(stream, "worker_stopped")
+    said = [row for row in evidence.events if row["kind"] == "worker_stopped" and f"-{starved.pid}-" in row["worker"]]
+    assert "memory" in said[0]["message"].lower()
+    assert said[0]["cure"]
+
+
 def _busy() -> psutil.Popen:
     import sys
 

@@ -85,3 +85,16 @@ def test_poison_is_named_and_its_neighbours_are_unharmed(spark: SparkSession, pi
     assert [row["_offset"] for row in rows.values() if row["_reason"] is None] == [2 * number + 1 for number in range(len(POISON))]
     filed = audit.dead_letters(parsed.withColumn("_batch", F.lit(1)), pipeline)
     assert filed.count() == len(POISON)
+
+
+def test_a_field_that_must_be_there_and_is_not_is_poison(spark: SparkSession, pipeline: Pipeline) -> None:
+    """A producer that drops, renames or nulls a NOT NULL field fills the dead letters: nothing is nulled out in silence (F20)."""
+    schema = "ticker string NOT NULL, ts timestamp, ask double NOT NULL"
+    strict = replace(pipeline, source=replace(pipeline.source, schema=schema))
+    whole = '"ticker": "A", "ts": "2026-01-01T12:00:00Z"'
+    values = [f'{{{whole}, "ask": 1.0}}', f"{{{whole}}}", f'{{{whole}, "price": 1.0}}', f'{{{whole}, "ask": null}}', '{"ask": 1.0}']
+    kafka = [(None, value.encode(), "trades", 0, offset, AT) for offset, value in enumerate(values)]
+    raw = spark.createDataFrame(kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp")
+    reasons = [row["_reason"] for row in source.parse(raw, strict).orderBy("_offset").collect()]
+    assert reasons == [None, "no ask", "no ask", "no ask", "no ts"]
+    assert source.usable(source.parse(raw, strict)).count() == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hindcast import catalog
 from hindcast.errors import BadNameError, PipelineError, UnknownPipelineError
-from hindcast.pipeline import check_name, parse_columns, parse_duration
+from hindcast.pipeline import check_name, parse_columns, parse_duration, required_columns
 
 GOOD = """
 from hindcast import Table, Topic, Window, pipeline
@@ -121,3 +121,10 @@ def test_nested_types_keep_their_commas() -> None:
         "a": "struct<x: int, y: map<string, int>>",
         "b": "decimal(10, 2)",
     }
+
+
+def test_required_columns_are_those_declared_not_null() -> None:
+    """NOT NULL is no part of a column's type, whatever its case and place; the other columns may be missing."""
+    schema = "ticker string NOT NULL, ts timestamp, ask decimal(10, 2) not  null, venue struct<x: int NOT NULL>"
+    assert parse_columns(schema) == {"ticker": "string", "ts": "timestamp", "ask": "decimal(10, 2)", "venue": "struct<x: int not null>"}
+    assert required_columns(schema) == ["ticker", "ask"]

@@ -63,12 +63,15 @@ def _reason(pipeline: Pipeline) -> Column:
     event_time = F.col("_record")[pipeline.event_time]
     limit_seconds = pipeline.future_limit.total_seconds()
     latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(int(limit_seconds * 1_000_000)))
-    return (
+    reason = (
         F.when(F.col("_value").isNull(), "no value")
         .when(F.col("_record").isNull() | F.col("_record")[_CORRUPT].isNotNull(), "does not parse as the topic's schema")
         .when(event_time.isNull(), f"no {pipeline.event_time}")
         .when(event_time > latest, f"{pipeline.event_time} is more than {pipeline.max_future} in the future")
     )
+    for name in pipeline.source.required:
+        reason = reason.when(F.col("_record")[name].isNull(), f"no {name}")
+    return reason
 
 
 def usable(parsed: DataFrame) -> DataFrame:
