@@ -38,7 +38,7 @@ from hindcast.control.leases import Lease, StatusType
 from hindcast.control.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
 from hindcast.control.store import Snapshot, swap
 from hindcast.control.tables import ControlTables
-from hindcast.control.upkeep import EVERY
+from hindcast.control.upkeep import CHECKPOINT_EVERY
 from hindcast.settings import Settings
 
 LEASE_SECONDS = 10.0
@@ -238,11 +238,11 @@ def growth(base: Path, renewals: int = 10_000, leases: int = 100) -> list[Figure
         times.append(-time.perf_counter())
         swap(store, _renewed)
         times[-1] += time.perf_counter()
-        if store.read().token % EVERY[ControlTable.LEASES] == 0:
+        if store.read().token % CHECKPOINT_EVERY == 0:
             store.upkeep.wait()  # in life the next renewal is half a second away, the next upkeep half a minute
         if number % 100 == 0:
             files.append(sum(1 for path in url.rglob("*") if path.is_file()))
-    while DeltaTable(str(url)).version() % EVERY[ControlTable.LEASES] != EVERY[ControlTable.LEASES] - 1:
+    while DeltaTable(str(url)).version() % CHECKPOINT_EVERY != CHECKPOINT_EVERY - 1:
         swap(store, _renewed)  # to where a cold open has the most to read
         renewals += 1
     store.upkeep.wait()

@@ -55,13 +55,13 @@ def short_retention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_renewals_alone_keep_the_table_small(short_retention: None, store: LeaseTable, settings: Settings) -> None:
     """After many renewals and a pause, the next renewals leave few files and a short log, and no maintenance was asked for."""
-    for _ in range(2 * upkeep.EVERY[ControlTable.LEASES]):
+    for _ in range(2 * upkeep.DELETE_EVERY):
         swap(store, renew)
     time.sleep(1.1)  # Delta compares the ages of files with its own clock
-    for _ in range(upkeep.EVERY[ControlTable.LEASES]):
+    for _ in range(upkeep.DELETE_EVERY):
         swap(store, renew)
         store.upkeep.wait()  # as in life, where the next renewal is far away
-    every = upkeep.EVERY[ControlTable.LEASES]
+    every = upkeep.DELETE_EVERY
     assert len(data_files(settings)) <= every + 1
     assert len(list((folder(settings) / "_delta_log").glob("*.json"))) <= 2 * every
     assert LeaseTable(settings).leases()[0].lease_counter == 3 * every
@@ -77,7 +77,7 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
         return 0
 
     monkeypatch.setattr(upkeep, "tidy_leases", slow)
-    monkeypatch.setitem(upkeep.EVERY, ControlTable.LEASES, 2)
+    monkeypatch.setattr(upkeep, "CHECKPOINT_EVERY", 2)
     store = LeaseTable(settings)
     swap(store, lambda _: [shard()])
     for _ in range(10):
@@ -155,7 +155,8 @@ def test_a_sleeper_finds_the_newest_leases(short_retention: None, store: LeaseTa
     for _ in range(5):
         swap(store, renew)
     time.sleep(1.1)  # Delta compares the ages of files with its own clock
-    store.upkeep.run(store.read().token)
+    upkeep.tidy_leases(lambda: DeltaTable(str(folder(settings))), store.read().token)
+    store.upkeep.run()
     assert not (folder(settings) / "_delta_log" / f"{snapshot.token + 1:020d}.json").exists()
     with pytest.raises((CommitConflictError, CommitUnknownError)):
         sleeper.commit(snapshot, renew(snapshot))
