@@ -7,7 +7,7 @@ object; exits 1 where a bound does not hold. Each check also looks at what it wr
 ``core``       keepers at a 10 s lease, their renewals back to back: CPU time a renewal, and so a second of lease time
 ``balance``    100 leases on four workers (threads, each with its own table and the real clock); a fifth joins
 ``growth``     10,000 renewals, faster than in life and with a retention that is shorter by as much; files, and a cold open
-``appended``   10,000 appends to ``events``; a cold read, and the files that it reads
+``appended``   5,000 appends to ``events``; a cold read, and the files that it reads
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _renewed(snapshot: Snapshot) -> list[Lease]:
     return [lease.renewed(updated_at=now) for lease in snapshot.leases.values()]
 
 
-def appended(base: Path, appends: int = 10_000) -> list[Figure]:
+def appended(base: Path, appends: int = 5_000) -> list[Figure]:
     """What 10,000 appends of one row leave behind, beside the same rows in one append."""
     many, one = ControlTables(Settings(home=base / "many")), ControlTables(Settings(home=base / "one"))
     rows = [
