@@ -81,6 +81,16 @@ class Shard:
         wait_until(lambda: owner.failure or owner.end_offsets == ends(self.sent), WAIT_SECONDS, "the shard has read everything")
         assert owner.failure is None
 
+    def serve(self, records: list[Record], rebuild: str = "") -> str:
+        """One owner's whole life: it reads these records and stops cleanly. Returns why its state was made anew, if it was."""
+        self.send(records)
+        owner = self.own()
+        reason = owner.start(rebuild)
+        self.consume(owner)
+        owner._keeper.step()  # the lease learns what was reported
+        self.retire(owner)
+        return reason
+
     def die(self, owner: ShardConsumer) -> None:
         """Stop the query and forget what the owner had queued, as a killed process would."""
         if owner._query is not None:

@@ -6,34 +6,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import pytest
-from fleet import START_SECONDS, Fleet, Stream, feed, fleet_settings
+from fleet import START_SECONDS, Stream, feed
 from kafka import KafkaAdminClient
-from live_stream import declare
 from simulated_stream import Record
 from waiting import wait_until
 
 from hindcast.control import shards
 from hindcast.control.leases import ShardState
-from hindcast.settings import Settings
-
-if TYPE_CHECKING:
-    from conftest import Broker
-
-
-@pytest.fixture
-def stream(broker: Broker, topic: str, settings_factory: Callable[..., Settings]) -> Iterator[Stream]:
-    """A topic of four partitions in two shards, consumed by two workers."""
-    fleet = Fleet(fleet_settings(settings_factory(), broker.bootstrap_servers))
-    declare(fleet.settings, topic, shards=2)
-    made = Stream(fleet, topic)
-    made.want()
-    yield made
-    fleet.end()
 
 
 def hindcast(stream: Stream, *arguments: str) -> str:

@@ -46,11 +46,7 @@ def test_a_death_at_any_step_of_a_commit_loses_and_doubles_nothing(shard: Shard,
     assert "CrashError" in str(owner.failure)
     shard.die(owner)
     crash_at(monkeypatch, "", 1)
-    shard.send(second)
-    heir = shard.own()
-    heir.start()
-    shard.consume(heir)
-    shard.retire(heir)
+    shard.serve(second)
     shard.check()
 
 
@@ -68,11 +64,7 @@ def test_a_death_at_any_step_of_a_take_over_loses_and_doubles_nothing(shard: Sha
     with pytest.raises(CrashError):
         heir.start()
     crash_at(monkeypatch, "", 1)
-    shard.send(second)
-    last = shard.own()
-    last.start()
-    shard.consume(last)
-    shard.retire(last)
+    shard.serve(second)
     shard.check()
     assert {row.epoch for row in ledger(shard.settings)} == {1, 3}
 
@@ -80,32 +72,19 @@ def test_a_death_at_any_step_of_a_take_over_loses_and_doubles_nothing(shard: Sha
 def test_the_newest_commit_of_sparks_log_may_be_missing(shard: Shard) -> None:
     """A batch that the sink holds and Spark does not know as done is run again and written once (F2)."""
     first, second = parts()
-    shard.send(first)
-    owner = shard.own()
-    owner.start()
-    shard.consume(owner)
-    shard.retire(owner)
+    shard.serve(first)
     commits = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0")) / "commits"
     newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     newest.unlink()
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
-    shard.send(second)
-    heir = shard.own()
-    heir.start()
-    shard.consume(heir)
-    shard.retire(heir)
+    shard.serve(second)
     shard.check()
 
 
 def test_a_changed_query_on_an_old_checkpoint_is_refused(shard: Shard) -> None:
     """The same version with another transformation does not start, and says which file to look at (F23)."""
     first, _ = parts(200)
-    shard.send(first)
-    owner = shard.own()
-    owner.start()
-    shard.consume(owner)
-    owner._keeper.step()  # the lease learns the fingerprint
-    shard.retire(owner)
+    shard.serve(first)
     transform = shard.pipeline.transform
     shard.pipeline = replace(shard.pipeline, transform=lambda frame: transform(frame.where("ask > 2")))
     with pytest.raises(CheckpointRefusedError, match=r"stock_stats\.py"):
@@ -115,11 +94,7 @@ def test_a_changed_query_on_an_old_checkpoint_is_refused(shard: Shard) -> None:
 def test_a_gap_is_never_written(shard: Shard) -> None:
     """A Spark checkpoint that stands elsewhere than the sink stops the shard instead of losing or repeating rows."""
     first, second = parts()
-    shard.send(first)
-    owner = shard.own()
-    owner.start()
-    shard.consume(owner)
-    shard.retire(owner)
+    shard.serve(first)
     folder = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
     last = folder / "offsets" / newest_file(folder, "commits").name
     while (planned := newest_file(folder, "offsets")) != last:
@@ -140,9 +115,5 @@ def test_a_gap_is_never_written(shard: Shard) -> None:
     assert isinstance(heir.failure, OffsetGapError)
     assert "hindcast rebuild" in str(heir.failure)
     assert sorted(sink_rows(shard.settings)) == before
-    last_owner = shard.own()
-    shard.send(second[10:])
-    last_owner.start("it was asked for")
-    shard.consume(last_owner)
-    shard.retire(last_owner)
+    shard.serve(second[10:], "it was asked for")
     shard.check()

@@ -48,11 +48,7 @@ DAMAGES = [_gone, _without_metadata, _empty_offsets, _torn_offsets, _no_plan, _e
 def damaged(shard: Shard, damage: Callable[[Path], None] = _gone) -> None:
     """A shard that has committed the first half of a feed, and whose Spark checkpoint then broke while nobody owned it."""
     first, _ = parts()
-    shard.send(first)
-    owner = shard.own()
-    owner.start()
-    shard.consume(owner)
-    shard.retire(owner)
+    shard.serve(first)
     folder = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
     for crc in folder.rglob("*.crc"):
         crc.unlink()
@@ -62,11 +58,7 @@ def damaged(shard: Shard, damage: Callable[[Path], None] = _gone) -> None:
 def finish(shard: Shard, rebuild: str = "") -> str:
     """The next owner consumes the second half and the whole is exact; returns why the state was made anew."""
     _, second = parts()
-    shard.send(second)
-    heir = shard.own()
-    reason = heir.start(rebuild)
-    shard.consume(heir)
-    shard.retire(heir)
+    reason = shard.serve(second, rebuild)
     shard.check()
     return reason
 
@@ -100,11 +92,7 @@ def test_a_shard_is_rebuilt_again_and_again(shard: Shard) -> None:
     """Each rebuilding goes on from the last one's numbers and floors."""
     first, second = parts()
     for part in (first[:120], first[120:], second[:120], second[120:]):
-        shard.send(part)
-        owner = shard.own()
-        owner.start("it was asked for")
-        shard.consume(owner)
-        shard.retire(owner)
+        shard.serve(part, "it was asked for")
     shard.check()
 
 
@@ -124,11 +112,7 @@ def test_a_rebuild_that_the_topic_cannot_feed_is_refused(shard: Shard) -> None:
 def test_a_sink_that_lost_batches_is_refused(shard: Shard) -> None:
     """A sink that was replaced by an older one is not written to: the ledger knows of more batches than it holds."""
     first, _ = parts(300)
-    shard.send(first)
-    owner = shard.own()
-    owner.start()
-    shard.consume(owner)
-    shard.retire(owner)
+    shard.serve(first)
     shutil.rmtree(shard.settings.table("sinks", "stock_stats"))
     with pytest.raises(OffsetGapError, match="Restore the table"):
         shard.own().start()
@@ -137,12 +121,7 @@ def test_a_sink_that_lost_batches_is_refused(shard: Shard) -> None:
 def test_a_rebuild_accepts_another_query(shard: Shard) -> None:
     """A query that Spark plans in another way, to the same results, goes on after a rebuild."""
     first, _ = parts()
-    shard.send(first)
-    owner = shard.own()
-    owner.start()
-    shard.consume(owner)
-    owner._keeper.step()
-    shard.retire(owner)
+    shard.serve(first)
     transform = shard.pipeline.transform
     shard.pipeline = replace(shard.pipeline, transform=lambda frame: transform(frame.where("ask > -1")))
     with pytest.raises(CheckpointRefusedError, match="hindcast rebuild"):
