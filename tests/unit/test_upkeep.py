@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -86,6 +88,22 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
     go_on.set()
     store.upkeep.wait()
     assert len(begun) == 1
+
+
+def test_a_process_that_ends_at_once_ends_well(settings: Settings) -> None:
+    """A process whose last commit begins an upkeep finishes it and ends with 0."""
+    code = f"""
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import Lease, StatusType
+from hindcast.control.store import swap
+from hindcast.settings import Settings
+store = LeaseTable(Settings(home={str(settings.home)!r}))
+for number in range({upkeep.CHECKPOINT_EVERY}):
+    swap(store, lambda _: [Lease(stream_id="a", status_type=StatusType.SHARD, status_value=str(number))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (folder(settings) / "_delta_log" / f"{upkeep.CHECKPOINT_EVERY:020d}.checkpoint.parquet").exists()
 
 
 def test_two_that_tidy_at_once_lose_no_renewal(short_retention: None, store: LeaseTable, settings: Settings) -> None:

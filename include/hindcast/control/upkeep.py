@@ -125,7 +125,8 @@ class Upkeep:
             return
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self.run, args=(version,), name=f"upkeep-{self._name}", daemon=True)
+                # Not a daemon: Python ends by joining it. One that still ran in native code meanwhile would crash the process at its end.
+                self._thread = threading.Thread(target=self.run, args=(version,), name=f"upkeep-{self._name}")
                 self._thread.start()
 
     def run(self, version: int | None = None) -> dict[str, Any]:
