@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from hindcast.control.statistics import statistics
 from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError
 from hindcast.settings import Settings
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
-from hindcast.stream.files import DataFile, _write_file, statistics
+from hindcast.stream.files import DataFile, _write_file
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 APP = "p/v1/v1.g0.s0"

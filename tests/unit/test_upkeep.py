@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from hindcast.control import schema, upkeep
@@ -115,7 +116,8 @@ def test_two_that_tidy_at_once_lose_no_renewal(short_retention: None, store: Lea
         mine = LeaseTable(settings)
         while not ended.is_set():
             skipped = mine.upkeep.run()["skipped"]
-            failed.extend([skipped] if skipped and "a writer was faster" not in skipped else [])
+            # With a retention of an instant the other one may delete a log that this one is opening; in life it is minutes old.
+            failed.extend([skipped] if skipped and "a writer was faster" not in skipped and "not found" not in skipped else [])
 
     threads = [threading.Thread(target=tidy) for _ in range(2)]
     for thread in threads:
@@ -222,3 +224,47 @@ def test_appends_and_compaction_at_once_lose_nothing(settings: Settings) -> None
     for thread in threads:
         thread.join()
     assert Counter(row["event_id"] for row in tables.rows(ControlTable.EVENTS)) == Counter(str(number) for number in range(40))
+
+
+def small_files(folder: Path, count: int = 20) -> str:
+    """A table of as many files as rows, whose rows have windows."""
+    for number in range(count):
+        at = datetime(2026, 1, 1, second=number, tzinfo=UTC)
+        rows = pa.table({"number": [number], "window": [{"start": at, "end": at + timedelta(seconds=5)}]})
+        write_deltalake(folder, rows, mode="append")
+    return str(folder)
+
+
+def test_two_compactions_never_land_on_each_other(tmp_path: Path) -> None:
+    """The second of two that began on the same version is refused, or every row would stand there twice; an append between goes in."""
+    url = small_files(tmp_path / "sink")
+    first, second = DeltaTable(url), DeltaTable(url)
+    upkeep.compact(first, {})
+    write_deltalake(url, DeltaTable(url).to_pyarrow_table().slice(0, 1), mode="append")
+    with pytest.raises(CommitFailedError):
+        upkeep.compact(second, {})
+    assert len(DeltaTable(url).to_pyarrow_table()) == 21
+
+
+def test_a_compaction_lands_over_an_append_and_keeps_the_bounds_of_windows(tmp_path: Path) -> None:
+    """A stream that commits each second does not keep its sink from being compacted, and readers still skip files by window."""
+    url = small_files(tmp_path / "sink")
+    table = DeltaTable(url)
+    write_deltalake(url, DeltaTable(url).to_pyarrow_table().slice(0, 1), mode="append")
+    upkeep.compact(table, {})
+    found = DeltaTable(url)
+    assert len(found.file_uris()) == 2
+    actions = pa.table(found.get_add_actions(flatten=True)).to_pylist()
+    (joined,) = [action for action in actions if action["path"].startswith("compacted-")]
+    assert joined["num_records"] == 20
+    assert joined["max.window.end"] - joined["min.window.end"] == timedelta(seconds=19)
+
+
+def test_a_large_table_is_compacted_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No commit joins more than fits into memory."""
+    url = small_files(tmp_path / "sink", 9)
+    size = max(pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist())
+    monkeypatch.setattr(upkeep, "GROUP_BYTES", 3 * size - 100)
+    upkeep.compact(DeltaTable(url), {})
+    assert len(DeltaTable(url).file_uris()) == 3
+    assert len(DeltaTable(url).to_pyarrow_table()) == 9

@@ -44,7 +44,7 @@ def maintain(settings: Settings) -> list[dict[str, Any]]:
             table = DeltaTable(settings.table("sinks", sink), storage_options=settings.storage_options or None)
         except TableNotFoundError:
             continue
-        done.append(_maintain(f"sinks/{sink}", table, _optimize))
+        done.append(_maintain(f"sinks/{sink}", table, join))
     for folder in _old_hindcasts(settings):
         shutil.rmtree(folder)
         _log.info("An old hindcast was deleted.", folder=str(folder))
@@ -75,11 +75,6 @@ def _maintain(name: str, table: DeltaTable, join: Callable[[DeltaTable], None] |
         "seconds": seconds,
         "skipped": skipped,
     }
-
-
-def _optimize(sink: DeltaTable) -> None:
-    # Never two at once for one table (see `compact`): the DAG `maintain` has one active run.
-    sink.optimize.compact()
 
 
 def _old_hindcasts(settings: Settings) -> Iterator[Path]:

@@ -21,13 +21,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import PyFileSystem
 
 from hindcast.control.schema import APPENDED_RETENTION_HOURS, ControlTable
+from hindcast.control.statistics import statistics
 
 _log = structlog.get_logger(__name__)
 
@@ -38,6 +39,9 @@ CHECKPOINT_EVERY, DELETE_EVERY = 10, 50
 EVERY_APPENDS = 200
 #: Files of appended rows are joined up to this size. Larger ones are left alone, so that a long history is not rewritten for a few rows.
 COMPACTED_BYTES = 8 * 1024 * 1024
+#: Files that are joined in one commit: what has to be in memory at once.
+GROUP_BYTES = 64 * 1024 * 1024
+_COMPACTION = "hindcast/compaction"
 #: How often a compaction or a vacuum is decided anew in one tidy.
 ATTEMPTS = 5
 _NO_RETRY = CommitProperties(max_commit_retries=0)
@@ -77,16 +81,29 @@ def tidy_appended(open_table: OpenTable, storage_options: dict[str, str]) -> int
 
 
 def compact(table: DeltaTable, storage_options: dict[str, str]) -> None:
-    """Join the small files of an unpartitioned table in one commit, provided that nothing was committed since it was opened.
+    """Join the small files of an unpartitioned table, beside whoever appends to it.
 
     Not by delta-rs's optimize: it lets the second of two compactions land on top of the first, though it is told not to retry, and
-    both keep the rows of the files that each has replaced (measured: a row 2,688 times).
+    both keep the rows of the files that each has replaced (measured: a row 2,688 times). Ours are transactions of one application, of
+    which Delta lets no two land beside each other.
 
-    :raises CommitFailedError: something was committed; open the table again
+    :raises CommitFailedError: somebody else compacted the table meanwhile; open it again
     """
     actions = pa.table(table.get_add_actions())
     files = zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True)
-    small = [path for path, size in files if size < COMPACTED_BYTES]
+    group, group_bytes = [], 0
+    for path, size in sorted(files):
+        if size >= COMPACTED_BYTES:
+            continue
+        group.append(path)
+        group_bytes += size
+        if group_bytes >= GROUP_BYTES:
+            _join(table, group, storage_options)
+            group, group_bytes = [], 0
+    _join(table, group, storage_options)
+
+
+def _join(table: DeltaTable, small: list[str], storage_options: dict[str, str]) -> None:
     if len(small) < 2:  # noqa: PLR2004 -- one file is joined already
         return
     store = PyFileSystem(DeltaStorageHandler(table.table_uri, storage_options or None))
@@ -94,10 +111,11 @@ def compact(table: DeltaTable, storage_options: dict[str, str]) -> None:
     joined = f"compacted-{uuid.uuid4().hex}.parquet"
     pq.write_table(rows, joined, filesystem=store, compression="zstd")
     now = int(time.time() * 1000)
-    stats = json.dumps({"numRecords": rows.num_rows})
-    added = AddAction(joined, store.get_file_info(joined).size, {}, now, data_change=False, stats=stats)
+    added = AddAction(joined, store.get_file_info(joined).size, {}, now, data_change=False, stats=json.dumps(statistics(rows)))
     removed = [RemoveAction(path, data_change=False, deletion_timestamp=now) for path in small]
-    table.create_write_transaction([added, *removed], "append", table.schema(), commit_properties=_NO_RETRY)
+    alone = CommitProperties(app_transactions=[Transaction(_COMPACTION, table.version())])
+    table.create_write_transaction([added, *removed], "append", table.schema(), commit_properties=alone)
+    table.update_incremental()
 
 
 def _decided_anew(open_table: OpenTable, work: Callable[[DeltaTable], _T]) -> _T:

@@ -7,16 +7,15 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 from pyarrow.fs import FileSystem, PyFileSystem
 from pyspark.sql import DataFrame
+
+from hindcast.control.statistics import statistics
 
 _SCHEMA = "path string, size long, rows long, stats string"
 #: A task begins a new file after so many rows, so that one file never grows without bound.
@@ -79,20 +78,3 @@ def _write_file(table: pa.Table, url: str, storage_options: dict[str, str], pref
     files = filesystem(url, storage_options)
     pq.write_table(table, path, filesystem=files, compression="zstd")
     return DataFile(path, files.get_file_info(path).size, table.num_rows, json.dumps(statistics(table)))
-
-
-def statistics(table: pa.Table) -> dict[str, Any]:
-    """Delta's per-file statistics: the number of rows, and the bounds of the ``window`` column by which readers prune files."""
-    stats: dict[str, Any] = {"numRecords": table.num_rows}
-    if "window" in table.column_names and pa.types.is_struct(table.schema.field("window").type):
-        window = table["window"].combine_chunks()
-        bounds = {part: pc.min_max(pc.struct_field(window, part)).as_py() for part in ("start", "end")}
-        stats["minValues"] = {"window": {part: _instant(bound["min"]) for part, bound in bounds.items()}}
-        stats["maxValues"] = {"window": {part: _instant(bound["max"]) for part, bound in bounds.items()}}
-        stats["nullCount"] = {"window": dict.fromkeys(bounds, 0)}
-    return stats
-
-
-def _instant(value: datetime) -> str:
-    # Windows begin and end on whole milliseconds, which is as fine as Delta's statistics are.
-    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
