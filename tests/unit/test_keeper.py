@@ -388,3 +388,23 @@ def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore
     assert b.look()
     assert store.commits == commits
     assert {lease.key for lease in b.step().gained} == {key}
+
+
+def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """The wish, the closing and the transfer are each seen at the next look: the clock hardly moves."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    clock.advance(0.1)
+    assert not b.look()
+    assert len(b.step().gained) == 0
+    assert a.look(), "a shard is asked for"
+    (key,) = a.step().close
+    assert not a.look()
+    assert not a.wait(0.0)
+    a.closed(key)
+    assert a.wait(0.0), "its lease may be given away"
+    a.step()
+    assert b.look(), "it was given to b"
+    assert [lease.key for lease in b.step().gained] == [key]

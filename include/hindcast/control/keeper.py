@@ -32,8 +32,9 @@ from hindcast.errors import LeaseLostError
 SELF_FENCE = 0.8
 #: Renewals in one lease: three may fail before the owner fences itself.
 RENEWALS = 4
-#: Looks in one lease. An observer sees a death at most one look late; a look writes nothing, and reads nothing where nothing changed.
-LOOKS = 16
+#: Looks in one lease. A death, a wish or a hand-over is seen at most one look late; a look writes nothing, and reads no file where
+#: nothing was committed.
+LOOKS = 32
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Keeper:
         self._held: dict[LeaseKey, Held] = {}
         self._slot: LeaseKey | None = None
         self._draining = False
+        self._closed = threading.Event()
         self._stepping = threading.Lock()  # one step at a time
         self._lock = threading.RLock()  # what is held; never kept while the store is asked, so that holds() answers at once
 
@@ -144,17 +146,33 @@ class Keeper:
     # -- the look ----------------------------------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Note which counters moved; True where a lease is to be taken at once, so that the next step is not waited for.
+        """Note which counters moved; True where the next renewal should not be waited for: something is to be taken, opened, closed,
+        or was lost.
 
         :raises StoreUnavailableError: the store does not answer
         """
         snapshot = self._store.read()
         with self._lock:
             self._observer.observe(snapshot.leases.values())
+            superseded = shards.superseded(snapshot.leases.values())
+            for key, held in self._held.items():
+                row = snapshot.leases.get(key)
+                if row is None or not self._owns(row, held):
+                    return True
+                if not held.closing and (key in superseded or self._must_close(row, snapshot)):
+                    return True
             if self._draining or self._slot is None:
                 return False
             wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
-            return bool(balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer))
+            given = any(row.lease_owner == self.owner and row.key not in self._held for row in wanted)
+            takes = balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer)
+            return given or bool(takes) or bool(shards.opened(snapshot.leases))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, or until a consumer has closed: True where one has, so that its lease is given away at once."""
+        closed = self._closed.wait(seconds)
+        self._closed.clear()
+        return closed
 
     # -- the step ----------------------------------------------------------------------------------------------------------
 
@@ -295,6 +313,7 @@ class Keeper:
             if (held := self._held.get(key)) is not None:
                 held.closing = held.closed = True
                 held.ended = held.ended or ended
+                self._closed.set()
 
     def drain(self) -> list[LeaseKey]:
         """Take nothing more; return the shards whose consumers must now close."""

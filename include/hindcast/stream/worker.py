@@ -229,13 +229,14 @@ class Worker:
 
     def _renew(self) -> None:
         due = self._clock.monotonic() + self._keeper.renewal_seconds
-        while not self._ended.wait(self._keeper.look_seconds):
+        while not self._ended.is_set():
+            closed = self._keeper.wait(self._keeper.look_seconds)
             now = self._clock.monotonic()
             if now - self._beat > STUCK_SECONDS:
                 _log.error("The main thread is stuck, so its leases are not renewed.", worker=self.id)
                 continue
             try:
-                if now >= due or self._keeper.look():
+                if closed or now >= due or self._keeper.look():
                     due = now + self._keeper.renewal_seconds
                     self._steps.put(self._keeper.step())
             except HindcastError as error:
