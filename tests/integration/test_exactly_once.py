@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from live_stream import ledger, sink_rows
 from one_shard import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
+from pyspark.sql import functions as F
 from waiting import wait_until
 
 from hindcast.errors import CheckpointRefusedError, OffsetGapError
+from hindcast.stream.takeover import empty_result, fingerprint
 
 SINK_STEPS = ["sink.1", "sink.2", "sink.3", "sink.4", "sink.5", "sink.6"]
 TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]
@@ -117,3 +119,12 @@ def test_a_gap_is_never_written(shard: Shard) -> None:
     assert sorted(sink_rows(shard.settings)) == before
     shard.serve(second[10:], "it was asked for")
     shard.check()
+
+
+def test_a_seed_that_spark_draws_is_no_change_of_the_query(shard: Shard) -> None:
+    """A random column gets another seed in each session; that is the verdict's matter, and keeps no owner from taking over."""
+    transform = shard.pipeline.transform
+    random = replace(shard.pipeline, transform=lambda frame: transform(frame.withColumn("ask", F.rand())))
+    prints = {fingerprint(shard.spark, random, empty_result(shard.spark, random)) for _ in range(3)}
+    assert len(prints) == 1
+    assert prints != {fingerprint(shard.spark, shard.pipeline, empty_result(shard.spark, shard.pipeline))}
