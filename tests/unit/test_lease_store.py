@@ -12,6 +12,7 @@ from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import CommitConflictError, SchemaVersionError, StoreUnavailableError
+from hindcast.leave import leave
 from hindcast.settings import Settings
 from hindcast.testing import MemoryStore, Outcome
 
@@ -84,6 +85,7 @@ def _raise_counter(home: Path, times: int) -> None:
     store = LeaseTable(Settings(home=home))
     for _ in range(times):
         swap(store, lambda snapshot: [row.renewed() for row in snapshot.leases.values()])
+    leave(0)
 
 
 def test_no_update_of_four_processes_is_lost(settings: Settings) -> None:
