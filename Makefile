@@ -32,10 +32,11 @@ endef
 help: ## print this list
 	@echo "Hindcast: supervised exactly-once streams, their batch replays, and a verdict on every difference."
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo ONCE=1          stop everything after the verdict; exit 0 only where it passes"
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
+	@echo "  make simulate EXAMPLES=10000   so many histories; SEED=... repeats a run, SEED=.../17 one history, DEPTH=9 searches deeper"
 	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
 	@echo "  make faults ROW=F5 REPEAT=20 SEED=7   one row of the matrix, with the seeds 7 to 26"
 	@echo "  make nemesis SECONDS=60 SEED=7        the run of that seed again"
@@ -81,8 +82,12 @@ format: env ## put every Python file into the one form
 	@$(BIN)/ruff format
 
 .PHONY: test-fast
-test-fast: env ## unit tests: seconds, no JVM
-	@$(BIN)/python -m pytest tests/unit --timeout 60
+test-fast: env ## unit tests and the short simulation: seconds, no JVM
+	@$(BIN)/python -m pytest tests/unit tests/simulation --timeout 60
+
+.PHONY: simulate
+simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run), every short one, and with faults built in
+	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
 
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance
@@ -98,6 +103,14 @@ faults: env jars ## the matrix of faults against real processes (ROW=F5 REPEAT=2
 .PHONY: nemesis
 nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)
 	@$(FAULTS) --row nemesis $(if $(SECONDS),--nemesis-seconds "$(SECONDS)")
+
+.PHONY: failover
+failover: env jars ## kill -9 of an owner to the next owner's commit, TIMES=20 times at leases of 3 and 10 s: the distribution
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/failover.py $(if $(TIMES),--times "$(TIMES)") $(if $(SEED),--seed "$(SEED)") $(if $(LEASE),--lease "$(LEASE)")
+
+.PHONY: bench-leases
+bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
+	@$(BIN)/python tests/benchmarks/lease_cost.py
 
 .PHONY: demo
 demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`

@@ -24,7 +24,7 @@ from waiting import wait_until
 from hindcast import catalog
 from hindcast.control.desired import DesiredState, DesiredStates
 from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
+from hindcast.control.leases import NOT_HELD, Lease, StatusType
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings, project_root
@@ -125,13 +125,13 @@ class Fleet:
         return [lease for lease in found if pipeline in (None, lease.stream_id)]
 
     def owners(self, pipeline: str) -> dict[str, int | None]:
-        """The pid that owns each shard of a pipeline; None where the owner holds no slot any more."""
+        """The pid that owns each shard of a pipeline that has begun and not ended; None where the owner holds no slot any more."""
         leases = LeaseTable(self.settings).leases()
         pids = {row.lease_owner: row.detail.get("pid") for row in leases if row.status_type is StatusType.SLOT and row.lease_owner}
         return {
             row.status_value: pids.get(row.lease_owner)
             for row in leases
-            if row.status_type is StatusType.SHARD and row.stream_id == pipeline
+            if row.status_type is StatusType.SHARD and row.stream_id == pipeline and row.state not in NOT_HELD
         }
 
     def id_of(self, process: Worker) -> str:

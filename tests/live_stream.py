@@ -106,6 +106,7 @@ def check_chain(batches: list[LedgerRow]) -> None:
         for before, after in pairwise(rows):
             assert after.start_offsets == before.end_offsets
             assert after.late_watermark_ms == before.watermark_ms
+            assert all(after.floors.get(partition, 0) <= before.final_ms(partition) for partition in after.end_offsets)
             assert after.epoch >= before.epoch
             assert after.sink_version > before.sink_version
 
@@ -117,9 +118,9 @@ def check_answer(settings: Settings, records: list[Record], clockwork_of: Simula
     closed: dict[int, int] = {}
     for row in batches:
         for partition, end in row.end_offsets.items():
-            closed[partition] = row.watermark_ms
+            closed[partition] = max(closed.get(partition, 0), row.final_ms(partition))
             for offset in range(row.start_offsets[partition], end):
-                clockwork_of.thresholds[partition, offset] = row.late_watermark_ms
+                clockwork_of.thresholds[partition, offset] = row.late_ms(partition)
     asks: dict[Key, list[float]] = defaultdict(list)
     for record in records:
         late_ms = clockwork_of.thresholds[record.partition, record.offset]

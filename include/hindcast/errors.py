@@ -93,6 +93,10 @@ class CheckpointRefusedError(HindcastError):
     """{pipeline}/{shard}: the Spark checkpoint at {path} cannot be used: {problem}. {cure}"""
 
 
+class CheckpointDamagedError(CheckpointRefusedError):
+    """{pipeline}/{shard}: the Spark checkpoint at {path} is damaged: {problem}. {cure}"""
+
+
 class SchemaVersionError(HindcastError):
     """The table {table} is of schema version {found}, this Hindcast reads {supported}. {cure}"""
 

@@ -19,8 +19,9 @@ import pytest
 from kafka import KafkaProducer
 from real_airflow import ENDED, Platform, measured, until
 
-from hindcast.control.desired import desired_of
+from hindcast.control.desired import DesiredState, DesiredStates, desired_of
 from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import Lease, StatusType
 from hindcast.local import airflow, stack
 from hindcast.local.processes import Services, members
 from hindcast.local.trades import trades
@@ -29,9 +30,10 @@ from hindcast.settings import Settings, project_root
 pytestmark = pytest.mark.timeout(1800)
 
 TOPIC = "trades"
+PIPELINES = ("stock_stats", "dice")
 LEASE_SECONDS = 5.0
-#: A batch costs the same CPU whatever its size: with fewer of them the replays and Airflow have cores to run on.
-TRIGGER_SECONDS = 4.0
+#: A batch costs the same CPU whatever its size: with fewer of them Airflow has cores to run on.
+TRIGGER_SECONDS = 2.0
 HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
 SLICE = timedelta(seconds=30)
@@ -101,7 +103,7 @@ def stream_history(platform: Platform) -> None:
         producer.flush()
         for sent in (future.get() for future in futures):
             ends[sent.partition] = max(ends.get(sent.partition, 0), sent.offset + 1)
-        for pipeline in ("stock_stats", "dice"):
+        for pipeline in PIPELINES:
             until(f"{pipeline} to commit slice {number}", lambda pipeline=pipeline: platform.committed_to(pipeline) == ends)
     producer.close()
 
@@ -125,6 +127,23 @@ def whole(platform: Platform, fleet: dict[str, Any]) -> set[int]:
     """The pids of a whole fleet that the supervisor watches."""
     platform.watching()
     return platform.wait_whole()
+
+
+@pytest.fixture
+def quiet(platform: Platform, fleet: dict[str, Any]) -> Iterator[None]:
+    """Both pipelines paused, so that replays have the cores to themselves; that a replay runs beside a live stream is shown elsewhere."""
+    states = DesiredStates(LeaseTable(platform.settings))
+    for pipeline in PIPELINES:
+        states.set_state(pipeline, DesiredState.PAUSED)
+    until("the shards to be free", lambda: not any(lease.lease_owner for lease in shards_of(platform)))
+    yield
+    for pipeline in PIPELINES:
+        states.set_state(pipeline, DesiredState.RUNNING)
+    platform.wait_whole()
+
+
+def shards_of(platform: Platform) -> list[Lease]:
+    return [lease for lease in LeaseTable(platform.settings).leases() if lease.status_type is StatusType.SHARD]
 
 
 def test_unpausing_supervise_starts_the_fleet(platform: Platform, fleet: dict[str, Any]) -> None:
@@ -206,7 +225,8 @@ def test_a_supervisor_that_is_content_sleeps(platform: Platform, whole: set[int]
     assert platform.watching()["dag_run_id"] == watching["dag_run_id"]
 
 
-def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(platform: Platform, fleet: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("quiet")
+def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(platform: Platform) -> None:
     """`airflow backfill create` over past minutes; its end date is inclusive."""
     platform.unpause("replay.stock_stats")
     platform.unpause("validate.stock_stats")
@@ -246,7 +266,8 @@ def replays_of(platform: Platform, starts: list[datetime]) -> list[dict[str, Any
     return found if all(task["state"] == "success" for task in found) else None
 
 
-def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform, fleet: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("quiet")
+def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform) -> None:
     """The REST API, as the form of the UI uses it: exactly the rows between the offsets are read, and judged."""
     platform.unpause("replay.stock_stats")
     platform.unpause("validate.stock_stats")
@@ -283,7 +304,8 @@ def test_a_range_that_cannot_be_replayed_fails_at_once_and_says_why(
     assert words in platform.log(task)
 
 
-def test_a_failing_verdict_fails_its_task_and_names_the_rows(platform: Platform, fleet: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("quiet")
+def test_a_failing_verdict_fails_its_task_and_names_the_rows(platform: Platform) -> None:
     """The pipeline with a random column, replayed by its schedule: red, after one try, with the rows in the log and the verdict as XCom."""
     platform.unpause("replay.dice")
     platform.unpause("validate.dice")

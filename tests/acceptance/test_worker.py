@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from fleet import START_SECONDS, Fleet, Stream, feed, fleet_settings
-from live_stream import declare, ends
+from fleet import START_SECONDS, Stream, feed
+from live_stream import ends
 from waiting import wait_until
 
 from hindcast.control.desired import DesiredState
 from hindcast.control.leases import StatusType
-from hindcast.settings import Settings
-
-if TYPE_CHECKING:
-    from conftest import Broker
-
-
-@pytest.fixture
-def stream(broker: Broker, topic: str, settings_factory: Callable[..., Settings]) -> Iterator[Stream]:
-    """A topic of four partitions in two shards, and a fleet whose workers the test starts."""
-    fleet = Fleet(fleet_settings(settings_factory(), broker.bootstrap_servers))
-    declare(fleet.settings, topic, shards=2)
-    made = Stream(fleet, topic)
-    made.want()
-    yield made
-    fleet.end()
 
 
 def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:

@@ -1,17 +1,22 @@
-"""One Spark session for all integration tests."""
+"""One Spark session for all integration tests, and one shard on a topic of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from live_stream import on_topic
+from one_shard import Shard
 
+from hindcast import catalog
 from hindcast.local import jars
-from hindcast.settings import Settings
+from hindcast.settings import Settings, project_root
+from hindcast.stream import consumer as consumer_module
 
 if TYPE_CHECKING:
+    from conftest import Broker
     from pyspark.sql import SparkSession
 
 
@@ -25,3 +30,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[
     built = session.build(settings, "tests")
     yield built
     built.stop()
+
+
+@pytest.fixture
+def shard(
+    spark: SparkSession,
+    broker: Broker,
+    topic_factory: Callable[..., str],
+    settings_factory: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Shard]:
+    """A shard of two partitions whose batches are small."""
+    monkeypatch.setattr(consumer_module, "MAX_RECORDS_PER_BATCH", 80)
+    settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
+    example = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
+    made = Shard(spark, settings, on_topic(example, topic_factory(partitions=2)), broker.bootstrap_servers, 2)
+    yield made
+    for owner in made.running:
+        made.die(owner)

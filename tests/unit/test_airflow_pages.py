@@ -13,6 +13,7 @@ import airflow_home  # noqa: F401 - before Airflow
 import pytest
 from fleet_sample import FAILED_RUN, RUN, desired, difference, put, run, shard, slot, verdict, write_sample
 
+from hindcast.clock import SystemClock
 from hindcast.control.events import EventKind, EventLog
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
@@ -29,6 +30,7 @@ with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries 
 
     from hindcast.airflow.pages import documents
     from hindcast.airflow.pages.app import create_app
+    from hindcast.airflow.pages.facts import Facts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -299,3 +301,14 @@ def tags(html: str) -> set[str]:
 def links(html: str) -> list[str]:
     """All link targets, as they are written."""
     return _collect(html).hrefs
+
+
+def test_a_shard_that_has_ended_counts_no_more(settings: Settings) -> None:
+    """After a resharding the old generation is on the pipeline's own page, and in no total."""
+    put(settings, desired(), shard("stock_stats", 0, "w", lag=7), shard("stock_stats", 1, "", lag=999, state="TERMINATED"))
+    facts = Facts(settings, SystemClock())
+    assert facts.overview()["lag"] == 7
+    assert [row["shard"] for row in facts.overview()["shards"]] == ["v1.g0.s0"]
+    found = facts.pipeline("stock_stats")
+    assert found is not None
+    assert [row["state"] for row in found["shards"]] == ["OPEN", "TERMINATED"]

@@ -38,7 +38,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __init__(self, *_: Any) -> None: ...
 
-        def start(self) -> None:
+        def start(self, _: str) -> str:
             raise CheckpointRefusedError(pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it.")
 
         def stop(self) -> None: ...

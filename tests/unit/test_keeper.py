@@ -217,6 +217,58 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make)
     assert {lease.key for lease in keeper("b").step().gained} == set(keys)
 
 
+def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
+    """A lease that it had asked for, handed over while it stops, does not wait for its expiry; nor does a wish stay behind."""
+    add_shards(store, 4)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    (asked,) = a.step().close[:1]
+    b.drain()
+    a.closed(asked)
+    a.step()
+    assert row(store, asked).lease_owner == "b"
+    b.leave()
+    assert "b" not in {name for lease in store.read().leases.values() for name in (lease.lease_owner, lease.lease_stealer)}
+
+
+def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    (asked,) = a.step().close
+    a.closed(asked)
+    a.step()
+    slot = b.slot
+    assert slot is not None
+    store.commit(store.read(), [row(store, slot).given_to("c")])
+    assert slot in b.step().lost
+    b.leave()
+    assert "b" not in owners(store).values()
+
+
+def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, keeper: Make) -> None:
+    """One that gives up after an error frees its leases; it does not take them again in the same commit."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    a.leave()
+    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
+
+
+def test_a_closed_lease_is_not_held(store: MemoryStore, keeper: Make) -> None:
+    """Once its consumer has stopped nobody may write under it, even where the hand-over's outcome is unknown."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    a.closed(key)
+    assert not a.holds(key, 1)
+
+
 def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """A worker that finds live owners on every slot gets none, takes no lease, and learns it within one and a quarter leases."""
     add_shards(store, 1)
@@ -277,11 +329,30 @@ def test_a_checkpoint_is_written_with_the_renewal(store: MemoryStore, keeper: Ma
     (key,) = add_shards(store, 1)
     a = keeper("a")
     a.step()
-    a.report(key, checkpoint={"batch": 5}, detail={"lag_records": 3})
+    a.report(key, 1, checkpoint={"batch": 5}, detail={"lag_records": 3})
     a.step()
     assert row(store, key).checkpoint["batch"] == 5
     assert row(store, key).detail["lag_records"] == 3
     assert row(store, key).checkpoint["start_offsets"] == {"0": 0}
+
+
+def test_a_checkpoint_of_an_earlier_epoch_comes_too_late(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A worker that lost a shard and has it again keeps the checkpoint it found, whatever its old consumer still reports."""
+    (key,) = add_shards(store, 1)
+    a, b = keeper("a"), keeper("b")
+    a.step()
+    b.step()
+    clock.advance(LEASE + 1)
+    b.step()
+    b.report(key, 2, checkpoint={"batch": 9})
+    b.closed(key)
+    b.drain()
+    b.leave()
+    a = keeper("a")
+    assert [lease.epoch for lease in a.step().gained] == [3]
+    a.report(key, 1, checkpoint={"batch": 5})
+    a.step()
+    assert row(store, key).checkpoint["batch"] == 9
 
 
 def test_swap_gives_up_after_many_conflicts() -> None:
@@ -301,3 +372,19 @@ def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: Me
     assert (gained.lease_owner, gained.epoch) == ("a", 2)
     assert a.holds(key, 2)
     assert a.step().lost == []
+
+
+def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A look writes nothing, and says when a lease has been seen unchanged for its whole duration."""
+    (key,) = add_shards(store, 1)
+    keeper("a").step()
+    b = keeper("b")
+    clock.advance(1)
+    assert not b.look()
+    commits = store.commits
+    clock.advance(LEASE - 1.1)
+    assert not b.look()
+    clock.advance(0.2)
+    assert b.look()
+    assert store.commits == commits
+    assert {lease.key for lease in b.step().gained} == {key}

@@ -115,11 +115,50 @@ def test_an_unknown_outcome_that_was_written_is_not_written_twice() -> None:
     assert [(row.lease_owner, row.epoch) for row in store.read().leases.values()] == [("a", 1)]
 
 
+def test_a_writer_remembers_what_a_reader_finds(settings: Settings) -> None:
+    """The leases that a client gives back without reading a file are those that another client reads."""
+    one = LeaseTable(settings)
+    one.commit(one.read(), [lease(checkpoint={7: (1, 2)}, detail={"a": None}), lease(status_value="other")])
+    snapshot = one.read()
+    assert snapshot.leases == LeaseTable(settings).read().leases
+    one.commit(snapshot, [row.renewed(detail={"b": [row.lease_counter]}) for row in snapshot.leases.values()])
+    assert one.read().leases == LeaseTable(settings).read().leases
+
+
+def test_what_a_caller_does_to_a_lease_it_was_given_is_written(stores: Callable[[], LeaseStore]) -> None:
+    """JSON that was changed in place is written as it is, not as it was read."""
+    store = stores()
+    store.commit(store.read(), [lease(detail={"list": [1]})])
+    snapshot = store.read()
+    changed = snapshot.leases[lease().key].renewed()
+    changed.detail["list"].append(2)
+    store.commit(snapshot, [changed])
+    assert stores().read().leases[lease().key].detail == {"list": [1, 2]}
+
+
+def test_clients_that_take_turns_see_each_other(stores: Callable[[], LeaseStore]) -> None:
+    """What a client remembers never hides what another has written."""
+    one, two = stores(), stores()
+    one.commit(one.read(), [lease(), lease(status_value="other", detail={"x": 1})])
+    for number in range(1, 4):
+        swap(two, lambda snapshot: [snapshot.leases[lease().key].renewed(lease_owner="two")])
+        swap(one, lambda snapshot: [snapshot.leases[lease().key].renewed(lease_owner="one")])
+        assert one.read().leases == two.read().leases == stores().read().leases
+        assert one.read().leases[lease().key].lease_counter == 2 * number
+
+
+def test_a_lease_has_no_other_fields() -> None:
+    """A change of a field that a lease does not have is refused, and a new name gives a new key."""
+    with pytest.raises(TypeError, match="lease_ownr"):
+        lease().evolve(lease_ownr="a")
+    old = lease()
+    assert old.key != old.evolve(status_value="other").key == lease(status_value="other").key
+
+
 def test_a_row_of_a_newer_schema_is_refused(settings: Settings) -> None:
     """A table that a newer Hindcast has written is refused with the cure, not guessed at."""
-    row = {**lease().as_row(), "schema_version": 99}
     with pytest.raises(SchemaVersionError, match="Upgrade"):
-        Lease.from_row(row)
+        Lease.from_row({"schema_version": 99})
 
 
 def test_a_foreign_table_is_refused(settings: Settings) -> None:

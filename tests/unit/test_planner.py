@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from simulated_stream import BASE_MS, Record, Simulated, simulate, trades
 
 from hindcast import Table, Topic, Window, pipeline
+from hindcast.control.history import History, may_hold
 from hindcast.errors import BadRangeError, RangeNotYetConsumedError
-from hindcast.replay.history import History, may_hold
 from hindcast.replay.planner import Facts, Plan, make_plan
 from hindcast.replay.request import ReplayRequest
 
@@ -115,7 +115,7 @@ def test_every_offset_read_has_the_watermark_of_its_batch(seed: int, shards: int
     facts, rng = facts_of(stream), random.Random(seed)
     start = {p: rng.randint(0, end - 1) for p, end in facts.latest.items()}
     plan = make_plan(stock_stats, ask(start, facts.latest), facts)
-    covered = {(s.partition, offset): s.row.late_watermark_ms for s in plan.segments for offset in range(s.start, s.end)}
+    covered = {(s.partition, offset): s.late_ms for s in plan.segments for offset in range(s.start, s.end)}
     assert sum(s.end - s.start for s in plan.segments) == len(covered)
     assert {r.place: stream.thresholds[r.place] for r in read_by(stream, plan)}.items() <= covered.items()
 

@@ -27,7 +27,7 @@ from hindcast.testing import MemoryStore
 @given(st.sets(st.integers(0, 200), min_size=1), st.integers(1, 40))
 def test_every_partition_is_in_exactly_one_shard(partitions: set[int], count: int) -> None:
     """Dealing loses no partition, doubles none, and leaves no shard empty."""
-    dealt = shards.deal(partitions, count)
+    dealt = shards.deal(partitions, count, len(partitions))
     assert sorted(partition for part in dealt for partition in part) == sorted(partitions)
     assert all(dealt)
     assert len(dealt) <= count
@@ -70,7 +70,8 @@ def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(sett
     assert wanted()
     assert not wanted(detail={REFUSED: "torn"})
     assert not wanted(status_value="v2.g0.s0")
-    assert not wanted(parent_shard_ids=["v1.g0.s0"])
+    assert not wanted(state=ShardState.WAIT)
+    assert not wanted(state=ShardState.TERMINATED)
     states.set_state("stock_stats", DesiredState.PAUSED)
     assert not wanted()
     states.set_state("stock_stats", DesiredState.DRAINED)
@@ -91,7 +92,7 @@ def test_resuming_clears_what_a_worker_refused() -> None:
     )
     store.commit(store.read(), [row, lease.evolve(detail={**lease.detail, REFUSED: "torn"})])
     DesiredStates(store).set_state("p", DesiredState.RUNNING)
-    assert store.read().leases[lease.key].detail == {"partitions": [0]}
+    assert store.read().leases[lease.key].detail == lease.detail
 
 
 def test_an_unknown_pipeline_has_no_desired_state() -> None:

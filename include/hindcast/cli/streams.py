@@ -1,4 +1,4 @@
-"""The commands that act on pipelines: worker, pause, resume, drain, replay, validate."""
+"""The commands that act on pipelines: worker, pause, resume, drain, reshard, rebuild, replay, validate."""
 
 from __future__ import annotations
 
@@ -53,6 +53,48 @@ def resume(pipeline: PipelineArgument) -> None:
 def drain(pipeline: PipelineArgument) -> None:
     """Let the pipeline's stream reach the present end of its topic, then stop it."""
     _want(pipeline, "drained")
+
+
+@app.command()
+def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--shards", help="into how many shards to deal")]) -> None:
+    """Deal the pipeline's partitions into another number of shards, while it runs. Results stay exact across it."""
+    from dataclasses import replace
+
+    from hindcast import catalog
+    from hindcast.control.desired import DesiredStates
+    from hindcast.control.lease_table import LeaseTable
+    from hindcast.pipeline import check
+
+    settings = Settings()
+    declared = catalog.load(settings.pipelines_dir)[pipeline]
+    check(replace(declared, shards=shards))
+    states = DesiredStates(LeaseTable(settings))
+    states.declare(declared, settings.workers)
+    states.set_shards(pipeline, shards)
+    print(f"{pipeline} is wanted in {shards} shards. A running pipeline's workers write them within seconds: see `hindcast leases`.")
+
+
+@app.command()
+def rebuild(
+    pipeline: PipelineArgument, shard: Annotated[str, typer.Option("--shard", help="only this one, e.g. v1.g0.s0; all by default")] = ""
+) -> None:
+    """Make the state of a pipeline's shards anew from the topic and the ledger. Results stay exact; closed windows are not touched."""
+    from hindcast import catalog
+    from hindcast.control import shards
+    from hindcast.control.desired import DesiredStates
+    from hindcast.control.lease_table import LeaseTable
+    from hindcast.control.leases import NOT_HELD
+
+    settings = Settings()
+    version = catalog.load(settings.pipelines_dir)[pipeline].version
+    store = LeaseTable(settings)
+    current = [lease.status_value for lease in shards.of_version(store.leases(), pipeline, version) if lease.state not in NOT_HELD]
+    if shard and shard not in current:
+        raise BadInputError(problem=f"{pipeline} has no live shard {shard!r}", cure=f"There are: {', '.join(current) or 'none'}.")
+    if not current:
+        raise BadInputError(problem=f"{pipeline} has no shards yet", cure="There is no state to rebuild before it has run.")
+    request = DesiredStates(store).request_rebuild(pipeline, [shard] if shard else current)
+    print(f"The state of {shard or ', '.join(current)} is made anew (request {request}): see `hindcast events`.")
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,6 +18,8 @@ from hindcast.pipeline import Pipeline
 ACTIVE = "active"
 #: Marks in a shard's detail: why its worker refused to consume it; that it was drained. Wanting the pipeline running clears both.
 REFUSED, DRAINED = "refused", "drained"
+#: In the wanted row's detail: shard -> the request to rebuild it. In a shard's detail: the request that was met.
+REBUILD = "rebuild"
 _MARKS = frozenset({REFUSED, DRAINED})
 
 
@@ -55,6 +58,12 @@ def desired_of(leases: Iterable[Lease]) -> dict[str, Desired]:
         for lease in leases
         if lease.status_type is StatusType.PIPELINE and lease.status_value == ACTIVE
     }
+
+
+def rebuild_request(leases: Mapping[LeaseKey, Lease], shard: LeaseKey) -> str:
+    """The newest request to rebuild a shard, from the leases of one read; empty where there is none."""
+    row = leases.get(desired_key(shard.stream_id))
+    return str(row.detail.get(REBUILD, {}).get(shard.status_value, "")) if row else ""
 
 
 class DesiredStates:
@@ -116,6 +125,41 @@ class DesiredStates:
             if row.state == state and row.detail == detail:
                 return cleared
             return [row.renewed(state=state, detail=detail, updated_at=datetime.now(UTC)), *cleared]
+
+        swap(self._store, decide)
+        return self.get(name)
+
+    def set_shards(self, name: str, shards: int) -> Desired:
+        """Want the pipeline dealt into so many shards. Its workers write the new generation.
+
+        :raises UnknownPipelineError: where nothing was ever wanted of it
+        """
+        return self._change(name, lambda detail: {**detail, "shards": shards})
+
+    def request_rebuild(self, name: str, shards: Iterable[str]) -> str:
+        """Want these shards' state made anew from the topic; return the request's id, which each shard's detail repeats once it is done.
+
+        :raises UnknownPipelineError: where nothing was ever wanted of it
+        """
+        request = uuid.uuid4().hex[:12]
+        asked = dict.fromkeys(shards, request)
+        self._change(name, lambda detail: {**detail, REBUILD: {**detail.get(REBUILD, {}), **asked}}, unmark=asked)
+        return request
+
+    def _change(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]], unmark: Iterable[str] = ()) -> Desired:
+        """Change the detail; shards named in ``unmark`` get another try where they were refused."""
+        key = desired_key(name)
+        self.get(name)
+        cleared = {LeaseKey(name, StatusType.SHARD, shard) for shard in unmark}
+
+        def decide(snapshot: Snapshot) -> list[Lease]:
+            row = snapshot.leases[key]
+            detail = change(row.detail)
+            if detail == row.detail:
+                return []
+            refused = [lease for shard, lease in snapshot.leases.items() if shard in cleared and REFUSED in lease.detail]
+            tried = [lease.evolve(detail={k: v for k, v in lease.detail.items() if k != REFUSED}) for lease in refused]
+            return [row.renewed(detail=detail, updated_at=datetime.now(UTC)), *tried]
 
         swap(self._store, decide)
         return self.get(name)

@@ -37,6 +37,9 @@ class EventKind(StrEnum):
     # shards
     SHARDS_CREATED = "shards_created"
     SHARD_REFUSED = "shard_refused"
+    SHARD_REBUILT = "shard_rebuilt"
+    SHARD_ENDED = "shard_ended"
+    RESHARD_REFUSED = "reshard_refused"
     QUERY_FAILED = "query_failed"
     OFFSETS_LOST = "offsets_lost"
     AUDIT_FAILED = "audit_failed"

@@ -6,7 +6,8 @@ One step of the protocol, all in ONE commit (design: the taker and renewer of KC
 2. every lease held: renew (counter + 1, with its checkpoint), or learn that it was lost (another owner or epoch);
 3. a lease that was asked for (``lease_stealer``) or must be given up is closed by its consumer first, then transferred
    (owner = stealer, epoch + 1) or released (no owner);
-4. take free and expired leases up to the target (epoch + 1); where there is none, ask the richest worker for one;
+4. open the shards whose parents have ended (:mod:`hindcast.control.shards`); take free and expired leases up to the target
+   (epoch + 1); where there is none, ask the richest workers for all that it lacks;
 5. commit on the snapshot that was read; on a conflict or an unknown outcome begin again at 1.
 
 A lease is valid until 80 % of its duration after the *start* of the last step that committed: the owner stops itself before any
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hindcast.clock import Clock
-from hindcast.control import balance
+from hindcast.control import balance, shards
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.observer import Observer
 from hindcast.control.store import LeaseStore, Snapshot, swap
@@ -31,11 +32,15 @@ from hindcast.errors import LeaseLostError
 SELF_FENCE = 0.8
 #: Renewals in one lease: three may fail before the owner fences itself.
 RENEWALS = 4
+#: Looks in one lease. An observer sees a death at most one look late; a look writes nothing, and reads nothing where nothing changed.
+LOOKS = 16
 
 
 @dataclass
 class Held:
-    """A lease this worker owns. ``closed`` is set once its consumer has stopped and it may be given away."""
+    """A lease this worker owns. ``closed`` is set once its consumer has stopped and it may be given away; ``ended`` where it is
+    consumed to its end for good.
+    """
 
     epoch: int
     valid_until: float
@@ -43,6 +48,7 @@ class Held:
     detail: dict[str, Any]
     closing: bool = False
     closed: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,10 @@ class Keeper:
         return self.lease_seconds / RENEWALS
 
     @property
+    def look_seconds(self) -> float:
+        return self.lease_seconds / LOOKS
+
+    @property
     def slot(self) -> LeaseKey | None:
         return self._slot
 
@@ -131,6 +141,21 @@ class Keeper:
                 return [taken, *(other for other in missing if other.key != slot.key)]
         return missing
 
+    # -- the look ----------------------------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Note which counters moved; True where a lease is to be taken at once, so that the next step is not waited for.
+
+        :raises StoreUnavailableError: the store does not answer
+        """
+        snapshot = self._store.read()
+        with self._lock:
+            self._observer.observe(snapshot.leases.values())
+            if self._draining or self._slot is None:
+                return False
+            wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
+            return bool(balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer))
+
     # -- the step ----------------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
@@ -161,18 +186,22 @@ class Keeper:
             row = snapshot.leases.get(key)
             if row is not None and self._owns(row, held):
                 changes[key] = self._kept(row, held, live).evolve(updated_at=now)
+        if self._draining:
+            mine = (row for row in snapshot.leases.values() if self.owner in {row.lease_owner, row.lease_stealer})
+            changes |= {row.key: self._declined(row) for row in mine if row.key not in changes}
         if self._draining or self._slot not in changes:
             return list(changes.values())
+        changes |= {lease.key: lease for lease in shards.opened({**snapshot.leases, **changes})}
         rows = (changes.get(key, row) for key, row in snapshot.leases.items())
-        shards = [row for row in rows if self._is_wanted_shard(row, snapshot)]  # as this step leaves them: a refusal counts at once
-        for row in shards:
+        wanted = [row for row in rows if self._is_wanted_shard(row, snapshot)]  # as this step leaves them: a refusal counts at once
+        for row in wanted:
             if row.lease_owner == self.owner and row.key not in self._held:  # given to this worker by the one it asked
                 changes[row.key] = row.renewed(updated_at=now)
-        takes = balance.to_take(shards, self.owner, live, self._observer)
+        takes = balance.to_take(wanted, self.owner, live, self._observer)
         for row in takes:
             changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
-        if not takes and (victim := balance.to_steal(shards, self.owner, live, self._observer)) is not None and victim.key not in changes:
-            changes[victim.key] = victim.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
+        for row in balance.to_steal(wanted, self.owner, live, self._observer) if not takes else ():
+            changes[row.key] = row.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
         return list(changes.values())
 
     def _kept(self, row: Lease, held: Held, live: Iterable[str]) -> Lease:
@@ -183,12 +212,21 @@ class Keeper:
         if not held.closed:
             state = ShardState.CLOSING if held.closing and row.status_type is StatusType.SHARD else row.state
             return row.renewed(state=state)
+        if held.ended:
+            return row.renewed(lease_owner="", lease_stealer="", state=ShardState.TERMINATED)
         if row.lease_stealer:
             return row.given_to(row.lease_stealer, state=ShardState.OPEN)
         return row.renewed(lease_owner="", state=ShardState.CLOSED if row.status_type is StatusType.SHARD else row.state)
 
+    def _declined(self, row: Lease) -> Lease:
+        """What comes too late for a worker that stops: its wish is withdrawn, and what it was given is free for others at once."""
+        if row.lease_owner == self.owner:
+            return row.renewed(lease_owner="", lease_stealer="")
+        return row.evolve(lease_stealer="")
+
     def _apply(self, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
         written = {lease.key: lease for lease in changes}
+        superseded = shards.superseded(snapshot.leases.values())
         gained, lost, close = [], [], []
         for key, held in list(self._held.items()):
             row = written.get(key)
@@ -199,7 +237,7 @@ class Keeper:
                 del self._held[key]
             else:
                 held.valid_until = began + self.lease_seconds * SELF_FENCE
-                if not held.closing and self._must_close(row, snapshot):
+                if not held.closing and (key in superseded or self._must_close(row, snapshot)):
                     held.closing = True
                     close.append(key)
         for key, row in written.items():
@@ -234,25 +272,29 @@ class Keeper:
         """Whether this worker may act as the owner in that epoch, by its own clock, without asking the store."""
         with self._lock:
             held = self._held.get(key)
-            return held is not None and held.epoch == epoch and self._clock.monotonic() < held.valid_until
+            return held is not None and held.epoch == epoch and not held.closed and self._clock.monotonic() < held.valid_until
 
     def check(self, key: LeaseKey, epoch: int) -> None:
         """:raises LeaseLostError: where :meth:`holds` is false"""
         if not self.holds(key, epoch):
             raise LeaseLostError(owner=self.owner, lease=key, epoch=epoch, reason="it was not renewed in time or has another owner")
 
-    def report(self, key: LeaseKey, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None) -> None:
-        """What the next renewal writes into the lease; given fields are merged into those it has."""
+    def report(self, key: LeaseKey, epoch: int, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None) -> None:
+        """What the next renewal writes into the lease; given fields are merged into those it has.
+
+        What a consumer of an earlier epoch says comes too late: others have owned the lease since, and are further.
+        """
         with self._lock:
-            if (held := self._held.get(key)) is not None:
+            if (held := self._held.get(key)) is not None and held.epoch == epoch:
                 held.checkpoint = {**held.checkpoint, **(checkpoint or {})}
                 held.detail = {**held.detail, **(detail or {})}
 
-    def closed(self, key: LeaseKey) -> None:
-        """The consumer of this lease has stopped: the next step transfers or releases it."""
+    def closed(self, key: LeaseKey, *, ended: bool = False) -> None:
+        """The consumer of this lease has stopped: the next step transfers or releases it, or ends it for good."""
         with self._lock:
             if (held := self._held.get(key)) is not None:
                 held.closing = held.closed = True
+                held.ended = held.ended or ended
 
     def drain(self) -> list[LeaseKey]:
         """Take nothing more; return the shards whose consumers must now close."""
@@ -266,7 +308,7 @@ class Keeper:
     def leave(self) -> None:
         """Give the slot up: the last step of a worker that stops cleanly. Nobody needs to wait for its leases to expire."""
         with self._lock:
+            self._draining = True
             for held in self._held.values():
                 held.closing = held.closed = True
-        if self._held:
-            self.step()
+        self.step()  # also where nothing is held: something may just have been given to it

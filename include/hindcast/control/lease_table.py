@@ -6,61 +6,101 @@ import threading
 from collections.abc import Iterable
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, PostCommitHookProperties, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from hindcast.clock import Clock, SystemClock
+from hindcast.control.lease_rows import LeaseRows
 from hindcast.control.leases import Lease
-from hindcast.control.schema import SCHEMAS, ControlTable
+from hindcast.control.schema import LEASES_RETENTION_SECONDS, ControlTable
 from hindcast.control.store import Snapshot
 from hindcast.control.tables import ControlTables
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
 from hindcast.settings import Settings
 
+#: A commit that lands later than this after its read is not believed: the log of a version is deleted after the retention, and a
+#: process that slept that long may have written where a version had been. Half of it, so that clocks may differ by the other half.
+BELIEVED_SECONDS = LEASES_RETENTION_SECONDS / 2
+
+#: delta-rs is told not to retry: its own retry would rebase our rows onto rows we never read.
+_NO_RETRY = CommitProperties(max_commit_retries=0)
+#: Checkpoints and the deletion of old logs are the upkeep's, off the path of a renewal.
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+#: One file that is always read whole: neither statistics nor dictionaries pay.
+_PLAIN = WriterProperties(
+    compression="LZ4_RAW", default_column_properties=ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
+)
+
 
 class LeaseTable:
-    """The ``leases`` table. Safe for threads; a handle is opened once and brought up to date by each read."""
+    """The ``leases`` table. Safe for threads; a handle is opened once and brought up to date by each read.
 
-    def __init__(self, settings: Settings) -> None:
+    The rows are kept as they were last read or written, so that a read of a version that this process wrote itself reads no file.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._tables = ControlTables(settings)
         self._url = self._tables.url(ControlTable.LEASES)
+        self._clock = clock or SystemClock()
         self._handle: DeltaTable | None = None
+        self._rows = LeaseRows()
+        self._rows_version = -1
+        self._read_at = 0.0
         self._lock = threading.Lock()
+        self.upkeep = self._tables.upkeep[ControlTable.LEASES]
 
     def read(self) -> Snapshot:
         """See :meth:`hindcast.control.store.LeaseStore.read`. The token is the version that was read."""
         with self._lock:
             try:
+                self._read_at = self._clock.monotonic()
                 if self._handle is None:
                     self._handle = self._tables.open(ControlTable.LEASES)
                 else:
                     self._handle.update_incremental()
-                rows = self._handle.to_pyarrow_table().to_pylist()
                 version = self._handle.version()
+                if version != self._rows_version:
+                    self._rows = self._rows.read(self._handle.to_pyarrow_table(), self._url)
+                    self._rows_version = version
             except (DeltaError, OSError, pa.ArrowException) as error:
-                self._handle = None
+                self._forget()
                 raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
-        leases = [Lease.from_row(row, self._url) for row in rows]
-        return Snapshot({lease.key: lease for lease in leases}, token=version)
+            return Snapshot(self._rows.leases, token=version)
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
-        """See :meth:`hindcast.control.store.LeaseStore.commit`.
-
-        delta-rs is told not to retry (``max_commit_retries=0``): its own retry would rebase our rows onto rows we never read.
-        """
+        """See :meth:`hindcast.control.store.LeaseStore.commit`."""
         merged = {**snapshot.leases, **{lease.key: lease for lease in changes}}
-        data = pa.Table.from_pylist([lease.as_row() for _, lease in sorted(merged.items())], schema=SCHEMAS[ControlTable.LEASES])
         with self._lock:
             if self._handle is None or self._handle.version() != snapshot.token:
                 raise CommitConflictError(table=self._url)  # this process has read (or written) a newer version since
+            data, rows = self._rows.write(merged)
             try:
-                write_deltalake(self._handle, data, mode="overwrite", commit_properties=CommitProperties(max_commit_retries=0))
+                write_deltalake(
+                    self._handle,
+                    data,
+                    mode="overwrite",
+                    writer_properties=_PLAIN,
+                    commit_properties=_NO_RETRY,
+                    post_commithook_properties=_NO_HOOKS,
+                )
             except CommitFailedError as error:
-                self._handle = None
+                self._forget()
                 raise CommitConflictError(table=self._url) from error
             except (DeltaError, OSError, pa.ArrowException) as error:
-                self._handle = None
+                self._forget()
                 raise CommitUnknownError(table=self._url, reason=error) from error
+            if (late := self._clock.monotonic() - self._read_at) > BELIEVED_SECONDS:
+                self._forget()
+                raise CommitUnknownError(table=self._url, reason=f"it landed {late:.0f} s after it was decided")
+            version = self._handle.version()
+            self._rows, self._rows_version = rows, version
+        self.upkeep.committed(version)
 
     def leases(self) -> list[Lease]:
         """All leases, in the order of their keys."""
         return [lease for _, lease in sorted(self.read().leases.items())]
+
+    def _forget(self) -> None:
+        """Begin again with a cold open: what the table holds is not known."""
+        self._handle = None
+        self._rows, self._rows_version = LeaseRows(), -1

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from hindcast.control.schema import SCHEMA_VERSION
@@ -37,8 +38,8 @@ class ShardState(StrEnum):
 
 
 #: WAIT until the parents are TERMINATED; OPEN to be consumed; CLOSING while its owner finishes the batch in hand to give it up;
-#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end. An owner that dies in CLOSING leaves
-#: a lease that expires, so the next one opens it.
+#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end, late and poison rows filed. An owner that
+#: dies in CLOSING leaves a lease that expires, so the next one opens it.
 TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
     ShardState.WAIT: frozenset({ShardState.OPEN}),
     ShardState.OPEN: frozenset({ShardState.CLOSING, ShardState.TERMINATED}),
@@ -47,6 +48,8 @@ TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
     ShardState.TERMINATED: frozenset(),
 }
 
+#: States of a shard that nobody holds: it has not begun, or it is at its end.
+NOT_HELD = frozenset({ShardState.WAIT, ShardState.TERMINATED})
 #: States in which a lease that is free or expired may be taken.
 TAKEABLE = frozenset({ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED})
 
@@ -60,6 +63,9 @@ class LeaseKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stream_id}/{self.status_value}"
+
+
+_NAME = frozenset(LeaseKey._fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ class Lease:
     detail: dict[str, Any] = field(default_factory=dict)
     updated_at: datetime | None = None
 
-    @property
+    @cached_property
     def key(self) -> LeaseKey:
         return LeaseKey(self.stream_id, self.status_type, self.status_value)
 
@@ -88,12 +94,15 @@ class Lease:
         return not self.lease_owner
 
     def evolve(self, **changes: Any) -> Self:
-        """A copy with these fields changed."""
-        return replace(self, **changes)
+        """A copy with these fields changed.
+
+        :raises TypeError: where there is no such field
+        """
+        return self._with({**self.__dict__, **changes}, changes)
 
     def renewed(self, **changes: Any) -> Self:
         """A copy with the counter raised: proof of life."""
-        return replace(self, lease_counter=self.lease_counter + 1, **changes)
+        return self._with({**self.__dict__, "lease_counter": self.lease_counter + 1, **changes}, changes)
 
     def given_to(self, owner: str, **changes: Any) -> Self:
         """A copy under a new owner and so in the next epoch."""
@@ -104,16 +113,17 @@ class Lease:
         current = ShardState(self.state)
         if state is not current and state not in TRANSITIONS[current]:
             raise ValueError(f"a shard cannot go from {current} to {state}")
-        return replace(self, state=state)
+        return self.evolve(state=state)
 
-    def as_row(self) -> dict[str, Any]:
-        row = asdict(self)
-        return {
-            **row,
-            "checkpoint": json.dumps(self.checkpoint, sort_keys=True),
-            "detail": json.dumps(self.detail, sort_keys=True),
-            "schema_version": SCHEMA_VERSION,
-        }
+    def _with(self, values: dict[str, Any], changes: Mapping[str, Any]) -> Self:
+        """A copy that has these values. dataclasses.replace sets a frozen object's fields one by one, at eight times the price."""
+        if len(values) != len(self.__dict__):
+            raise TypeError(f"a lease has no {', '.join(sorted(values.keys() - self.__dict__.keys()))}")
+        if not _NAME.isdisjoint(changes):
+            values.pop("key", None)  # it was computed from the old name
+        copy = object.__new__(type(self))
+        object.__setattr__(copy, "__dict__", values)
+        return copy
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], table: str = "leases") -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from hindcast.control.tables import Condition, ControlTables
 
 #: Offsets of one topic: partition -> offset. An end is exclusive: the offset of the next record to read.
 Offsets = dict[int, int]
+_BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 
 
 def offsets_to_json(offsets: Mapping[int, int]) -> str:
@@ -48,16 +49,23 @@ class LedgerRow:
     sink_version: int
     started_at: datetime | None
     committed_at: datetime
+    floors: Offsets = field(default_factory=dict)
+
+    def late_ms(self, partition: int) -> int:
+        """A row of the partition is late in this batch for each window that ends at or before the result."""
+        return max(self.late_watermark_ms, self.floors.get(partition, 0))
+
+    def final_ms(self, partition: int) -> int:
+        """The partition's windows that end at or before the result are final after this batch."""
+        return max(self.watermark_ms, self.floors.get(partition, 0))
 
     def as_row(self) -> dict[str, Any]:
-        return {**asdict(self), "start_offsets": offsets_to_json(self.start_offsets), "end_offsets": offsets_to_json(self.end_offsets)}
+        return {**asdict(self), **{name: offsets_to_json(getattr(self, name)) for name in _BY_PARTITION}}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         values = {name: row[name] for name in cls.__dataclass_fields__}
-        return cls(
-            **{**values, "start_offsets": offsets_from_json(row["start_offsets"]), "end_offsets": offsets_from_json(row["end_offsets"])}
-        )
+        return cls(**{**values, **{name: offsets_from_json(row[name] or "{}") for name in _BY_PARTITION}})
 
 
 class Ledger:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from hindcast import catalog
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
+from hindcast.control.upkeep import compact
 from hindcast.settings import Settings
 
 _log = structlog.get_logger(__name__)
@@ -35,25 +37,26 @@ def maintain(settings: Settings) -> list[dict[str, Any]]:
     :returns: {table, version, files_before, files_after, files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
     """
     tables = ControlTables(settings)
-    done = [_maintain(name, tables.open(name), compact=name not in _WHOLE) for name in ControlTable]
+    join = partial(compact, storage_options=settings.storage_options)
+    done = [_maintain(name, tables.open(name), None if name in _WHOLE else join) for name in ControlTable]
     for sink in sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).values()}):
         try:
             table = DeltaTable(settings.table("sinks", sink), storage_options=settings.storage_options or None)
         except TableNotFoundError:
             continue
-        done.append(_maintain(f"sinks/{sink}", table, compact=True))
+        done.append(_maintain(f"sinks/{sink}", table, _optimize))
     for folder in _old_hindcasts(settings):
         shutil.rmtree(folder)
         _log.info("An old hindcast was deleted.", folder=str(folder))
     return done
 
 
-def _maintain(name: str, table: DeltaTable, *, compact: bool) -> dict[str, Any]:
+def _maintain(name: str, table: DeltaTable, join: Callable[[DeltaTable], None] | None) -> dict[str, Any]:
     started = time.monotonic()
     before, deleted, skipped = len(table.file_uris()), 0, ""
     try:
-        if compact:
-            table.optimize.compact()
+        if join is not None:
+            join(table)
         table.create_checkpoint()
         table.cleanup_metadata()
         # "full" also finds files that no commit ever named: those of a batch whose worker died before its commit.
@@ -72,6 +75,11 @@ def _maintain(name: str, table: DeltaTable, *, compact: bool) -> dict[str, Any]:
         "seconds": seconds,
         "skipped": skipped,
     }
+
+
+def _optimize(sink: DeltaTable) -> None:
+    # Never two at once for one table (see `compact`): the DAG `maintain` has one active run.
+    sink.optimize.compact()
 
 
 def _old_hindcasts(settings: Settings) -> Iterator[Path]:

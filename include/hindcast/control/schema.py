@@ -48,6 +48,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     ),
     # The ledger: one row for each batch committed to a sink. start_offsets and end_offsets are JSON {partition: offset}, end exclusive.
     # A row is late for a window in this batch iff window end <= late_watermark_ms; windows with end <= watermark_ms are final after it.
+    # floors is JSON {partition: ms}: what was final before the shard's query began, so it holds beside both watermarks; empty at first.
     ControlTable.CHECKPOINTS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -60,6 +61,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         end_offsets=TEXT,
         late_watermark_ms=COUNT,
         watermark_ms=COUNT,
+        floors=TEXT,
         min_event_ms=COUNT,
         max_event_ms=COUNT,
         input_rows=COUNT,
@@ -190,11 +192,28 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     ),
 }
 
-#: Delta properties of the control tables: nobody travels back in them, and the leases get a commit each second, so their logs are short
-#: (the sinks keep Delta's own defaults, for verdicts read older versions of them).
-CONFIGURATION = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 hours",
-    "delta.deletedFileRetentionDuration": "interval 1 hours",
-    "delta.enableExpiredLogCleanup": "true",
-}
+#: The leases are read at their newest version only, for milliseconds, and get a commit each second.
+LEASES_RETENTION_SECONDS = 600
+#: A reader of the other control tables may take minutes.
+APPENDED_RETENTION_HOURS = 1
+
+
+def configuration(name: ControlTable) -> dict[str, str]:
+    """Delta properties of a control table: nobody travels back in one, so its log is short.
+
+    (The sinks keep Delta's own defaults, for verdicts read older versions of them.)
+    """
+    if name is ControlTable.LEASES:
+        kept = f"interval {LEASES_RETENTION_SECONDS} seconds"
+        return {
+            "delta.logRetentionDuration": kept,
+            "delta.deletedFileRetentionDuration": kept,
+            "delta.dataSkippingNumIndexedCols": "0",  # it is always read whole
+        }
+    return {
+        "delta.checkpointInterval": "50",
+        "delta.logRetentionDuration": f"interval {APPENDED_RETENTION_HOURS} hours",
+        # Twice as long as files are kept, so that no checkpoint forgets a replaced file before the upkeep has deleted it.
+        "delta.deletedFileRetentionDuration": f"interval {2 * APPENDED_RETENTION_HOURS} hours",
+        "delta.enableExpiredLogCleanup": "true",
+    }

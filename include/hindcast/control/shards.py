@@ -2,15 +2,27 @@
 
 A generation of shards covers all partitions of the topic, each partition in exactly one shard. Shard ``v1.g0.s0`` is the first of
 generation 0 of version 1.
+
+Resharding writes a new generation beside the old one:
+
+1. one commit adds the children, in WAIT, each naming as parents the shards that had its keys: these are *superseded* from now on;
+2. a superseded shard's owner ends the batch in hand, files what was late or poison, and gives the lease up as TERMINATED;
+3. once all parents of a child are TERMINATED, the next step of any worker opens it: it begins at the offsets where they ended, with
+   their watermarks as its *floors*, and rewinds for the state that they leave (:mod:`hindcast.stream.rewind`).
+
+A key must stay within one shard, or two shards would each emit a part of its windows. Kafka's producers put a key into partition
+``hash mod partitions``; when partitions are added, keys move, but ``hash`` modulo the greatest common divisor of the old and the new
+number does not. So partitions are dealt by that residue, and :data:`MODULUS` remembers it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 from hindcast.control.desired import DRAINED, REFUSED, DesiredState, desired_key, desired_of
-from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
+from hindcast.control.leases import NOT_HELD, Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.ledger import Offsets
 from hindcast.control.store import LeaseStore, Snapshot, swap
 
@@ -24,14 +36,24 @@ def shard_version(name: str) -> int:
     return int(name.split(".", maxsplit=1)[0].removeprefix("v"))
 
 
+def shard_generation(name: str) -> int:
+    """The generation a shard belongs to."""
+    return int(name.split(".")[1].removeprefix("g"))
+
+
 def app_id(pipeline: str, shard: str) -> str:
     """The application id of a shard's Delta transactions: the key under which a table remembers the shard's last commit."""
     return f"{pipeline}/v{shard_version(shard)}/{shard}"
 
 
-def deal(partitions: Iterable[int], shards: int) -> list[list[int]]:
-    """Partition p goes to shard p mod n, for as many shards as get at least one partition."""
-    dealt = [[partition for partition in sorted(partitions) if partition % shards == index] for index in range(shards)]
+#: In a shard's detail: keys never leave the partitions that are equal modulo this.
+MODULUS = "modulus"
+PARTITIONS = "partitions"
+
+
+def deal(partitions: Iterable[int], shards: int, modulus: int) -> list[list[int]]:
+    """Partition p goes to shard (p mod modulus) mod n, for as many shards as get at least one partition."""
+    dealt = [[partition for partition in sorted(partitions) if partition % modulus % shards == index] for index in range(shards)]
     return [part for part in dealt if part]
 
 
@@ -51,13 +73,119 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
                 status_value=shard_name(version, 0, index),
                 state=ShardState.OPEN,
                 checkpoint={"start_offsets": {str(p): start[p] for p in partitions}},
-                detail={"partitions": partitions},
+                detail={PARTITIONS: partitions, MODULUS: len(start)},
                 updated_at=datetime.now(UTC),
             )
-            for index, partitions in enumerate(deal(start, shards))
+            for index, partitions in enumerate(deal(start, shards, len(start)))
         ]
 
     return swap(store, decide)
+
+
+def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
+    """Step 1: write the next generation; nothing where the newest one is dealt so already, or is still waiting for its parents.
+
+    :param start: all partitions of the topic, with the offset at which those begin that no shard has had
+    """
+
+    def decide(snapshot: Snapshot) -> list[Lease]:
+        current = newest_generation(of_version(snapshot.leases.values(), pipeline, version))
+        if not current or any(lease.state == ShardState.WAIT for lease in current):
+            return []
+        before = {partition for lease in current for partition in lease.detail[PARTITIONS]}
+        modulus = math.gcd(current[0].detail[MODULUS], len(start)) if start.keys() - before else current[0].detail[MODULUS]
+        dealt = deal(before | start.keys(), shards, modulus)
+        if dealt == [lease.detail[PARTITIONS] for lease in current]:
+            return []
+        number = shard_generation(current[0].status_value) + 1
+        return [
+            Lease(
+                stream_id=pipeline,
+                status_type=StatusType.SHARD,
+                status_value=shard_name(version, number, index),
+                state=ShardState.WAIT,
+                parent_shard_ids=[lease.status_value for lease in current if _residues(lease, modulus) & {p % modulus for p in partitions}],
+                checkpoint={"start_offsets": {str(p): start[p] for p in partitions if p not in before}},
+                detail={PARTITIONS: partitions, MODULUS: modulus},
+                updated_at=datetime.now(UTC),
+            )
+            for index, partitions in enumerate(dealt)
+        ]
+
+    return swap(store, decide)
+
+
+def opened(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
+    """Step 3: the children whose parents are all TERMINATED, as they are once open."""
+    return [
+        _begun(lease, parents)
+        for lease in leases.values()
+        if lease.status_type is StatusType.SHARD and lease.state == ShardState.WAIT
+        for parents in [[leases[LeaseKey(lease.stream_id, StatusType.SHARD, name)] for name in lease.parent_shard_ids]]
+        if all(parent.state == ShardState.TERMINATED for parent in parents)
+    ]
+
+
+def _begun(child: Lease, parents: list[Lease]) -> Lease:
+    modulus = child.detail[MODULUS]
+    start: dict[str, int] = {}
+    floors: dict[str, int] = {}
+    for partition in map(str, child.detail[PARTITIONS]):
+        had_it = [parent for parent in parents if int(partition) in parent.detail[PARTITIONS]]
+        # A partition that was added takes keys of any parent with its residue; what was final for one of them stays so.
+        had_its_keys = had_it or [parent for parent in parents if int(partition) % modulus in _residues(parent, modulus)]
+        start[partition] = ends(had_it[0])[partition] if had_it else child.checkpoint["start_offsets"][partition]
+        floors[partition] = max(final_ms(parent, partition if had_it else None) for parent in had_its_keys)
+    return child.moved(ShardState.OPEN).evolve(checkpoint={"start_offsets": start, "floors": floors}, updated_at=datetime.now(UTC))
+
+
+def ends(lease: Lease) -> dict[str, int]:
+    """Partition -> the offset up to which the shard is read, as its lease has it."""
+    found: dict[str, int] = lease.checkpoint.get("end_offsets") or lease.checkpoint["start_offsets"]
+    return found
+
+
+def final_ms(lease: Lease, partition: str | None) -> int:
+    """The partition's windows that end at or before the result are final for the shard; of all its partitions where none is named."""
+    floors: dict[str, int] = lease.checkpoint.get("floors", {})
+    floor = floors.get(partition, 0) if partition is not None else max(floors.values(), default=0)
+    return max(int(lease.checkpoint.get("watermark_ms", 0)), floor)
+
+
+def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
+    """(pipeline, version, shards) of what is wanted to run in another number of shards than its newest generation has."""
+    found = list(leases)
+    due = []
+    for desired in desired_of(found).values():
+        current = newest_generation(of_version(found, desired.pipeline, desired.version))
+        if desired.state is not DesiredState.RUNNING or not current or any(lease.state == ShardState.WAIT for lease in current):
+            continue
+        partitions = [partition for lease in current for partition in lease.detail[PARTITIONS]]
+        if len(deal(partitions, desired.shards, current[0].detail[MODULUS])) != len(current):
+            due.append((desired.pipeline, desired.version, desired.shards))
+    return due
+
+
+def _residues(lease: Lease, modulus: int) -> set[int]:
+    return {partition % modulus for partition in lease.detail[PARTITIONS]}
+
+
+def superseded(leases: Iterable[Lease]) -> set[LeaseKey]:
+    """The shards that others name as parents: they are to be ended, not consumed."""
+    return {
+        LeaseKey(lease.stream_id, StatusType.SHARD, parent)
+        for lease in leases
+        if lease.status_type is StatusType.SHARD
+        for parent in lease.parent_shard_ids
+    }
+
+
+def newest_generation(shards: Iterable[Lease]) -> list[Lease]:
+    """Of one version's shards, those of the newest generation, in the order of their index."""
+    found = list(shards)
+    newest = max((shard_generation(lease.status_value) for lease in found), default=0)
+    of_it = [lease for lease in found if shard_generation(lease.status_value) == newest]
+    return sorted(of_it, key=lambda lease: int(lease.status_value.rsplit(".s", maxsplit=1)[1]))
 
 
 def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
@@ -71,23 +199,19 @@ def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lea
 
 
 def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -> bool:
-    """Whether a shard is to be consumed: its pipeline is wanted in this version, nothing refused it, its parents are done.
+    """Whether a shard is to be held: its pipeline is wanted in this version, nothing refused it, it has begun and is not at its end.
 
     :param able: whether this worker has the pipeline in that version
     """
+    if lease.state in NOT_HELD:
+        return False
     row = snapshot.leases.get(desired_key(lease.stream_id))
     if row is None or row.state == DesiredState.PAUSED or lease.detail.get(REFUSED):
         return False
     version = shard_version(lease.status_value)
     if version != row.detail["version"] or not able(lease.stream_id, version):
         return False
-    if row.state == DesiredState.DRAINED and lease.detail.get(DRAINED):
-        return False
-    return all(_terminated(LeaseKey(lease.stream_id, StatusType.SHARD, parent), snapshot.leases) for parent in lease.parent_shard_ids)
-
-
-def _terminated(key: LeaseKey, leases: Mapping[LeaseKey, Lease]) -> bool:
-    return key in leases and leases[key].state == ShardState.TERMINATED
+    return not (row.state == DesiredState.DRAINED and lease.detail.get(DRAINED))
 
 
 def pipelines_without_shards(snapshot: Snapshot) -> list[tuple[str, int, int]]:

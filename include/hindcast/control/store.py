@@ -71,5 +71,6 @@ def swap(store: LeaseStore, decide: Decide, *, attempts: int = ATTEMPTS, sleep: 
 def shuffled(leases: Iterable[Lease], seed: str) -> list[Lease]:
     """The leases in an order that differs between workers, so that they do not all reach for the same one."""
     ordered = sorted(leases, key=lambda lease: lease.key)
-    random.Random(seed).shuffle(ordered)
+    if len(ordered) > 1:
+        random.Random(seed).shuffle(ordered)
     return ordered

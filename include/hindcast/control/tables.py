@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from hindcast.control.schema import CONFIGURATION, SCHEMA_VERSION, SCHEMAS, ControlTable
+from hindcast.control.schema import SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
+from hindcast.control.upkeep import Upkeep
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 
@@ -32,6 +34,7 @@ class ControlTables:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.upkeep = {name: Upkeep(name, partial(self.open, name), settings.storage_options) for name in tuple(ControlTable)}
 
     def url(self, name: ControlTable) -> str:
         return self._settings.table("control", name)
@@ -62,7 +65,7 @@ class ControlTables:
                 SCHEMAS[name],
                 mode="ignore",
                 name=name,
-                configuration=dict(CONFIGURATION),
+                configuration=configuration(name),
                 storage_options=self._settings.storage_options or None,
             )
         except CommitFailedError:  # somebody else made it between our look and our commit
@@ -84,7 +87,9 @@ class ControlTables:
 
     @_retry_conflicts
     def _append(self, name: ControlTable, data: pa.Table) -> None:
-        write_deltalake(self.open(name), data, mode="append")
+        table = self.open(name)
+        write_deltalake(table, data, mode="append")
+        self.upkeep[name].committed(table.version())
 
     def rows(self, name: ControlTable, where: Iterable[Condition] = (), version: int | None = None) -> list[dict[str, Any]]:
         """All rows that meet every condition, in no order; of an older version where one is given."""

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from hindcast.control.history import History
 from hindcast.control.ledger import Ledger, LedgerRow
 from hindcast.control.schema import ControlTable
 from hindcast.control.shards import app_id
 from hindcast.control.tables import ControlTables
 from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.history import History
 from hindcast.replay.planner import Facts
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.runs import Runs

@@ -55,7 +55,7 @@ def _rows(plan: Plan, width: int) -> Iterator[tuple[object, ...]]:
         border = min(max(plan.start[segment.partition], begin), end)
         for first, last, inside in ((begin, border, False), (border, end, True)):
             for bucket in range(first // width, (last - 1) // width + 1) if first < last else ():
-                yield segment.partition, bucket, first, last, segment.row.late_watermark_ms * 1000, segment.row.committed_at, inside
+                yield segment.partition, bucket, first, last, segment.late_ms * 1000, segment.row.committed_at, inside
 
 
 def _window_counts(plan: Plan, pipeline: Pipeline) -> dict[str, Column]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from hindcast.control.history import History, Segment
 from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
 from hindcast.errors import BadRangeError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.history import History, Segment
 from hindcast.replay.request import ReplayRequest
 
 
@@ -101,7 +101,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
         if windows_to_ms > windows_after_ms:
             # A window that ends after windows_after_ms begins after windows_after_ms - length; times of windows are whole milliseconds.
             length_ms = int(pipeline.window.length.total_seconds() * 1000)
-            read_from = history.first_needed(start, windows_after_ms - length_ms + 1)
+            read_from = history.first_needed(start, dict.fromkeys(start, windows_after_ms - length_ms + 1))
     _check_retained(request, facts, read_from, end)
     return Plan(
         pipeline=pipeline.name,

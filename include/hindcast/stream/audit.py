@@ -42,7 +42,7 @@ class Audit:
 
         :raises LeaseLostError: where a later epoch has filed rows
         """
-        filed = {name: table.recorded() for name, table in self._tables.items()}
+        filed = self._recorded()
         done = min(fence.batch if fence else 0 for fence in filed.values())
         todo = [row for row in batches if row.batch > done][:BATCHES_PER_PASS]
         if not todo:
@@ -52,7 +52,7 @@ class Audit:
         frames = {ControlTable.DEAD_LETTERS: dead_letters, ControlTable.LATE_ROWS: late_rows}
         may_have = {
             ControlTable.DEAD_LETTERS: any(row.poison_rows != 0 for row in todo),
-            ControlTable.LATE_ROWS: any(row.late_watermark_ms > 0 for row in todo),
+            ControlTable.LATE_ROWS: any(row.late_ms(partition) > 0 for row in todo for partition in row.end_offsets),
         }
         for name, table in self._tables.items():
             before = filed[name]
@@ -69,11 +69,18 @@ class Audit:
                 return done  # an older owner filed them in the meantime: the next pass starts from what it filed
         return target.batch
 
+    def filed(self) -> int:
+        """The last batch of the shard whose late and poison rows are filed; 0 before the first."""
+        return min(fence.batch if fence else 0 for fence in self._recorded().values())
+
+    def _recorded(self) -> dict[ControlTable, Fence | None]:
+        return {name: table.recorded() for name, table in self._tables.items()}
+
     def _located(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches, parsed, each with ``_batch`` and ``_late_watermark_ms`` of the batch that read it."""
         start, end = batches[0].start_offsets, batches[-1].end_offsets
         ranges = [
-            (partition, row.start_offsets[partition], row.end_offsets[partition], row.batch, row.late_watermark_ms)
+            (partition, row.start_offsets[partition], row.end_offsets[partition], row.batch, row.late_ms(partition))
             for row in batches
             for partition in row.end_offsets
             if row.end_offsets[partition] > row.start_offsets[partition]

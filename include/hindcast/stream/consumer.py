@@ -31,17 +31,19 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from hindcast.clock import Clock
+from hindcast.control.history import History
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets
 from hindcast.control.shards import app_id
-from hindcast.errors import HindcastError, OffsetGapError, StoreUnavailableError
+from hindcast.errors import CheckpointDamagedError, HindcastError, OffsetGapError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import files, source, takeover
+from hindcast.stream import files, rewind, source, takeover
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.steps import reach
-from hindcast.stream.wal import PlannedBatch, SparkCheckpoint
+from hindcast.stream.wal import SparkCheckpoint
+from hindcast.topics.offsets import TopicOffsets
 
 _log = structlog.get_logger(__name__)
 
@@ -69,8 +71,7 @@ class ShardConsumer:
         self._cpu_seconds = cpu_seconds
         self.app = app_id(pipeline.name, lease.status_value)
         self.sink = FencedTable(settings.table("sinks", pipeline.sink.name), settings.storage_options, self.app)
-        url = settings.checkpoint(pipeline.name, lease.status_value)
-        self._wal = SparkCheckpoint(spark, url, pipeline=pipeline.name, shard=lease.status_value, topic=pipeline.source.name)
+        self._wal: SparkCheckpoint | None = None
         self._query: StreamingQuery | None = None
         self._position: takeover.Position | None = None
         self._refusal: HindcastError | None = None
@@ -83,32 +84,85 @@ class ShardConsumer:
 
     # -- life --------------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Take the shard over and start its query (the steps are in :mod:`hindcast.stream.takeover`).
+    def seal(self) -> str:
+        """Take the shard over, steps 2 and 3 of :mod:`hindcast.stream.takeover`; return the query's fingerprint.
 
-        :raises HindcastError: where it cannot go on exactly where the sink stands; nothing was read
+        :raises HindcastError: where the sink is not this shard's any more
         """
         result = takeover.empty_result(self._spark, self.pipeline)
         self.sink.create(_table_schema(result))
-        fingerprint = takeover.fingerprint(self._spark, self.pipeline, result)
         self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner)
         self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, self.lease)
-        takeover.check_spark(self._wal, self.pipeline, self.lease, self._position, fingerprint)
-        self._keeper.report(self.lease.key, checkpoint={"fingerprint": fingerprint})
+        takeover.check_ledger(self.pipeline, self.lease, self.history, self._position, self.sink.url)
+        if self._position.fence.batch:
+            self._report(self.history[-1].sink_version)
+        return takeover.fingerprint(self._spark, self.pipeline, result)
+
+    def start(self, rebuild: str = "") -> str:
+        """Take the shard over and start its query (the steps are in :mod:`hindcast.stream.takeover`).
+
+        :param rebuild: why its state is to be made anew; empty where its checkpoint is to be gone on with
+        :returns: why its state was made anew, empty where it was not
+        :raises HindcastError: where it cannot go on exactly where the sink stands; nothing was read
+        """
+        fingerprint = self.seal()
+        assert self._position is not None
+        if not rebuild:
+            takeover.check_query(self.pipeline, self.lease, fingerprint)
+            rebuild = self._damage()
+        start = self._rewind() if rebuild else takeover.by_partition(self.lease.checkpoint["start_offsets"])
+        assert self._wal is not None
+        self._keeper.report(self.lease.key, self.lease.epoch, checkpoint={"fingerprint": fingerprint})
         self._last_cpu = self._cpu_seconds()
         reach("takeover.5")
         self._query = (
-            self._frame()
+            self._frame(start)
             .writeStream.queryName(f"{self.pipeline.name}.{self.lease.status_value}")
             .foreachBatch(self._commit_batch)
             .option("checkpointLocation", self._wal.url)
             .trigger(processingTime=f"{self._settings.trigger_seconds} seconds")
             .start()
         )
+        return rebuild
 
-    def _frame(self) -> DataFrame:
+    def _damage(self) -> str:
+        """Why Spark could not go on with the shard's checkpoint; empty where it can."""
+        assert self._position is not None
+        life = self._position.incarnation
+        if not life.checkpoint:
+            return "a new generation of shards has begun"
+        self._wal = self._checkpoint(life.checkpoint)
+        try:
+            self._wal.check(self._position.spark_batch)
+        except CheckpointDamagedError as error:
+            return str(error)
+        return ""
+
+    def _rewind(self) -> Offsets:
+        """Make a checkpoint from which the state comes anew (the steps are in :mod:`hindcast.stream.rewind`); return where it reads from.
+
+        :raises OffsetsLostError: where the topic no longer holds what that needs; nothing was changed
+        """
+        assert self._position is not None
+        position, shard = self._position, self.lease.status_value
+        floors, ends = position.floors(), position.end_offsets
+        start = rewind.start_of(self.pipeline, History.of(self._ledger.batches(self.pipeline.name, self.pipeline.version)), ends, floors)
+        with TopicOffsets(self._settings) as offsets:
+            rewind.check_retained(self.pipeline, shard, start, ends, offsets.earliest(self.pipeline.source.name))
+        life = rewind.Incarnation(f"{shard}.r{position.fence.batch}.e{self.lease.epoch}", position.fence.batch, floors)
+        self._wal = self._checkpoint(life.checkpoint)
+        self._wal.begin(self._spark, ends)
+        self._position = replace(position, incarnation=life)
+        return start
+
+    def _checkpoint(self, folder: str) -> SparkCheckpoint:
+        name, topic = self.pipeline.name, self.pipeline.source.name
+        return SparkCheckpoint(
+            self._spark, self._settings.checkpoint(name, folder), pipeline=name, shard=self.lease.status_value, topic=topic
+        )
+
+    def _frame(self, start: Offsets) -> DataFrame:
         pipeline = self.pipeline
-        start = {int(partition): int(offset) for partition, offset in self.lease.checkpoint["start_offsets"].items()}
         topic = pipeline.source.name
         reader = self._spark.readStream.format("kafka").options(**source.kafka_options(self._settings, topic, list(start)))
         raw = (
@@ -125,7 +179,9 @@ class ShardConsumer:
             F.max(event_ms).alias("max_event_ms"),
         )
         rows = source.usable(parsed).withWatermark(pipeline.event_time, pipeline.watermark)
-        return source.transform(source.assign_windows(rows, pipeline), pipeline)
+        assert self._position is not None
+        windows = source.above_floors(source.assign_windows(rows, pipeline), pipeline, self._position.incarnation.floors)
+        return source.transform(windows, pipeline)
 
     def drain(self) -> None:
         """Let the batch in hand end and begin no other."""
@@ -161,6 +217,12 @@ class ShardConsumer:
         return self._position.end_offsets
 
     @property
+    def batch(self) -> int:
+        """The last batch that the sink holds; 0 before the first."""
+        assert self._position is not None
+        return self._position.fence.batch
+
+    @property
     def progressed(self) -> bool:
         """Whether this owner has committed a batch."""
         return self._committed > 0
@@ -188,19 +250,23 @@ class ShardConsumer:
             raise
 
     def _commit(self, frame: DataFrame, spark_batch: int) -> None:
-        assert self._position is not None
+        assert self._position is not None and self._wal is not None
+        position = self._position
         started, started_at = time.monotonic(), self._clock.now()
         self._complete_last_row()
         key, epoch = self.lease.key, self.lease.epoch
         reach("sink.1")  # 1. still the owner?
         self._keeper.check(key, epoch)
-        fence = Fence(epoch, spark_batch + 1)
+        fence = Fence(epoch, spark_batch + position.incarnation.base)
         plan = self._wal.planned(spark_batch)
-        before = self._before(spark_batch)
-        if fence.batch <= self._position.fence.batch:
-            files.run(frame)  # the sink holds this batch: only Spark's state still needs it
+        if fence.batch <= position.fence.batch:
+            files.run(frame)  # the sink holds this batch, or it is the one that rewinds: only Spark's state needs it
             return
-        self._check_chain(fence.batch, before)
+        start = (
+            self._wal.planned(spark_batch - 1).end_offsets if spark_batch else takeover.by_partition(self.lease.checkpoint["start_offsets"])
+        )
+        self._check_chain(fence.batch, start)
+        watermark_ms = max(plan.watermark_ms, position.watermark_ms)  # after a rewinding Spark's own begins at 0 again
         reach("sink.2")  # 2. data files, named by no commit
         written = files.write_files(frame, self.sink.url, self.sink.storage_options, f"{self.lease.status_value}-e{epoch}-b{fence.batch}")
         commit = BatchCommit(
@@ -211,36 +277,34 @@ class ShardConsumer:
             epoch=epoch,
             batch=fence.batch,
             worker=self._keeper.owner,
-            start_offsets=before.end_offsets,
+            start_offsets=start,
             end_offsets=plan.end_offsets,
-            late_watermark_ms=before.watermark_ms,
-            watermark_ms=plan.watermark_ms,
+            late_watermark_ms=position.watermark_ms,
+            watermark_ms=watermark_ms,
+            checkpoint=position.incarnation.checkpoint,
+            base=position.incarnation.base,
+            floors=position.incarnation.floors,
             output_rows=sum(file.rows for file in written),
         )
         self._keeper.check(key, epoch)
-        version = self.sink.commit(fence, written, commit.as_metadata(), after=self._position.fence)  # steps 3 and 4
+        version = self.sink.commit(fence, written, commit.as_metadata(), after=position.fence)  # steps 3 and 4
         if version < 0:
             version = next(self.sink.commits()).sink_version
         reach("sink.5")  # 5. for the ledger and the lease, with the next renewal
-        self._position = takeover.Position(fence, plan.end_offsets, plan.watermark_ms)
+        self._position = takeover.Position(fence, plan.end_offsets, watermark_ms, position.incarnation)
         self._note(commit, version, started_at, time.monotonic() - started)
         reach("sink.6")  # 6. Spark's commit log, once this returns
 
-    def _before(self, spark_batch: int) -> PlannedBatch:
-        if spark_batch > 0:
-            return self._wal.planned(spark_batch - 1)
-        return PlannedBatch({int(p): int(offset) for p, offset in self.lease.checkpoint["start_offsets"].items()}, 0)
-
-    def _check_chain(self, batch: int, before: PlannedBatch) -> None:
+    def _check_chain(self, batch: int, start: Offsets) -> None:
         assert self._position is not None
-        if batch != self._position.fence.batch + 1 or before.end_offsets != self._position.end_offsets:
+        if batch != self._position.fence.batch + 1 or start != self._position.end_offsets:
             raise OffsetGapError(
                 pipeline=self.pipeline.name,
                 shard=self.lease.status_value,
                 batch=batch,
-                start=before.end_offsets,
+                start=start,
                 recorded=f"batch {self._position.fence.batch}, offsets {self._position.end_offsets}",
-                cure="Restore the Spark checkpoint that belongs to the sink, or raise the version.",
+                cure=f"`hindcast rebuild {self.pipeline.name} --shard {self.lease.status_value}` makes its state anew from the topic.",
             )
 
     # -- what the ledger and the lease learn -----------------------------------------------------------------------------------
@@ -258,13 +322,17 @@ class ShardConsumer:
         self._committed += 1
         with self._lock:
             self._rows.append(row)
+        self._report(version, lag_records=self.lag_records)
+
+    def _report(self, sink_version: int, **detail: Any) -> None:
+        assert self._position is not None
         checkpoint = {
-            "batch": commit.batch,
-            "end_offsets": {str(p): offset for p, offset in commit.end_offsets.items()},
-            "watermark_ms": commit.watermark_ms,
-            "sink_version": version,
+            "batch": self._position.fence.batch,
+            "end_offsets": {str(p): offset for p, offset in self._position.end_offsets.items()},
+            "watermark_ms": self._position.watermark_ms,
+            "sink_version": sink_version,
         }
-        self._keeper.report(self.lease.key, checkpoint=checkpoint, detail={"lag_records": self.lag_records})
+        self._keeper.report(self.lease.key, self.lease.epoch, checkpoint=checkpoint, detail=detail)
 
     def _complete_last_row(self) -> None:
         """Add what Spark measured of the last batch, once it has reported it: that is after the batch, before the next one."""
@@ -273,7 +341,8 @@ class ShardConsumer:
             if (
                 progress is None
                 or not self._rows
-                or progress["batchId"] + 1 != self._rows[-1].batch
+                or self._position is None
+                or progress["batchId"] + self._position.incarnation.base != self._rows[-1].batch
                 or self._rows[-1].input_rows is not None
             ):
                 return

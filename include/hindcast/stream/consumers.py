@@ -5,17 +5,17 @@ All methods but :meth:`Consumers.audit` are called from the worker's main thread
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import psutil
 import structlog
 from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock
-from hindcast.control.desired import DRAINED, REFUSED
+from hindcast.control.desired import DRAINED, REBUILD, REFUSED
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, LeaseKey
@@ -41,15 +41,24 @@ _log = structlog.get_logger(__name__)
 
 #: Faults of the moment: the shard is given back and taken again after a while. Every other HindcastError waits for an operator.
 _PASSING = (LeaseLostError, StoreUnavailableError, BrokerUnavailableError, CommitConflictError, CommitUnknownError, FenceMovedError)
+#: Spark's conditions for state files that are missing or torn: the next start makes the state anew instead of failing for ever.
+_STATE_LOST = re.compile(r"CANNOT_LOAD_STATE_STORE|STATE_STORE_[A-Z_]*(CORRUPT|CHECKSUM|MISSING|NOT_FOUND|UNEXPECTED)")
 #: A query that failed is started again by this worker after 1, 2, 4 ... seconds, at most this.
 MAX_BACKOFF_SECONDS = 60.0
+
+
+#: In a shard's detail: why its state must be made anew, found out while its query ran.
+DAMAGED = "damaged"
 
 
 @dataclass
 class _Running:
     consumer: ShardConsumer
     audit: Audit
+    rebuilt: str = ""  # the request to rebuild that this query met
     draining: bool = False
+    ending: bool = False  # superseded, with nothing in hand
+    restart: tuple[Lease, str] | None = None  # once drained, start it again for this request to rebuild
     drain_to: Offsets | None = None
 
 
@@ -93,27 +102,54 @@ class Consumers:
         self._running: dict[LeaseKey, _Running] = {}
         self._settling: list[_Running] = []  # given up, with late and poison rows still to be filed
         self._auditing = threading.Lock()
+        self.superseded: frozenset[LeaseKey] = frozenset()  # shards of an older generation: to be ended
+        self.leaving = False  # the worker stops: the next owner ends what is superseded
+        self.audit_due = threading.Event()  # somebody waits for what is late and poison to be filed
+
+    def pipelines(self) -> set[str]:
+        """The pipelines of which shards are held."""
+        return {key.stream_id for key in list(self._running)}
 
     @property
     def any(self) -> bool:
         return bool(self._running)
 
-    def start(self, lease: Lease) -> None:
-        """Take the shard over and start its query; where that fails, say why and give the lease back."""
+    def start(self, lease: Lease, *, request: str = "", superseded: bool = False) -> None:
+        """Take the shard over and start its query; where that fails, say why and give the lease back.
+
+        :param request: the newest request to rebuild the shard, empty where there is none
+        :param superseded: only end it: seal it, file what is late or poison, and start no query
+        """
         pipeline = self._pipelines[lease.stream_id]
         consumer = ShardConsumer(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, cpu_seconds)
         # A pool for each query: Spark's fair scheduler then shares the cores between the shards of this worker.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", consumer.app)
         try:
-            _check_retained(self._settings, pipeline, lease)
-            consumer.start()
+            asked = request if request != lease.detail.get(REBUILD, "") else ""
+            rebuilt = "it was asked for" if asked else str(lease.detail.get(DAMAGED, ""))
+            if superseded:
+                consumer.seal()
+            else:
+                _check_retained(self._settings, pipeline, lease)
+                rebuilt = consumer.start(rebuilt)
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             consumer.stop()
             self._failed(lease, error)
             return
-        self._running[lease.key] = _Running(consumer, Audit(self._spark, self._settings, pipeline, consumer.app, lease.epoch))
-        message = f"{self._keeper.owner} consumes {lease.key} in epoch {lease.epoch}."
-        self._events.record(EventKind.SHARD_TAKEN, message, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch)
+        audit = Audit(self._spark, self._settings, pipeline, consumer.app, lease.epoch)
+        self._running[lease.key] = _Running(consumer, audit, rebuilt=request, draining=superseded)
+        message = f"{self._keeper.owner} {'ends' if superseded else 'consumes'} {lease.key} in epoch {lease.epoch}."
+        self._record(EventKind.SHARD_TAKEN, message, lease)
+        if rebuilt and not superseded:
+            self._keeper.report(lease.key, lease.epoch, detail={REBUILD: request, DAMAGED: ""})
+            self._record(EventKind.SHARD_REBUILT, f"The state of {lease.key} is made anew from the topic: {rebuilt}", lease)
+
+    def rebuild(self, lease: Lease, request: str) -> None:
+        """Where the shard's query did not meet this request yet: let the batch in hand end, then start it again with a new state."""
+        running = self._running.get(lease.key)
+        if running is not None and request not in {running.rebuilt, ""} and not running.draining:
+            running.restart, running.draining = (lease, request), True
+            running.consumer.drain()
 
     def close(self, key: LeaseKey) -> None:
         """Let the batch in hand end; :meth:`tick` then gives the lease away."""
@@ -121,7 +157,7 @@ class Consumers:
         if running is None:
             self._keeper.closed(key)
             return
-        running.draining = True
+        running.draining, running.restart = True, None
         running.consumer.drain()
 
     def drain_to_end(self, key: LeaseKey, *, wanted: bool) -> None:
@@ -162,18 +198,29 @@ class Consumers:
                 consumer.stop()
                 self._failed(lease, self._diagnosed(lease, failure))
             elif running.draining and consumer.drained:
-                del self._running[key]
-                consumer.stop()
-                self._keeper.closed(key)
-                self._settling.append(running)
-                message = f"{self._keeper.owner} has given {lease.key} up after the batch in hand."
-                self._events.record(
-                    EventKind.SHARD_RELEASED, message, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
-                )
+                self._drained(running)
             elif running.drain_to is not None and all(
                 consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()
             ):
-                self._keeper.report(key, detail={DRAINED: True})
+                self._keeper.report(key, lease.epoch, detail={DRAINED: True})
+
+    def _drained(self, running: _Running) -> None:
+        """What comes after the last batch: a new state, the shard's end, or another owner."""
+        lease = running.consumer.lease
+        if lease.key in self.superseded and not self.leaving:
+            if not running.ending:
+                running.ending = True
+                self.audit_due.set()  # it ends once all is filed
+            return
+        del self._running[lease.key]
+        running.consumer.stop()
+        if running.restart:
+            again, request = running.restart
+            self.start(again, request=request)
+            return
+        self._keeper.closed(lease.key)
+        self._settling.append(running)
+        self._record(EventKind.SHARD_RELEASED, f"{self._keeper.owner} has given {lease.key} up after the batch in hand.", lease)
 
     def flush(self) -> None:
         """Write the queued ledger rows of all shards; a store that is away keeps them queued."""
@@ -192,8 +239,13 @@ class Consumers:
         first pass, and ours is then refused.
         """
         with self._auditing:
+            self.audit_due.clear()
             for running in list(self._running.values()):
-                self._audit(running)
+                if running.ending:
+                    running.consumer.stop()  # its last ledger rows are written with it
+                self._audit(running, to_the_end=running.ending)
+                if running.ending:
+                    self._end(running)
             while self._settling:
                 self._audit(self._settling[0], to_the_end=True)
                 self._settling.pop(0)
@@ -211,14 +263,21 @@ class Consumers:
         except Exception as error:  # noqa: BLE001 - a pass that fails is tried again; it must never end the stream
             if self._running.get(lease.key) is running:
                 message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
-                self._events.record(
-                    EventKind.AUDIT_FAILED,
-                    message,
-                    severity=Severity.WARNING,
-                    cure="The next pass tries again. If it goes on: the worker's log has the whole error.",
-                    pipeline=lease.stream_id,
-                    shard=lease.status_value,
-                )
+                cure = "The next pass tries again. If it goes on: the worker's log has the whole error."
+                self._record(EventKind.AUDIT_FAILED, message, lease, severity=Severity.WARNING, cure=cure)
+
+    def _end(self, running: _Running) -> None:
+        """Give a superseded shard up for good, once every late and poison row of it is filed."""
+        consumer, lease = running.consumer, running.consumer.lease
+        try:
+            filed = running.audit.filed()
+        except StoreUnavailableError as error:
+            _log.warning("Whether all rows are filed is not known; the next pass asks again.", shard=str(lease.key), reason=str(error))
+            return
+        if filed < consumer.batch or self._running.pop(lease.key, None) is None:
+            return
+        self._keeper.closed(lease.key, ended=True)
+        self._record(EventKind.SHARD_ENDED, f"{lease.key} has ended at the offsets {consumer.end_offsets}.", lease)
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
         """The cause behind a failed query, where it can be known: data that Kafka no longer has."""
@@ -232,33 +291,30 @@ class Consumers:
 
     def _lost(self, lease: Lease) -> None:
         message = f"{self._keeper.owner} has lost {lease.key} (epoch {lease.epoch}) and has stopped consuming it."
+        cure = "The next owner goes on. If it happens often: give the worker more CPU, or raise HINDCAST_LEASE_SECONDS."
+        self._record(EventKind.LEASE_LOST, message, lease, severity=Severity.WARNING, cure=cure)
+
+    def _record(self, kind: EventKind, message: str, lease: Lease, *, severity: Severity = Severity.INFO, cure: str = "") -> None:
         self._events.record(
-            EventKind.LEASE_LOST,
-            message,
-            severity=Severity.WARNING,
-            cure="The next owner goes on. If it happens often: give the worker more CPU, or raise HINDCAST_LEASE_SECONDS.",
-            pipeline=lease.stream_id,
-            shard=lease.status_value,
-            epoch=lease.epoch,
+            kind, message, severity=severity, cure=cure, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
         )
 
     def _failed(self, lease: Lease, error: BaseException) -> None:
-        record = partial(
-            self._events.record, severity=Severity.ERROR, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
-        )
         if isinstance(error, LeaseLostError):
             self._lost(lease)
         elif isinstance(error, HindcastError) and not isinstance(error, _PASSING):
             kind = EventKind.OFFSETS_LOST if isinstance(error, OffsetsLostError) else EventKind.SHARD_REFUSED
-            self._keeper.report(lease.key, detail={REFUSED: str(error)})
+            self._keeper.report(lease.key, lease.epoch, detail={REFUSED: str(error)})
             cure = f"When it is mended: hindcast resume {lease.stream_id}"
-            record(kind, str(error), cure=cure)
+            self._record(kind, str(error), lease, severity=Severity.ERROR, cure=cure)
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
             message = f"The query of {lease.key} failed and is started again in {seconds:.0f} s at the earliest: {_first_line(error)}"
             cure = "If it goes on: the worker's log has the whole error; `hindcast pause` stops the tries."
             _log.error(message, error=str(error))
-            record(EventKind.QUERY_FAILED, message, cure=cure)
+            self._record(EventKind.QUERY_FAILED, message, lease, severity=Severity.ERROR, cure=cure)
+            if _STATE_LOST.search(str(error)):
+                self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: _first_line(error)})
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be lost.
         self._keeper.closed(lease.key)
 

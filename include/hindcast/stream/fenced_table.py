@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
@@ -28,6 +28,8 @@ METADATA_KEY = "hindcast"
 #: Commits that are read back at first to find an application's last one; doubled until it is found.
 HISTORY_STEP = 32
 _ATTEMPTS = 40
+_BY_PARTITION = ("start_offsets", "end_offsets", "floors")
+_NOT_IN_LEDGER = frozenset({"kind", "committed_ms", "checkpoint", "base"})
 
 
 class Fence(NamedTuple):
@@ -47,7 +49,10 @@ class Fence(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCommit:
-    """What a commit says of itself in the table's log. Watermarks are epoch milliseconds of event time; ends are exclusive."""
+    """What a commit says of itself in the table's log. Watermarks are epoch milliseconds of event time; ends are exclusive.
+
+    ``checkpoint``, ``base`` and ``floors`` are the :class:`~hindcast.stream.rewind.Incarnation` that wrote it.
+    """
 
     kind: str
     pipeline: str
@@ -60,21 +65,20 @@ class BatchCommit:
     end_offsets: Offsets
     late_watermark_ms: int
     watermark_ms: int
+    checkpoint: str = ""
+    base: int = 1
+    floors: Offsets = field(default_factory=dict)
     output_rows: int = 0
     sink_version: int = -1
     committed_ms: int = 0
 
     def as_metadata(self) -> str:
         values = {name: value for name, value in asdict(self).items() if name not in {"sink_version", "committed_ms"}}
-        return json.dumps(
-            {**values, "start_offsets": offsets_to_json(self.start_offsets), "end_offsets": offsets_to_json(self.end_offsets)}
-        )
+        return json.dumps({**values, **{name: offsets_to_json(values[name]) for name in _BY_PARTITION}})
 
     def as_ledger_row(self, topic: str) -> LedgerRow:
         """The batch as the ledger has it, without what only Spark could measure."""
-        shared: dict[str, Any] = {
-            name: getattr(self, name) for name in type(self).__dataclass_fields__ if name not in {"kind", "committed_ms"}
-        }
+        shared: dict[str, Any] = {name: getattr(self, name) for name in type(self).__dataclass_fields__ if name not in _NOT_IN_LEDGER}
         unknown: dict[str, Any] = dict.fromkeys(
             ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
         )
@@ -83,7 +87,7 @@ class BatchCommit:
     @classmethod
     def from_history(cls, entry: dict[str, Any]) -> Self:
         values = json.loads(entry[METADATA_KEY])
-        offsets = {name: offsets_from_json(values[name]) for name in ("start_offsets", "end_offsets")}
+        offsets = {name: offsets_from_json(values[name]) for name in _BY_PARTITION}
         return cls(**{**values, **offsets, "sink_version": entry["version"], "committed_ms": entry["timestamp"]})
 
 

@@ -87,6 +87,15 @@ def assign_windows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     return rows.withColumn("window", window)
 
 
+def above_floors(windows: DataFrame, pipeline: Pipeline, floors: Mapping[int, int]) -> DataFrame:
+    """Without the (row, window) pairs whose window was final for the row's partition before the query began; floors are in ms."""
+    if pipeline.window is None or not any(floors.values()):
+        return windows
+    pairs = [F.lit(value).cast("long") for item in sorted(floors.items()) for value in item]
+    floor_ms = F.element_at(F.create_map(*pairs), F.col("_partition").cast("long"))
+    return windows.where(F.unix_micros("window.end") > floor_ms * F.lit(1000))
+
+
 def transform(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """The pipeline's own transformation over windowed rows, without the source columns."""
     return pipeline.transform(rows.drop(*SOURCE_COLUMNS))

@@ -5,7 +5,8 @@
    sink holds is final, whatever a paused owner does on waking.
 3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are added from the
    metadata of the sink's commits.
-4. Check that Spark's checkpoint belongs to this query and stands where the sink stands.
+4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has none yet; a damaged one,
+   or one that an operator wants rebuilt, is as good as none: the state is made anew by rewinding (:mod:`hindcast.stream.rewind`).
 5. Start the query; its first batch must begin where the sink ends.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
@@ -25,17 +27,30 @@ from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapEr
 from hindcast.pipeline import FORM, Pipeline
 from hindcast.stream import source
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.stream.rewind import Incarnation
 from hindcast.stream.steps import reach
-from hindcast.stream.wal import SparkCheckpoint
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a shard stands: the last batch its sink holds (0 before the first) and the offsets up to which it was read."""
+    """Where a shard stands: the last batch its sink holds (0 before the first), the offsets up to which it was read, the watermark
+    under which that batch emitted, and the query that wrote it.
+    """
 
     fence: Fence
     end_offsets: Offsets
     watermark_ms: int
+    incarnation: Incarnation
+
+    @property
+    def spark_batch(self) -> int | None:
+        """Spark's number of the last batch that the sink holds, or of the one that rewound; None where it has none yet."""
+        number = self.fence.batch - self.incarnation.base
+        return number if number >= 0 else None
+
+    def floors(self) -> Offsets:
+        """By partition, what is final: windows that end at or before it are in the sink."""
+        return {partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0)) for partition in self.end_offsets}
 
 
 def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str) -> Position:
@@ -57,7 +72,8 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str) -> Po
                 recorded="a commit whose log entry has expired",
                 cure=cure,
             )
-        start = last.end_offsets if last else {int(p): int(offset) for p, offset in lease.checkpoint["start_offsets"].items()}
+        start = last.end_offsets if last else by_partition(lease.checkpoint["start_offsets"])
+        life = Incarnation(last.checkpoint, last.base, last.floors) if last else _first_incarnation(lease)
         batch = recorded.batch if recorded else 0
         watermark = last.watermark_ms if last else 0
         fence = Fence(lease.epoch, batch)
@@ -73,12 +89,26 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str) -> Po
             end_offsets=start,
             late_watermark_ms=last.late_watermark_ms if last else 0,
             watermark_ms=watermark,
+            checkpoint=life.checkpoint,
+            base=life.base,
+            floors=life.floors,
         )
         try:
             sink.commit(fence, [], metadata.as_metadata(), after=recorded)
         except FenceMovedError:
             continue  # an older owner committed while we were reading: it was in time, so read again what it wrote
-        return Position(fence, start, watermark)
+        return Position(fence, start, watermark, life)
+
+
+def _first_incarnation(lease: Lease) -> Incarnation:
+    """Before the first batch: a shard of the first generation begins with nothing, a later one must rewind."""
+    floors = by_partition(lease.checkpoint.get("floors", {}))
+    return Incarnation("", 0, floors) if lease.parent_shard_ids else Incarnation(lease.status_value, 1, floors)
+
+
+def by_partition(recorded: Mapping[str, int]) -> Offsets:
+    """What a lease keeps by partition; JSON has no numbers for keys."""
+    return {int(partition): int(value) for partition, value in recorded.items()}
 
 
 def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, lease: Lease) -> list[LedgerRow]:
@@ -93,10 +123,26 @@ def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, lease: 
     return known + missing
 
 
-def check_spark(checkpoint: SparkCheckpoint, pipeline: Pipeline, lease: Lease, position: Position, fingerprint: str) -> None:
-    """Step 4.
+def check_ledger(pipeline: Pipeline, lease: Lease, rows: list[LedgerRow], position: Position, sink: str) -> None:
+    """Between 3 and 4.
 
-    :raises CheckpointRefusedError: where the checkpoint is another query's, or is missing, torn or behind the sink
+    :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was replaced or restored
+    """
+    if rows and rows[-1].batch > position.fence.batch:
+        raise OffsetGapError(
+            pipeline=pipeline.name,
+            shard=lease.status_value,
+            batch=rows[-1].batch + 1,
+            start=rows[-1].end_offsets,
+            recorded=f"batch {position.fence.batch}, offsets {position.end_offsets}",
+            cure=f"Restore the table {sink}, or raise the pipeline's version, with a new sink table.",
+        )
+
+
+def check_query(pipeline: Pipeline, lease: Lease, fingerprint: str) -> None:
+    """Step 4, the query.
+
+    :raises CheckpointRefusedError: where the checkpoint was made by another one
     """
     reach("takeover.4")
     recorded = lease.checkpoint.get("fingerprint")
@@ -104,11 +150,11 @@ def check_spark(checkpoint: SparkCheckpoint, pipeline: Pipeline, lease: Lease, p
         raise CheckpointRefusedError(
             pipeline=pipeline.name,
             shard=lease.status_value,
-            path=checkpoint.url,
+            path=lease.status_value,
             problem="the query has changed since it was made, under the same version",
-            cure=f"Undo the change of {pipeline.file}, or raise its version (with a new sink table) to start a checkpoint of its own.",
+            cure=f"Undo the change of {pipeline.file}, or raise its version (with a new sink table). Where the change leaves the "
+            f"results as they are (Spark was upgraded, say): `hindcast rebuild {pipeline.name}`.",
         )
-    checkpoint.check(position.fence.batch - 1 if position.fence.batch else None)
 
 
 def fingerprint(spark: SparkSession, pipeline: Pipeline, frame: DataFrame) -> str:

@@ -7,22 +7,21 @@ after a crash is planned from ``offsets/N``, so it is the same batch. The files 
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from hindcast.control.ledger import Offsets
-from hindcast.errors import CheckpointRefusedError
-
-#: What an operator can do about a checkpoint that is not usable as it stands.
-CURE = (
-    "Nothing was read or written. Restore the folder as it was, or raise the pipeline's version (with a new sink table) to start anew "
-    "from the topic."
-)
-
+from hindcast.errors import CheckpointDamagedError
+from hindcast.stream.source import offsets_option
 
 _FORMAT = "v1"
+_SHUFFLES = "spark.sql.shuffle.partitions"
+#: Where the rewinding that follows is not possible, its own error says so.
+CURE = "Nothing was read or written. It is made anew from the topic where that still holds what open windows need."
 
 
 @dataclass(frozen=True)
@@ -46,48 +45,48 @@ class SparkCheckpoint:
     def planned(self, spark_batch: int) -> PlannedBatch:
         """The plan of a batch.
 
-        :raises CheckpointRefusedError: where its file is missing, empty or torn
+        :raises CheckpointDamagedError: where its file is missing, empty or torn
         """
         text = self._read(f"offsets/{spark_batch}")
         lines = (text or "").splitlines()
         try:
             if lines[0] != _FORMAT:
-                raise self._refused(f"offsets/{spark_batch} is of the format {lines[0]!r}")
+                raise self._damaged(f"offsets/{spark_batch} is of the format {lines[0]!r}")
             about, offsets = json.loads(lines[1]), json.loads(lines[2])
             ends = {int(partition): int(offset) for partition, offset in offsets[self._topic].items()}
             return PlannedBatch(ends, int(about["batchWatermarkMs"]))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             what = "is missing" if text is None else f"is torn or not understood ({error})"
-            raise self._refused(f"offsets/{spark_batch} {what}") from error
+            raise self._damaged(f"offsets/{spark_batch} {what}") from error
 
     def check(self, last_batch: int | None) -> None:
         """Refuse a folder from which Spark could not go on exactly where the sink stands.
 
         :param last_batch: Spark's number of the last batch that the sink holds, None before the first
-        :raises CheckpointRefusedError: naming the file that is wrong
+        :raises CheckpointDamagedError: naming the file that is wrong
         """
         planned, committed = self._numbers("offsets"), self._numbers("commits")
         if last_batch is None:
             if committed:
-                raise self._refused(f"it has committed batch {committed[-1]}, of which the sink knows nothing")
+                raise self._damaged(f"it has committed batch {committed[-1]}, of which the sink knows nothing")
             if planned:
                 self.planned(planned[-1])
             return
         if self._read("metadata") is None:
-            raise self._refused("its file `metadata` is missing, though the sink holds batches of it")
+            raise self._damaged("its file `metadata` is missing, though the sink holds batches of it")
         if not planned or planned[-1] < last_batch:
-            raise self._refused(f"its newest plan is of batch {planned[-1] if planned else 'none'}, but the sink holds batch {last_batch}")
+            raise self._damaged(f"its newest plan is of batch {planned[-1] if planned else 'none'}, but the sink holds batch {last_batch}")
         for number in range(max(last_batch - 1, 0), planned[-1] + 1):
             self.planned(number)
         if committed and committed[-1] > planned[-1]:
-            raise self._refused(f"it has committed batch {committed[-1]} without a plan of it")
+            raise self._damaged(f"it has committed batch {committed[-1]} without a plan of it")
         if (committed[-1] if committed else -1) < last_batch - 1:
-            raise self._refused(
+            raise self._damaged(
                 f"it has committed up to batch {committed[-1] if committed else 'none'}, but the sink holds batch {last_batch}"
             )
         for number in committed[-1:]:
             if not (self._read(f"commits/{number}") or "").startswith(_FORMAT):
-                raise self._refused(f"commits/{number} is torn or empty")
+                raise self._damaged(f"commits/{number} is torn or empty")
 
     def _numbers(self, folder: str) -> list[int]:
         path = self._jvm.org.apache.hadoop.fs.Path(self._root, folder)
@@ -106,5 +105,31 @@ class SparkCheckpoint:
         finally:
             stream.close()
 
-    def _refused(self, problem: str) -> CheckpointRefusedError:
-        return CheckpointRefusedError(pipeline=self._pipeline, shard=self._shard, path=self.url, problem=problem, cure=CURE)
+    def _damaged(self, problem: str) -> CheckpointDamagedError:
+        return CheckpointDamagedError(pipeline=self._pipeline, shard=self._shard, path=self.url, problem=problem, cure=CURE)
+
+    # -- a checkpoint that is made, not found ----------------------------------------------------------------------------------
+
+    def begin(self, spark: SparkSession, end_offsets: Offsets) -> None:
+        """Make a new checkpoint whose first batch reads up to ``end_offsets``, whatever its length; where it begins is the query's own
+        starting offset. What was in the folder is removed.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        metadata = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
+        # The configuration that Spark pins for a query: without it a restarted query falls back to the state layout of old versions.
+        about = json.loads(metadata.apply(0, now_ms, spark._jsparkSession.conf()).json())
+        about["conf"][_SHUFFLES] = spark.conf.get(_SHUFFLES)  # Spark takes it from the query's own session, which is not there yet
+        self.remove()
+        self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
+        self._write("offsets/0", "\n".join([_FORMAT, json.dumps(about), offsets_option(self._topic, end_offsets)]))
+
+    def remove(self) -> None:
+        """Delete the folder and all in it."""
+        self._fs.delete(self._root, True)
+
+    def _write(self, name: str, text: str) -> None:
+        stream = self._fs.create(self._jvm.org.apache.hadoop.fs.Path(self._root, name), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()

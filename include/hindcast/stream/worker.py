@@ -18,16 +18,18 @@ import structlog
 from hindcast import catalog
 from hindcast.clock import Clock, SystemClock
 from hindcast.control import shards
-from hindcast.control.desired import DesiredState, desired_of
+from hindcast.control.desired import DesiredState, desired_of, rebuild_request
 from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.history import History
 from hindcast.control.keeper import Keeper, Step
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
+from hindcast.control.ledger import Ledger
 from hindcast.control.store import Snapshot
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError
 from hindcast.settings import Settings
-from hindcast.stream import session
+from hindcast.stream import rewind, session
 from hindcast.stream.consumers import Backoff, Consumers
 from hindcast.topics.offsets import TopicOffsets
 
@@ -53,6 +55,7 @@ class Worker:
         self._clock = clock or SystemClock()
         self.id = worker_id()
         self._store = LeaseTable(settings)
+        self._ledger = Ledger(ControlTables(settings))
         self._events = EventLog(ControlTables(settings), self.id, self._clock)
         self._pipelines = catalog.load(settings.pipelines_dir)
         self._backoff = Backoff()
@@ -126,7 +129,7 @@ class Worker:
                 consumers.flush()
                 flush_at = self._beat + self._keeper.renewal_seconds
             if (self._stop.is_set() or self._keeper.slot is None) and not leaving:
-                leaving = True
+                leaving = consumers.leaving = True
                 _log.info("Stopping: the batches in hand end, then the leases are released.", worker=self.id)
                 for key in self._keeper.drain():
                     consumers.close(key)
@@ -138,20 +141,24 @@ class Worker:
                 self._stop.wait(TICK_SECONDS)
 
     def _act(self, step: Step, consumers: Consumers) -> None:
+        consumers.superseded = frozenset(shards.superseded(step.leases.values()))
         for key in step.lost:
             consumers.lose(key)
         for key in step.close:
             consumers.close(key)
         for lease in step.gained:
             if lease.status_type is StatusType.SHARD:
-                consumers.start(lease)
-        snapshot = Snapshot(step.leases)
-        for name, version, count in shards.pipelines_without_shards(snapshot):
+                request = rebuild_request(step.leases, lease.key)
+                consumers.start(lease, request=request, superseded=lease.key in consumers.superseded)
+        for name, version, count in shards.pipelines_without_shards(Snapshot(step.leases)):
             self._create_shards(name, version, count)
+        for name, version, count in shards.to_reshard(step.leases.values()):
+            self._reshard(name, version, count)
         drained = {desired.pipeline for desired in desired_of(step.leases.values()).values() if desired.state is DesiredState.DRAINED}
         for lease in step.leases.values():
             if lease.status_type is StatusType.SHARD and lease.lease_owner == self.id:
                 consumers.drain_to_end(lease.key, wanted=lease.stream_id in drained)
+                consumers.rebuild(lease, rebuild_request(step.leases, lease.key))
 
     def _create_shards(self, name: str, version: int, count: int) -> None:
         if not self._able(name, version):
@@ -176,6 +183,36 @@ class Worker:
                 EventKind.SHARDS_CREATED, f"{name} version {version} has {len(created)} shards from offsets {start}.", pipeline=name
             )
 
+    def _reshard(self, name: str, version: int, count: int) -> None:
+        """Write the next generation, where the topic still holds the rows from which it would make its state."""
+        if not self._able(name, version):
+            return
+        pipeline = self._pipelines[name]
+        try:
+            with TopicOffsets(self._settings) as offsets:
+                earliest = offsets.earliest(pipeline.source.name)
+            leases = shards.of_version(self._store.leases(), name, version)
+            rewind.check_reshard(pipeline, History.of(self._ledger.batches(name, version)), leases, earliest)
+            created = shards.reshard(self._store, name, version, count, earliest)
+        except HindcastError as error:
+            cure = "It is tried again at each renewal: nothing has changed."
+            self._say_once(EventKind.RESHARD_REFUSED, f"{name} could not be resharded: {error}", cure, name)
+            return
+        if created:
+            dealt = "; ".join(f"{lease.status_value} has {lease.detail[shards.PARTITIONS]}" for lease in created)
+            self._events.record(EventKind.SHARDS_CREATED, f"{name} is resharded for {len(earliest)} partitions: {dealt}.", pipeline=name)
+
+    def _look_for_partitions(self, consumers: Consumers) -> None:
+        """Reshard a pipeline of which shards are held here, and whose topic has partitions that no shard has."""
+        for name in consumers.pipelines():
+            current = shards.newest_generation(shards.of_version(self._store.leases(), name, self._pipelines[name].version))
+            had = {partition for lease in current for partition in lease.detail[shards.PARTITIONS]}
+            with TopicOffsets(self._settings) as offsets:
+                grown = set(offsets.partitions(self._pipelines[name].source.name)) - had
+            if grown and current:
+                wanted = desired_of(self._store.leases())[name]
+                self._reshard(name, wanted.version, wanted.shards)
+
     def _say_once(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
         if message not in self._said:
             self._said.add(message)
@@ -191,15 +228,26 @@ class Worker:
     # -- the other threads ---------------------------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        while not self._ended.wait(self._keeper.renewal_seconds):
-            if self._clock.monotonic() - self._beat > STUCK_SECONDS:
+        due = self._clock.monotonic() + self._keeper.renewal_seconds
+        while not self._ended.wait(self._keeper.look_seconds):
+            now = self._clock.monotonic()
+            if now - self._beat > STUCK_SECONDS:
                 _log.error("The main thread is stuck, so its leases are not renewed.", worker=self.id)
                 continue
             try:
-                self._steps.put(self._keeper.step())
+                if now >= due or self._keeper.look():
+                    due = now + self._keeper.renewal_seconds
+                    self._steps.put(self._keeper.step())
             except HindcastError as error:
                 _log.warning("The leases could not be renewed; trying again.", worker=self.id, reason=str(error))
 
     def _audit(self, consumers: Consumers) -> None:
-        while not self._ended.wait(self._settings.audit_seconds):
+        while not self._ended.is_set():
+            consumers.audit_due.wait(self._settings.audit_seconds)
+            if self._ended.is_set():
+                return
             consumers.audit()
+            try:
+                self._look_for_partitions(consumers)
+            except HindcastError as error:
+                _log.warning("The topics' partitions could not be counted; the next look will.", worker=self.id, reason=str(error))

@@ -11,7 +11,7 @@ from hindcast.airflow.pages.formats import age_seconds, differing, fields, texts
 from hindcast.clock import Clock
 from hindcast.control.desired import Desired, desired_of
 from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
+from hindcast.control.leases import NOT_HELD, Lease, StatusType
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import Condition, ControlTables
 from hindcast.settings import Settings
@@ -143,7 +143,9 @@ class Facts:
                     "watermark_age": self._watermark_age(watermark_ms),
                     "renewed": age_seconds(lease.updated_at, self._now),
                     "quiet": self._quiet(lease),
-                    "current": desired is not None and lease.status_value.startswith(f"v{desired.version}."),
+                    "current": desired is not None
+                    and lease.state not in NOT_HELD
+                    and lease.status_value.startswith(f"v{desired.version}."),
                 }
             )
         return shards

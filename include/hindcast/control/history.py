@@ -5,7 +5,7 @@ Pure Python over :class:`~hindcast.control.ledger.LedgerRow`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,7 @@ class Segment:
     """The offsets [start, end) of one partition that one batch was the first to read.
 
     ``watermark_ms`` is the greatest watermark of the partition's batches up to this one: windows that end at or before it are final.
+    ``late_ms`` is the one under which these rows came: a row is late for each window that ends at or before it.
     """
 
     partition: int
@@ -25,14 +26,19 @@ class Segment:
     watermark_ms: int
     row: LedgerRow
 
+    @property
+    def late_ms(self) -> int:
+        return self.row.late_ms(self.partition)
+
 
 @dataclass(frozen=True)
 class History:
     """The committed batches of one version of a pipeline.
 
     A partition's chain is its batches in the order of their commits. It stops before the first batch that leaves a gap: the ledger is
-    written a little after the sink, and what lies past a gap has not been repaired yet. A shard that was rebuilt reads old offsets
-    again; those stay with the batch that read them first, because only pairs of (row, window) that were not late then are taken up again.
+    written a little after the sink, and what lies past a gap has not been repaired yet. It goes on across generations of shards: a new
+    shard begins where those that had its partitions ended. What a rebuilt shard reads again has no batch, so it stays with the batch that
+    read it first.
     """
 
     rows: tuple[LedgerRow, ...]
@@ -54,7 +60,7 @@ class History:
                 if partition in broken or first > reached:
                     broken.add(partition)
                     continue
-                watermark_ms = max(row.watermark_ms, chain[-1].watermark_ms if chain else 0)
+                watermark_ms = max(row.final_ms(partition), chain[-1].watermark_ms if chain else 0)
                 chain.append(Segment(partition, reached, max(last, reached), watermark_ms, row))
         return {partition: tuple(chain) for partition, chain in sorted(chains.items())}
 
@@ -102,14 +108,17 @@ class History:
         """The batches that first read offsets of [start, end), each once."""
         return list({(segment.row.shard, segment.row.batch): segment.row for segment in self.reading(start, end)}.values())
 
-    def first_needed(self, start: Mapping[int, int], earliest_event_ms: int) -> Offsets:
-        """Where to begin reading so as to meet every row at or after ``earliest_event_ms`` (event time) that was read before ``start``."""
+    def first_needed(self, start: Mapping[int, int], earliest_event_ms: Mapping[int, int]) -> Offsets:
+        """Where to begin reading so as to meet every row that was read before ``start``, by partition.
+
+        :param earliest_event_ms: only rows at or after it (event time, by partition) are needed
+        """
         needed = dict(start)
         for partition, offset in start.items():
             for segment in self.chains.get(partition, ()):
                 if segment.start >= offset:
                     break
-                if segment.start < segment.end and may_hold(segment.row, earliest_event_ms):
+                if segment.start < segment.end and may_hold(segment.row, earliest_event_ms[partition]):
                     needed[partition] = segment.start
                     break
         return needed
@@ -122,8 +131,9 @@ def may_hold(row: LedgerRow, earliest_event_ms: int) -> bool:
     return row.input_rows is None or row.poison_rows is None or row.input_rows > row.poison_rows
 
 
-def _last_watermark_ms(chain: Iterable[Segment], offsets: Mapping[int, int]) -> int:
-    watermark_ms = 0
+def _last_watermark_ms(chain: Sequence[Segment], offsets: Mapping[int, int]) -> int:
+    # A partition that was added later begins with what was final for the partitions that had its keys before.
+    watermark_ms = chain[0].row.floors.get(chain[0].partition, 0) if chain else 0
     for segment in chain:
         if any(end > offsets.get(partition, 0) for partition, end in segment.row.end_offsets.items()):
             break

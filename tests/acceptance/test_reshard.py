@@ -1,0 +1,93 @@
+"""A live pipeline dealt anew: another number of shards, and a topic that grows under load. The result stays exact."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+from fleet import START_SECONDS, Stream, feed
+from kafka import KafkaAdminClient
+from simulated_stream import Record
+from waiting import wait_until
+
+from hindcast.control import shards
+from hindcast.control.leases import ShardState
+
+
+def hindcast(stream: Stream, *arguments: str) -> str:
+    """Run a command as a user types it; its output."""
+    environment = {**os.environ, **stream.settings.environment()}
+    command = [sys.executable, "-m", "hindcast.cli.app", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def generation(stream: Stream, number: int) -> list[ShardState]:
+    return [ShardState(lease.state) for lease in stream.leases() if shards.shard_generation(lease.status_value) == number]
+
+
+def wait_generation(stream: Stream, number: int, count: int) -> None:
+    """Until that generation is open in so many shards, and the one before it has ended."""
+
+    def done() -> bool:
+        ended = generation(stream, number - 1)
+        return generation(stream, number) == [ShardState.OPEN] * count and set(ended) == {ShardState.TERMINATED}
+
+    wait_until(done, START_SECONDS, f"generation {number} has {count} open shards")
+
+
+def regrown(records: list[Record], partitions: int, sent: list[Record]) -> list[Record]:
+    """The records as a producer places them once the topic has so many partitions: the same hash, another modulus."""
+    offsets = Counter(record.partition for record in sent)
+    placed = []
+    for record in records:
+        partition = int(record.ticker.removeprefix("T")) % partitions
+        placed.append(replace(record, partition=partition, offset=offsets[partition]))
+        offsets[partition] += 1
+    return placed
+
+
+def test_a_live_pipeline_is_dealt_into_more_shards_and_its_topic_grows(stream: Stream) -> None:
+    """From 2 shards to 3, then 4 partitions to 8 with keys that move, then a rebuild of everything, rows coming all the while."""
+    first, second, third, fourth = feed(4)
+    stream.send(first)
+    one, two = stream.fleet.start(), stream.fleet.start()
+    stream.wait_owned_by(one, two)
+    stream.wait_read()
+
+    assert "3 shards" in hindcast(stream, "reshard", stream.name, "--shards", "3")
+    stream.send(second)
+    wait_generation(stream, 1, 3)
+    stream.wait_owned_by(one, two)
+    stream.wait_read()
+
+    with KafkaAdminClient(bootstrap_servers=stream.settings.bootstrap_servers) as admin:
+        admin.create_partitions({stream.topic: 8})
+    stream.send(regrown(third, 8, stream.sent))
+    wait_generation(stream, 2, 3)
+    stream.wait_read()
+
+    hindcast(stream, "rebuild", stream.name)
+    stream.send(regrown(fourth, 8, stream.sent))
+    wait_until(lambda: len(rebuilt_on_request(stream)) == 3, START_SECONDS, "every shard's state was made anew")
+    stream.wait_read()
+
+    stream.pause()
+    stream.check()
+    assert len(stream.events("shard_ended")) == 5
+    assert {row["severity"] for row in stream.events()} == {"info"}
+
+
+def rebuilt_on_request(stream: Stream) -> set[str]:
+    return {row["shard"] for row in stream.events("shard_rebuilt") if "asked for" in row["message"]}
+
+
+def test_a_number_of_shards_that_would_split_keys_is_refused(stream: Stream) -> None:
+    """Dealing is checked like a declaration, before anything is written."""
+    environment = {**os.environ, **stream.settings.environment()}
+    command = [sys.executable, "-m", "hindcast.cli.app", "reshard", stream.name, "--shards", "0"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "shards 0 is not from 1" in ended.stderr

@@ -1,0 +1,129 @@
+"""State is a cache: a shard whose Spark checkpoint is lost or wrong goes on from the topic and the ledger alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient, TopicPartition
+from live_stream import ends, ledger, sink_rows
+from one_shard import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
+from waiting import wait_until
+
+from hindcast.errors import CheckpointRefusedError, OffsetGapError, OffsetsLostError
+
+
+def _gone(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _without_metadata(folder: Path) -> None:
+    (folder / "metadata").unlink()
+
+
+def _empty_offsets(folder: Path) -> None:
+    newest_file(folder, "offsets").write_text("")
+
+
+def _torn_offsets(folder: Path) -> None:
+    path = newest_file(folder, "offsets")
+    path.write_text(path.read_text()[:20])
+
+
+def _no_plan(folder: Path) -> None:
+    """Of the last batch that the sink holds; a later one that never ran would not be missed."""
+    (folder / "offsets" / newest_file(folder, "commits").name).unlink()
+
+
+def _empty_commits(folder: Path) -> None:
+    newest_file(folder, "commits").write_text("")
+
+
+DAMAGES = [_gone, _without_metadata, _empty_offsets, _torn_offsets, _no_plan, _empty_commits]
+
+
+def damaged(shard: Shard, damage: Callable[[Path], None] = _gone) -> None:
+    """A shard that has committed the first half of a feed, and whose Spark checkpoint then broke while nobody owned it."""
+    first, _ = parts()
+    shard.serve(first)
+    folder = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
+    for crc in folder.rglob("*.crc"):
+        crc.unlink()
+    damage(folder)
+
+
+def finish(shard: Shard, rebuild: str = "") -> str:
+    """The next owner consumes the second half and the whole is exact; returns why the state was made anew."""
+    _, second = parts()
+    reason = shard.serve(second, rebuild)
+    shard.check()
+    return reason
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_spark_checkpoint_is_made_anew(shard: Shard, damage: Callable[[Path], None]) -> None:
+    """Where a file of Spark's checkpoint is torn, empty or missing, the state comes from topic and ledger, to the same results (F12)."""
+    damaged(shard, damage)
+    assert "damaged" in finish(shard)
+    assert {row.epoch for row in ledger(shard.settings)} == {1, 2}
+
+
+@pytest.mark.parametrize(("step", "time"), [("takeover.5", 1), ("sink.1", 1), ("sink.4", 2), ("sink.5", 1)])  # the seal reaches sink.4 once
+def test_a_death_while_rewinding_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
+    """Whoever dies between making a new state and the first batch that goes on from it leaves the next owner all it needs."""
+    damaged(shard)
+    crash_at(monkeypatch, step, time)
+    heir = shard.own()
+    if step.startswith("takeover"):
+        with pytest.raises(CrashError):
+            heir.start()
+    else:
+        heir.start()
+        wait_until(lambda: heir.failure, WAIT_SECONDS, f"the heir has died at {step}")
+    shard.die(heir)
+    crash_at(monkeypatch, "", 1)
+    finish(shard)
+
+
+def test_a_shard_is_rebuilt_again_and_again(shard: Shard) -> None:
+    """Each rebuilding goes on from the last one's numbers and floors."""
+    first, second = parts()
+    for part in (first[:120], first[120:], second[:120], second[120:]):
+        shard.serve(part, "it was asked for")
+    shard.check()
+
+
+def test_a_rebuild_that_the_topic_cannot_feed_is_refused(shard: Shard) -> None:
+    """Where retention has taken rows of windows that are still open, the range is named and nothing is read or written."""
+    damaged(shard)
+    before = sorted(sink_rows(shard.settings))
+    earliest = {partition: end - 1 for partition, end in ends(shard.sent).items()}
+    admin = KafkaAdminClient(bootstrap_servers=shard.servers)
+    admin.delete_records({TopicPartition(shard.pipeline.source.name, partition): offset for partition, offset in earliest.items()})
+    admin.close()
+    with pytest.raises(OffsetsLostError, match="windows that are still open need them"):
+        shard.own().start()
+    assert sorted(sink_rows(shard.settings)) == before
+
+
+def test_a_sink_that_lost_batches_is_refused(shard: Shard) -> None:
+    """A sink that was replaced by an older one is not written to: the ledger knows of more batches than it holds."""
+    first, _ = parts(300)
+    shard.serve(first)
+    shutil.rmtree(shard.settings.table("sinks", "stock_stats"))
+    with pytest.raises(OffsetGapError, match="Restore the table"):
+        shard.own().start()
+
+
+def test_a_rebuild_accepts_another_query(shard: Shard) -> None:
+    """A query that Spark plans in another way, to the same results, goes on after a rebuild."""
+    first, _ = parts()
+    shard.serve(first)
+    transform = shard.pipeline.transform
+    shard.pipeline = replace(shard.pipeline, transform=lambda frame: transform(frame.where("ask > -1")))
+    with pytest.raises(CheckpointRefusedError, match="hindcast rebuild"):
+        shard.own().start()
+    finish(shard, "it was asked for")

@@ -1,0 +1,133 @@
+"""One shard of a pipeline on a real topic, and the ways in which its owners come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from live_stream import check_answer, check_filed, ends, ledger, produce
+from simulated_stream import Clockwork, Record, Simulated, trades
+from waiting import wait_until
+
+from hindcast.control import shards
+from hindcast.control.keeper import Keeper
+from hindcast.control.ledger import Ledger
+from hindcast.control.tables import ControlTables
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+from hindcast.stream import steps
+from hindcast.stream.audit import Audit
+from hindcast.stream.consumer import ShardConsumer
+from hindcast.testing import FakeClock, MemoryStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT_SECONDS = 60.0
+
+
+class CrashError(Exception):
+    """Stands in for SIGKILL inside this process: nothing after it runs."""
+
+
+@dataclass
+class Shard:
+    """One shard of a pipeline on a real topic, consumed by one owner after the other."""
+
+    spark: SparkSession
+    settings: Settings
+    pipeline: Pipeline
+    servers: str
+    partitions: int
+    store: MemoryStore = field(default_factory=MemoryStore)
+    clock: FakeClock = field(default_factory=FakeClock)
+    owners: int = 0
+    sent: list[Record] = field(default_factory=list)
+    running: list[ShardConsumer] = field(default_factory=list)
+
+    def send(self, records: list[Record]) -> None:
+        produce(self.servers, self.pipeline.source.name, records)
+        self.sent += records
+
+    def own(self) -> ShardConsumer:
+        """A new owner takes the shard over; the one before is dead and its lease expired."""
+        shards.create(self.store, self.pipeline.name, self.pipeline.version, 1, dict.fromkeys(range(self.partitions), 0))
+        keeper = Keeper(
+            self.store,
+            self.clock,
+            owner=f"w{self.owners}",
+            fleet="f",
+            slots=50,
+            lease_seconds=10.0,
+            wanted=lambda *_: True,
+            sleep=lambda _: None,
+        )
+        self.owners += 1
+        assert keeper.acquire_slot(self.clock.advance)
+        keeper.step()
+        self.clock.advance(10.5)
+        keeper.step()
+        (lease,) = keeper.step().gained or [row for row in self.store.read().leases.values() if row.status_type == "shard"]
+        assert lease.lease_owner == keeper.owner
+        ledger_of = Ledger(ControlTables(self.settings))
+        made = ShardConsumer(self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, lambda: 0.0)
+        self.running.append(made)
+        return made
+
+    def consume(self, owner: ShardConsumer) -> None:
+        """Wait until the owner has committed all that was sent."""
+        wait_until(lambda: owner.failure or owner.end_offsets == ends(self.sent), WAIT_SECONDS, "the shard has read everything")
+        assert owner.failure is None
+
+    def serve(self, records: list[Record], rebuild: str = "") -> str:
+        """One owner's whole life: it reads these records and stops cleanly. Returns why its state was made anew, if it was."""
+        self.send(records)
+        owner = self.own()
+        reason = owner.start(rebuild)
+        self.consume(owner)
+        owner._keeper.step()  # the lease learns what was reported
+        self.retire(owner)
+        return reason
+
+    def die(self, owner: ShardConsumer) -> None:
+        """Stop the query and forget what the owner had queued, as a killed process would."""
+        if owner._query is not None:
+            owner._query.stop()
+
+    def retire(self, owner: ShardConsumer) -> None:
+        """Stop cleanly once idle."""
+        owner.drain()
+        wait_until(lambda: owner.drained, WAIT_SECONDS, "the batch in hand has ended")
+        owner.stop()
+
+    def check(self) -> None:
+        oracle = Simulated(Clockwork(), self.sent)
+        check_answer(self.settings, self.sent, oracle)
+        audit = Audit(self.spark, self.settings, self.pipeline, self.running[-1].app, self.running[-1].lease.epoch)
+        batches = ledger(self.settings)
+        while audit.run(batches) < batches[-1].batch:
+            pass
+        check_filed(self.settings, self.sent, oracle)
+
+
+def parts(count: int = 500) -> tuple[list[Record], list[Record]]:
+    """Two halves of one feed with late and poison rows."""
+    records = trades(7, count=count, partitions=2, rate_ms=100.0)
+    return records[: count // 2], records[count // 2 :]
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
+    def die(*_: object) -> None:
+        raise CrashError(step)
+
+    monkeypatch.setattr(steps, "_step", step)
+    monkeypatch.setattr(steps, "_count", str(time))
+    monkeypatch.setattr(steps.os, "kill", die)
+    steps._reached.clear()
+
+
+def newest_file(folder: Path, log: str) -> Path:
+    """The file of the newest batch in one of Spark's logs."""
+    return max((path for path in (folder / log).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))

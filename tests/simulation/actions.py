@@ -1,0 +1,166 @@
+"""What can happen to a world, by name. Each action takes the numbers that it needs, so that any numbers are a history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+from simulation.ports import Place
+from simulation.worker import SimulatedWorker
+from simulation.world import LEASE_SECONDS, MOST_SHARDS, MOST_WORKERS, World
+
+from hindcast.control.leases import LeaseKey
+from hindcast.testing import Outcome
+
+
+class Action(NamedTuple):
+    """What happens next: its name, and three numbers that pick a worker, a shard or a fault, and a size."""
+
+    name: str
+    who: int = 0
+    what: int = 0
+    size: int = 0
+
+
+def act(world: World, action: Action) -> None:
+    """Let one thing happen, and look."""
+    _ACTIONS[action.name](world, action)
+    world.look()
+
+
+def _worker(world: World, action: Action) -> SimulatedWorker | None:
+    awake = world.awake()
+    return awake[action.who % len(awake)] if awake else None
+
+
+def _step(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None:
+        world.step(worker, action.what)
+        if action.size % 3:
+            world.run(worker)
+
+
+def _slow_step(world: World, action: Action) -> None:
+    """A step whose answer takes its time, in which others step, or this worker's own queries go on."""
+    if (worker := _worker(world, action)) is None:
+        return
+
+    def meanwhile() -> None:
+        world.pass_time(LEASE_SECONDS * (0.1, 0.3, 0.7, 1.2)[action.size % 4])
+        if action.size % 3 == 0:
+            for other in world.awake():
+                other.step()
+                world.run(other)
+        elif action.size % 3 == 1:
+            for key in list(worker.consumers):
+                worker.begin(key)
+                worker.land(key, Outcome.OK, at_once=True)
+        world.look()
+
+    world.store.slow = {tuple(Place)[action.size // 4 % len(Place)]: meanwhile}
+    world.step(worker, action.what)
+
+
+def _work(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None:
+        world.run(worker)
+
+
+def _begin(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None and worker.consumers:
+        worker.begin(_consumed(worker, action))
+
+
+def _land(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None and worker.consumers:
+        outcome = (Outcome.OK, Outcome.OK, Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST)[action.size % 4]
+        worker.land(_consumed(worker, action), outcome, at_once=action.size // 4 % 3 > 0)
+
+
+def _fail(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None and worker.consumers:
+        worker.fail(_consumed(worker, action))
+
+
+def _consumed(worker: SimulatedWorker, action: Action) -> LeaseKey:
+    return list(worker.consumers)[action.what % len(worker.consumers)]
+
+
+def _pause(world: World, action: Action) -> None:
+    """Nobody runs this worker for 0.4 to 3 leases; what it had in hand it lands on waking."""
+    if (worker := _worker(world, action)) is not None:
+        worker.wakes_at = world.at + LEASE_SECONDS * (0.4, 0.9, 1.3, 3.0)[action.size % 4]
+
+
+def _stick(world: World, action: Action) -> None:
+    """This worker's main thread waits for something for 1 to 4 leases, while it renews."""
+    if (worker := _worker(world, action)) is not None:
+        worker.stuck_until = world.at + LEASE_SECONDS * (1.0, 1.5, 2.5, 4.0)[action.size % 4]
+
+
+def _round(world: World, action: Action) -> None:
+    for number in range(1 + action.size % 4):
+        world.round(first=action.who + number)
+        world.look()
+
+
+def _time(world: World, action: Action) -> None:
+    world.pass_time(LEASE_SECONDS * (0.05, 0.25, 0.5, 0.81, 1.01, 1.5)[action.size % 6])
+
+
+def _jump(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None:
+        worker.clock.wall_offset += timedelta(seconds=(-7200, -60, 11, 3600)[action.size % 4])
+
+
+def _die(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None and len(world.workers) > 1:
+        world.die(worker)
+
+
+def _join(world: World, action: Action) -> None:
+    if len(world.workers) < MOST_WORKERS:
+        world.join()
+
+
+def _leave(world: World, action: Action) -> None:
+    if (worker := _worker(world, action)) is not None and len(world.workers) > 1:
+        worker.leaving = True
+
+
+def _crash(world: World, action: Action) -> None:
+    """The main thread ends with an error: its queries are left to the fence, and its leases are given up."""
+    if (worker := _worker(world, action)) is not None and len(world.workers) > 1:
+        worker.steps, worker.consumers, worker.stuck_until = [], {}, 0.0
+        worker.leaving = worker.draining = True
+        world.run(worker)
+
+
+def _reshard(world: World, action: Action) -> None:
+    world.reshard(1 + action.what % MOST_SHARDS)
+
+
+#: What can happen, and how often in a drawn history.
+_ACTIONS: dict[str, Callable[[World, Action], None]] = {
+    "step": _step,
+    "slow step": _slow_step,
+    "work": _work,
+    "begin": _begin,
+    "land": _land,
+    "fail": _fail,
+    "pause": _pause,
+    "stick": _stick,
+    "round": _round,
+    "time": _time,
+    "jump": _jump,
+    "die": _die,
+    "join": _join,
+    "leave": _leave,
+    "crash": _crash,
+    "reshard": _reshard,
+}
+WEIGHTS: dict[str, int] = {
+    "step": 12, "slow step": 6, "work": 6, "begin": 10, "land": 10, "fail": 2, "pause": 5, "stick": 3, "round": 8,
+    "time": 5, "jump": 1, "die": 2, "join": 2, "leave": 1, "crash": 1, "reshard": 1,
+}  # fmt: skip

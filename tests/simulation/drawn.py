@@ -1,0 +1,92 @@
+"""Histories drawn from a seed, each of which can be repeated alone, and those that are kept because they have found something."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import count, islice
+
+from simulation.actions import WEIGHTS, Action, act
+from simulation.oracles import Breach
+from simulation.world import MOST_SHARDS, MOST_WORKERS, World
+
+_NAMES, _ODDS = list(WEIGHTS), list(WEIGHTS.values())
+#: Numbers of an action are drawn below this: a multiple of what they pick from.
+SPREAD = 120
+
+
+#: (workers, shards, actions) that broke an oracle once and are too rare to wait for, by what they found.
+KEPT: dict[str, tuple[int, int, list[Action]]] = {
+    "a worker has a shard again before its main thread knows that it had lost it": (
+        5,
+        7,
+        [
+            Action("step", 52, 67, 72),
+            Action("pause", 113, 81, 99),
+            Action("die", 40, 89, 39),
+            Action("die", 91, 44, 88),
+            Action("step", 14, 79, 30),
+            Action("join", 112, 76, 64),
+            Action("slow step", 95, 21, 97),
+            Action("step", 92, 32, 98),
+            Action("pause", 30, 102, 92),
+            Action("die", 48, 47, 2),
+            Action("begin", 50, 28, 1),
+            Action("land", 37, 116, 37),
+            Action("pause", 42, 111, 63),
+            Action("round", 21, 111, 51),
+            Action("time", 8, 92, 85),
+            Action("slow step", 101, 101, 87),
+            Action("round", 97, 22, 30),
+            Action("slow step", 98, 72, 47),
+            Action("step", 77, 84, 12),
+            Action("begin", 26, 116, 28),
+        ],
+    )
+}
+
+
+def draw(seed: str, steps: int) -> tuple[int, int, list[Action]]:
+    """(workers, shards, actions) of the history of this seed."""
+    dice = random.Random(seed)
+    workers, shards = dice.randint(2, MOST_WORKERS), dice.randint(1, MOST_SHARDS)
+    names = dice.choices(_NAMES, _ODDS, k=steps)
+    return workers, shards, [Action(name, dice.randrange(SPREAD), dice.randrange(SPREAD), dice.randrange(SPREAD)) for name in names]
+
+
+def play(workers: int, shards: int, actions: list[Action]) -> World:
+    """A world to which these actions have happened and which was healed after them."""
+    world = World(workers, shards)
+    for action in actions:
+        act(world, action)
+    world.heal()
+    return world
+
+
+def shrink(workers: int, shards: int, actions: list[Action], oracle: str) -> list[Action]:
+    """Fewer actions that still break the same oracle: halves, quarters and at last single ones are left out."""
+    size = len(actions) // 2
+    while size:
+        at = 0
+        while at < len(actions):
+            fewer = actions[:at] + actions[at + size :]
+            if any(breach.oracle == oracle for breach in play(workers, shards, fewer).breaches()):
+                actions = fewer
+            else:
+                at += size
+        size //= 2
+    return actions
+
+
+def histories(seed: str, steps: int) -> Iterator[tuple[int, int, list[Action]]]:
+    """The kept ones, then drawn ones without end."""
+    yield from KEPT.values()
+    yield from (draw(f"{seed}/{number}", steps) for number in count())
+
+
+def first_breach(seed: str, most: int, steps: int) -> tuple[int, Breach] | None:
+    """How many histories it takes until an oracle breaks, and which; None where none of them does."""
+    for number, history in enumerate(islice(histories(seed, steps), most), 1):
+        if breaches := play(*history).breaches():
+            return number, breaches[0]
+    return None

@@ -1,0 +1,220 @@
+"""Faults built into the code on purpose. Each is one alteration of the real thing, and each must be caught by an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from simulation.ports import Fence, FencedSink
+from simulation.worker import Consumer, SimulatedWorker
+
+from hindcast.control import balance, keeper, shards, store
+from hindcast.control.keeper import Keeper
+from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
+from hindcast.control.observer import Observer
+from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.errors import CommitConflictError, CommitUnknownError
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def _skip_the_epoch_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FencedSink, "refuses", lambda *_: False)
+
+
+def _trust_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    def unchanged_seconds(self: Observer, lease: Lease) -> float:
+        return (self._clock.now() - lease.updated_at).total_seconds() if lease.updated_at else 0.0
+
+    patch.setattr(Observer, "unchanged_seconds", unchanged_seconds)
+
+
+def _retry_an_unknown_commit_blindly(patch: pytest.MonkeyPatch) -> None:
+    def blind(leases: LeaseStore, decide: Callable[[Snapshot], Iterable[Lease]], **_: Any) -> list[Lease]:
+        decided: list[Lease] = []
+
+        def again(snapshot: Snapshot) -> list[Lease]:
+            return decided or list(decide(snapshot))
+
+        def one(snapshot: Snapshot) -> list[Lease]:
+            changes = again(snapshot)
+            try:
+                if changes:
+                    leases.commit(snapshot, changes)
+            except CommitUnknownError:
+                decided[:] = changes
+                raise
+            return changes
+
+        for _attempt in range(store.ATTEMPTS):
+            try:
+                return one(leases.read())
+            except (CommitConflictError, CommitUnknownError):
+                continue
+        raise CommitConflictError(table="memory")
+
+    patch.setattr(keeper, "swap", blind)
+
+
+def _take_an_unknown_commit_for_written(patch: pytest.MonkeyPatch) -> None:
+    def trusting(leases: LeaseStore, decide: Callable[[Snapshot], Iterable[Lease]], **options: Any) -> list[Lease]:
+        decided: list[Lease] = []
+
+        def remember(snapshot: Snapshot) -> list[Lease]:
+            decided[:] = decide(snapshot)
+            try:
+                if decided:
+                    leases.commit(snapshot, decided)
+            except CommitUnknownError:
+                pass
+            return []
+
+        swap(leases, remember, **options)
+        return decided
+
+    patch.setattr(keeper, "swap", trusting)
+
+
+def _take_before_expiry(patch: pytest.MonkeyPatch) -> None:
+    def expired(self: Observer, lease: Lease) -> bool:
+        return not lease.free and self.unchanged_seconds(lease) >= self._lease_seconds / 2
+
+    patch.setattr(Observer, "expired", expired)
+
+
+def _open_a_child_before_its_parent_ends(patch: pytest.MonkeyPatch) -> None:
+    opened = shards.opened
+
+    def hasty(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
+        ended = {
+            key: lease if lease.state == ShardState.WAIT else lease.evolve(state=ShardState.TERMINATED) for key, lease in leases.items()
+        }
+        return opened(ended)
+
+    patch.setattr(shards, "opened", hasty)
+
+
+def _do_not_seal_on_take_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Consumer, "seal", lambda self, sink: sink.recorded.get(self.key))
+
+
+def _fence_oneself_after_expiry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keeper, "SELF_FENCE", 1.3)
+
+
+def _take_without_raising_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    def given_to(self: Lease, owner: str, **changes: Any) -> Lease:
+        return self.renewed(lease_owner=owner, lease_stealer="", **changes)
+
+    patch.setattr(Lease, "given_to", given_to)
+
+
+def _report_a_checkpoint_after_the_lease_was_lost(patch: pytest.MonkeyPatch) -> None:
+    report = Keeper.report
+
+    def anyway(self: Keeper, key: LeaseKey, *arguments: Any, checkpoint: Mapping[str, Any], **options: Any) -> None:
+        report(self, key, *arguments, checkpoint=dict(checkpoint), **options)
+        if key not in self._held:
+            row = self._store.read().leases[key]
+            self._store.commit(self._store.read(), [row.evolve(checkpoint={**row.checkpoint, **checkpoint})])
+
+    patch.setattr(Keeper, "report", anyway)
+
+
+def _report_under_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
+    report = Keeper.report
+
+    def any_epoch(self: Keeper, key: LeaseKey, epoch: int, **options: Any) -> None:
+        held = self._held.get(key)
+        report(self, key, held.epoch if held else epoch, **options)
+
+    patch.setattr(Keeper, "report", any_epoch)
+
+
+def _never_adopt_what_was_handed_over(patch: pytest.MonkeyPatch) -> None:
+    decide = Keeper._decide
+
+    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+        given = {key for key, row in snapshot.leases.items() if row.lease_owner == self.owner and key not in self._held}
+        return [row for row in decide(self, snapshot) if row.key not in given]
+
+    patch.setattr(Keeper, "_decide", decided)
+
+
+def _never_see_a_dead_workers_slot_as_expired(patch: pytest.MonkeyPatch) -> None:
+    expired = Observer.expired
+    patch.setattr(Observer, "expired", lambda self, lease: lease.status_type is not StatusType.SLOT and expired(self, lease))
+
+
+def _renew_for_ever_what_is_closed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "closed", lambda *_, **__: None)
+
+
+def _let_a_clean_stop_wait_for_expiry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "leave", lambda _: None)
+
+
+def _steal_for_a_difference_of_one(patch: pytest.MonkeyPatch) -> None:
+    def greedy(leases: list[Lease], me: str, live: set[str], observer: Observer) -> list[Lease]:
+        load = balance.loads(leases, live, observer)
+        richest = max(sorted(load), key=lambda owner: load[owner])
+        theirs = [lease for lease in leases if lease.lease_owner == richest and not lease.lease_stealer]
+        return theirs[:1] if load[richest] > load[me] else []
+
+    patch.setattr(balance, "to_steal", greedy)
+
+
+def _number_batches_from_zero_after_a_take_over(patch: pytest.MonkeyPatch) -> None:
+    seal = Consumer.seal
+
+    def restarted(self: Consumer, sink: FencedSink) -> Fence:
+        seal(self, sink)
+        sink.recorded[self.key] = Fence(self.epoch, 0)
+        return Fence(self.epoch, 0)
+
+    patch.setattr(Consumer, "seal", restarted)
+
+
+def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
+    begin = SimulatedWorker.begin
+
+    def early(self: SimulatedWorker, key: LeaseKey) -> None:
+        begin(self, key)
+        if (consumer := self.consumers.get(key)) is not None and consumer.in_hand is not None:
+            consumer.unreported = consumer.in_hand.batch
+            self.report(consumer)
+
+    patch.setattr(SimulatedWorker, "begin", early)
+
+
+#: The mutants by what they do wrong. The last ones are faults that other lease libraries have had.
+MUTANTS: dict[str, Mutate] = {
+    "skip the epoch check in the sink": _skip_the_epoch_check,
+    "trust the wall clock for expiry": _trust_the_wall_clock,
+    "retry an unknown commit blindly": _retry_an_unknown_commit_blindly,
+    "take an unknown commit for written": _take_an_unknown_commit_for_written,
+    "take before expiry": _take_before_expiry,
+    "open a child before its parent ends": _open_a_child_before_its_parent_ends,
+    "no seal on take-over": _do_not_seal_on_take_over,
+    "self-fence later than expiry": _fence_oneself_after_expiry,
+    "take without raising the epoch": _take_without_raising_the_epoch,
+    "checkpoint reported after the lease was lost": _report_a_checkpoint_after_the_lease_was_lost,
+    "checkpoint reported under a later epoch": _report_under_a_later_epoch,
+    "checkpoint reported before the sink has it": _report_before_the_sink_has_it,
+    "a lease that was handed over is never adopted": _never_adopt_what_was_handed_over,
+    "a dead worker keeps its slot for ever": _never_see_a_dead_workers_slot_as_expired,
+    "heartbeat kept for a closed lease": _renew_for_ever_what_is_closed,
+    "a clean stop waits out the lease": _let_a_clean_stop_wait_for_expiry,
+    "steal for a difference of one": _steal_for_a_difference_of_one,
+    "batches restart at zero after a take-over": _number_batches_from_zero_after_a_take_over,
+}
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """The code with this mutant in it, for as long as the context lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        MUTANTS[name](patch)
+        yield

@@ -1,0 +1,257 @@
+"""A world of workers that share one lease store and one sink, and the faults that befall them. Everything goes into its history."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from datetime import timedelta
+
+from simulation.history import Event, History, Kind, Op
+from simulation.oracles import Breach, check
+from simulation.ports import BATCH, FAULTS, FaultyStore, Fence, FencedSink
+from simulation.worker import SimulatedWorker, wanted
+
+from hindcast.control import shards
+from hindcast.control.desired import DesiredState, desired_key
+from hindcast.control.keeper import RENEWALS, Keeper
+from hindcast.control.leases import TAKEABLE, Lease, LeaseKey, ShardState, StatusType
+from hindcast.errors import HindcastError
+from hindcast.testing import FakeClock, Outcome
+
+LEASE_SECONDS = 10.0
+PERIOD = LEASE_SECONDS / RENEWALS
+#: I6: a lease and 30 s after the faults end, all is well again.
+HEALING_SECONDS = LEASE_SECONDS + 30.0
+#: Rounds without a hand-over after which the shards count as settled: an ask, a close and a transfer take three.
+QUIET_ROUNDS = 4
+MOST_WORKERS, MOST_SHARDS, MOST_GENERATIONS = 5, 8, 3
+PARTITIONS = MOST_SHARDS
+FLEET, PIPELINE = "f", "p"
+#: Hosts have started at different times, and their clocks run up to 3 % fast or slow.
+BOOTED = (0.0, 1e6, 37.0, 5e4, 1e3)
+RATES = (1.0, 1.03, 0.97, 1.01, 0.99)
+WALLS = (0, 3600, -3600, 7, -40)
+
+
+def _is_shard(lease: Lease) -> bool:
+    return lease.status_type is StatusType.SHARD
+
+
+class World:
+    """Acts on one action after another; the same actions always give the same history."""
+
+    def __init__(self, workers: int = 2, shards_: int = 1, *, steady: bool = False) -> None:
+        """:param steady: all clocks run alike, for searches that compare states"""
+        self.at = 0.0
+        self.history: History = []
+        self.steady = steady
+        self.store = FaultyStore(self._lease_landed)
+        self.sink = FencedSink(self._sink_landed)
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.born = 0
+        self.generations = 1
+        self._doubts: set[LeaseKey] = set()
+        row = Lease(
+            stream_id=PIPELINE,
+            status_type=StatusType.PIPELINE,
+            status_value=desired_key(PIPELINE).status_value,
+            state=DesiredState.RUNNING,
+            detail={"version": 1, "shards": shards_, "workers": workers},
+        )
+        self.store.commit(self.store.read(), [row])
+        self.keys = [lease.key for lease in shards.create(self.store, PIPELINE, 1, shards_, dict.fromkeys(range(PARTITIONS), 0))]
+        for _ in range(workers):
+            self.join()
+
+    # -- what is written down ------------------------------------------------------------------------------------------------
+
+    def record(self, event: Event) -> None:
+        self.history.append(event._replace(at=self.at))
+
+    def _lease_landed(self, row: Lease) -> None:
+        detail = (row.lease_owner, row.state, *(str(LeaseKey(row.stream_id, StatusType.SHARD, name)) for name in row.parent_shard_ids))
+        self.record(Event(0.0, "", Op.LEASE, Kind.TRUTH, str(row.key), row.epoch, row.checkpoint.get(BATCH, 0), detail))
+
+    def _sink_landed(self, key: LeaseKey, fence: Fence, seal: bool) -> None:
+        self.record(Event(0.0, "", Op.SEAL if seal else Op.BATCH, Kind.TRUTH, str(key), fence.epoch, fence.batch))
+
+    def look(self) -> None:
+        """Note each shard that two workers hold at once, each by its own clock."""
+        holders: dict[LeaseKey, str] = {}
+        for name, worker in self.workers.items():
+            now = worker.clock.monotonic()
+            for key, held in worker.keeper._held.items():
+                if now >= held.valid_until or not worker.keeper.holds(key, held.epoch):
+                    continue
+                if key in holders and key not in self._doubts and key.status_type == StatusType.SHARD:
+                    self._doubts.add(key)
+                    self.record(Event(0.0, "", Op.DOUBT, Kind.TRUTH, str(key), held.epoch, 0, (holders[key], name)))
+                holders[key] = name
+
+    def breaches(self) -> list[Breach]:
+        return check(self.history)
+
+    def copied(self) -> World:
+        """The same world, apart from now on."""
+        twin = copy.copy(self)
+        twin.history, twin._doubts, twin.keys = list(self.history), set(self._doubts), list(self.keys)
+        twin.store, twin.sink = self.store.copied(twin._lease_landed), self.sink.copied(twin._sink_landed)
+        twin.workers = {name: worker.copied(twin.store, twin.sink, twin.record) for name, worker in self.workers.items()}
+        return twin
+
+    # -- time and processes -------------------------------------------------------------------------------------------------------------
+
+    def awake(self) -> list[SimulatedWorker]:
+        return [worker for worker in self.workers.values() if worker.wakes_at <= self.at and not worker.busy]
+
+    def pass_time(self, seconds: float) -> None:
+        self.at += seconds
+        for worker in self.workers.values():
+            worker.clock.advance(seconds * worker.rate)
+
+    def join(self) -> None:
+        """Another process; it looks for a slot once and gives up where there is none yet."""
+        number, self.born = self.born, self.born + 1
+        clock = FakeClock()
+        clock.advance(0.0 if self.steady else BOOTED[number % len(BOOTED)] + self.at)
+        clock.wall_offset = timedelta(seconds=WALLS[number % len(WALLS)])
+        name = f"w{number}"
+        keeper = Keeper(
+            self.store,
+            clock,
+            owner=name,
+            fleet=FLEET,
+            slots=2 if self.steady else MOST_WORKERS,
+            lease_seconds=LEASE_SECONDS,
+            wanted=wanted,
+            sleep=lambda _: None,
+        )
+        rate = 1.0 if self.steady else RATES[number % len(RATES)]
+        worker = SimulatedWorker(name, clock, rate, keeper, self.sink, self.record)
+        self.record(Event(0.0, name, Op.JOIN, Kind.INVOKE))
+        self.workers[name] = worker
+        try:
+            found = keeper.acquire_slot(self._wait)
+        except HindcastError:
+            found = False
+        self.record(Event(0.0, name, Op.JOIN, Kind.OK if found else Kind.FAIL))
+        if not found:
+            del self.workers[name]
+
+    def _wait(self, seconds: float) -> None:
+        """While a newcomer waits for a slot the others go on."""
+        self.pass_time(seconds)
+        for worker in self.awake():
+            if worker.keeper.slot is not None:
+                worker.step()
+                self.run(worker)
+
+    def die(self, worker: SimulatedWorker) -> None:
+        self.record(Event(0.0, worker.name, Op.DIE, Kind.TRUTH))
+        del self.workers[worker.name]
+
+    def run(self, worker: SimulatedWorker) -> None:
+        """The main thread comes round, unless it is stuck; a worker that has ended is gone."""
+        if worker.stuck_until > self.at:
+            return
+        worker.work()
+        if worker.ended and worker.name in self.workers:
+            left = [str(row.key) for row in self.store.rows.values() if row.lease_owner == worker.name]
+            ok = self.history[-1].kind is Kind.OK
+            self.record(Event(0.0, worker.name, Op.LEAVE, Kind.FAIL if ok and left else Kind.TRUTH, detail=tuple(left)))
+            del self.workers[worker.name]
+
+    def step(self, worker: SimulatedWorker, fault: int = 0) -> None:
+        self.store.plan = list(FAULTS[fault % len(FAULTS)])
+        worker.busy = True
+        worker.step()
+        worker.busy = False
+        self.store.plan, self.store.slow = [], {}
+
+    def round(self, seconds: float = PERIOD, first: int = 0) -> None:
+        """A period in which everybody who is awake lands what is in hand, renews, works, and begins a batch of each shard."""
+        names = [worker.name for worker in self.awake()]
+        first %= max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            self.pass_time(seconds / len(names))
+            worker = self.workers.get(name)
+            if worker is None:
+                continue
+            for key in list(worker.consumers):
+                worker.land(key, Outcome.OK, at_once=True)
+            self.step(worker)
+            self.run(worker)
+            for key in list(worker.consumers):
+                worker.begin(key)
+        if not names:
+            self.pass_time(seconds)
+
+    # -- generations ---------------------------------------------------------------------------------------------------------
+
+    def reshard(self, count: int) -> None:
+        """An operator wants another number of shards: a new generation, which waits for the newest one to end."""
+        if self.generations < MOST_GENERATIONS:
+            added = shards.reshard(self.store, PIPELINE, 1, count, dict.fromkeys(range(PARTITIONS), 0))
+            self.keys += [lease.key for lease in added]
+            self.generations += bool(added)
+
+    def _sink_batch(self, key: LeaseKey) -> int:
+        recorded = self.sink.recorded.get(key)
+        return recorded.batch if recorded else 0
+
+    # -- healing -------------------------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """The faults end. Within the bound everything is owned and moves, and then nothing is handed over any more."""
+        self.record(Event(0.0, "", Op.HEAL, Kind.TRUTH))
+        self.store.plan, self.store.slow = [], {}
+        for worker in self.workers.values():
+            worker.wakes_at, worker.stuck_until, worker.busy = 0.0, 0.0, False
+        if not self.workers:
+            self.join()
+        before, deadline = {key: self._sink_batch(key) for key in self.keys}, self.at + HEALING_SECONDS
+        unwell = self._unwell(before)
+        while unwell and self.at < deadline and self.workers:
+            self.round()
+            self.look()
+            if not self.workers:
+                self.join()
+            unwell = self._unwell(before)
+        self.record(Event(0.0, "", Op.HEALED, Kind.FAIL if unwell else Kind.OK, detail=tuple(unwell)))
+        if unwell:
+            return
+        self._settle()
+
+    def _settle(self) -> None:
+        """Play on until nothing was handed over for some rounds and the loads differ by one at most."""
+        deadline, quiet, moved = self.at + HEALING_SECONDS, 0, {}
+        epochs = {key: row.epoch for key, row in self.store.rows.items()}
+        while (quiet < QUIET_ROUNDS or self._uneven()) and self.at < deadline:
+            self.round()
+            before, epochs = epochs, {key: row.epoch for key, row in self.store.rows.items()}
+            moved = {key for key, epoch in epochs.items() if epoch != before.get(key)}
+            quiet = 0 if moved else quiet + 1
+        wrong = [] if quiet >= QUIET_ROUNDS else [f"{key} was handed over" for key in moved]
+        wrong += [f"the loads are {load}"] if (load := self._uneven()) else []
+        self.record(Event(0.0, "", Op.SETTLED, Kind.FAIL if wrong else Kind.OK, detail=tuple(wrong)))
+
+    def _uneven(self) -> dict[str, int]:
+        """What each worker has, where one has two leases more than another."""
+        load = Counter(dict.fromkeys(self.workers, 0))
+        load.update(row.lease_owner for row in self.store.rows.values() if _is_shard(row) and row.state in TAKEABLE)
+        return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
+
+    def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
+        """The shards that are not consumed, and why."""
+        found = []
+        superseded = shards.superseded(self.store.rows.values())
+        for key, row in self.store.rows.items():
+            if not _is_shard(row) or row.state == ShardState.TERMINATED:
+                continue
+            if key in superseded:
+                found.append(f"{key} does not end")
+            elif row.lease_owner not in self.workers:
+                found.append(f"{key} is {row.state} and owned by {row.lease_owner or 'nobody'}")
+            elif self._sink_batch(key) <= before.get(key, 0):
+                found.append(f"{key} does not move")
+        return found

@@ -1,0 +1,169 @@
+"""A new generation of shards: who follows whom, where each begins, and that no key is ever in two of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hindcast.control import shards
+from hindcast.control.desired import DesiredState
+from hindcast.control.keeper import Keeper
+from hindcast.control.leases import Lease, ShardState, StatusType
+from hindcast.testing import FakeClock, MemoryStore
+
+
+def generation(store: MemoryStore, number: int) -> list[Lease]:
+    found = shards.of_version(store.read().leases.values(), "p", 1)
+    return [lease for lease in found if shards.shard_generation(lease.status_value) == number]
+
+
+def end(store: MemoryStore, lease: Lease, *, watermark_ms: int = 0, **offsets: int) -> None:
+    """End a shard at these offsets, given as ``p0=5``; at its start where none is given."""
+    checkpoint = {**lease.checkpoint, "watermark_ms": watermark_ms}
+    if offsets:
+        checkpoint["end_offsets"] = {name.removeprefix("p"): offset for name, offset in offsets.items()}
+    store.commit(store.read(), [lease.evolve(state=ShardState.TERMINATED, checkpoint=checkpoint)])
+
+
+def open_ready(store: MemoryStore) -> list[Lease]:
+    snapshot = store.read()
+    found = shards.opened(snapshot.leases)
+    store.commit(snapshot, found)
+    return found
+
+
+def test_children_wait_for_every_parent_and_begin_where_those_ended() -> None:
+    """Two shards become three: each child opens once its own parents are done, at their offsets and with their watermarks."""
+    store = MemoryStore()
+    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0, 3: 0})
+    children = shards.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
+    assert [(child.state, child.detail["partitions"], child.parent_shard_ids) for child in children] == [
+        ("WAIT", [0, 3], ["v1.g0.s0", "v1.g0.s1"]),
+        ("WAIT", [1], ["v1.g0.s1"]),
+        ("WAIT", [2], ["v1.g0.s0"]),
+    ]
+    assert shards.superseded(store.read().leases.values()) == {first.key, second.key}
+    assert open_ready(store) == []
+    end(store, first, watermark_ms=7000, p0=10, p2=12)
+    assert [(child.status_value, child.checkpoint) for child in open_ready(store)] == [
+        ("v1.g1.s2", {"start_offsets": {"2": 12}, "floors": {"2": 7000}})
+    ]
+    end(store, second, watermark_ms=9000, p1=11, p3=13)
+    assert [child.checkpoint for child in open_ready(store)] == [
+        {"start_offsets": {"0": 10, "3": 13}, "floors": {"0": 7000, "3": 9000}},
+        {"start_offsets": {"1": 11}, "floors": {"1": 9000}},
+    ]
+
+
+def test_resharding_is_written_once() -> None:
+    """The same number again, or a number asked for while a generation still waits, writes nothing."""
+    store = MemoryStore()
+    shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    assert shards.reshard(store, "p", 1, 2, {0: 0, 1: 0}) == []
+    assert len(shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})) == 1
+    assert shards.reshard(store, "p", 1, 2, {0: 0, 1: 0}) == []
+
+
+def test_a_generation_that_never_ran_hands_its_beginning_on() -> None:
+    """Where a shard ends before its first batch, its child begins where it would have begun, with its floors."""
+    store = MemoryStore()
+    (root,) = shards.create(store, "p", 1, 1, {0: 3, 1: 4})
+    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    end(store, root, watermark_ms=500, p0=8, p1=9)
+    for child in open_ready(store):
+        end(store, child)
+    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})
+    (last,) = open_ready(store)
+    assert last.checkpoint == {"start_offsets": {"0": 8, "1": 9}, "floors": {"0": 500, "1": 500}}
+
+
+def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:
+    """A partition that was added begins at its first offset; windows that its keys' old shard had emitted are final in it."""
+    store = MemoryStore()
+    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0, 2: 5, 3: 6})
+    end(store, first, watermark_ms=100, p0=10)
+    end(store, second, watermark_ms=200, p1=11)
+    assert [child.checkpoint for child in open_ready(store)] == [
+        {"start_offsets": {"0": 10, "2": 5}, "floors": {"0": 100, "2": 100}},
+        {"start_offsets": {"1": 11, "3": 6}, "floors": {"1": 200, "3": 200}},
+    ]
+
+
+@given(st.lists(st.integers(1, 24), min_size=2, max_size=4).map(sorted), st.lists(st.integers(1, 8), min_size=4, max_size=4), st.data())
+def test_a_key_is_in_one_shard_however_the_topic_grew(counts: list[int], numbers: list[int], data: st.DataObject) -> None:
+    """Each partition that ever held a key, at any size of the topic, is in the same shard of the newest generation."""
+    store = MemoryStore()
+    shards.create(store, "p", 1, numbers[0], dict.fromkeys(range(counts[0]), 0))
+    for count, number in zip(counts[1:], numbers[1:], strict=False):
+        shards.reshard(store, "p", 1, number, dict.fromkeys(range(count), 0))
+        for lease in store.read().leases.values():
+            if lease.state not in {ShardState.WAIT, ShardState.TERMINATED}:
+                end(store, lease)
+        open_ready(store)
+    newest = shards.newest_generation(shards.of_version(store.read().leases.values(), "p", 1))
+    assert sorted(partition for lease in newest for partition in lease.detail["partitions"]) == list(range(counts[-1]))
+    digest = data.draw(st.integers(0, 2**31))
+    homes = {lease.status_value for lease in newest for count in counts if digest % count in lease.detail["partitions"]}
+    assert len(homes) == 1
+
+
+def wanted_row(count: int) -> Lease:
+    return Lease(
+        stream_id="p",
+        status_type=StatusType.PIPELINE,
+        status_value="active",
+        state=DesiredState.RUNNING,
+        detail={"version": 1, "shards": count, "workers": 2},
+    )
+
+
+def test_what_is_wanted_says_which_pipelines_to_reshard() -> None:
+    """A pipeline is due while its newest generation has another number of shards than wanted, as far as its partitions allow it."""
+    store = MemoryStore()
+    shards.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0})
+    for count, due in ((2, []), (3, [("p", 1, 3)]), (7, [("p", 1, 7)])):
+        store.commit(store.read(), [wanted_row(count)])
+        assert shards.to_reshard(store.read().leases.values()) == due
+    shards.reshard(store, "p", 1, 7, {0: 0, 1: 0, 2: 0})
+    for lease in generation(store, 0):
+        end(store, lease)
+    open_ready(store)
+    assert shards.to_reshard(store.read().leases.values()) == [], "three partitions cannot fill seven shards"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
+    """The old generation is closed and ended, the new one opened and shared out; a worker that dies on the way changes nothing."""
+    clock, store = FakeClock(), MemoryStore()
+    shards.create(store, "p", 1, 2, dict.fromkeys(range(4), 0))
+
+    def wanted(lease: Lease, _: object) -> bool:
+        return lease.state not in {ShardState.WAIT, ShardState.TERMINATED}
+
+    keepers = [
+        Keeper(store, clock, owner=f"w{index}", fleet="f", slots=3, lease_seconds=8, wanted=wanted, sleep=lambda _: None)
+        for index in range(3)
+    ]
+    keepers = keepers[:2] if not dies else keepers
+    for keeper in keepers:
+        assert keeper.acquire_slot(clock.advance)
+
+    def round_(live: list[Keeper]) -> None:
+        for keeper in live:
+            for key in keeper.step().close:
+                keeper.closed(key, ended=key in shards.superseded(store.read().leases.values()))
+        clock.advance(2)
+
+    for _ in range(4):
+        round_(keepers)
+    shards.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
+    for _ in range(12):
+        round_(keepers[1:] if dies else keepers)
+    assert {lease.state for lease in generation(store, 0)} == {"TERMINATED"}
+    owners = [lease.lease_owner for lease in generation(store, 1)]
+    assert len(owners) == 3
+    assert {state.state for state in generation(store, 1)} == {"OPEN"}
+    assert set(owners) <= {keeper.owner for keeper in (keepers[1:] if dies else keepers)}
+    assert len(set(owners)) == 2

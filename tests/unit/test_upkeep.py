@@ -1,0 +1,206 @@
+"""Tables keep themselves small, and nobody who uses them meanwhile loses anything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from hindcast.control import schema, upkeep
+from hindcast.control.lease_table import BELIEVED_SECONDS, LeaseTable
+from hindcast.control.leases import Lease, StatusType
+from hindcast.control.schema import ControlTable
+from hindcast.control.store import Snapshot, swap
+from hindcast.control.tables import ControlTables
+from hindcast.errors import CommitConflictError, CommitUnknownError
+from hindcast.settings import Settings
+from hindcast.testing import FakeClock
+
+
+def shard(number: int = 0) -> Lease:
+    return Lease(stream_id="trades", status_type=StatusType.SHARD, status_value=f"v1.g0.s{number}", updated_at=datetime.now(UTC))
+
+
+def renew(snapshot: Snapshot) -> list[Lease]:
+    return [lease.renewed() for lease in snapshot.leases.values()]
+
+
+def folder(settings: Settings, name: ControlTable = ControlTable.LEASES) -> Path:
+    return Path(settings.table("control", name))
+
+
+def data_files(settings: Settings, name: ControlTable = ControlTable.LEASES) -> set[str]:
+    return {path.name for path in folder(settings, name).glob("*.parquet")}
+
+
+@pytest.fixture
+def store(settings: Settings) -> LeaseTable:
+    """A leases table of one shard."""
+    table = LeaseTable(settings)
+    swap(table, lambda _: [shard()])
+    return table
+
+
+@pytest.fixture
+def short_retention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases tables that are made now forget what is a second old."""
+    monkeypatch.setattr(schema, "LEASES_RETENTION_SECONDS", 1)
+
+
+def test_renewals_alone_keep_the_table_small(short_retention: None, store: LeaseTable, settings: Settings) -> None:
+    """After many renewals and a pause, the next renewals leave few files and a short log, and no maintenance was asked for."""
+    for _ in range(2 * upkeep.DELETE_EVERY):
+        swap(store, renew)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
+    for _ in range(upkeep.DELETE_EVERY):
+        swap(store, renew)
+        store.upkeep.wait()  # as in life, where the next renewal is far away
+    every = upkeep.DELETE_EVERY
+    assert len(data_files(settings)) <= every + 1
+    assert len(list((folder(settings) / "_delta_log").glob("*.json"))) <= 2 * every
+    assert LeaseTable(settings).leases()[0].lease_counter == 3 * every
+
+
+def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upkeep that takes for ever holds up no renewal, and is not begun a second time meanwhile."""
+    begun, go_on = [], threading.Event()
+
+    def slow(*_: object) -> int:
+        begun.append(1)
+        go_on.wait(30)
+        return 0
+
+    monkeypatch.setattr(upkeep, "tidy_leases", slow)
+    monkeypatch.setattr(upkeep, "CHECKPOINT_EVERY", 2)
+    store = LeaseTable(settings)
+    swap(store, lambda _: [shard()])
+    for _ in range(10):
+        swap(store, renew)
+    assert store.read().leases[shard().key].lease_counter == 10
+    go_on.set()
+    store.upkeep.wait()
+    assert len(begun) == 1
+
+
+def test_two_that_tidy_at_once_lose_no_renewal(short_retention: None, store: LeaseTable, settings: Settings) -> None:
+    """While two workers tidy over and over, every renewal of a third is there, and the table opens."""
+    ended = threading.Event()
+    failed: list[str] = []
+
+    def tidy() -> None:
+        mine = LeaseTable(settings)
+        while not ended.is_set():
+            skipped = mine.upkeep.run()["skipped"]
+            failed.extend([skipped] if skipped and "a writer was faster" not in skipped else [])
+
+    threads = [threading.Thread(target=tidy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    renewed, until = 0, time.monotonic() + 2.5
+    while time.monotonic() < until:
+        swap(store, renew)
+        renewed += 1
+        time.sleep(0.01)  # the pause between renewals, in which the others get a turn
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert LeaseTable(settings).leases()[0].lease_counter == renewed
+    assert failed == []
+
+
+def test_a_reader_in_the_middle_keeps_its_file(store: LeaseTable, settings: Settings) -> None:
+    """The files of a version that was the newest a moment ago outlast the upkeep."""
+    reader = DeltaTable(str(folder(settings)))
+    for _ in range(5):
+        swap(store, renew)
+    assert store.upkeep.run()["skipped"] == ""
+    assert [row["lease_counter"] for row in reader.to_pyarrow_table().to_pylist()] == [0]
+
+
+def test_files_of_a_commit_under_way_are_safe(short_retention: None, store: LeaseTable, settings: Settings) -> None:
+    """A vacuum that was decided before a renewal landed is refused, and deletes nothing."""
+    old = DeltaTable(str(folder(settings)))
+    swap(store, renew)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
+    before = data_files(settings)
+    (folder(settings) / "part-never-committed.parquet").write_bytes(b"x")
+    with pytest.raises(CommitFailedError):
+        old.vacuum(retention_hours=0, dry_run=False, full=True, enforce_retention_duration=False)
+    assert before <= data_files(settings)
+    assert LeaseTable(settings).leases()[0].lease_counter == 1
+
+
+def test_a_renewal_decided_before_a_vacuum_is_refused(short_retention: None, store: LeaseTable, settings: Settings) -> None:
+    """Once the upkeep has begun to delete, no commit lands whose files it may have taken for orphans; it is decided again."""
+    swap(store, renew)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
+    snapshot = store.read()
+    assert LeaseTable(settings).upkeep.run()["files_deleted"] == 1
+    with pytest.raises(CommitConflictError):
+        store.commit(snapshot, renew(snapshot))
+    swap(store, renew)
+    assert LeaseTable(settings).leases()[0].lease_counter == 2
+
+
+def test_a_sleeper_finds_the_newest_leases(short_retention: None, store: LeaseTable, settings: Settings) -> None:
+    """A worker that slept until the log after its version was deleted cannot write into the gap, and reads what is true now."""
+    sleeper = LeaseTable(settings)
+    snapshot = sleeper.read()
+    for _ in range(5):
+        swap(store, renew)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
+    upkeep.tidy_leases(lambda: DeltaTable(str(folder(settings))), store.read().token)
+    store.upkeep.run()
+    assert not (folder(settings) / "_delta_log" / f"{snapshot.token + 1:020d}.json").exists()
+    with pytest.raises((CommitConflictError, CommitUnknownError)):
+        sleeper.commit(snapshot, renew(snapshot))
+    assert sleeper.read().leases[shard().key].lease_counter == 5
+
+
+def test_a_commit_that_lands_late_is_not_believed(store: LeaseTable, settings: Settings) -> None:
+    """A process that was stopped between its read and its commit for longer than logs are sure to be kept must read again."""
+    clock = FakeClock()
+    late = LeaseTable(settings, clock)
+    snapshot = late.read()
+    clock.advance(BELIEVED_SECONDS + 1)
+    with pytest.raises(CommitUnknownError, match="after it was decided"):
+        late.commit(snapshot, renew(snapshot))
+    assert late.read().leases[shard().key].lease_counter == 1
+
+
+def test_appended_rows_are_joined_into_few_files(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is appended to row by row compacts itself, and each row is there once."""
+    monkeypatch.setattr(upkeep, "EVERY_APPENDS", 10)
+    tables = ControlTables(settings)
+    for number in range(25):
+        tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])
+        tables.upkeep[ControlTable.EVENTS].wait()
+    assert len(tables.open(ControlTable.EVENTS).file_uris()) < 12
+    assert Counter(row["event_id"] for row in tables.rows(ControlTable.EVENTS)) == Counter(str(number) for number in range(25))
+
+
+def test_appends_and_compaction_at_once_lose_nothing(settings: Settings) -> None:
+    """Two that compact over and over beside a writer neither lose nor double a row."""
+    ended = threading.Event()
+
+    def tidy() -> None:
+        while not ended.is_set():
+            ControlTables(settings).upkeep[ControlTable.EVENTS].run()
+
+    tables = ControlTables(settings)
+    tables.open(ControlTable.EVENTS)
+    threads = [threading.Thread(target=tidy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(40):
+        tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert Counter(row["event_id"] for row in tables.rows(ControlTable.EVENTS)) == Counter(str(number) for number in range(40))
