@@ -181,3 +181,16 @@ def test_a_torn_log_is_an_error_that_names_the_table(settings: Settings) -> None
     newest.write_text(newest.read_text()[:40])
     with pytest.raises(StoreUnavailableError, match="leases"):
         LeaseTable(settings).read()
+
+
+@pytest.mark.parametrize("which", [-1, -2])
+def test_an_empty_commit_in_the_log_is_refused(settings: Settings, which: int) -> None:
+    """What delta-rs would take for a commit that did nothing is reported by its name, whether it is the newest or not."""
+    store = LeaseTable(settings)
+    for owner in "abc":
+        store.commit(store.read(), [lease(lease_owner=owner)])
+    log = Path(settings.table("control", "leases")) / "_delta_log"
+    broken = sorted(log.glob("*.json"))[which]
+    broken.write_text("")
+    with pytest.raises(StoreUnavailableError, match=broken.name):
+        LeaseTable(settings).read()
