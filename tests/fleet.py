@@ -9,9 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -178,10 +179,18 @@ class Stream:
         self.sent += records
 
     def more(self, count: int = 300) -> list[Record]:
-        """The next records of the stream's own feed: ten tickers, 5 % late, 1 % poison."""
+        """The next records of the stream's own feed (ten tickers, 5 % late, 1 % poison), at the offsets after what was sent."""
         if not self._feed:
             self._feed = trades(self.seed, count=20_000, partitions=self.partitions)
-        return self._feed[len(self.sent) : len(self.sent) + count]
+        taken, self._feed = self._feed[:count], self._feed[count:]
+        offsets: Counter[int] = Counter()
+        for record in self.sent:
+            offsets[record.partition] = max(offsets[record.partition], record.offset + 1)
+        placed = []
+        for record in taken:
+            placed.append(replace(record, offset=offsets[record.partition]))
+            offsets[record.partition] += 1
+        return placed
 
     def send_more(self, count: int = 300) -> None:
         self.send(self.more(count))

@@ -26,6 +26,8 @@ from hindcast.control import lease_table
 from hindcast.settings import project_root
 
 FAULTS = "FAULTS"
+#: Begins the line of each failure in the worker's log.
+BROKEN = "The test broke the store:"
 
 
 @dataclass
@@ -52,7 +54,8 @@ class Failing:
     def _perhaps(self, share: float, truth: str) -> None:
         if self.times > 0 and self.rng.random() < share:
             self.times -= 1
-            raise DeltaError(f"the test broke the store here, and {truth}")
+            print(f"{BROKEN} {truth}", flush=True)  # noqa: T201 - for the test to find in the log
+            raise DeltaError(f"{BROKEN} {truth}")
 
 
 def arm(faults: dict[str, Any]) -> None:

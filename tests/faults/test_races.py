@@ -18,6 +18,7 @@ from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.control.store import Snapshot, swap
 from hindcast.errors import StoreUnavailableError
+from hindcast.leave import leave
 from hindcast.settings import Settings
 from hindcast.stream.fenced_table import Fence, FencedTable
 from hindcast.stream.files import _write_file
@@ -48,16 +49,18 @@ def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) 
     store = AtOnce(settings, barrier)
     keeper = Keeper(store, SystemClock(), owner=name, fleet="f", slots=8, lease_seconds=LEASE_SECONDS, wanted=lambda *_: True)
     assert keeper.acquire_slot(lambda _: None)
-    started.wait(timeout=30.0)
-    deadline = SystemClock().monotonic() + 20.0
-    while SystemClock().monotonic() < deadline:
-        gained = [lease for lease in keeper.step().gained if lease.status_type is StatusType.SHARD]
-        if gained:
-            won.put((name, gained[0].epoch))
+    started.wait(timeout=60.0)
+    row = None
+    deadline = SystemClock().monotonic() + 60.0
+    while row is None or row.lease_owner == "dead":
+        assert SystemClock().monotonic() < deadline, "the dead owner's lease was never taken"
+        for lease in keeper.step().gained:
+            if lease.status_type is StatusType.SHARD:
+                won.put((name, lease.epoch))
         row = next(lease for lease in store.leases() if lease.status_type is StatusType.SHARD)
-        if row.lease_owner != "dead":
-            return
-    raise AssertionError("the dead owner's lease was never taken")
+    won.close()
+    won.join_thread()
+    leave(0)
 
 
 @pytest.mark.row("F7")
@@ -75,10 +78,13 @@ def test_many_steal_one_lease_at_once(settings_factory: Callable[..., Settings],
     for process in processes:
         process.join(timeout=90)
     assert [process.exitcode for process in processes] == [0] * thieves
-    winner, epoch = won.get(timeout=5)
-    assert won.empty(), "one wins"
+    wins = [won.get(timeout=5)]
+    while not won.empty():
+        wins.append(won.get())
+    # On a busy machine the winner's own short lease may expire, too: then the next epoch has its one winner.
+    assert sorted(epoch for _, epoch in wins) == list(range(8, 8 + len(wins))), f"each epoch has one winner: {wins}"
     (row,) = [lease for lease in store.leases() if lease.status_type is StatusType.SHARD]
-    assert (row.lease_owner, row.epoch, epoch) == (winner, 8, 8)
+    assert (row.lease_owner, row.epoch) == max(wins, key=lambda win: win[1])
     record_property("oracles", "I3")
 
 
@@ -95,6 +101,7 @@ def _append(url: str, writer: int, commits: int) -> None:
             except StoreUnavailableError:
                 continue  # the others were faster forty times: a worker gives the shard back here, and tries again
         last = fence
+    leave(0)
 
 
 @pytest.mark.row("F30")

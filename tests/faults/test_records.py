@@ -91,9 +91,7 @@ def test_a_record_of_ten_megabytes_is_read_like_any_other(
     admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, stream.topic, {"max.message.bytes": str(2 * TEN_MEGABYTES)})])
     admin.close()
     value = b"x" * TEN_MEGABYTES
-    producer = KafkaProducer(
-        bootstrap_servers=broker.bootstrap_servers, acks="all", max_request_size=2 * TEN_MEGABYTES, buffer_memory=4 * TEN_MEGABYTES
-    )
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all", max_request_size=2 * TEN_MEGABYTES)
     offset = producer.send(stream.topic, value, key=b"T0", partition=0).get(timeout=60).offset
     producer.close()
     huge = Partitions(stream).place(Record(0, 0, "T0", None, poison=value))

@@ -118,6 +118,21 @@ def test_a_sink_that_lost_batches_is_refused(shard: Shard) -> None:
         shard.own().start()
 
 
+def test_a_sink_that_gets_its_lost_commit_back_goes_on(shard: Shard) -> None:
+    """The refusal writes nothing on top of the damage, so restoring the file is all that is needed (F11)."""
+    first, second = parts()
+    shard.serve(first)
+    newest = max((Path(shard.settings.table("sinks", "stock_stats")) / "_delta_log").glob("*.json"))
+    text = newest.read_text()
+    newest.unlink()
+    with pytest.raises(OffsetGapError, match="Restore the table"):
+        shard.own().start()
+    assert not newest.exists(), "no seal stands in its place"
+    newest.write_text(text)
+    assert shard.serve(second) == ""
+    shard.check()
+
+
 def test_a_rebuild_accepts_another_query(shard: Shard) -> None:
     """A query that Spark plans in another way, to the same results, goes on after a rebuild."""
     first, _ = parts()

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from hindcast.control.statistics import statistics
-from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError
+from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.files import DataFile, _write_file
@@ -150,3 +150,18 @@ def test_files_without_a_commit_are_not_seen(table: FencedTable) -> None:
     data(table, 9)
     assert len(list(Path(table.url).glob("*.parquet"))) == 1
     assert values(table) == []
+
+
+@pytest.mark.parametrize("which", [-1, -2])
+def test_a_sink_with_an_empty_commit_is_refused(table: FencedTable, which: int) -> None:
+    """A batch whose commit file was emptied is not skipped: nothing is read or written before the file is restored."""
+    for batch in (1, 2, 3):
+        table.commit(Fence(1, batch), data(table, batch), after=Fence(1, batch - 1) if batch > 1 else None)
+    broken = sorted((Path(table.url) / "_delta_log").glob("*.json"))[which]
+    text = broken.read_text()
+    broken.write_text("")
+    with pytest.raises(StoreUnavailableError, match=broken.name):
+        FencedTable(table.url, {}, APP).recorded()
+    broken.write_text(text)
+    assert FencedTable(table.url, {}, APP).recorded() == Fence(1, 3)
+    assert values(table) == [1, 2, 3]

@@ -12,6 +12,7 @@ from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import CommitConflictError, SchemaVersionError, StoreUnavailableError
+from hindcast.leave import leave
 from hindcast.settings import Settings
 from hindcast.testing import MemoryStore, Outcome
 
@@ -84,6 +85,7 @@ def _raise_counter(home: Path, times: int) -> None:
     store = LeaseTable(Settings(home=home))
     for _ in range(times):
         swap(store, lambda snapshot: [row.renewed() for row in snapshot.leases.values()])
+    leave(0)
 
 
 def test_no_update_of_four_processes_is_lost(settings: Settings) -> None:
@@ -178,4 +180,17 @@ def test_a_torn_log_is_an_error_that_names_the_table(settings: Settings) -> None
     newest = max(log.glob("*.json"))
     newest.write_text(newest.read_text()[:40])
     with pytest.raises(StoreUnavailableError, match="leases"):
+        LeaseTable(settings).read()
+
+
+@pytest.mark.parametrize("which", [-1, -2])
+def test_an_empty_commit_in_the_log_is_refused(settings: Settings, which: int) -> None:
+    """What delta-rs would take for a commit that did nothing is reported by its name, whether it is the newest or not."""
+    store = LeaseTable(settings)
+    for owner in "abc":
+        store.commit(store.read(), [lease(lease_owner=owner)])
+    log = Path(settings.table("control", "leases")) / "_delta_log"
+    broken = sorted(log.glob("*.json"))[which]
+    broken.write_text("")
+    with pytest.raises(StoreUnavailableError, match=broken.name):
         LeaseTable(settings).read()

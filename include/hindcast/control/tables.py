@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,7 @@ class ControlTables:
         :raises StoreUnavailableError: where the store does not answer
         """
         url, options = self.url(name), self._settings.storage_options
+        refuse_empty_commits(url)
         try:
             table = DeltaTable(url, storage_options=options or None)
         except TableNotFoundError:
@@ -100,6 +103,22 @@ class ControlTables:
             return list(table.to_pyarrow_table(filters=list(where) or None).to_pylist())
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
+
+
+def refuse_empty_commits(url: str) -> None:
+    """Refuse a table on a local disk whose log has an empty commit file, as a machine that lost its power may leave one.
+
+    delta-rs takes such a file for a commit that did nothing: what it held would be skipped in silence.
+
+    :raises StoreUnavailableError: naming the file
+    """
+    if "://" in url:
+        return  # an object store never shows a part of an object
+    with suppress(FileNotFoundError), os.scandir(Path(url) / "_delta_log") as log:
+        for entry in log:
+            if entry.name.endswith(".json") and entry.stat().st_size == 0:
+                reason = f"the commit {entry.name} of its log is empty, and skipping it would lose rows: restore that file"
+                raise StoreUnavailableError(table=url, action="read", reason=reason)
 
 
 def _check_columns(url: str, table: DeltaTable, expected: pa.Schema) -> None:

@@ -35,7 +35,7 @@ from hindcast.control.history import History
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets
-from hindcast.control.shards import app_id
+from hindcast.control.shards import app_id, shard_version
 from hindcast.errors import CheckpointDamagedError, HindcastError, OffsetGapError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -91,9 +91,10 @@ class ShardConsumer:
         """
         result = takeover.empty_result(self._spark, self.pipeline)
         self.sink.create(_table_schema(result))
-        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner)
-        self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, self.lease)
-        takeover.check_ledger(self.pipeline, self.lease, self.history, self._position, self.sink.url)
+        shard = self.lease.status_value
+        known = self._ledger.batches(self.pipeline.name, shard_version(shard), shard)
+        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, known)
+        self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, known)
         if self._position.fence.batch:
             self._report(self.history[-1].sink_version)
         return takeover.fingerprint(self._spark, self.pipeline, result)

@@ -18,7 +18,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
-from hindcast.control.tables import utc_from_ms
+from hindcast.control.tables import refuse_empty_commits, utc_from_ms
 from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, StoreUnavailableError
 from hindcast.stream.files import DataFile
 from hindcast.stream.steps import reach
@@ -192,6 +192,7 @@ class FencedTable:
     def _open(self) -> DeltaTable:
         try:
             if self._table is None:
+                refuse_empty_commits(self.url)
                 self._table = DeltaTable(self.url, storage_options=self.storage_options or None)
             else:
                 self._table.update_incremental()

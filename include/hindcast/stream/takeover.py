@@ -2,7 +2,7 @@
 
 1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.control.keeper`).
 2. *Seal* the sink: an empty commit of (our epoch, last batch). From here on no commit of an older epoch can land, so what the
-   sink holds is final, whatever a paused owner does on waking.
+   sink holds is final, whatever a paused owner does on waking. A sink that lacks a batch of the ledger is refused and left as it is.
 3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are added from the
    metadata of the sink's commits.
 4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has none yet; a damaged one,
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
@@ -53,10 +53,12 @@ class Position:
         return {partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0)) for partition in self.end_offsets}
 
 
-def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str) -> Position:
+def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, known: Sequence[LedgerRow]) -> Position:
     """Step 2: fence all older epochs off and return where the shard stands from now on for good.
 
+    :param known: the shard's rows of the ledger, read before: a batch comes into the ledger after it came into the sink
     :raises LeaseLostError: where a newer epoch has sealed it already
+    :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was damaged, replaced or restored
     """
     reach("takeover.2")
     while True:
@@ -75,6 +77,15 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str) -> Po
         start = last.end_offsets if last else by_partition(lease.checkpoint["start_offsets"])
         life = Incarnation(last.checkpoint, last.base, last.floors) if last else _first_incarnation(lease)
         batch = recorded.batch if recorded else 0
+        if known and known[-1].batch > batch:  # a seal on top would stay when the lost commit is restored
+            raise OffsetGapError(
+                pipeline=pipeline.name,
+                shard=lease.status_value,
+                batch=known[-1].batch + 1,
+                start=known[-1].end_offsets,
+                recorded=f"batch {batch}, offsets {start}",
+                cure=f"Restore the table {sink.url}, or raise the pipeline's version, with a new sink table.",
+            )
         watermark = last.watermark_ms if last else 0
         fence = Fence(lease.epoch, batch)
         metadata = BatchCommit(
@@ -111,32 +122,14 @@ def by_partition(recorded: Mapping[str, int]) -> Offsets:
     return {int(partition): int(value) for partition, value in recorded.items()}
 
 
-def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, lease: Lease) -> list[LedgerRow]:
+def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, known: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Step 3: add what the ledger lacks; return all the shard's rows in the order of their batches."""
     reach("takeover.3")
-    version = shard_version(lease.status_value)
-    known = ledger.batches(pipeline.name, version, lease.status_value)
     last = known[-1].batch if known else 0
     found = [commit for commit in sink.commits(stop_after=last) if commit.kind == "batch" and commit.batch > last]
     missing = [commit.as_ledger_row(pipeline.source.name) for commit in reversed(found)]
     ledger.append(missing)
-    return known + missing
-
-
-def check_ledger(pipeline: Pipeline, lease: Lease, rows: list[LedgerRow], position: Position, sink: str) -> None:
-    """Between 3 and 4.
-
-    :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was replaced or restored
-    """
-    if rows and rows[-1].batch > position.fence.batch:
-        raise OffsetGapError(
-            pipeline=pipeline.name,
-            shard=lease.status_value,
-            batch=rows[-1].batch + 1,
-            start=rows[-1].end_offsets,
-            recorded=f"batch {position.fence.batch}, offsets {position.end_offsets}",
-            cure=f"Restore the table {sink}, or raise the pipeline's version, with a new sink table.",
-        )
+    return [*known, *missing]
 
 
 def check_query(pipeline: Pipeline, lease: Lease, fingerprint: str) -> None:
