@@ -17,31 +17,6 @@ LEASE = 10.0
 Make = Callable[..., Keeper]
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def keeper(store: MemoryStore, clock: FakeClock) -> Make:
-    """Make a keeper that has a slot."""
-
-    def make(
-        owner: str, *, of: LeaseStore | None = None, slots: int = 4, wanted: Callable[..., bool] = lambda *_: True, slot: bool = True
-    ) -> Keeper:
-        made = Keeper(of or store, clock, owner=owner, fleet="f", slots=slots, lease_seconds=LEASE, wanted=wanted, sleep=lambda _: None)
-        if slot:
-            assert made.acquire_slot(clock.advance)
-        return made
-
-    return make
-
-
 def add_shards(store: LeaseStore, count: int) -> list[LeaseKey]:
     created = shards.create(store, "p", 1, count, dict.fromkeys(range(count), 0))
     return [lease.key for lease in created]
@@ -372,39 +347,3 @@ def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: Me
     assert (gained.lease_owner, gained.epoch) == ("a", 2)
     assert a.holds(key, 2)
     assert a.step().lost == []
-
-
-def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
-    """A look writes nothing, and says when a lease has been seen unchanged for its whole duration."""
-    (key,) = add_shards(store, 1)
-    keeper("a").step()
-    b = keeper("b")
-    clock.advance(1)
-    assert not b.look()
-    commits = store.commits
-    clock.advance(LEASE - 1.1)
-    assert not b.look()
-    clock.advance(0.2)
-    assert b.look()
-    assert store.commits == commits
-    assert {lease.key for lease in b.step().gained} == {key}
-
-
-def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
-    """The wish, the closing and the transfer are each seen at the next look: the clock hardly moves."""
-    add_shards(store, 2)
-    a = keeper("a")
-    a.step()
-    b = keeper("b")
-    clock.advance(0.1)
-    assert not b.look()
-    assert len(b.step().gained) == 0
-    assert a.look(), "a shard is asked for"
-    (key,) = a.step().close
-    assert not a.look()
-    assert not a.wait(0.0)
-    a.closed(key)
-    assert a.wait(0.0), "its lease may be given away"
-    a.step()
-    assert b.look(), "it was given to b"
-    assert [lease.key for lease in b.step().gained] == [key]

@@ -1,0 +1,53 @@
+"""Between two renewals a keeper looks: what it sees there is met at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hindcast.control import shards
+from hindcast.control.keeper import Keeper
+from hindcast.control.leases import LeaseKey
+from hindcast.testing import FakeClock, MemoryStore
+
+LEASE = 10.0
+Make = Callable[..., Keeper]
+
+
+def add_shards(store: MemoryStore, count: int) -> list[LeaseKey]:
+    return [lease.key for lease in shards.create(store, "p", 1, count, dict.fromkeys(range(count), 0))]
+
+
+def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """A look writes nothing, and says when a lease has been seen unchanged for its whole duration."""
+    (key,) = add_shards(store, 1)
+    keeper("a").step()
+    b = keeper("b")
+    clock.advance(1)
+    assert not b.look()
+    commits = store.commits
+    clock.advance(LEASE - 1.1)
+    assert not b.look()
+    clock.advance(0.2)
+    assert b.look()
+    assert store.commits == commits
+    assert {lease.key for lease in b.step().gained} == {key}
+
+
+def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """The wish, the closing and the transfer are each seen at the next look: the clock hardly moves."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    clock.advance(0.1)
+    assert not b.look()
+    assert len(b.step().gained) == 0
+    assert a.look(), "a shard is asked for"
+    (key,) = a.step().close
+    assert not a.look()
+    assert not a.wait(0.0)
+    a.closed(key)
+    assert a.wait(0.0), "its lease may be given away"
+    a.step()
+    assert b.look(), "it was given to b"
+    assert [lease.key for lease in b.step().gained] == [key]
