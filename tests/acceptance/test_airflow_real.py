@@ -132,14 +132,26 @@ def whole(platform: Platform, fleet: dict[str, Any]) -> set[int]:
 @pytest.fixture
 def quiet(platform: Platform, fleet: dict[str, Any]) -> Iterator[None]:
     """Both pipelines paused, so that replays have the cores to themselves; that a replay runs beside a live stream is shown elsewhere."""
-    states = DesiredStates(LeaseTable(platform.settings))
-    for pipeline in PIPELINES:
-        states.set_state(pipeline, DesiredState.PAUSED)
+    want(platform, DesiredState.PAUSED)
     until("the shards to be free", lambda: not any(lease.lease_owner for lease in shards_of(platform)))
     yield
-    for pipeline in PIPELINES:
-        states.set_state(pipeline, DesiredState.RUNNING)
+    want(platform, DesiredState.RUNNING)
     platform.wait_whole()
+
+
+def want(platform: Platform, state: DesiredState) -> None:
+    """Want another state of both pipelines, and wait until the supervisor has seen it and watches again."""
+    platform.watching()
+    known = len(platform.events("supervisor_woke"))
+    for pipeline in PIPELINES:
+        DesiredStates(LeaseTable(platform.settings)).set_state(pipeline, state)
+
+    def told() -> list[dict[str, Any]] | None:
+        woken = platform.events("supervisor_woke")[known:]
+        said = " ".join(event["message"] for event in woken)
+        return woken if all(f"{pipeline} is to be {state.value}" in said for pipeline in PIPELINES) else None
+
+    platform.watching(after=until("the supervisor has seen it", told)[-1]["at"].isoformat())
 
 
 def shards_of(platform: Platform) -> list[Lease]:
@@ -230,6 +242,8 @@ def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(platform: P
     """`airflow backfill create` over past minutes; its end date is inclusive."""
     platform.unpause("replay.stock_stats")
     platform.unpause("validate.stock_stats")
+    # Both would write the same tables of Airflow's at once, which SQLite may refuse: the scheduler's own run of the newest interval first.
+    until("the newest interval's own run", lambda: platform.api("GET", "/dags/replay.stock_stats/dagRuns?run_type=scheduled")["dag_runs"])
     starts = [platform.began_at + mark for mark in MARKS[:2]]
     arguments = ["--dag-id", "replay.stock_stats", "--from-date", starts[0].isoformat(), "--to-date", starts[-1].isoformat()]
     command = [airflow.executable(), "backfill", "create", *arguments]
