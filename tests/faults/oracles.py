@@ -137,6 +137,7 @@ def parents_first(evidence: Evidence) -> None:
     for seen in evidence.leases:
         if seen.state == "TERMINATED":
             ended.setdefault(seen.shard, seen.at)
+    for seen in evidence.leases:
         if seen.owner:
             early = [parent for parent in seen.parents if ended.get(parent, float("inf")) > seen.at]
             assert not early, f"I8: {seen.shard} has an owner and its parents {early} have not ended"
