@@ -120,6 +120,18 @@ class Fleet:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGCONT)
             self.kill(process)
+        for left in self.remains():  # a JVM may outlive its worker for a moment, or for ever where it is stuck
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
+
+    def remains(self) -> list[psutil.Process]:
+        """I9: the processes that belong to the home: workers, their JVMs, Spark's Python workers."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get("HINDCAST_HOME") == str(self.settings.home) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def leases(self, kind: StatusType, pipeline: str | None = None) -> list[Lease]:
         found = [lease for lease in LeaseTable(self.settings).leases() if lease.status_type is kind]

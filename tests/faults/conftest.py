@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import oracles
 import pytest
 from fleet import Fleet, Stream, Worker, fleet_settings
 from live_stream import declare
@@ -65,8 +64,12 @@ def shared_fleet(
     for number in range(len(request.session.items) + SPARES):
         declare(made.settings, _topic_of(number), shards=2, name=_name_of(number))
     yield made
-    made.end()
-    wait_until(lambda: not oracles.left_over(made.settings), GONE_SECONDS, "I9: the fleet's processes are gone")
+    for process in made.alive():
+        made.kill(process)
+    try:
+        wait_until(lambda: not made.remains(), GONE_SECONDS, "I9: the fleet's processes are gone")
+    finally:
+        made.end()
 
 
 def _name_of(number: int) -> str:

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import pairwise
 
-import psutil
 from evidence import Evidence, LeaseSeen, Place, SinkCommit
-
-from hindcast.settings import Settings
 
 #: I6: a shard may be without a living owner for two leases. A busy machine of two cores may add this.
 BUSY_SECONDS = 3.0
@@ -141,6 +137,7 @@ def parents_first(evidence: Evidence) -> None:
     for seen in evidence.leases:
         if seen.state == "TERMINATED":
             ended.setdefault(seen.shard, seen.at)
+    for seen in evidence.leases:
         if seen.owner:
             early = [parent for parent in seen.parents if ended.get(parent, float("inf")) > seen.at]
             assert not early, f"I8: {seen.shard} has an owner and its parents {early} have not ended"
@@ -167,14 +164,4 @@ def _by_shard(evidence: Evidence) -> dict[str, list[LeaseSeen]]:
     found: dict[str, list[LeaseSeen]] = defaultdict(list)
     for seen in evidence.leases:
         found[seen.shard].append(seen)
-    return found
-
-
-def left_over(settings: Settings) -> list[str]:
-    """I9: the processes that still belong to the home: workers, their JVMs, Spark's Python workers."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get("HINDCAST_HOME") == str(settings.home) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(f"{process.pid} {process.name()}")
     return found

@@ -13,8 +13,9 @@ from hindcast.control.desired import REFUSED
 from hindcast.control.events import EventLog
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, LeaseKey
+from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.errors import CheckpointRefusedError
+from hindcast.errors import CheckpointRefusedError, LeaseLostError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.stream import consumers
 from hindcast.stream.consumers import Backoff, Consumers
@@ -65,3 +66,47 @@ def test_a_refused_shard_is_marked_before_anybody_may_take_it(settings_factory: 
 
 def _not_refused(lease: Lease, _: object) -> bool:
     return not lease.detail.get(REFUSED)
+
+
+class Failing:
+    """An audit whose first passes fail."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.passes = 0
+
+    def run(self, _: object) -> int:
+        self.passes += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return 0
+
+
+def settling(settings: Settings, audit: Failing) -> Consumers:
+    """A worker that has given a shard up, with rows still to be filed."""
+    clock, store = FakeClock(), MemoryStore()
+    (lease,) = shards.create(store, "p", 1, 1, {0: 0})
+    keeper = Keeper(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
+    made = Consumers(SimpleNamespace(), settings, {}, keeper, EventLog(ControlTables(settings)), clock, Backoff())  # type: ignore[arg-type]
+    made._settling.append(consumers._Running(SimpleNamespace(lease=lease, history=[]), audit))  # type: ignore[arg-type]
+    return made
+
+
+def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(settings: Settings) -> None:
+    """A pass that fails is told once and tried again, until it goes well: nobody else may ever take a paused shard."""
+    audit = Failing(RuntimeError("Stream closed"), RuntimeError("Stream closed"), StoreUnavailableError(table="t"))
+    worker = settling(settings, audit)
+    for _ in range(6):
+        worker.audit()
+    assert audit.passes == 4
+    (event,) = ControlTables(settings).rows(ControlTable.EVENTS)
+    assert (event["kind"], bool(event["cure"])) == ("audit_failed", True)
+
+
+def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(settings: Settings) -> None:
+    """Whoever has sealed the tables files the rest."""
+    audit = Failing(LeaseLostError(owner="w"))
+    worker = settling(settings, audit)
+    worker.audit()
+    worker.audit()
+    assert audit.passes == 1

@@ -101,6 +101,7 @@ class Consumers:
         self._ledger = Ledger(ControlTables(settings))
         self._running: dict[LeaseKey, _Running] = {}
         self._settling: list[_Running] = []  # given up, with late and poison rows still to be filed
+        self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
         self._auditing = threading.Lock()
         self.superseded: frozenset[LeaseKey] = frozenset()  # shards of an older generation: to be ended
         self.leaving = False  # the worker stops: the next owner ends what is superseded
@@ -246,25 +247,33 @@ class Consumers:
                 self._audit(running, to_the_end=running.ending)
                 if running.ending:
                     self._end(running)
-            while self._settling:
-                self._audit(self._settling[0], to_the_end=True)
-                self._settling.pop(0)
+            for running in list(self._settling):
+                if self._audit(running, to_the_end=True):
+                    self._settling.remove(running)
 
-    def _audit(self, running: _Running, *, to_the_end: bool = False) -> None:
+    def _audit(self, running: _Running, *, to_the_end: bool = False) -> bool:
+        """One pass; whether it went well. One that fails is tried again by the next, and must never end the stream."""
         lease, batches = running.consumer.lease, list(running.consumer.history)
         try:
             done = running.audit.run(batches)
             while to_the_end and batches and done < batches[-1].batch:
                 before, done = done, running.audit.run(batches)
                 if done <= before:
-                    return  # somebody else files them now
+                    return True  # somebody else files them now
+        except LeaseLostError:
+            return True  # somebody else does already
         except _PASSING as error:
             _log.warning("Late and poison rows could not be filed; the next pass will.", shard=str(lease.key), reason=str(error))
-        except Exception as error:  # noqa: BLE001 - a pass that fails is tried again; it must never end the stream
-            if self._running.get(lease.key) is running:
-                message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
-                cure = "The next pass tries again. If it goes on: the worker's log has the whole error."
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises
+            message = f"Late and poison rows of {lease.key} could not be filed: {_first_line(error)}"
+            cure = "The next pass tries again. If it goes on: the worker's log has the whole error."
+            if self._unfiled.get(lease.key) != message:  # said once, not at each pass
                 self._record(EventKind.AUDIT_FAILED, message, lease, severity=Severity.WARNING, cure=cure)
+            self._unfiled[lease.key] = message
+            return False
+        self._unfiled.pop(lease.key, None)
+        return True
 
     def _end(self, running: _Running) -> None:
         """Give a superseded shard up for good, once every late and poison row of it is filed."""
