@@ -25,7 +25,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[
     """A session with Delta and Kafka, as workers and replays have it."""
     from hindcast.stream import session
 
-    settings = Settings(home=tmp_path_factory.mktemp("spark"), jars_dir=jars_dir)
+    # Hundreds of plans and queries in one session: in the heap of a worker it would collect garbage most of the time.
+    settings = Settings(home=tmp_path_factory.mktemp("spark"), jars_dir=jars_dir, spark_driver_memory="2g")
     jars.fetch(settings)
     built = session.build(settings, "tests")
     yield built
