@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hindcast.control import shards
 from hindcast.control.keeper import Keeper
-from hindcast.control.leases import LeaseKey
+from hindcast.control.leases import Lease, LeaseKey
+from hindcast.control.store import LeaseStore, Snapshot
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -51,3 +52,25 @@ def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, 
     a.step()
     assert b.look(), "it was given to b"
     assert [lease.key for lease in b.step().gained] == [key]
+
+
+def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock) -> None:
+    """A dead worker's slot is taken however long the table took to open: what counts is how long it was seen unchanged."""
+
+    class SlowToOpen(MemoryStore):
+        def read(self) -> Snapshot:
+            if not self.opened:
+                clock.advance(LEASE)
+                self.opened = True
+            return store.read()
+
+        def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
+            store.commit(snapshot, changes)
+
+        opened = False
+
+    def newcomer(name: str, of: LeaseStore) -> Keeper:
+        return Keeper(of, clock, owner=name, fleet="f", slots=1, lease_seconds=LEASE, wanted=lambda *_: True, sleep=lambda _: None)
+
+    assert newcomer("dead", store).acquire_slot(clock.advance)
+    assert newcomer("heir", SlowToOpen()).acquire_slot(clock.advance)

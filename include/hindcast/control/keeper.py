@@ -112,9 +112,9 @@ class Keeper:
         """Take a slot of the fleet; False where all are held by live workers.
 
         Slots that a dead worker left need a whole lease to be seen as expired, so this waits that long, calling ``wait(seconds)``
-        between looks, before it gives up.
+        between looks, before it gives up. The time counts from the end of the first look, which may be slow on a busy machine.
         """
-        deadline = self._clock.monotonic() + self.lease_seconds * (1 + 1 / RENEWALS)
+        deadline: float | None = None
         while True:
             started = self._clock.monotonic()
             for lease in swap(self._store, self._decide_slot, sleep=self._sleep):
@@ -123,8 +123,10 @@ class Keeper:
                     self._slot = lease.key
             if self._slot is not None:
                 return True
-            if self._clock.monotonic() >= deadline:
+            if deadline is not None and started >= deadline:
                 return False
+            if deadline is None:
+                deadline = self._clock.monotonic() + self.lease_seconds * (1 + 1 / RENEWALS)
             wait(self.renewal_seconds / 2)
 
     def _decide_slot(self, snapshot: Snapshot) -> list[Lease]:
