@@ -110,3 +110,15 @@ def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(settings: Settings)
     worker.audit()
     worker.audit()
     assert audit.passes == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state.",
+        "[STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY] Cannot restart streaming query: the state directory is empty or missing.",
+    ],
+)
+def test_what_spark_says_of_lost_state_is_known(error: str) -> None:
+    """Torn state files and a state folder that is gone both mean: make the state anew, for no retry would mend it."""
+    assert consumers._STATE_LOST.search(error)

@@ -42,7 +42,9 @@ _log = structlog.get_logger(__name__)
 #: Faults of the moment: the shard is given back and taken again after a while. Every other HindcastError waits for an operator.
 _PASSING = (LeaseLostError, StoreUnavailableError, BrokerUnavailableError, CommitConflictError, CommitUnknownError, FenceMovedError)
 #: Spark's conditions for state files that are missing or torn: the next start makes the state anew instead of failing for ever.
-_STATE_LOST = re.compile(r"CANNOT_LOAD_STATE_STORE|STATE_STORE_[A-Z_]*(CORRUPT|CHECKSUM|MISSING|NOT_FOUND|UNEXPECTED)")
+_STATE_LOST = re.compile(
+    r"CANNOT_LOAD_STATE_STORE|OPERATOR_MISSING_STATE_DIRECTORY|STATE_STORE_[A-Z_]*(CORRUPT|CHECKSUM|MISSING|NOT_FOUND|UNEXPECTED)"
+)
 #: A query that failed is started again by this worker after 1, 2, 4 ... seconds, at most this.
 MAX_BACKOFF_SECONDS = 60.0
 
