@@ -79,7 +79,9 @@ class Matrix:
         failed_before = any(outcome.what == item.name and outcome.state == "failed" for outcome in self.outcomes)
         if report.when == "call" or (report.outcome != "passed" and not failed_before):
             state, why = "passed", ""
-            if report.skipped:
+            if report.skipped and hasattr(report, "wasxfail"):
+                state, why = "known to fail", report.wasxfail
+            elif report.skipped:
                 state, why = "cannot run here", report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             elif report.failed:
                 state, why = "failed", _first_words(report)
@@ -94,9 +96,9 @@ class Matrix:
             line = f"{outcome.row:<8}{outcome.what:<82}{outcome.oracles:<30}{outcome.seconds:>7.1f} s  {outcome.state}"
             write(f"{line}: {outcome.why}" if outcome.why else line)
         states = Counter(outcome.state for outcome in self.outcomes)
-        passed, failed, not_here = states["passed"], states["failed"], states["cannot run here"]
+        passed, failed = states.pop("passed", 0), states.pop("failed", 0)
         write("")
-        write(f"{passed} passed, {failed} failed" + (f", {not_here} cannot run here" if not_here else ""))
+        write(", ".join([f"{passed} passed, {failed} failed", *(f"{count} {state}" for state, count in states.items())]))
 
 
 def _row(item: pytest.Item) -> str:
