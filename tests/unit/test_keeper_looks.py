@@ -74,3 +74,36 @@ def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock) -
 
     assert newcomer("dead", store).acquire_slot(clock.advance)
     assert newcomer("heir", SlowToOpen()).acquire_slot(clock.advance)
+
+
+def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: MemoryStore, clock: FakeClock) -> None:
+    """Shards stay with those who can consume them until the newcomer can, and nobody counts on it before."""
+    add_shards(store, 2)
+
+    def worker(name: str, **identity: object) -> Keeper:
+        made = Keeper(
+            store,
+            clock,
+            owner=name,
+            fleet="f",
+            slots=2,
+            lease_seconds=LEASE,
+            wanted=lambda *_: True,
+            identity=identity,
+            sleep=lambda _: None,
+        )
+        assert made.acquire_slot(clock.advance)
+        return made
+
+    newcomer = worker("newcomer", starting=True)
+    assert newcomer.step().gained == []
+    able = worker("able")
+    assert len(able.step().gained) == 2, "the share of one worker, as the other cannot consume"
+    newcomer.step()
+    assert not newcomer.look()
+    assert able.step().close == []
+    newcomer.ready()
+    assert newcomer.wait(0.0)
+    newcomer.step()
+    newcomer.step()
+    assert len(able.step().close) == 1

@@ -28,6 +28,8 @@ from hindcast.control.observer import Observer
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import LeaseLostError
 
+#: In a slot's detail: its worker cannot consume yet, so it takes no shard, and the others deal as if it were not there.
+STARTING = "starting"
 #: Share of the lease after which an owner without a renewal stops by itself.
 SELF_FENCE = 0.8
 #: Renewals in one lease: three may fail before the owner fences itself.
@@ -163,7 +165,7 @@ class Keeper:
                     return True
                 if not held.closing and (key in superseded or self._must_close(row, snapshot)):
                     return True
-            if self._draining or self._slot is None:
+            if self._draining or self._slot not in self._held or self._held[self._slot].detail.get(STARTING):
                 return False
             wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
             given = any(row.lease_owner == self.owner and row.key not in self._held for row in wanted)
@@ -209,7 +211,7 @@ class Keeper:
         if self._draining:
             mine = (row for row in snapshot.leases.values() if self.owner in {row.lease_owner, row.lease_stealer})
             changes |= {row.key: self._declined(row) for row in mine if row.key not in changes}
-        if self._draining or self._slot not in changes:
+        if self._draining or self._slot not in changes or self._held[self._slot].detail.get(STARTING):
             return list(changes.values())
         changes |= {lease.key: lease for lease in shards.opened({**snapshot.leases, **changes})}
         rows = (changes.get(key, row) for key, row in snapshot.leases.items())
@@ -284,7 +286,7 @@ class Keeper:
 
     def _live_workers(self, snapshot: Snapshot) -> set[str]:
         slots = (row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and row.stream_id == self._fleet)
-        return {row.lease_owner for row in slots if self._observer.alive(row)} | {self.owner}
+        return {row.lease_owner for row in slots if self._observer.alive(row) and not row.detail.get(STARTING)} | {self.owner}
 
     # -- what consumers ask and say ------------------------------------------------------------------------------------------
 
@@ -308,6 +310,13 @@ class Keeper:
             if (held := self._held.get(key)) is not None and held.epoch == epoch:
                 held.checkpoint = {**held.checkpoint, **(checkpoint or {})}
                 held.detail = {**held.detail, **(detail or {})}
+
+    def ready(self) -> None:
+        """This worker can consume from now on: the next step takes its share."""
+        with self._lock:
+            if self._slot is not None and (held := self._held.get(self._slot)) is not None:
+                held.detail = {**held.detail, STARTING: False}
+                self._closed.set()
 
     def closed(self, key: LeaseKey, *, ended: bool = False) -> None:
         """The consumer of this lease has stopped: the next step transfers or releases it, or ends it for good."""

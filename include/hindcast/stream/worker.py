@@ -21,7 +21,7 @@ from hindcast.control import shards
 from hindcast.control.desired import DesiredState, desired_of, rebuild_request
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.history import History
-from hindcast.control.keeper import Keeper, Step
+from hindcast.control.keeper import STARTING, Keeper, Step
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.control.ledger import Ledger
@@ -63,7 +63,7 @@ class Worker:
         self._stop, self._ended = threading.Event(), threading.Event()
         self._beat = self._clock.monotonic()
         self._said: set[str] = set()
-        identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat()}
+        identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat(), STARTING: True}
         self._keeper = Keeper(
             self._store,
             self._clock,
@@ -91,6 +91,8 @@ class Worker:
         threading.Thread(target=self._renew, name="renewal", daemon=True).start()
         try:
             spark = session.build(self._settings, f"hindcast-{self.id}")
+            spark.range(1).count()  # what Spark loads on first use, it loads before shards wait for it
+            self._keeper.ready()
             consumers = Consumers(spark, self._settings, self._pipelines.pipelines, self._keeper, self._events, self._clock, self._backoff)
             threading.Thread(target=self._audit, args=(consumers,), name="audit", daemon=True).start()
             clean = self._serve(consumers)
