@@ -21,7 +21,12 @@ def offsets_to_json(offsets: Mapping[int, int]) -> str:
 
 
 def offsets_from_json(text: str) -> Offsets:
-    return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+    return by_partition(json.loads(text))
+
+
+def by_partition(recorded: Mapping[str, int]) -> Offsets:
+    """What was kept as JSON, which has no numbers for keys."""
+    return {int(partition): int(value) for partition, value in recorded.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

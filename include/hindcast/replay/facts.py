@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast.control.history import History
-from hindcast.control.ledger import Ledger, LedgerRow
+from hindcast.control.ledger import Ledger, LedgerRow, by_partition
 from hindcast.control.schema import ControlTable
 from hindcast.control.shards import app_id
 from hindcast.control.tables import ControlTables
@@ -30,7 +30,7 @@ def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
     plan = runs.recorded_plan(request.run_id, request.describe()) if request.run_id else None
     if plan is None or not (request.everything or request.since_last_verdict) or plan["start"] == plan["end"]:
         return request
-    start, end = ({int(partition): offset for partition, offset in plan[name].items()} for name in ("start", "end"))
+    start, end = (by_partition(plan[name]) for name in ("start", "end"))
     return replace(request, from_offsets=start, to_offsets=end, everything=False, since_last_verdict=False)
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from hindcast.control.history import History, Segment
-from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
+from hindcast.control.ledger import LedgerRow, Offsets, by_partition, offsets_to_json
 from hindcast.errors import BadRangeError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import ReplayRequest
@@ -245,4 +245,4 @@ def _texts(offsets: Mapping[int, int]) -> dict[str, int]:
 
 def recorded_offsets(plan_json: str, name: str) -> Offsets:
     """``start``, ``end`` or ``read_from`` of a plan that the ``runs`` table keeps."""
-    return offsets_from_json(json.dumps(json.loads(plan_json)[name]))
+    return by_partition(json.loads(plan_json)[name])

@@ -34,7 +34,7 @@ from hindcast.clock import Clock
 from hindcast.control.history import History
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.shards import app_id, shard_version
 from hindcast.errors import CheckpointDamagedError, HindcastError, OffsetGapError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
@@ -111,7 +111,7 @@ class ShardConsumer:
         if not rebuild:
             takeover.check_query(self.pipeline, self.lease, fingerprint)
             rebuild = self._damage()
-        start = self._rewind() if rebuild else takeover.by_partition(self.lease.checkpoint["start_offsets"])
+        start = self._rewind() if rebuild else by_partition(self.lease.checkpoint["start_offsets"])
         assert self._wal is not None
         self._keeper.report(self.lease.key, self.lease.epoch, checkpoint={"fingerprint": fingerprint})
         self._last_cpu = self._cpu_seconds()
@@ -263,9 +263,7 @@ class ShardConsumer:
         if fence.batch <= position.fence.batch:
             files.run(frame)  # the sink holds this batch, or it is the one that rewinds: only Spark's state needs it
             return
-        start = (
-            self._wal.planned(spark_batch - 1).end_offsets if spark_batch else takeover.by_partition(self.lease.checkpoint["start_offsets"])
-        )
+        start = self._wal.planned(spark_batch - 1).end_offsets if spark_batch else by_partition(self.lease.checkpoint["start_offsets"])
         self._check_chain(fence.batch, start)
         watermark_ms = max(plan.watermark_ms, position.watermark_ms)  # after a rewinding Spark's own begins at 0 again
         reach("sink.2")  # 2. data files, named by no commit

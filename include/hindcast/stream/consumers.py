@@ -15,11 +15,12 @@ import structlog
 from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock
+from hindcast.control import shards
 from hindcast.control.desired import DRAINED, REBUILD, REFUSED
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.ledger import Ledger, Offsets
+from hindcast.control.ledger import Ledger, Offsets, by_partition
 from hindcast.control.tables import ControlTables
 from hindcast.errors import (
     BrokerUnavailableError,
@@ -332,11 +333,10 @@ class Consumers:
 
 def _check_retained(settings: Settings, pipeline: Pipeline, lease: Lease) -> None:
     """:raises OffsetsLostError: where the topic no longer holds, or does not reach, the offset at which the shard must go on"""
-    recorded = lease.checkpoint.get("end_offsets") or lease.checkpoint["start_offsets"]
     topic = pipeline.source.name
     with TopicOffsets(settings) as offsets:
         earliest, latest = offsets.earliest(topic), offsets.latest(topic)
-    for partition, offset in ((int(p), int(o)) for p, o in recorded.items()):
+    for partition, offset in by_partition(shards.ends(lease)).items():
         lost = {"topic": topic, "partition": partition, "pipeline": pipeline.name, "shard": lease.status_value, "start": offset}
         if partition not in latest:
             raise OffsetsLostError(

@@ -21,7 +21,7 @@ from datetime import timedelta
 
 from hindcast.control.history import History
 from hindcast.control.leases import Lease
-from hindcast.control.ledger import Offsets
+from hindcast.control.ledger import Offsets, by_partition
 from hindcast.control.shards import ends, final_ms, newest_generation
 from hindcast.errors import OffsetsLostError
 from hindcast.pipeline import Pipeline
@@ -68,7 +68,6 @@ def check_reshard(pipeline: Pipeline, history: History, leases: Iterable[Lease],
     :raises OffsetsLostError: where it could not
     """
     for lease in newest_generation(leases):
-        recorded = ends(lease)
-        end = {int(partition): int(offset) for partition, offset in recorded.items()}
-        floors = {int(partition): final_ms(lease, partition) for partition in recorded}
+        end = by_partition(ends(lease))
+        floors = {partition: final_ms(lease, str(partition)) for partition in end}
         check_retained(pipeline, lease.status_value, start_of(pipeline, history, end, floors), end, earliest)

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.control.leases import Lease
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.shards import shard_version
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError
 from hindcast.pipeline import FORM, Pipeline
@@ -115,11 +115,6 @@ def _first_incarnation(lease: Lease) -> Incarnation:
     """Before the first batch: a shard of the first generation begins with nothing, a later one must rewind."""
     floors = by_partition(lease.checkpoint.get("floors", {}))
     return Incarnation("", 0, floors) if lease.parent_shard_ids else Incarnation(lease.status_value, 1, floors)
-
-
-def by_partition(recorded: Mapping[str, int]) -> Offsets:
-    """What a lease keeps by partition; JSON has no numbers for keys."""
-    return {int(partition): int(value) for partition, value in recorded.items()}
 
 
 def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, known: Sequence[LedgerRow]) -> list[LedgerRow]:
