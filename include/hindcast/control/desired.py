@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
 from hindcast.control.leases import Lease, LeaseKey, StatusType
 from hindcast.control.store import LeaseStore, Snapshot, swap
@@ -105,61 +104,50 @@ class DesiredStates:
         return self.get(pipeline.name)
 
     def set_state(self, name: str, state: DesiredState, version: int | None = None) -> Desired:
-        """Want another state, and another version where one is given.
+        """Want another state, and another version where one is given. Wanting it running gives shards that were refused or drained
+        another try.
 
         :raises UnknownPipelineError: where nothing was ever wanted of it
         """
-        key = desired_key(name)
-        self.get(name)
-
-        def decide(snapshot: Snapshot) -> list[Lease]:
-            row = snapshot.leases[key]
-            detail: dict[str, Any] = {**row.detail, **({"version": version} if version is not None else {})}
-            # Wanting it anew gives shards that were refused or drained another try.
-            marked = [lease for lease in snapshot.leases.values() if lease.stream_id == name and _MARKS & lease.detail.keys()]
-            cleared = [
-                lease.evolve(detail={k: v for k, v in lease.detail.items() if k not in _MARKS})
-                for lease in marked
-                if state is DesiredState.RUNNING
-            ]
-            if row.state == state and row.detail == detail:
-                return cleared
-            return [row.renewed(state=state, detail=detail, updated_at=datetime.now(UTC)), *cleared]
-
-        swap(self._store, decide)
-        return self.get(name)
+        changed = {} if version is None else {"version": version}
+        marks = _MARKS if state is DesiredState.RUNNING else frozenset()
+        return self._change(name, lambda row: row.evolve(state=state, detail={**row.detail, **changed}), lambda _: marks)
 
     def set_shards(self, name: str, shards: int) -> Desired:
         """Want the pipeline dealt into so many shards. Its workers write the new generation.
 
         :raises UnknownPipelineError: where nothing was ever wanted of it
         """
-        return self._change(name, lambda detail: {**detail, "shards": shards})
+        return self._change(name, lambda row: row.evolve(detail={**row.detail, "shards": shards}))
 
     def request_rebuild(self, name: str, shards: Iterable[str]) -> str:
         """Want these shards' state made anew from the topic; return the request's id, which each shard's detail repeats once it is done.
+        Those that were refused get another try.
 
         :raises UnknownPipelineError: where nothing was ever wanted of it
         """
         request = uuid.uuid4().hex[:12]
         asked = dict.fromkeys(shards, request)
-        self._change(name, lambda detail: {**detail, REBUILD: {**detail.get(REBUILD, {}), **asked}}, unmark=asked)
+
+        def ask(row: Lease) -> Lease:
+            return row.evolve(detail={**row.detail, REBUILD: {**row.detail.get(REBUILD, {}), **asked}})
+
+        self._change(name, ask, lambda lease: frozenset({REFUSED}) if lease.status_value in asked else frozenset())
         return request
 
-    def _change(self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]], unmark: Iterable[str] = ()) -> Desired:
-        """Change the detail; shards named in ``unmark`` get another try where they were refused."""
+    def _change(
+        self, name: str, change: Callable[[Lease], Lease], marks: Callable[[Lease], frozenset[str]] = lambda _: frozenset()
+    ) -> Desired:
+        """Change what is wanted of a pipeline and clear these marks of its shards, in one commit."""
         key = desired_key(name)
         self.get(name)
-        cleared = {LeaseKey(name, StatusType.SHARD, shard) for shard in unmark}
 
         def decide(snapshot: Snapshot) -> list[Lease]:
             row = snapshot.leases[key]
-            detail = change(row.detail)
-            if detail == row.detail:
-                return []
-            refused = [lease for shard, lease in snapshot.leases.items() if shard in cleared and REFUSED in lease.detail]
-            tried = [lease.evolve(detail={k: v for k, v in lease.detail.items() if k != REFUSED}) for lease in refused]
-            return [row.renewed(detail=detail, updated_at=datetime.now(UTC)), *tried]
+            wanted = change(row)
+            marked = [lease for lease in snapshot.leases.values() if lease.stream_id == name and marks(lease) & lease.detail.keys()]
+            cleared = [lease.evolve(detail={k: v for k, v in lease.detail.items() if k not in marks(lease)}) for lease in marked]
+            return [*([] if wanted == row else [wanted.renewed(updated_at=datetime.now(UTC))]), *cleared]
 
         swap(self._store, decide)
         return self.get(name)

@@ -17,7 +17,7 @@ observer, who waits the whole duration from a later moment, can call it expired.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,7 +163,7 @@ class Keeper:
                 row = snapshot.leases.get(key)
                 if row is None or not self._owns(row, held):
                     return True
-                if not held.closing and (key in superseded or self._must_close(row, snapshot)):
+                if not held.closing and self._must_close(row, snapshot, superseded):
                     return True
             if self._draining or self._slot not in self._held or self._held[self._slot].detail.get(STARTING):
                 return False
@@ -259,7 +259,7 @@ class Keeper:
                 del self._held[key]
             else:
                 held.valid_until = began + self.lease_seconds * SELF_FENCE
-                if not held.closing and (key in superseded or self._must_close(row, snapshot)):
+                if not held.closing and self._must_close(row, snapshot, superseded):
                     held.closing = True
                     close.append(key)
         for key, row in written.items():
@@ -270,10 +270,10 @@ class Keeper:
             self._slot = None
         return Step(gained, lost, close, {**snapshot.leases, **written})
 
-    def _must_close(self, row: Lease, snapshot: Snapshot) -> bool:
+    def _must_close(self, row: Lease, snapshot: Snapshot, superseded: Collection[LeaseKey]) -> bool:
         if row.status_type is not StatusType.SHARD:
             return False
-        return bool(row.lease_stealer) or not self._wanted(row, snapshot)
+        return row.key in superseded or bool(row.lease_stealer) or not self._wanted(row, snapshot)
 
     def _gain(self, row: Lease, began: float) -> None:
         self._held[row.key] = Held(row.epoch, began + self.lease_seconds * SELF_FENCE, row.checkpoint, row.detail)

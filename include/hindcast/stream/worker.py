@@ -206,14 +206,14 @@ class Worker:
 
     def _look_for_partitions(self, consumers: Consumers) -> None:
         """Reshard a pipeline of which shards are held here, and whose topic has partitions that no shard has."""
-        for name in consumers.pipelines():
-            current = shards.newest_generation(shards.of_version(self._store.leases(), name, self._pipelines[name].version))
-            had = {partition for lease in current for partition in lease.detail[shards.PARTITIONS]}
-            with TopicOffsets(self._settings) as offsets:
-                grown = set(offsets.partitions(self._pipelines[name].source.name)) - had
-            if grown and current:
-                wanted = desired_of(self._store.leases())[name]
-                self._reshard(name, wanted.version, wanted.shards)
+        leases = self._store.leases()
+        wanted = desired_of(leases)
+        with TopicOffsets(self._settings) as offsets:
+            for name in consumers.pipelines():
+                current = shards.newest_generation(shards.of_version(leases, name, self._pipelines[name].version))
+                had = {partition for lease in current for partition in lease.detail[shards.PARTITIONS]}
+                if current and set(offsets.partitions(self._pipelines[name].source.name)) - had:
+                    self._reshard(name, wanted[name].version, wanted[name].shards)
 
     def _say_once(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
         if message not in self._said:
