@@ -18,11 +18,13 @@ from hindcast.control import shards
 from hindcast.control.leases import ShardState
 
 
-def hindcast(stream: Stream, *arguments: str) -> str:
-    """Run a command as a user types it; its output."""
+def hindcast(stream: Stream, *arguments: str, exit_code: int = 0) -> str:
+    """Run a command as a user types it; what it printed, or its error where it is to fail."""
     environment = {**os.environ, **stream.settings.environment()}
     command = [sys.executable, "-m", "hindcast.cli.app", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == exit_code, ended.stderr
+    return ended.stderr if exit_code else ended.stdout
 
 
 def generation(stream: Stream, number: int) -> list[ShardState]:
@@ -92,8 +94,4 @@ def rebuilt_on_request(stream: Stream) -> set[str]:
 
 def test_a_number_of_shards_that_would_split_keys_is_refused(stream: Stream) -> None:
     """Dealing is checked like a declaration, before anything is written."""
-    environment = {**os.environ, **stream.settings.environment()}
-    command = [sys.executable, "-m", "hindcast.cli.app", "reshard", stream.name, "--shards", "0"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert "shards 0 is not from 1" in ended.stderr
+    assert "shards 0 is not from 1" in hindcast(stream, "reshard", stream.name, "--shards", "0", exit_code=2)

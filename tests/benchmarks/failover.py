@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,27 +26,12 @@ from live_stream import check_chain, declare, ledger
 from waiting import wait_until
 
 from hindcast.local import broker, jars
+from hindcast.local.failover import Killed
 from hindcast.local.load import Load, ensure_topic
 from hindcast.settings import Settings, project_root
 
 ROWS_PER_SECOND = 300.0
 BAR = 40
-
-
-@dataclass
-class Killed:
-    """One kill: the shards that were orphaned, with the epochs they were in."""
-
-    epochs: dict[str, int]
-    at: datetime
-
-    def seconds(self, stream: Stream) -> float | None:
-        """Until each orphan was committed in a later epoch; None before that."""
-        first: dict[str, datetime] = {}
-        for row in ledger(stream.settings, stream.name):
-            if row.epoch > self.epochs.get(row.shard, row.epoch):
-                first[row.shard] = min(row.committed_at, first.get(row.shard, row.committed_at))
-        return (max(first.values()) - self.at).total_seconds() if first.keys() == self.epochs.keys() else None
 
 
 def kill_one(stream: Stream, rng: random.Random) -> Killed:
@@ -58,7 +42,12 @@ def kill_one(stream: Stream, rng: random.Random) -> Killed:
     epochs = {lease.status_value: lease.epoch for lease in stream.leases() if lease.lease_owner == owner}
     at = datetime.now(UTC)
     stream.fleet.kill(victim)
-    return Killed(epochs, at)
+    return Killed(owner, victim.pid, epochs, at)
+
+
+def taken_over(killed: Killed, stream: Stream) -> float | None:
+    """Seconds until each orphan was committed by another owner; None before that."""
+    return killed.failover_seconds(ledger(stream.settings, stream.name))
 
 
 def settled(stream: Stream) -> bool:
@@ -90,8 +79,8 @@ def measure(base: Settings, lease_seconds: float, times: int, seed: int) -> list
         while len(found) < times:
             wait_until(lambda: settled(stream), START_SECONDS, "both workers own a shard and commit")
             killed = kill_one(stream, rng)
-            wait_until(lambda killed=killed: killed.seconds(stream) is not None, START_SECONDS, "the next owner has committed")
-            seconds = killed.seconds(stream)
+            wait_until(lambda killed=killed: taken_over(killed, stream) is not None, START_SECONDS, "the next owner has committed")
+            seconds = taken_over(killed, stream)
             assert seconds is not None
             found.append(seconds)
             print(f"lease {lease_seconds:g} s, kill {len(found)} of {times}: {seconds:.2f} s", file=sys.stderr, flush=True)  # noqa: T201

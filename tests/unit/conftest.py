@@ -29,9 +29,25 @@ def keeper(store: MemoryStore, clock: FakeClock) -> Make:
     """Make a keeper that has a slot."""
 
     def make(
-        owner: str, *, of: LeaseStore | None = None, slots: int = 4, wanted: Callable[..., bool] = lambda *_: True, slot: bool = True
+        owner: str,
+        *,
+        of: LeaseStore | None = None,
+        slots: int = 4,
+        wanted: Callable[..., bool] = lambda *_: True,
+        slot: bool = True,
+        identity: dict[str, object] | None = None,
     ) -> Keeper:
-        made = Keeper(of or store, clock, owner=owner, fleet="f", slots=slots, lease_seconds=LEASE, wanted=wanted, sleep=lambda _: None)
+        made = Keeper(
+            of or store,
+            clock,
+            owner=owner,
+            fleet="f",
+            slots=slots,
+            lease_seconds=LEASE,
+            wanted=wanted,
+            identity=identity,
+            sleep=lambda _: None,
+        )
         if slot:
             assert made.acquire_slot(clock.advance)
         return made

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from hindcast.control import shards
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.store import LeaseStore, Snapshot
+from hindcast.control.store import Snapshot
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -54,7 +54,7 @@ def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, 
     assert [lease.key for lease in b.step().gained] == [key]
 
 
-def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock) -> None:
+def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """A dead worker's slot is taken however long the table took to open: what counts is how long it was seen unchanged."""
 
     class SlowToOpen(MemoryStore):
@@ -69,35 +69,16 @@ def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock) -
 
         opened = False
 
-    def newcomer(name: str, of: LeaseStore) -> Keeper:
-        return Keeper(of, clock, owner=name, fleet="f", slots=1, lease_seconds=LEASE, wanted=lambda *_: True, sleep=lambda _: None)
-
-    assert newcomer("dead", store).acquire_slot(clock.advance)
-    assert newcomer("heir", SlowToOpen()).acquire_slot(clock.advance)
+    keeper("dead", slots=1)
+    assert keeper("heir", of=SlowToOpen(), slots=1).slot is not None
 
 
-def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: MemoryStore, clock: FakeClock) -> None:
+def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: MemoryStore, keeper: Make) -> None:
     """Shards stay with those who can consume them until the newcomer can, and nobody counts on it before."""
     add_shards(store, 2)
-
-    def worker(name: str, **identity: object) -> Keeper:
-        made = Keeper(
-            store,
-            clock,
-            owner=name,
-            fleet="f",
-            slots=2,
-            lease_seconds=LEASE,
-            wanted=lambda *_: True,
-            identity=identity,
-            sleep=lambda _: None,
-        )
-        assert made.acquire_slot(clock.advance)
-        return made
-
-    newcomer = worker("newcomer", starting=True)
+    newcomer = keeper("newcomer", slots=2, identity={"starting": True})
     assert newcomer.step().gained == []
-    able = worker("able")
+    able = keeper("able", slots=2)
     assert len(able.step().gained) == 2, "the share of one worker, as the other cannot consume"
     newcomer.step()
     assert not newcomer.look()
