@@ -143,9 +143,12 @@ class Table:
     keys: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pipeline:
-    """One declared pipeline. ``transform`` takes the parsed source (with the ``window`` column) and returns the result frame."""
+    """One declared pipeline, equal only to itself.
+
+    ``transform`` takes the parsed source (with the ``window`` column) and returns the result frame.
+    """
 
     name: str
     transform: Callable[[DataFrame], DataFrame]

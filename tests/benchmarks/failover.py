@@ -52,18 +52,21 @@ def taken_over(killed: Killed, stream: Stream) -> float | None:
 
 def settled(stream: Stream) -> bool:
     """Whether two workers own a shard each and have committed in their epochs."""
-    epochs = {lease.status_value: lease.epoch for lease in stream.leases()}
+    leases = stream.leases()  # one read: between two of them a shard may change hands
     newest = {row.shard: row.epoch for row in ledger(stream.settings, stream.name)}
-    return newest == epochs and stream.owned_by(*stream.fleet.alive())
+    owners = {lease.lease_owner for lease in leases}
+    return newest == {lease.status_value: lease.epoch for lease in leases} and owners == {
+        stream.fleet.id_of(process) for process in stream.fleet.alive()
+    }
 
 
 def measure(base: Settings, lease_seconds: float, times: int, seed: int) -> list[float]:
     """The seconds of so many kills."""
     rng = random.Random(seed)
     home = base.home / f"lease-{lease_seconds:g}"
-    settings = fleet_settings(base.model_copy(update={"home": home}), base.bootstrap_servers).model_copy(
-        update={"lease_seconds": lease_seconds}
-    )
+    defaults = {name: Settings.model_fields[name].default for name in ("trigger_seconds", "audit_seconds")}
+    settings = fleet_settings(base.model_copy(update={"home": home}), base.bootstrap_servers)
+    settings = settings.model_copy(update={**defaults, "lease_seconds": lease_seconds})
     topic = f"trades-{lease_seconds:g}"
     ensure_topic(settings.bootstrap_servers, topic)
     declare(settings, topic, shards=2)

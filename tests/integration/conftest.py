@@ -13,7 +13,7 @@ from one_shard import Shard
 from hindcast import catalog
 from hindcast.local import jars
 from hindcast.settings import Settings, project_root
-from hindcast.stream import consumer as consumer_module
+from hindcast.stream import source
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -42,7 +42,7 @@ def shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Shard]:
     """A shard of two partitions whose batches are small."""
-    monkeypatch.setattr(consumer_module, "MAX_RECORDS_PER_BATCH", 80)
+    monkeypatch.setattr(source, "MAX_RECORDS_PER_BATCH", 80)
     settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
     example = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
     made = Shard(spark, settings, on_topic(example, topic_factory(partitions=2)), broker.bootstrap_servers, 2)

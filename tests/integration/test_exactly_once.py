@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from waiting import wait_until
 
 from hindcast.errors import CheckpointRefusedError, OffsetGapError
-from hindcast.stream.takeover import empty_result, fingerprint
+from hindcast.stream.takeover import shape_of
 
 SINK_STEPS = ["sink.1", "sink.2", "sink.3", "sink.4", "sink.5", "sink.6"]
 TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]
@@ -125,6 +125,6 @@ def test_a_seed_that_spark_draws_is_no_change_of_the_query(shard: Shard) -> None
     """A random column gets another seed in each session; that is the verdict's matter, and keeps no owner from taking over."""
     transform = shard.pipeline.transform
     random = replace(shard.pipeline, transform=lambda frame: transform(frame.withColumn("ask", F.rand())))
-    prints = {fingerprint(shard.spark, random, empty_result(shard.spark, random)) for _ in range(3)}
+    prints = {shape_of(shard.spark, replace(random)).fingerprint for _ in range(3)}
     assert len(prints) == 1
-    assert prints != {fingerprint(shard.spark, shard.pipeline, empty_result(shard.spark, shard.pipeline))}
+    assert prints != {shape_of(shard.spark, shard.pipeline).fingerprint}

@@ -23,11 +23,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from hindcast.clock import Clock
@@ -47,8 +45,6 @@ from hindcast.topics.offsets import TopicOffsets
 
 _log = structlog.get_logger(__name__)
 
-#: One batch reads at most so many records, so that a long backlog is worked off in steps that renew, commit and can be drained.
-MAX_RECORDS_PER_BATCH = 500_000
 _OBSERVED = "source"
 
 
@@ -89,15 +85,15 @@ class ShardConsumer:
 
         :raises HindcastError: where the sink is not this shard's any more
         """
-        result = takeover.empty_result(self._spark, self.pipeline)
-        self.sink.create(_table_schema(result))
+        shape = takeover.shape_of(self._spark, self.pipeline)
+        self.sink.create(shape.schema)
         shard = self.lease.status_value
         known = self._ledger.batches(self.pipeline.name, shard_version(shard), shard)
         self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, known)
         self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, known)
         if self._position.fence.batch:
             self._report(self.history[-1].sink_version)
-        return takeover.fingerprint(self._spark, self.pipeline, result)
+        return shape.fingerprint
 
     def start(self, rebuild: str = "") -> str:
         """Take the shard over and start its query (the steps are in :mod:`hindcast.stream.takeover`).
@@ -164,25 +160,16 @@ class ShardConsumer:
 
     def _frame(self, start: Offsets) -> DataFrame:
         pipeline = self.pipeline
-        topic = pipeline.source.name
-        reader = self._spark.readStream.format("kafka").options(**source.kafka_options(self._settings, topic, list(start)))
-        raw = (
-            reader.option("startingOffsets", source.offsets_option(topic, start))
-            .option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH)
-            .load()
-        )
         event_ms = F.when(F.col("_reason").isNull(), F.unix_millis(pipeline.event_time))
-        parsed = source.parse(raw, pipeline).observe(
+        parsed = source.parse(source.stream(self._spark, self._settings, pipeline, start), pipeline).observe(
             _OBSERVED,
             F.count(F.lit(1)).alias("rows"),
             F.count("_reason").alias("poison"),
             F.min(event_ms).alias("min_event_ms"),
             F.max(event_ms).alias("max_event_ms"),
         )
-        rows = source.usable(parsed).withWatermark(pipeline.event_time, pipeline.watermark)
         assert self._position is not None
-        windows = source.above_floors(source.assign_windows(rows, pipeline), pipeline, self._position.incarnation.floors)
-        return source.transform(windows, pipeline)
+        return source.result(parsed, pipeline, self._position.incarnation.floors)
 
     def drain(self) -> None:
         """Let the batch in hand end and begin no other."""
@@ -376,8 +363,3 @@ class ShardConsumer:
 
 class _DrainedError(Exception):
     """A batch that was not begun because the shard is being given up."""
-
-
-def _table_schema(result: DataFrame) -> pa.Schema:
-    # Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
-    return pa.schema([field.with_nullable(True) for field in to_arrow_schema(result.schema, timezone="UTC")])

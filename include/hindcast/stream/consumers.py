@@ -102,6 +102,7 @@ class Consumers:
         self._spark, self._settings, self._pipelines = spark, settings, pipelines
         self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
         self._ledger = Ledger(ControlTables(settings))
+        self._topics = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
         self._running: dict[LeaseKey, _Running] = {}
         self._settling: list[_Running] = []  # given up, with late and poison rows still to be filed
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
@@ -134,7 +135,7 @@ class Consumers:
             if superseded:
                 consumer.seal()
             else:
-                _check_retained(self._settings, pipeline, lease)
+                _check_retained(self._topics, pipeline, lease)
                 rebuilt = consumer.start(rebuilt)
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             consumer.stop()
@@ -174,8 +175,7 @@ class Consumers:
         elif running.drain_to is None:
             topic = self._pipelines[key.stream_id].source.name
             try:
-                with TopicOffsets(self._settings) as offsets:
-                    latest = offsets.latest(topic)
+                latest = self._topics.latest(topic)
             except HindcastError as error:
                 _log.warning("The topic's end is not known yet; asking again.", shard=str(key), reason=str(error))
                 return
@@ -296,7 +296,7 @@ class Consumers:
         if isinstance(failure, HindcastError):
             return failure
         try:
-            _check_retained(self._settings, self._pipelines[lease.stream_id], lease)
+            _check_retained(self._topics, self._pipelines[lease.stream_id], lease)
         except HindcastError as error:
             return error
         return failure
@@ -331,11 +331,10 @@ class Consumers:
         self._keeper.closed(lease.key)
 
 
-def _check_retained(settings: Settings, pipeline: Pipeline, lease: Lease) -> None:
+def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> None:
     """:raises OffsetsLostError: where the topic no longer holds, or does not reach, the offset at which the shard must go on"""
     topic = pipeline.source.name
-    with TopicOffsets(settings) as offsets:
-        earliest, latest = offsets.earliest(topic), offsets.latest(topic)
+    earliest, latest = topics.earliest(topic), topics.latest(topic)
     for partition, offset in by_partition(shards.ends(lease)).items():
         lost = {"topic": topic, "partition": partition, "pipeline": pipeline.name, "shard": lease.status_value, "start": offset}
         if partition not in latest:

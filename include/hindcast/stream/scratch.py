@@ -10,8 +10,13 @@ import fcntl
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from tempfile import gettempdir
+
+from pyspark.sql import SparkSession
 
 _SUFFIX = ".lock"
 #: Locks are held until the process ends, however it ends.
@@ -35,6 +40,17 @@ def claim(home: Path) -> Path:
     _held.append(lock_file)
     folder.mkdir()
     return folder
+
+
+@contextmanager
+def folder(spark: SparkSession) -> Iterator[Path]:
+    """A new folder of this process for one job, removed after it."""
+    path = Path(spark.conf.get("spark.local.dir") or gettempdir()) / f"job-{uuid.uuid4().hex[:8]}"
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_if_left(path: Path) -> None:

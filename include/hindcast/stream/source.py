@@ -16,6 +16,8 @@ from hindcast.settings import Settings
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
 _CORRUPT = "_corrupt"
+#: One batch of a stream reads at most so many records: a long backlog is worked off in steps that renew, commit and can be drained.
+MAX_RECORDS_PER_BATCH = 500_000
 
 
 def kafka_options(settings: Settings, topic: str, partitions: list[int]) -> dict[str, str]:
@@ -39,6 +41,13 @@ def read_range(spark: SparkSession, settings: Settings, pipeline: Pipeline, star
     reader = spark.read.format("kafka").options(**kafka_options(settings, topic, list(start)))
     raw = reader.option("startingOffsets", offsets_option(topic, start)).option("endingOffsets", offsets_option(topic, end)).load()
     return parse(raw, pipeline)
+
+
+def stream(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: Mapping[int, int]) -> DataFrame:
+    """The records of these partitions from ``start`` on, as they come, unparsed."""
+    topic = pipeline.source.name
+    reader = spark.readStream.format("kafka").options(**kafka_options(settings, topic, list(start)))
+    return reader.option("startingOffsets", offsets_option(topic, start)).option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH).load()
 
 
 def parse(raw: DataFrame, pipeline: Pipeline) -> DataFrame:
@@ -94,6 +103,12 @@ def above_floors(windows: DataFrame, pipeline: Pipeline, floors: Mapping[int, in
     pairs = [F.lit(value).cast("long") for item in sorted(floors.items()) for value in item]
     floor_ms = F.element_at(F.create_map(*pairs), F.col("_partition").cast("long"))
     return windows.where(F.unix_micros("window.end") > floor_ms * F.lit(1000))
+
+
+def result(parsed: DataFrame, pipeline: Pipeline, floors: Mapping[int, int]) -> DataFrame:
+    """What the pipeline's stream makes of its parsed records: the late filter sits between the windows and the transformation."""
+    rows = usable(parsed).withWatermark(pipeline.event_time, pipeline.watermark)
+    return transform(above_floors(assign_windows(rows, pipeline), pipeline, floors), pipeline)
 
 
 def transform(rows: DataFrame, pipeline: Pipeline) -> DataFrame:

@@ -16,9 +16,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
@@ -149,22 +152,33 @@ def check_query(pipeline: Pipeline, lease: Lease, fingerprint: str) -> None:
 _SEEDS = re.compile(r"\b(randn?|random|randstr|uuid|shuffle)\([^()]*\)")
 
 
-def fingerprint(spark: SparkSession, pipeline: Pipeline, frame: DataFrame) -> str:
-    """What a Spark checkpoint belongs to: the query's analysed plan and the declaration around it, as a short hash.
+@dataclass(frozen=True)
+class Shape:
+    """A pipeline's query as a session sees it: the sink's columns, and what its Spark checkpoints belong to, as a short hash."""
 
-    The plan's expression numbers (``ask#12``) and the seeds that Spark draws (``rand(42)``) differ between sessions and are left out.
-    """
-    plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed())))
-    shape = (pipeline.source, pipeline.event_time, pipeline.watermark, pipeline.window, pipeline.sink.keys, pipeline.max_future, plan)
-    shuffles = spark.conf.get("spark.sql.shuffle.partitions")
-    return hashlib.sha256(repr((shape, shuffles)).encode()).hexdigest()[:16]
+    schema: pa.Schema
+    fingerprint: str
 
 
-def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
-    """The transformation of no rows: for the result's columns and the fingerprint.
+@cache
+def shape_of(spark: SparkSession, pipeline: Pipeline) -> Shape:
+    """Analyse the transformation of no rows; once a session, as a shard that changes hands waits for it.
+
+    The hash is of the analysed plan and the declaration around it. The plan's expression numbers (``ask#12``) and the seeds that Spark
+    draws (``rand(42)``) differ between sessions and are left out.
 
     :raises PipelineError: where the transformation does not fit the source's columns, or the sink's keys are not in its result
     """
+    frame = _empty_result(spark, pipeline)
+    plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed())))
+    shape = (pipeline.source, pipeline.event_time, pipeline.watermark, pipeline.window, pipeline.sink.keys, pipeline.max_future, plan)
+    shuffles = spark.conf.get("spark.sql.shuffle.partitions")
+    # Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
+    schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
+    return Shape(schema, hashlib.sha256(repr((shape, shuffles)).encode()).hexdigest()[:16])
+
+
+def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
         rows = source.usable(source.parse(spark.createDataFrame([], _KAFKA_COLUMNS), pipeline))
         result = source.transform(source.assign_windows(rows, pipeline), pipeline)

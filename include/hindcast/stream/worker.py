@@ -14,6 +14,7 @@ import threading
 import uuid
 
 import structlog
+from pyspark.sql import SparkSession
 
 from hindcast import catalog
 from hindcast.clock import Clock, SystemClock
@@ -27,10 +28,11 @@ from hindcast.control.leases import Lease, StatusType
 from hindcast.control.ledger import Ledger
 from hindcast.control.store import Snapshot
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError
+from hindcast.errors import HindcastError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.stream import rewind, session
 from hindcast.stream.consumers import Backoff, Consumers
+from hindcast.stream.rehearsal import rehearse
 from hindcast.topics.offsets import TopicOffsets
 
 _log = structlog.get_logger(__name__)
@@ -91,7 +93,7 @@ class Worker:
         threading.Thread(target=self._renew, name="renewal", daemon=True).start()
         try:
             spark = session.build(self._settings, f"hindcast-{self.id}")
-            spark.range(1).count()  # what Spark loads on first use, it loads before shards wait for it
+            self._rehearse(spark)
             self._keeper.ready()
             consumers = Consumers(spark, self._settings, self._pipelines.pipelines, self._keeper, self._events, self._clock, self._backoff)
             threading.Thread(target=self._audit, args=(consumers,), name="audit", daemon=True).start()
@@ -115,6 +117,19 @@ class Worker:
             cure="" if clean else "Start another worker.",
         )
         return 0 if clean else 1
+
+    def _rehearse(self, spark: SparkSession) -> None:
+        """What is loaded and compiled on first use is so before shards wait for it."""
+        try:
+            wanted = desired_of(self._store.leases())
+        except StoreUnavailableError as error:
+            _log.warning("What is wanted could not be read: nothing is rehearsed.", worker=self.id, reason=str(error))
+            return
+        for name, desired in wanted.items():
+            self._beat = self._clock.monotonic()
+            if desired.state is DesiredState.RUNNING and self._able(name, desired.version) and not self._stop.is_set():
+                rehearse(spark, self._settings, self._pipelines[name])
+        self._beat = self._clock.monotonic()
 
     # -- main --------------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,57 @@
+"""Run a pipeline's query once for practice, so that a new worker is quick when a shard depends on it.
+
+A fresh JVM needs ten times as long for its first batch: it loads classes, compiles the query, starts Python workers. A worker that took a
+shard in that state would leave it standing still. So it first runs the same query over the topic's last records, into a folder of its
+own that nobody reads, and takes its share of the shards after that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+from hindcast.stream import files, scratch, source, takeover
+from hindcast.topics.offsets import TopicOffsets
+
+_log = structlog.get_logger(__name__)
+
+#: The newest records of each partition that it reads.
+RECORDS = 200
+#: More than it ever took; a worker that is stuck here would hold its slot for nothing.
+TIMEOUT_SECONDS = 40.0
+
+
+def rehearse(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None:
+    """Run two batches of the pipeline's query for nothing but their effect on this process. Never raises: it is only practice."""
+    topic = pipeline.source.name
+    try:
+        takeover.shape_of(spark, pipeline)
+        with TopicOffsets(settings) as offsets:
+            earliest, latest = offsets.earliest(topic), offsets.latest(topic)
+        start = {partition: max(earliest[partition], end - RECORDS) for partition, end in latest.items()}
+        with scratch.folder(spark) as folder:
+            _run(spark, settings, pipeline, start, folder)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong, the take-over itself says so where it can be mended
+        _log.warning("The rehearsal failed; the first batch will take longer.", pipeline=pipeline.name, reason=str(error).split("\n", 1)[0])
+
+
+def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dict[int, int], folder: Path) -> None:
+    def write(frame: DataFrame, number: int) -> None:
+        files.write_files(frame, folder.as_uri(), {}, f"b{number}")
+
+    frame = source.result(source.parse(source.stream(spark, settings, pipeline, start), pipeline), pipeline, {})
+    query = (
+        frame.writeStream.queryName(f"rehearsal of {pipeline.name}")
+        .foreachBatch(write)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination(int(TIMEOUT_SECONDS))
+    finally:
+        query.stop()
