@@ -89,6 +89,17 @@ class OffsetGapError(HindcastError):
     lose or repeat rows, so the shard has stopped. {cure}"""
 
 
+class DoubledKeyError(HindcastError):
+    """Two rows of batch {batch} of {pipeline} have the same keys ({keys}), so which of them the table should hold is not known. Nothing
+    was written. Let the transformation give one row a key and batch, or name more keys."""
+
+
+class RebuildRefusedError(HindcastError):
+    """{pipeline}: {problem}, and the state of its operators depends on which rows came together in a batch: reading the topic again
+    in other batches would not give the same results. Nothing has changed. Raise the pipeline's version, with a new sink table: it starts
+    anew from the topic."""
+
+
 class CheckpointRefusedError(HindcastError):
     """{pipeline}/{shard}: the Spark checkpoint at {path} cannot be used: {problem}. {cure}"""
 

@@ -5,17 +5,19 @@ This module imports neither pyspark nor airflow: declaring and listing pipelines
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hindcast.errors import BadNameError, PipelineError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DURATION = re.compile(r"\s*(\d+)\s+(millisecond|second|minute|hour|day)s?\s*")
@@ -43,7 +45,9 @@ TYPES = frozenset(
 )
 EVENT_TIME_TYPES = frozenset({"timestamp"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
-RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason"})
+RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason", "_event_at"})
+#: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.
+TOPIC_STRIDE = 10_000
 #: More than any topic has partitions that one fleet could use.
 MAX_SHARDS = 1000
 FORM = (
@@ -65,6 +69,21 @@ def parse_duration(text: str) -> timedelta:
     if not match:
         raise ValueError(f'{text!r} is not a duration like "10 seconds", "500 milliseconds" or "1 hour"')
     return timedelta(**{match[2] + "s": int(match[1])})
+
+
+def parse_start(text: str) -> str | datetime | dict[int, int]:
+    """``earliest``, ``latest``, a moment or offsets by partition; ValueError names the valid forms."""
+    if text in {"earliest", "latest"}:
+        return text
+    try:
+        if text.startswith("{"):
+            return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is not None:
+            return at
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise ValueError(f'start {text!r} is none of earliest, latest, an ISO 8601 time with an offset from UTC, or offsets like {{"0": 100}}')
 
 
 def parse_columns(schema: str) -> dict[str, str]:
@@ -99,16 +118,33 @@ def _split_columns(schema: str) -> Iterator[str]:
     yield schema[start:]
 
 
+class Format(StrEnum):
+    """How a topic's values are written."""
+
+    JSON = "json"  # one object
+    TEXT = "text"  # a line, which Topic.parse takes apart
+    AVRO = "avro"  # one record of Topic.avro_schema, without a header
+
+
 @dataclass(frozen=True)
 class Topic:
-    """A Kafka topic of JSON objects. ``schema`` is Spark DDL; ``key`` is the field by which producers choose the partition.
+    """A Kafka topic. ``schema`` is Spark DDL; ``key`` is the field by which producers choose the partition.
 
     A record without a value for a ``NOT NULL`` column goes to the dead letters; any other column may be null or missing.
+
+    ``parse`` is for text: from the line to a struct with the schema's columns, null for a line that is none. ``avro_schema`` is the
+    writer's schema as JSON. ``event_time`` is where the topic's differs from the pipeline's; a topic that has ``watermark=False`` neither
+    moves nor waits for the watermark (a changelog that rests for hours would hold all results back), so state made of it is kept for good.
     """
 
     name: str
     schema: str
     key: str | None = None
+    format: Format = Format.JSON
+    parse: Callable[[Column], Column] | None = None
+    avro_schema: str = ""
+    event_time: str = ""
+    watermark: bool = True
 
     @property
     def columns(self) -> dict[str, str]:
@@ -117,6 +153,16 @@ class Topic:
     @property
     def required(self) -> list[str]:
         return required_columns(self.schema)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A Delta table that a pipeline joins, as it was in one version: another version is another pipeline. ``name`` is its folder below
+    ``lookups`` of the tables' root, or a URL.
+    """
+
+    name: str
+    version: int
 
 
 @dataclass(frozen=True)
@@ -135,36 +181,62 @@ class Window:
         return parse_duration(self.slide or self.duration)
 
 
+class Mode(StrEnum):
+    """What a batch's rows do to the table."""
+
+    APPEND = "append"  # each row is final
+    UPSERT = "upsert"  # each row replaces the one with its keys: running results
+
+
 @dataclass(frozen=True)
 class Table:
     """A Delta table; ``keys`` are the columns that name one row of the result."""
 
     name: str
     keys: list[str] = field(default_factory=list)
+    mode: Mode = Mode.APPEND
 
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """One declared pipeline, equal only to itself.
 
-    ``transform`` takes the parsed source (with the ``window`` column) and returns the result frame.
+    ``transform`` takes the parsed source (with the ``window`` column), then what it joins, and returns the result frame.
     """
 
     name: str
-    transform: Callable[[DataFrame], DataFrame]
+    transform: Callable[..., DataFrame]
     source: Topic
     event_time: str
     watermark: str
     sink: Table
     version: int
+    joined: tuple[Topic | Lookup, ...] = ()
     window: Window | None = None
     shards: int = 1
     max_future: str = "1 hour"
+    re_execute: bool = False
+    hindsight: Callable[..., DataFrame] | None = None
+    start: str = "earliest"
+    paused: bool = False
     captured_floor: float = 0.0
     expectations: tuple[dict[str, Any], ...] = ()
     file: str = ""
     line: int = 0
     source_code: str = ""
+
+    @property
+    def topics(self) -> tuple[Topic, ...]:
+        """What it reads, the source first: the order in which its partitions are numbered."""
+        return (self.source, *(joined for joined in self.joined if isinstance(joined, Topic)))
+
+    def event_time_of(self, topic: Topic) -> str:
+        return topic.event_time or self.event_time
+
+    def place(self, partition: int) -> str:
+        """A partition of the pipeline's own numbering, in words: its number, and its topic where there are several."""
+        topic, number = divmod(partition, TOPIC_STRIDE)
+        return f"{self.topics[topic].name}/{number}" if len(self.topics) > 1 else str(number)
 
     @property
     def watermark_delay(self) -> timedelta:
@@ -186,28 +258,39 @@ def pipeline(
     watermark: str,
     sink: Table,
     version: int,
+    joined: list[Topic | Lookup] | None = None,
     window: Window | None = None,
     shards: int = 1,
     max_future: str = "1 hour",
+    re_execute: bool = False,
+    hindsight: Callable[..., DataFrame] | None = None,
+    start: str = "earliest",
+    paused: bool = False,
     captured_floor: float = 0.0,
     expectations: list[dict[str, Any]] | None = None,
-) -> Callable[[Callable[[DataFrame], DataFrame]], Pipeline]:
+) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare the decorated function as a pipeline of the function's own name.
 
     :param source: the topic that is read
     :param event_time: the source's column of type timestamp that says when a row happened
     :param watermark: how long after the newest event time seen a row still counts, e.g. ``"10 seconds"``
+    :param joined: further topics and tables; the function is given a frame for each, after the source's
     :param window: the event-time windows; the platform assigns the ``window`` column, the function groups by it
     :param sink: the table of the result; ``keys`` must be among the function's result columns
     :param version: rises with each change of the function's meaning
     :param shards: into how many shards the partitions are dealt; above 1 the keys must contain the topic's key
     :param max_future: a row stamped further than this past the broker's timestamp is a dead letter
+    :param re_execute: the results depend on which rows came together in a batch (joins of streams, sessions, deduplication, state of its
+        own): the verdict runs the recorded batches again, through the streaming engine
+    :param hindsight: the answer of somebody who knows the whole range, as a function of the same frames; by default the same transformation
+    :param start: where a new version begins: ``earliest``, ``latest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
+    :param paused: whether it waits for `hindcast resume` when it is first seen
     :param captured_floor: the least share of input rows the stream must hold for a verdict to pass, 0 to 1
     :param expectations: Great Expectations on the sink, each ``{"type": ..., **kwargs}``
     :raises PipelineError: with file, line and the valid form, where a part of the declaration is wrong
     """
 
-    def declare(transform: Callable[[DataFrame], DataFrame]) -> Pipeline:
+    def declare(transform: Callable[..., DataFrame]) -> Pipeline:
         code = transform.__code__
         result = Pipeline(
             name=transform.__name__,
@@ -217,9 +300,14 @@ def pipeline(
             watermark=watermark,
             sink=sink,
             version=version,
+            joined=tuple(joined or ()),
             window=window,
             shards=shards,
             max_future=max_future,
+            re_execute=re_execute,
+            hindsight=hindsight,
+            start=start,
+            paused=paused,
             captured_floor=captured_floor,
             expectations=tuple(expectations or ()),
             file=code.co_filename,
@@ -237,43 +325,10 @@ def pipeline(
 
 def check(pipeline: Pipeline) -> None:
     """Raise :class:`PipelineError` for the first thing that is wrong with the declaration."""
-    for problem in _problems(pipeline):
+    from hindcast.rules import problems  # they know everything above
+
+    for problem in problems(pipeline):
         raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM)
-
-
-def _problems(p: Pipeline) -> Iterator[str]:
-    for what, name in (("pipeline", p.name), ("topic", p.source.name), ("table", p.sink.name)):
-        if not NAME.fullmatch(name) or not name.strip("."):
-            yield f"the {what}'s name {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -"
-    for text in (p.watermark, p.max_future, *((p.window.duration, p.window.slide or p.window.duration) if p.window else ())):
-        try:
-            parse_duration(text)
-        except ValueError as error:
-            yield str(error)
-    try:
-        columns = p.source.columns
-    except ValueError as error:
-        yield str(error)
-        return
-    if reserved := sorted(RESERVED & columns.keys()):
-        yield f"the schema uses the reserved columns {reserved}"
-    if columns.get(p.event_time) not in EVENT_TIME_TYPES:
-        yield f"event_time {p.event_time!r} is not a timestamp column of the schema ({', '.join(columns)})"
-    if p.source.key is not None and p.source.key not in columns:
-        yield f"the topic's key {p.source.key!r} is not a column of the schema ({', '.join(columns)})"
-    if p.window and not timedelta(0) < p.window.step <= p.window.length:
-        yield f"the window's slide {p.window.slide!r} is not above 0 and at most its duration {p.window.duration!r}"
-    if p.window and "window" not in p.sink.keys:
-        yield "the sink's keys lack 'window', so rows of different windows would share a key"
-    if p.version < 1:
-        yield f"version {p.version!r} is not a whole number from 1"
-    if not 1 <= p.shards <= MAX_SHARDS:
-        yield f"shards {p.shards!r} is not from 1 to {MAX_SHARDS}"
-    if p.shards > 1 and p.window and (p.source.key is None or p.source.key not in p.sink.keys):
-        rule = f"the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}, else each shard would hold part of a key"
-        yield f"with shards={p.shards} {rule}; use shards=1"
-    if not 0.0 <= p.captured_floor <= 1.0:
-        yield f"captured_floor {p.captured_floor!r} is not from 0 to 1"
 
 
 def _source_of(function: Callable[..., Any]) -> str:

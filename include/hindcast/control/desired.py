@@ -82,7 +82,7 @@ class DesiredStates:
         return known[name]
 
     def declare(self, pipeline: Pipeline, workers: int) -> Desired:
-        """Want the pipeline running, unless something is already wanted of it. Any number of callers may do it at once."""
+        """Want the pipeline running, or paused where it says so, unless something is already wanted of it. Any number may do it at once."""
         key = desired_key(pipeline.name)
         detail = {"version": pipeline.version, "shards": pipeline.shards, "workers": workers}
 
@@ -94,7 +94,7 @@ class DesiredStates:
                     stream_id=key.stream_id,
                     status_type=StatusType.PIPELINE,
                     status_value=ACTIVE,
-                    state=DesiredState.RUNNING,
+                    state=DesiredState.PAUSED if pipeline.paused else DesiredState.RUNNING,
                     detail=detail,
                     updated_at=datetime.now(UTC),
                 )

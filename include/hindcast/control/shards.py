@@ -18,6 +18,7 @@ number does not. So partitions are dealt by that residue, and :data:`MODULUS` re
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
@@ -25,6 +26,8 @@ from hindcast.control.desired import DRAINED, REFUSED, DesiredState, desired_key
 from hindcast.control.leases import NOT_HELD, Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.ledger import Offsets
 from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.errors import BadInputError
+from hindcast.pipeline import TOPIC_STRIDE
 
 
 def shard_name(version: int, generation: int, index: int) -> str:
@@ -52,8 +55,8 @@ PARTITIONS = "partitions"
 
 
 def deal(partitions: Iterable[int], shards: int, modulus: int) -> list[list[int]]:
-    """Partition p goes to shard (p mod modulus) mod n, for as many shards as get at least one partition."""
-    dealt = [[partition for partition in sorted(partitions) if partition % modulus % shards == index] for index in range(shards)]
+    """Partition p of each topic goes to shard (p mod modulus) mod n, for as many shards as get at least one partition."""
+    dealt = [[partition for partition in sorted(partitions) if _residue(partition, modulus) % shards == index] for index in range(shards)]
     return [part for part in dealt if part]
 
 
@@ -61,7 +64,10 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
     """Write the first generation of a version's shards, each beginning at its partitions' ``start`` offsets; nothing where it exists.
 
     Any number of workers may do it at once: one commit wins and the others find its rows.
+
+    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
     """
+    modulus = _modulus(pipeline, shards, start)
 
     def decide(snapshot: Snapshot) -> list[Lease]:
         if of_version(snapshot.leases.values(), pipeline, version):
@@ -73,10 +79,10 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
                 status_value=shard_name(version, 0, index),
                 state=ShardState.OPEN,
                 checkpoint={"start_offsets": {str(p): start[p] for p in partitions}},
-                detail={PARTITIONS: partitions, MODULUS: len(start)},
+                detail={PARTITIONS: partitions, MODULUS: modulus},
                 updated_at=datetime.now(UTC),
             )
-            for index, partitions in enumerate(deal(start, shards, len(start)))
+            for index, partitions in enumerate(deal(start, shards, modulus))
         ]
 
     return swap(store, decide)
@@ -93,7 +99,8 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
         if not current or any(lease.state == ShardState.WAIT for lease in current):
             return []
         before = {partition for lease in current for partition in lease.detail[PARTITIONS]}
-        modulus = math.gcd(current[0].detail[MODULUS], len(start)) if start.keys() - before else current[0].detail[MODULUS]
+        known = int(current[0].detail[MODULUS])
+        modulus = math.gcd(known, _modulus(pipeline, shards, start)) if start.keys() - before else known
         dealt = deal(before | start.keys(), shards, modulus)
         if dealt == [lease.detail[PARTITIONS] for lease in current]:
             return []
@@ -104,7 +111,9 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
                 status_type=StatusType.SHARD,
                 status_value=shard_name(version, number, index),
                 state=ShardState.WAIT,
-                parent_shard_ids=[lease.status_value for lease in current if _residues(lease, modulus) & {p % modulus for p in partitions}],
+                parent_shard_ids=[
+                    lease.status_value for lease in current if _residues(lease, modulus) & {_residue(p, modulus) for p in partitions}
+                ],
                 checkpoint={"start_offsets": {str(p): start[p] for p in partitions if p not in before}},
                 detail={PARTITIONS: partitions, MODULUS: modulus},
                 updated_at=datetime.now(UTC),
@@ -133,7 +142,7 @@ def _begun(child: Lease, parents: list[Lease]) -> Lease:
     for partition in map(str, child.detail[PARTITIONS]):
         had_it = [parent for parent in parents if int(partition) in parent.detail[PARTITIONS]]
         # A partition that was added takes keys of any parent with its residue; what was final for one of them stays so.
-        had_its_keys = had_it or [parent for parent in parents if int(partition) % modulus in _residues(parent, modulus)]
+        had_its_keys = had_it or [parent for parent in parents if _residue(int(partition), modulus) in _residues(parent, modulus)]
         start[partition] = ends(had_it[0])[partition] if had_it else child.checkpoint["start_offsets"][partition]
         floors[partition] = max(final_ms(parent, partition if had_it else None) for parent in had_its_keys)
     return child.moved(ShardState.OPEN).evolve(checkpoint={"start_offsets": start, "floors": floors}, updated_at=datetime.now(UTC))
@@ -167,7 +176,21 @@ def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
 
 
 def _residues(lease: Lease, modulus: int) -> set[int]:
-    return {partition % modulus for partition in lease.detail[PARTITIONS]}
+    return {_residue(partition, modulus) for partition in lease.detail[PARTITIONS]}
+
+
+def _residue(partition: int, modulus: int) -> int:
+    return partition % TOPIC_STRIDE % modulus
+
+
+def _modulus(pipeline: str, shards: int, start: Iterable[int]) -> int:
+    counts = Counter(partition // TOPIC_STRIDE for partition in start)
+    if shards > 1 and len(set(counts.values())) > 1:
+        problem = (
+            f"The topics of {pipeline} have {', '.join(map(str, counts.values()))} partitions, so a key is not in the same shard of each"
+        )
+        raise BadInputError(problem=problem, cure="Give the topics as many partitions each, or use shards=1.")
+    return counts[0]
 
 
 def superseded(leases: Iterable[Lease]) -> set[LeaseKey]:

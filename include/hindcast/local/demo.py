@@ -137,9 +137,11 @@ class Demo:
         return self._summary(account, verdict, of_run)
 
     def _want_running(self) -> None:
+        """This pipeline and no other: the workers of a small machine are its own."""
         states = DesiredStates(LeaseTable(self.settings))
-        states.declare(self.pipeline, self.settings.workers)
-        states.set_state(self.pipeline.name, DesiredState.RUNNING)
+        for pipeline in catalog.load(self.settings.pipelines_dir).values():
+            states.declare(pipeline, self.settings.workers)
+            states.set_state(pipeline.name, DesiredState.RUNNING if pipeline.name == self.pipeline.name else DesiredState.PAUSED)
 
     def _unpause(self, *dags: str) -> None:
         token = airflow.login(self.settings)

@@ -52,7 +52,8 @@ def up(
         settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
         say(f"The broker answers at {settings.bootstrap_servers}.")
         for pipeline in catalog.load(settings.pipelines_dir).values():
-            ensure_topic(settings.bootstrap_servers, pipeline.source.name)
+            for source in pipeline.topics:
+                ensure_topic(settings.bootstrap_servers, source.name)
         if with_airflow:
             say("Starting Airflow ...")
             settings = airflow.prepare(settings)

@@ -6,7 +6,7 @@ the two answers, which are written by one job.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -23,8 +23,9 @@ from hindcast.errors import BadInputError, ReplayFailedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.placed import place
 from hindcast.replay.planner import Plan
+from hindcast.replay.reexecution import recorded_batches
 from hindcast.settings import Settings
-from hindcast.stream.source import assign_windows, read_range, transform, usable
+from hindcast.stream.source import PLACE_COLUMNS, assign_windows, parse, read_range, records, transform, usable
 
 _log = structlog.get_logger(__name__)
 
@@ -78,7 +79,8 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
         counted = _count(rows, pipeline, plan, run_id)
         _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
         _write(_set_aside(rows, pipeline, plan), set_aside_url(settings, plan.pipeline, run_id))
-        _write(_answers(rows, pipeline, plan), answers_url(settings, plan.pipeline, run_id), partition=ANSWER)
+        with _answers(spark, settings, pipeline, plan, rows) as (hindsight, online):
+            _write(_together(pipeline, hindsight, online), answers_url(settings, plan.pipeline, run_id), partition=ANSWER)
     counted = replace(counted, output_rows=_output_rows(settings, plan, run_id))
     _log.info("Wrote the hindcast.", run_id=run_id, url=answers_url(settings, plan.pipeline, run_id))
     return counted
@@ -88,6 +90,15 @@ def _rows(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Pla
     parsed = read_range(spark, settings, pipeline, plan.read_from, plan.end)
     sized = parsed.withColumn("_bytes", F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0)))
     return place(spark, sized.drop("_topic", "_key", "_value"), plan, pipeline)
+
+
+def _frames(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame) -> list[DataFrame]:
+    """The usable rows of each topic."""
+    if len(pipeline.topics) == 1:
+        return [usable(rows)]
+    return [
+        usable(parse(records(spark, settings, pipeline, topic, plan.read_from, plan.end), pipeline, topic)) for topic in pipeline.topics
+    ]
 
 
 @contextmanager
@@ -135,7 +146,7 @@ def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
     slide, length = (0, 0) if pipeline.window is None else (_microseconds(pipeline.window.step), _microseconds(pipeline.window.length))
     windows = F.array().cast("array<long>")
     if pipeline.window is not None:
-        time = f"unix_micros(`{pipeline.event_time}`)"
+        time = "unix_micros(_event_at)"
         first, last = f"{time} - pmod({time} - {length}L, {slide}L) + {slide}L", f"{time} - pmod({time}, {slide}L) + {length}L"
         wanted = f"e > {plan.windows_after_ms * 1000}L AND e <= least({plan.windows_to_ms * 1000}L, _late_us)"
         ends = F.expr(f"transform(filter(sequence({first}, {last}, {slide}L), e -> {wanted}), e -> e div 1000L)")
@@ -152,26 +163,41 @@ def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
     )
 
 
-def _answers(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
-    good = usable(rows)
-    if pipeline.window is None:
-        hindsight = online = good
-    else:
-        windowed = assign_windows(good.where(F.col("_windows_judged") > 0), pipeline)
+@contextmanager
+def _answers(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame
+) -> Iterator[tuple[DataFrame, DataFrame]]:
+    """The answer in hindsight and the online one; what they are read from lasts as long as the context."""
+    if pipeline.window is not None:
+        windowed = assign_windows(usable(rows).where(F.col("_windows_judged") > 0), pipeline)
         end = F.unix_micros("window.end")
-        hindsight = windowed.where((end > plan.windows_after_ms * 1000) & (end <= plan.windows_to_ms * 1000))
-        online = hindsight.where(end > F.col("_late_us"))
-    answers = {Answer.HINDSIGHT: _transformed(hindsight, pipeline), Answer.ONLINE: _transformed(online, pipeline)}
-    if ANSWER in answers[Answer.ONLINE].columns:
+        all_rows = windowed.where((end > plan.windows_after_ms * 1000) & (end <= plan.windows_to_ms * 1000))
+        in_time = all_rows.where(end > F.col("_late_us"))
+        yield _transformed([all_rows], pipeline, hindsight=True), _transformed([in_time], pipeline)
+        return
+    frames = _frames(spark, settings, pipeline, plan, rows)
+    if not pipeline.re_execute:
+        yield _transformed(frames, pipeline, hindsight=True), _transformed(frames, pipeline)
+        return
+    with recorded_batches(spark, settings, pipeline, plan) as recorded:
+        online = recorded.run()
+        yield (_transformed(frames, pipeline, hindsight=True) if pipeline.hindsight else recorded.run(at_once=True)), online
+
+
+def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:
+    window = ["window"] if pipeline.window else []
+    given = [frame.select(*topic.columns, *PLACE_COLUMNS, *window) for topic, frame in zip(pipeline.topics, frames, strict=True)]
+    return transform(given, pipeline, hindsight=hindsight)
+
+
+def _together(pipeline: Pipeline, hindsight: DataFrame, online: DataFrame) -> DataFrame:
+    if ANSWER in online.columns:
         raise BadInputError(
             problem=f"The pipeline {pipeline.name} has a result column named {ANSWER}", cure="A replay needs that name: rename the column."
         )
+    answers = {Answer.HINDSIGHT: hindsight, Answer.ONLINE: online}
     first, second = (frame.withColumn(ANSWER, F.lit(name.value)) for name, frame in answers.items())
     return first.unionByName(second)
-
-
-def _transformed(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    return transform(rows.select(*pipeline.source.columns, *(["window"] if pipeline.window else [])), pipeline)
 
 
 def _write(frame: DataFrame, url: str, partition: str | None = None) -> None:

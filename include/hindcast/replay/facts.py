@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -20,7 +21,7 @@ from hindcast.replay.planner import Facts
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.runs import Runs
 from hindcast.settings import Settings
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.topics.offsets import TopicOffsets, across
 
 _BATCH_BITS = 32  # a transaction's version is epoch << 32 | batch; see hindcast.stream's commit protocol
 
@@ -44,9 +45,10 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     rows = Ledger(tables).batches(pipeline.name, pipeline.version)
     filed = _filed(tables, rows)
     with TopicOffsets(settings) as topic:
-        earliest, latest = topic.earliest(pipeline.source.name), topic.latest(pipeline.source.name)
-        from_time = topic.at_time(pipeline.source.name, request.from_time) if request.from_time else None
-        to_time = topic.at_time(pipeline.source.name, request.to_time) if request.to_time else None
+        earliest, latest = across(pipeline, topic.earliest), across(pipeline, topic.latest)
+        from_time, to_time = (
+            across(pipeline, partial(topic.at_time, at=moment)) if moment else None for moment in (request.from_time, request.to_time)
+        )
     sink = open_sink(settings, pipeline)
     return Facts(
         history=History.of(rows),

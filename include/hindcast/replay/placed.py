@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import Plan
+from hindcast.stream.audit import late_at_all
 
 #: What :func:`place` adds. ``_late_us`` is the late watermark in microseconds, ``_windows_*`` count a row's windows: those that were
 #: final when it came, those that the plan judges, and those that are both.
@@ -65,10 +66,14 @@ def _window_counts(plan: Plan, pipeline: Pipeline) -> dict[str, Column]:
     last = t - pmod(t, slide) + length: the least multiple of the slide above t - length, and the greatest not above t, each plus length.
     """
     names = ("_windows_late", "_windows_judged", "_windows_late_judged")
+    if pipeline.re_execute:  # a row is late as a whole: it came when the watermark had passed its own time
+        late = late_at_all(pipeline, F.col("_late_us"))
+        usable_row = F.col("_reason").isNull().cast("long")
+        return dict(zip(names, (late, usable_row, late), strict=True))
     if pipeline.window is None:
         return dict.fromkeys(names, F.lit(0).cast("long"))
     length, slide = (int(duration.total_seconds() * 1_000_000) for duration in (pipeline.window.length, pipeline.window.step))
-    time = f"unix_micros(`{pipeline.event_time}`)"
+    time = "unix_micros(_event_at)"
     first, last = f"({time} - pmod({time} - {length}L, {slide}L) + {slide}L)", f"({time} - pmod({time}, {slide}L) + {length}L)"
 
     def ending_by(limit: str) -> str:

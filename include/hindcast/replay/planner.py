@@ -46,7 +46,8 @@ class Plan:
     """What a replay does. Offsets are partition -> offset, ends exclusive; the bounds of windows are epoch milliseconds of window *end*.
 
     ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``. ``segments`` cover
-    [read_from, end) and say for each offset by which batch, so with which watermark, it was read.
+    [read_from, end) and say for each offset by which batch, so with which watermark, it was read. ``recorded``: without windows, every
+    batch that the sink's version holds, also those that read nothing.
     """
 
     pipeline: str
@@ -61,6 +62,7 @@ class Plan:
     sink_version: int
     segments: tuple[Segment, ...]
     batches: tuple[LedgerRow, ...]
+    recorded: tuple[LedgerRow, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as the ``runs`` table keeps it; offsets are objects of partition to offset, batches are counted only."""
@@ -93,8 +95,9 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
     sink_version = facts.sink_version
     windows_after_ms = windows_to_ms = 0
     read_from = start
+    recorded: tuple[LedgerRow, ...] = ()
     if pipeline.window is None:
-        start, end, sink_version = _whole_commits(request, facts, start, end)
+        start, end, sink_version, recorded = _whole_commits(request, facts, start, end)
         read_from = start
     else:
         windows_after_ms, windows_to_ms = history.horizon_ms(start, partitions), history.horizon_ms(end, partitions)
@@ -116,6 +119,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
         sink_version=sink_version,
         segments=tuple(history.reading(read_from, end)),
         batches=tuple(history.batches(start, end)),
+        recorded=recorded,
     )
 
 
@@ -126,10 +130,9 @@ def _partitions(facts: Facts) -> list[int]:
 
 def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
     history = facts.history
-    if waiting := [partition for partition in partitions if partition not in history.chains]:
-        raise RangeNotYetConsumedError(
-            pipeline=pipeline.name, problem=f"no batch has read partition {', '.join(map(str, waiting))} of {pipeline.source.name}"
-        )
+    if waiting := [pipeline.place(partition) for partition in partitions if partition not in history.chains]:
+        topics = ", ".join(topic.name for topic in pipeline.topics)
+        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"no batch has read partition {', '.join(waiting)} of {topics}")
     if request.from_offsets is not None and request.to_offsets is not None:
         _check_partitions(request, facts, partitions)
         return {p: request.from_offsets[p] for p in partitions}, {p: request.to_offsets[p] for p in partitions}
@@ -215,7 +218,9 @@ def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, needed: in
     )
 
 
-def _whole_commits(request: ReplayRequest, facts: Facts, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets, int]:
+def _whole_commits(
+    request: ReplayRequest, facts: Facts, start: Offsets, end: Offsets
+) -> tuple[Offsets, Offsets, int, tuple[LedgerRow, ...]]:
     """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its beginning, up to a version of
     the sink that holds whole batches below ``end`` and nothing else.
     """
@@ -235,7 +240,7 @@ def _whole_commits(request: ReplayRequest, facts: Facts, start: Offsets, end: Of
     reached = {partition: chosen.committed.get(partition, begun[partition]) for partition in start}
     if reached == begun:
         raise RangeNotYetConsumedError(pipeline=request.pipeline, problem="no version of the sink holds whole batches of this range only")
-    return begun, reached, version
+    return begun, reached, version, chosen.rows
 
 
 def _texts(offsets: Mapping[int, int]) -> dict[str, int]:

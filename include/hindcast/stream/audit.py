@@ -15,7 +15,7 @@ from hindcast.control.ledger import LedgerRow
 from hindcast.control.schema import SCHEMAS, ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.errors import FenceMovedError
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import files, source
 from hindcast.stream.fenced_table import Fence, FencedTable
@@ -52,7 +52,8 @@ class Audit:
         frames = {ControlTable.DEAD_LETTERS: dead_letters, ControlTable.LATE_ROWS: late_rows}
         may_have = {
             ControlTable.DEAD_LETTERS: any(row.poison_rows != 0 for row in todo),
-            ControlTable.LATE_ROWS: any(row.late_ms(partition) > 0 for row in todo for partition in row.end_offsets),
+            ControlTable.LATE_ROWS: (self._pipeline.window is not None or self._pipeline.re_execute)
+            and any(row.late_ms(partition) > 0 for row in todo for partition in row.end_offsets),
         }
         for name, table in self._tables.items():
             before = filed[name]
@@ -118,7 +119,7 @@ def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
             F.col("_topic").alias("topic"),
             F.col("_partition").alias("partition"),
             F.col("_offset").alias("offset"),
-            F.col(pipeline.event_time).alias("event_at"),
+            F.col("_event_at").alias("event_at"),
             F.col("_timestamp").alias("broker_at"),
             F.col("_late_watermark_ms").alias("watermark_ms"),
             "windows_late",
@@ -134,15 +135,23 @@ def window_counts(pipeline: Pipeline) -> tuple[Column, Column]:
     With slide S and length L, the windows of an event at t start at floor(t / S) * S - k * S for k from 0 while that is above t - L.
     """
     if pipeline.window is None:
-        return F.lit(0).cast("long"), F.lit(0).cast("long")
+        late = late_at_all(pipeline, F.col("_late_watermark_ms") * F.lit(1000)) if pipeline.re_execute else F.lit(0).cast("long")
+        return F.lit(int(pipeline.re_execute)).cast("long"), late
     length, slide = (int(delta.total_seconds() * 1_000_000) for delta in (pipeline.window.length, pipeline.window.step))
-    at = F.unix_micros(pipeline.event_time)
+    at = F.unix_micros("_event_at")
     newest_start = at - F.pmod(at, F.lit(slide))
     total = F.ceil((F.lit(length) - (at - newest_start)) / F.lit(slide)).cast("long")
     newest_end = newest_start + F.lit(length)
     first_late = F.ceil((newest_end - F.col("_late_watermark_ms") * F.lit(1000)) / F.lit(slide)).cast("long")
     late = total - F.least(F.greatest(first_late, F.lit(0)), total)
     return total, late
+
+
+def late_at_all(pipeline: Pipeline, watermark_us: Column) -> Column:
+    """1 for a usable row that came when the watermark had reached its event time, so that an operator with state may have dropped it."""
+    waited_for = [index for index, topic in enumerate(pipeline.topics) if topic.watermark]
+    counts = F.expr(f"_partition div {TOPIC_STRIDE}").isin(waited_for)
+    return F.coalesce((F.col("_reason").isNull() & counts & (F.unix_micros("_event_at") <= watermark_us)), F.lit(False)).cast("long")
 
 
 def _as_table(frame: DataFrame, name: ControlTable, of: LedgerRow) -> DataFrame:

@@ -34,14 +34,14 @@ from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.shards import app_id, shard_version
-from hindcast.errors import CheckpointDamagedError, HindcastError, OffsetGapError, StoreUnavailableError
-from hindcast.pipeline import Pipeline
+from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, OffsetGapError, StoreUnavailableError
+from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.settings import Settings
-from hindcast.stream import files, rewind, source, takeover
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.stream import files, rewind, session, source, takeover
+from hindcast.stream.fenced_table import BatchCommit, Data, Fence, FencedTable, Upsert
 from hindcast.stream.steps import reach
 from hindcast.stream.wal import SparkCheckpoint
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
 
@@ -111,11 +111,13 @@ class ShardConsumer:
         assert self._wal is not None
         self._keeper.report(self.lease.key, self.lease.epoch, checkpoint={"fingerprint": fingerprint})
         self._last_cpu = self._cpu_seconds()
+        session.keep_state_for(self._spark, self.pipeline)
         reach("takeover.5")
         self._query = (
             self._frame(start)
             .writeStream.queryName(f"{self.pipeline.name}.{self.lease.status_value}")
             .foreachBatch(self._commit_batch)
+            .outputMode(source.output_mode(self.pipeline))
             .option("checkpointLocation", self._wal.url)
             .trigger(processingTime=f"{self._settings.trigger_seconds} seconds")
             .start()
@@ -145,7 +147,7 @@ class ShardConsumer:
         floors, ends = position.floors(), position.end_offsets
         start = rewind.start_of(self.pipeline, History.of(self._ledger.batches(self.pipeline.name, self.pipeline.version)), ends, floors)
         with TopicOffsets(self._settings) as offsets:
-            rewind.check_retained(self.pipeline, shard, start, ends, offsets.earliest(self.pipeline.source.name))
+            rewind.check_retained(self.pipeline, shard, start, ends, across(self.pipeline, offsets.earliest))
         life = rewind.Incarnation(f"{shard}.r{position.fence.batch}.e{self.lease.epoch}", position.fence.batch, floors)
         self._wal = self._checkpoint(life.checkpoint)
         self._wal.begin(self._spark, ends)
@@ -153,23 +155,24 @@ class ShardConsumer:
         return start
 
     def _checkpoint(self, folder: str) -> SparkCheckpoint:
-        name, topic = self.pipeline.name, self.pipeline.source.name
-        return SparkCheckpoint(
-            self._spark, self._settings.checkpoint(name, folder), pipeline=name, shard=self.lease.status_value, topic=topic
-        )
+        url = self._settings.checkpoint(self.pipeline.name, folder)
+        return SparkCheckpoint(self._spark, url, pipeline=self.pipeline, shard=self.lease.status_value)
 
     def _frame(self, start: Offsets) -> DataFrame:
-        pipeline = self.pipeline
-        event_ms = F.when(F.col("_reason").isNull(), F.unix_millis(pipeline.event_time))
-        parsed = source.parse(source.stream(self._spark, self._settings, pipeline, start), pipeline).observe(
-            _OBSERVED,
+        assert self._position is not None
+        parsed = [self._observed(index, topic, start) for index, topic in enumerate(self.pipeline.topics)]
+        return source.result(parsed, self.pipeline, self._position.incarnation.floors)
+
+    def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
+        event_ms = F.when(F.col("_reason").isNull(), F.unix_millis("_event_at"))
+        raw = source.stream(self._spark, self._settings, self.pipeline, topic, start)
+        return source.parse(raw, self.pipeline, topic).observe(
+            f"{_OBSERVED}{index}",
             F.count(F.lit(1)).alias("rows"),
             F.count("_reason").alias("poison"),
             F.min(event_ms).alias("min_event_ms"),
             F.max(event_ms).alias("max_event_ms"),
         )
-        assert self._position is not None
-        return source.result(parsed, pipeline, self._position.incarnation.floors)
 
     def drain(self) -> None:
         """Let the batch in hand end and begin no other."""
@@ -221,10 +224,13 @@ class ShardConsumer:
         progress = self._query.lastProgress if self._query is not None else None
         if progress is None or not progress.sources:
             return None
-        topic = self.pipeline.source.name
-        read = progress.sources[0]
-        ends, latest = ((json.loads(text or "null") or {}).get(topic, {}) for text in (read.endOffset, read.latestOffset))
-        return sum(max(int(latest[partition]) - int(offset), 0) for partition, offset in ends.items() if partition in latest)
+        behind = 0
+        for read in progress.sources:
+            ends, latest = (json.loads(text or "null") or {} for text in (read.endOffset, read.latestOffset))
+            for topic, offsets in ends.items():
+                known = latest.get(topic, {})
+                behind += sum(max(int(known[partition]) - int(offset), 0) for partition, offset in offsets.items() if partition in known)
+        return behind
 
     # -- a batch -------------------------------------------------------------------------------------------------------------
 
@@ -254,7 +260,7 @@ class ShardConsumer:
         self._check_chain(fence.batch, start)
         watermark_ms = max(plan.watermark_ms, position.watermark_ms)  # after a rewinding Spark's own begins at 0 again
         reach("sink.2")  # 2. data files, named by no commit
-        written = files.write_files(frame, self.sink.url, self.sink.storage_options, f"{self.lease.status_value}-e{epoch}-b{fence.batch}")
+        written, output_rows = self._written(frame, fence)
         commit = BatchCommit(
             kind="batch",
             pipeline=self.pipeline.name,
@@ -270,7 +276,7 @@ class ShardConsumer:
             checkpoint=position.incarnation.checkpoint,
             base=position.incarnation.base,
             floors=position.incarnation.floors,
-            output_rows=sum(file.rows for file in written),
+            output_rows=output_rows,
         )
         self._keeper.check(key, epoch)
         version = self.sink.commit(fence, written, commit.as_metadata(), after=position.fence)  # steps 3 and 4
@@ -280,6 +286,20 @@ class ShardConsumer:
         self._position = takeover.Position(fence, plan.end_offsets, watermark_ms, position.incarnation)
         self._note(commit, version, started_at, time.monotonic() - started)
         reach("sink.6")  # 6. Spark's commit log, once this returns
+
+    def _written(self, frame: DataFrame, fence: Fence) -> tuple[Data, int]:
+        """The batch's rows as the sink takes them, and how many there are."""
+        if self.pipeline.sink.mode is Mode.APPEND:
+            name = f"{self.lease.status_value}-e{fence.epoch}-b{fence.batch}"
+            written = files.write_files(frame, self.sink.url, self.sink.storage_options, name)
+            return written, sum(file.rows for file in written)
+        rows = frame.toArrow()
+        if not rows.num_rows:
+            return [], 0
+        keys = self.pipeline.sink.keys
+        if rows.group_by(keys).aggregate([]).num_rows < rows.num_rows:
+            raise DoubledKeyError(pipeline=self.pipeline.name, keys=", ".join(keys), batch=fence.batch)
+        return Upsert(rows, keys), rows.num_rows
 
     def _check_chain(self, batch: int, start: Offsets) -> None:
         assert self._position is not None
@@ -332,16 +352,17 @@ class ShardConsumer:
                 or self._rows[-1].input_rows is not None
             ):
                 return
-            metrics: Any = progress["observedMetrics"].get(_OBSERVED)
-            if metrics is None:
+            observed = [progress["observedMetrics"].get(f"{_OBSERVED}{index}") for index in range(len(self.pipeline.topics))]
+            if None in observed:
                 return
+            times = [[row[name] for row in observed if row[name] is not None] for name in ("min_event_ms", "max_event_ms")]
             seconds = progress["durationMs"].get("triggerExecution", 0) / 1000 or self._rows[-1].batch_seconds
             self._rows[-1] = replace(
                 self._rows[-1],
-                input_rows=metrics["rows"],
-                poison_rows=metrics["poison"],
-                min_event_ms=metrics["min_event_ms"],
-                max_event_ms=metrics["max_event_ms"],
+                input_rows=sum(row["rows"] for row in observed),
+                poison_rows=sum(row["poison"] for row in observed),
+                min_event_ms=min(times[0], default=None),
+                max_event_ms=max(times[1], default=None),
                 batch_seconds=seconds,
             )
 

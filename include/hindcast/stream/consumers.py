@@ -32,11 +32,11 @@ from hindcast.errors import (
     OffsetsLostError,
     StoreUnavailableError,
 )
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 from hindcast.stream.audit import Audit
 from hindcast.stream.consumer import ShardConsumer
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
 
@@ -173,9 +173,8 @@ class Consumers:
         if not wanted:
             running.drain_to = None
         elif running.drain_to is None:
-            topic = self._pipelines[key.stream_id].source.name
             try:
-                latest = self._topics.latest(topic)
+                latest = across(self._pipelines[key.stream_id], self._topics.latest)
             except HindcastError as error:
                 _log.warning("The topic's end is not known yet; asking again.", shard=str(key), reason=str(error))
                 return
@@ -333,10 +332,10 @@ class Consumers:
 
 def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> None:
     """:raises OffsetsLostError: where the topic no longer holds, or does not reach, the offset at which the shard must go on"""
-    topic = pipeline.source.name
-    earliest, latest = topics.earliest(topic), topics.latest(topic)
+    earliest, latest = across(pipeline, topics.earliest), across(pipeline, topics.latest)
     for partition, offset in by_partition(shards.ends(lease)).items():
-        lost = {"topic": topic, "partition": partition, "pipeline": pipeline.name, "shard": lease.status_value, "start": offset}
+        topic, number = pipeline.topics[partition // TOPIC_STRIDE].name, partition % TOPIC_STRIDE
+        lost = {"topic": topic, "partition": number, "pipeline": pipeline.name, "shard": lease.status_value, "start": offset}
         if partition not in latest:
             raise OffsetsLostError(
                 **lost, end="its end", problem="the topic no longer has that partition: it was deleted and created again"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
@@ -91,6 +92,24 @@ class BatchCommit:
         return cls(**{**values, **offsets, "sink_version": entry["version"], "committed_ms": entry["timestamp"]})
 
 
+@dataclass(frozen=True)
+class Upsert:
+    """Rows of which each replaces the one with its keys, or is added; no two have the same keys, and keys are plain columns."""
+
+    rows: pa.Table
+    keys: Sequence[str]
+
+    def merge_into(self, table: DeltaTable, properties: CommitProperties) -> None:
+        quoted = ['"' + key.replace('"', '""') + '"' for key in self.keys]
+        same = " AND ".join(f"target.{key} IS NOT DISTINCT FROM source.{key}" for key in quoted)
+        merger = table.merge(self.rows, same, source_alias="source", target_alias="target", commit_properties=properties)
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+#: What one commit brings: files that are written and not named yet, or rows to merge.
+Data = Sequence[DataFile] | Upsert
+
+
 class FencedTable:
     """One table as one application sees it. Not for threads: each user opens its own."""
 
@@ -122,8 +141,8 @@ class FencedTable:
         """The application's place in the newest version of the table; None before its first commit."""
         return Fence.of(self._open().transaction_version(self.app))
 
-    def commit(self, fence: Fence, files: Sequence[DataFile], metadata: str = "", *, after: Fence | None = None) -> int:
-        """Write the files and the fence in one commit; return its version, or -1 where this very fence is recorded already.
+    def commit(self, fence: Fence, data: Data, metadata: str = "", *, after: Fence | None = None) -> int:
+        """Write the data and the fence in one commit; return its version, or -1 where this very fence is recorded already.
 
         The steps are those of the sink's protocol (see :mod:`hindcast.stream.consumer`).
 
@@ -139,11 +158,11 @@ class FencedTable:
             reraise=True,
         )
         try:
-            return retrying(self._commit_once, fence, files, metadata, after)
+            return retrying(self._commit_once, fence, data, metadata, after)
         except CommitFailedError as error:
             raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
 
-    def _commit_once(self, fence: Fence, files: Sequence[DataFile], metadata: str, after: Fence | None) -> int:
+    def _commit_once(self, fence: Fence, data: Data, metadata: str, after: Fence | None) -> int:
         reach("sink.3")  # 3. on one handle: what is recorded?
         table = self._open()
         recorded = Fence.of(table.transaction_version(self.app))
@@ -163,7 +182,11 @@ class FencedTable:
         )
         version = table.version() + 1
         try:
-            table.create_write_transaction([file.as_action() for file in files], "append", table.schema(), [], commit_properties=properties)
+            if isinstance(data, Upsert):
+                data.merge_into(table, properties)
+            else:
+                actions: list[AddAction | RemoveAction] = [file.as_action() for file in data]
+                table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=properties)
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as error:

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import files, scratch, source, takeover
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.stream import files, scratch, session, source, takeover
+from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
 
@@ -27,11 +27,10 @@ TIMEOUT_SECONDS = 40.0
 
 def rehearse(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None:
     """Run two batches of the pipeline's query for nothing but their effect on this process. Never raises: it is only practice."""
-    topic = pipeline.source.name
     try:
         takeover.shape_of(spark, pipeline)
         with TopicOffsets(settings) as offsets:
-            earliest, latest = offsets.earliest(topic), offsets.latest(topic)
+            earliest, latest = across(pipeline, offsets.earliest), across(pipeline, offsets.latest)
         start = {partition: max(earliest[partition], end - RECORDS) for partition, end in latest.items()}
         with scratch.folder(spark) as folder:
             _run(spark, settings, pipeline, start, folder)
@@ -43,10 +42,13 @@ def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dic
     def write(frame: DataFrame, number: int) -> None:
         files.write_files(frame, folder.as_uri(), {}, f"b{number}")
 
-    frame = source.result(source.parse(source.stream(spark, settings, pipeline, start), pipeline), pipeline, {})
+    parsed = [source.parse(source.stream(spark, settings, pipeline, topic, start), pipeline, topic) for topic in pipeline.topics]
+    frame = source.result(parsed, pipeline, {})
+    session.keep_state_for(spark, pipeline)
     query = (
         frame.writeStream.queryName(f"rehearsal of {pipeline.name}")
         .foreachBatch(write)
+        .outputMode(source.output_mode(pipeline))
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()

@@ -23,8 +23,8 @@ from hindcast.control.history import History
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Offsets, by_partition
 from hindcast.control.shards import ends, final_ms, newest_generation
-from hindcast.errors import OffsetsLostError
-from hindcast.pipeline import Pipeline
+from hindcast.errors import OffsetsLostError, RebuildRefusedError
+from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,14 @@ class Incarnation:
 
 
 def start_of(pipeline: Pipeline, history: History, end: Mapping[int, int], floors: Mapping[int, int]) -> Offsets:
-    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors."""
+    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors; all rows, for running results.
+
+    :raises RebuildRefusedError: where the state is not a matter of which rows were read
+    """
+    if pipeline.re_execute:
+        raise RebuildRefusedError(pipeline=pipeline.name, problem="its state is lost, or another shard is to take it over")
+    if pipeline.sink.mode is Mode.UPSERT:
+        return {partition: min(history.first.get(partition, offset), offset) for partition, offset in end.items()}
     if pipeline.window is None:
         return dict(end)
     # A window that ends after the floor begins after floor - length; windows begin and end on whole milliseconds.
@@ -52,8 +59,8 @@ def check_retained(pipeline: Pipeline, shard: str, start: Mapping[int, int], end
     for partition, offset in start.items():
         if offset < end[partition] and offset < earliest.get(partition, 0):
             raise OffsetsLostError(
-                topic=pipeline.source.name,
-                partition=partition,
+                topic=pipeline.topics[partition // TOPIC_STRIDE].name,
+                partition=partition % TOPIC_STRIDE,
                 pipeline=pipeline.name,
                 shard=shard,
                 start=offset,

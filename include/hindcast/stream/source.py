@@ -1,27 +1,37 @@
-"""From Kafka's records to the frame that a transformation is given. Stream and batch share every line of it.
+"""From Kafka's records to the frames that a transformation is given. Stream and batch share every line of it.
 
-The rows keep where they came from in columns that begin with an underscore (see :data:`SOURCE_COLUMNS`).
+The rows keep where they came from in columns that begin with an underscore (see :data:`SOURCE_COLUMNS`); ``_partition`` is the pipeline's
+own number of the partition (:data:`hindcast.pipeline.TOPIC_STRIDE`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
+from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
 
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import TOPIC_STRIDE, Format, Lookup, Mode, Pipeline, Topic
 from hindcast.settings import Settings
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
+#: Those that a transformation is given beside the topic's own: the place and the broker's time of a record.
+PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
+#: Where a session finds the tables that pipelines join.
+LOOKUPS = "spark.hindcast.lookups"
 _CORRUPT = "_corrupt"
-#: One batch of a stream reads at most so many records: a long backlog is worked off in steps that renew, commit and can be drained.
+#: One batch of a stream reads at most so many records of a topic: a long backlog is worked off in steps that renew, commit and can be
+#: drained.
 MAX_RECORDS_PER_BATCH = 500_000
 
 
-def kafka_options(settings: Settings, topic: str, partitions: list[int]) -> dict[str, str]:
-    """Options for reading exactly these partitions, committed records only, failing where data is gone."""
+def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> dict[str, str]:
+    """Options for reading exactly these partitions of a topic, committed records only, failing where data is gone."""
     return {
         "kafka.bootstrap.servers": settings.bootstrap_servers,
         "kafka.isolation.level": "read_committed",
@@ -35,51 +45,99 @@ def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
     return json.dumps({topic: {str(partition): offset for partition, offset in sorted(offsets.items())}})
 
 
+def of_topic(pipeline: Pipeline, topic: Topic, offsets: Mapping[int, int]) -> dict[int, int]:
+    """Of the pipeline's partitions those of one topic, by the topic's own numbers."""
+    index = pipeline.topics.index(topic)
+    return {partition % TOPIC_STRIDE: offset for partition, offset in offsets.items() if partition // TOPIC_STRIDE == index}
+
+
+def stream(spark: SparkSession, settings: Settings, pipeline: Pipeline, topic: Topic, start: Mapping[int, int]) -> DataFrame:
+    """The topic's records from ``start`` (the pipeline's partitions) on, as they come, unparsed."""
+    begin = of_topic(pipeline, topic, start)
+    reader = spark.readStream.format("kafka").options(**kafka_options(settings, topic.name, list(begin)))
+    return reader.option("startingOffsets", offsets_option(topic.name, begin)).option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH).load()
+
+
+def records(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, topic: Topic, start: Mapping[int, int], end: Mapping[int, int]
+) -> DataFrame:
+    """The topic's records of [start, end) of each of the pipeline's partitions, unparsed."""
+    begin, stop = of_topic(pipeline, topic, start), of_topic(pipeline, topic, end)
+    reader = spark.read.format("kafka").options(**kafka_options(settings, topic.name, list(begin)))
+    return (
+        reader.option("startingOffsets", offsets_option(topic.name, begin)).option("endingOffsets", offsets_option(topic.name, stop)).load()
+    )
+
+
 def read_range(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
-    """The records of [start, end) of each partition, parsed. ``start`` and ``end`` have the same partitions."""
-    topic = pipeline.source.name
-    reader = spark.read.format("kafka").options(**kafka_options(settings, topic, list(start)))
-    raw = reader.option("startingOffsets", offsets_option(topic, start)).option("endingOffsets", offsets_option(topic, end)).load()
-    return parse(raw, pipeline)
+    """The records of [start, end) of each partition, parsed. ``start`` and ``end`` have the same partitions.
+
+    Of several topics only what they have in common: the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``.
+    """
+    common = (*SOURCE_COLUMNS, "_event_at", "_reason")
+    frames = [
+        parse(records(spark, settings, pipeline, topic, start, end), pipeline, topic)
+        for topic in pipeline.topics
+        if of_topic(pipeline, topic, start)
+    ]
+    return frames[0] if len(pipeline.topics) == 1 else reduce(DataFrame.unionByName, [frame.select(*common) for frame in frames])
 
 
-def stream(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: Mapping[int, int]) -> DataFrame:
-    """The records of these partitions from ``start`` on, as they come, unparsed."""
-    topic = pipeline.source.name
-    reader = spark.readStream.format("kafka").options(**kafka_options(settings, topic, list(start)))
-    return reader.option("startingOffsets", offsets_option(topic, start)).option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH).load()
-
-
-def parse(raw: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The source's columns, the :data:`SOURCE_COLUMNS` and ``_reason``: null, or why the row is poison."""
-    schema = f"{pipeline.source.schema}, {_CORRUPT} string"
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    record = F.from_json(F.col("value").cast("string"), schema, options).alias("_record")
+def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> DataFrame:
+    """The topic's columns (the source's by default), the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``: null, or why the row is
+    poison.
+    """
+    topic = topic or pipeline.source
     located = raw.select(
         F.col("topic").alias("_topic"),
-        F.col("partition").alias("_partition"),
+        (F.col("partition") + F.lit(pipeline.topics.index(topic) * TOPIC_STRIDE)).alias("_partition"),
         F.col("offset").alias("_offset"),
         F.col("timestamp").alias("_timestamp"),
         F.col("key").alias("_key"),
         F.col("value").alias("_value"),
-        record,
+        _PARSERS[topic.format](F.col("value"), topic).alias("_record"),
     )
-    columns = [F.col("_record")[name].alias(name) for name in pipeline.source.columns]
-    return located.select(*SOURCE_COLUMNS, *columns, _reason(pipeline).alias("_reason"))
+    columns = [F.col("_record")[name].alias(name) for name in topic.columns]
+    event_at = F.col("_record")[pipeline.event_time_of(topic)]
+    return located.select(*SOURCE_COLUMNS, *columns, event_at.alias("_event_at"), _reason(pipeline, topic).alias("_reason"))
 
 
-def _reason(pipeline: Pipeline) -> Column:
-    event_time = F.col("_record")[pipeline.event_time]
+def _json(value: Column, topic: Topic) -> Column:
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    return F.from_json(value.cast("string"), f"{topic.schema}, {_CORRUPT} string", options)
+
+
+def _text(value: Column, topic: Topic) -> Column:
+    assert topic.parse is not None
+    # Bytes that are no UTF-8 become the replacement character: a line is not lost for one of them.
+    found = topic.parse(F.decode(value, "UTF-8")).alias("_found")
+    return F.when(found.isNotNull(), found).cast(f"struct<{_struct(topic)}>")
+
+
+def _avro(value: Column, topic: Topic) -> Column:
+    return from_avro(value, topic.avro_schema, {"mode": "PERMISSIVE"})
+
+
+_PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {Format.JSON: _json, Format.TEXT: _text, Format.AVRO: _avro}
+
+
+def _struct(topic: Topic) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in topic.columns.items())
+
+
+def _reason(pipeline: Pipeline, topic: Topic) -> Column:
+    record, event_time = F.col("_record"), pipeline.event_time_of(topic)
     limit_seconds = pipeline.future_limit.total_seconds()
     latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(int(limit_seconds * 1_000_000)))
+    torn = record.isNull() | record[_CORRUPT].isNotNull() if topic.format is Format.JSON else record.isNull()
     reason = (
         F.when(F.col("_value").isNull(), "no value")
-        .when(F.col("_record").isNull() | F.col("_record")[_CORRUPT].isNotNull(), "does not parse as the topic's schema")
-        .when(event_time.isNull(), f"no {pipeline.event_time}")
-        .when(event_time > latest, f"{pipeline.event_time} is more than {pipeline.max_future} in the future")
+        .when(torn, "does not parse as the topic's schema")
+        .when(record[event_time].isNull(), f"no {event_time}")
+        .when(record[event_time] > latest, f"{event_time} is more than {pipeline.max_future} in the future")
     )
-    for name in pipeline.source.required:
-        reason = reason.when(F.col("_record")[name].isNull(), f"no {name}")
+    for name in topic.required:
+        reason = reason.when(record[name].isNull(), f"no {name}")
     return reason
 
 
@@ -105,12 +163,41 @@ def above_floors(windows: DataFrame, pipeline: Pipeline, floors: Mapping[int, in
     return windows.where(F.unix_micros("window.end") > floor_ms * F.lit(1000))
 
 
-def result(parsed: DataFrame, pipeline: Pipeline, floors: Mapping[int, int]) -> DataFrame:
-    """What the pipeline's stream makes of its parsed records: the late filter sits between the windows and the transformation."""
-    rows = usable(parsed).withWatermark(pipeline.event_time, pipeline.watermark)
-    return transform(above_floors(assign_windows(rows, pipeline), pipeline, floors), pipeline)
+def result(parsed: Sequence[DataFrame], pipeline: Pipeline, floors: Mapping[int, int]) -> DataFrame:
+    """What the pipeline's stream makes of the parsed records of its topics, in their order: the late filter sits between the windows and
+    the transformation.
+    """
+    rows = [
+        usable(frame).withWatermark(pipeline.event_time_of(topic), pipeline.watermark) if topic.watermark else usable(frame)
+        for topic, frame in zip(pipeline.topics, parsed, strict=True)
+    ]
+    if pipeline.window is not None:
+        rows = [above_floors(assign_windows(rows[0], pipeline), pipeline, floors)]
+    return transform(rows, pipeline)
 
 
-def transform(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The pipeline's own transformation over windowed rows, without the source columns."""
-    return pipeline.transform(rows.drop(*SOURCE_COLUMNS))
+def output_mode(pipeline: Pipeline) -> str:
+    """Spark's output mode of the pipeline's query."""
+    return "update" if pipeline.sink.mode is Mode.UPSERT else "append"
+
+
+def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:
+    """The pipeline's own transformation over its topics' rows and the tables that it joins; with ``hindsight`` the one that knows all."""
+    function = (pipeline.hindsight if hindsight else None) or pipeline.transform
+    _carry_code(function)
+    frames = iter([frame.drop(*(column for column in (*SOURCE_COLUMNS, "_event_at") if column not in PLACE_COLUMNS)) for frame in rows])
+    first = next(frames)
+    others = [_lookup(first.sparkSession, joined) if isinstance(joined, Lookup) else next(frames) for joined in pipeline.joined]
+    return function(first, *others)
+
+
+def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
+    url = lookup.name if "/" in lookup.name else f"{spark.conf.get(LOOKUPS)}/{lookup.name}"
+    return spark.read.format("delta").option("versionAsOf", str(lookup.version)).load(url)
+
+
+def _carry_code(function: Callable[..., DataFrame]) -> None:
+    """Spark's Python workers cannot import a pipeline's module, so what they run of it is sent to them."""
+    module = sys.modules.get(function.__module__)
+    if module is not None and function.__module__.startswith("hindcast_pipelines."):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

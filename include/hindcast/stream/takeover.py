@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.shards import shard_version
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError
-from hindcast.pipeline import FORM, Pipeline
+from hindcast.pipeline import FORM, Mode, Pipeline
 from hindcast.stream import source
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.rewind import Incarnation
@@ -171,27 +171,48 @@ def shape_of(spark: SparkSession, pipeline: Pipeline) -> Shape:
     """
     frame = _empty_result(spark, pipeline)
     plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed())))
-    shape = (pipeline.source, pipeline.event_time, pipeline.watermark, pipeline.window, pipeline.sink.keys, pipeline.max_future, plan)
+    topics = [replace(topic, parse=None) for topic in pipeline.topics]  # what a parse function does is in the plan
+    sink = (pipeline.sink.keys, pipeline.sink.mode)
+    declared = (topics, pipeline.event_time, pipeline.watermark, pipeline.window, sink, pipeline.max_future)
     shuffles = spark.conf.get("spark.sql.shuffle.partitions")
     # Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
     schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
-    return Shape(schema, hashlib.sha256(repr((shape, shuffles)).encode()).hexdigest()[:16])
+    return Shape(schema, hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16])
 
 
 def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
-        rows = source.usable(source.parse(spark.createDataFrame([], _KAFKA_COLUMNS), pipeline))
-        result = source.transform(source.assign_windows(rows, pipeline), pipeline)
+        empty = spark.createDataFrame([], _KAFKA_COLUMNS)
+        rows = [source.usable(source.parse(empty, pipeline, topic)) for topic in pipeline.topics]
+        result = source.transform([source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)
         problem = "".join(
             f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})"
             for key in pipeline.sink.keys
             if key not in result.columns
         )
+        problem = problem or _undeclared_state(pipeline, result)
     except AnalysisException as error:
         problem = f"the transformation cannot be analysed: {str(error).splitlines()[0]}"
     if problem:
         raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM)
     return result
+
+
+#: Operators that keep state, as the analysed plan names them.
+_KEEPS_STATE = re.compile(r"^[\s:|+-]*(Aggregate|Deduplicate\w*|TransformWithState\w*|FlatMapGroups\w*|Join)\b", re.MULTILINE)
+
+
+def _undeclared_state(pipeline: Pipeline, result: DataFrame) -> str:
+    """What is wrong where a rewinding, or a verdict, would take the query for another kind than it is; empty where nothing is."""
+    if pipeline.window is not None or pipeline.re_execute:
+        return ""
+    found = set(_KEEPS_STATE.findall(str(result._jdf.queryExecution().analyzed())))
+    allowed = {"Aggregate"} if pipeline.sink.mode is Mode.UPSERT else set()
+    if len(pipeline.topics) == 1:
+        allowed.add("Join")  # with a table that stands still
+    if state := sorted(found - allowed):
+        return f"it keeps state ({', '.join(state)}), so results depend on which rows come together: declare a window, or re_execute=True"
+    return ""
 
 
 _KAFKA_COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from hindcast.control.ledger import Offsets
 from hindcast.errors import CheckpointDamagedError
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.stream.source import offsets_option
 
 _FORMAT = "v1"
@@ -33,14 +34,14 @@ class PlannedBatch:
 
 
 class SparkCheckpoint:
-    """The checkpoint folder of one query on one topic."""
+    """The checkpoint folder of one query on a pipeline's topics. Offsets are by the pipeline's own partitions."""
 
-    def __init__(self, spark: SparkSession, url: str, *, pipeline: str, shard: str, topic: str) -> None:
+    def __init__(self, spark: SparkSession, url: str, *, pipeline: Pipeline, shard: str) -> None:
         context: Any = spark.sparkContext
         self._jvm = context._jvm
         self._root = self._jvm.org.apache.hadoop.fs.Path(url)
         self._fs = self._root.getFileSystem(context._jsc.hadoopConfiguration())
-        self.url, self._pipeline, self._shard, self._topic = url, pipeline, shard, topic
+        self.url, self._pipeline, self._shard = url, pipeline, shard
 
     def planned(self, spark_batch: int) -> PlannedBatch:
         """The plan of a batch.
@@ -52,12 +53,23 @@ class SparkCheckpoint:
         try:
             if lines[0] != _FORMAT:
                 raise self._damaged(f"offsets/{spark_batch} is of the format {lines[0]!r}")
-            about, offsets = json.loads(lines[1]), json.loads(lines[2])
-            ends = {int(partition): int(offset) for partition, offset in offsets[self._topic].items()}
+            about, ends = json.loads(lines[1]), self._ends([json.loads(line) for line in lines[2:]])
             return PlannedBatch(ends, int(about["batchWatermarkMs"]))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             what = "is missing" if text is None else f"is torn or not understood ({error})"
             raise self._damaged(f"offsets/{spark_batch} {what}") from error
+
+    def _ends(self, sources: list[dict[str, dict[str, int]]]) -> Offsets:
+        """One entry a source, in the order of the query's plan; a source whose topic had no record yet is null."""
+        indexes = {topic.name: index for index, topic in enumerate(self._pipeline.topics)}
+        ends: Offsets = {}
+        for entry in sources:
+            for topic, offsets in (entry or {}).items():
+                for number, offset in offsets.items():
+                    partition = indexes[topic] * TOPIC_STRIDE + int(number)
+                    if ends.setdefault(partition, int(offset)) != int(offset):
+                        raise ValueError(f"{topic} is read twice, to different offsets: join the frame of one topic once")
+        return ends
 
     def check(self, last_batch: int | None) -> None:
         """Refuse a folder from which Spark could not go on exactly where the sink stands.
@@ -106,7 +118,7 @@ class SparkCheckpoint:
             stream.close()
 
     def _damaged(self, problem: str) -> CheckpointDamagedError:
-        return CheckpointDamagedError(pipeline=self._pipeline, shard=self._shard, path=self.url, problem=problem, cure=CURE)
+        return CheckpointDamagedError(pipeline=self._pipeline.name, shard=self._shard, path=self.url, problem=problem, cure=CURE)
 
     # -- a checkpoint that is made, not found ----------------------------------------------------------------------------------
 
@@ -121,7 +133,7 @@ class SparkCheckpoint:
         about["conf"][_SHUFFLES] = spark.conf.get(_SHUFFLES)  # Spark takes it from the query's own session, which is not there yet
         self.remove()
         self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-        self._write("offsets/0", "\n".join([_FORMAT, json.dumps(about), offsets_option(self._topic, end_offsets)]))
+        self._write("offsets/0", "\n".join([_FORMAT, json.dumps(about), offsets_option(self._pipeline.source.name, end_offsets)]))
 
     def remove(self) -> None:
         """Delete the folder and all in it."""

@@ -12,6 +12,8 @@ import signal
 import socket
 import threading
 import uuid
+from datetime import datetime
+from functools import partial
 
 import structlog
 from pyspark.sql import SparkSession
@@ -28,12 +30,13 @@ from hindcast.control.leases import Lease, StatusType
 from hindcast.control.ledger import Ledger
 from hindcast.control.store import Snapshot
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError, StoreUnavailableError
+from hindcast.errors import BadRangeError, HindcastError, StoreUnavailableError
+from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
 from hindcast.stream import rewind, session
 from hindcast.stream.consumers import Backoff, Consumers
 from hindcast.stream.rehearsal import rehearse
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
 
@@ -188,7 +191,7 @@ class Worker:
             return
         try:
             with TopicOffsets(self._settings) as offsets:
-                start = offsets.earliest(self._pipelines[name].source.name)
+                start = _start_of(self._pipelines[name], offsets)
             created = shards.create(self._store, name, version, count, start)
         except HindcastError as error:
             self._say_once(
@@ -207,7 +210,7 @@ class Worker:
         pipeline = self._pipelines[name]
         try:
             with TopicOffsets(self._settings) as offsets:
-                earliest = offsets.earliest(pipeline.source.name)
+                earliest = across(pipeline, offsets.earliest)
             leases = shards.of_version(self._store.leases(), name, version)
             rewind.check_reshard(pipeline, History.of(self._ledger.batches(name, version)), leases, earliest)
             created = shards.reshard(self._store, name, version, count, earliest)
@@ -227,7 +230,7 @@ class Worker:
             for name in consumers.pipelines():
                 current = shards.newest_generation(shards.of_version(leases, name, self._pipelines[name].version))
                 had = {partition for lease in current for partition in lease.detail[shards.PARTITIONS]}
-                if current and set(offsets.partitions(self._pipelines[name].source.name)) - had:
+                if current and across(self._pipelines[name], offsets.earliest).keys() - had:
                     self._reshard(name, wanted[name].version, wanted[name].shards)
 
     def _say_once(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
@@ -269,3 +272,19 @@ class Worker:
                 self._look_for_partitions(consumers)
             except HindcastError as error:
                 _log.warning("The topics' partitions could not be counted; the next look will.", worker=self.id, reason=str(error))
+
+
+def _start_of(pipeline: Pipeline, topics: TopicOffsets) -> dict[int, int]:
+    """Where a new version begins.
+
+    :raises BadRangeError: where the declared offsets are not of the topic's partitions, or not within them
+    """
+    start, earliest, latest = parse_start(pipeline.start), across(pipeline, topics.earliest), across(pipeline, topics.latest)
+    if isinstance(start, datetime):
+        return across(pipeline, partial(topics.at_time, at=start))
+    if isinstance(start, str):
+        return earliest if start == "earliest" else latest
+    if start.keys() != earliest.keys() or any(not earliest[p] <= offset <= latest[p] for p, offset in start.items()):
+        problem = f"the topic's partitions hold {earliest} to {latest}"
+        raise BadRangeError(range=pipeline.start, problem=problem, cure="Name each partition, with an offset that it holds, or its end.")
+    return start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -12,10 +12,20 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from hindcast.errors import BadRangeError, BrokerUnavailableError, UnknownTopicError
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 
 #: Longest wait for the broker's answer to one question; a healthy one answers in milliseconds.
 ANSWER_SECONDS = 10.0
+
+
+def across(pipeline: Pipeline, ask: Callable[[str], Mapping[int, int]]) -> dict[int, int]:
+    """What ``ask`` answers of each topic of the pipeline, by the pipeline's own partitions."""
+    return {
+        index * TOPIC_STRIDE + partition: offset
+        for index, topic in enumerate(pipeline.topics)
+        for partition, offset in ask(topic.name).items()
+    }
 
 
 class TopicOffsets:

@@ -41,6 +41,7 @@ class Kind(StrEnum):
 
 class Cause(StrEnum):
     LATE_ROWS = "late_rows"
+    ONLINE = "online"  # decided before what came later was known
     ROUNDING = "rounding"
     UNEXPLAINED = "unexplained"
 
@@ -86,13 +87,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Sides:
-    """The three frames, with the same columns. ``late``: a window's ``end_ms`` and the ``late_rows`` it had; None without windows."""
+    """The three frames, with the same columns. ``late``: a window's ``end_ms`` and the ``late_rows`` it had; None without windows.
+
+    ``foresight``: hindsight may differ without any late row, because it knows what came later.
+    """
 
     stream: DataFrame
     online: DataFrame
     hindsight: DataFrame
     keys: Sequence[str]
     late: DataFrame | None = None
+    foresight: bool = False
 
 
 def compare(sides: Sides, samples: int) -> Comparison:
@@ -103,7 +108,7 @@ def compare(sides: Sides, samples: int) -> Comparison:
     with _cached(_classified(sides, keys, kinds)) as found:
         totals = found.agg(*_totals(keys, kinds)).first()
         assert totals is not None
-        different = found.where("unexplained OR by_late_rows OR rounding OR nondeterministic")
+        different = found.where("unexplained OR explained OR rounding OR nondeterministic")
         order = [F.col("unexplained").desc(), F.col("nondeterministic").desc(), F.col("rounding").desc(), F.col("keys")]
         kept = different.orderBy(*order).limit(samples).collect()
     return _comparison(totals, kinds, tuple(sample for row in kept for sample in _samples(row)))
@@ -146,11 +151,13 @@ def _classified(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Da
     else:
         grouped = grouped.withColumn("late_rows", F.lit(0).cast("long"))
     return _judged(
-        grouped.withColumn("keys", F.to_json(F.struct(*[F.col(f"`{name}`") for name in keys]), {"ignoreNullFields": "false"})), kinds
+        grouped.withColumn("keys", F.to_json(F.struct(*[F.col(f"`{name}`") for name in keys]), {"ignoreNullFields": "false"})),
+        kinds,
+        foresight=sides.foresight,
     )
 
 
-def _judged(grouped: DataFrame, kinds: dict[str, DataType]) -> DataFrame:
+def _judged(grouped: DataFrame, kinds: dict[str, DataType], *, foresight: bool) -> DataFrame:
     s, o, h = F.col("n_s"), F.col("n_o"), F.col("n_h")
     online = {name: _verdict_of(name, kind, "o") for name, kind in kinds.items()}
     hindsight = {name: _verdict_of(name, kind, "h") for name, kind in kinds.items()}
@@ -182,8 +189,8 @@ def _judged(grouped: DataFrame, kinds: dict[str, DataType]) -> DataFrame:
         )
         .withColumn("unexplained", (F.col("missing") + F.col("extra") + F.col("doubled") > 0) | F.col("changed"))
         # Only rows that came late may set hindsight apart; a difference without any means that two runs of the same rows disagree.
-        .withColumn("by_late_rows", F.col("priced") & ~F.col("unexplained") & (F.col("late_rows") > 0))
-        .withColumn("nondeterministic", F.col("priced") & ~F.col("unexplained") & (F.col("late_rows") == 0))
+        .withColumn("explained", F.col("priced") & ~F.col("unexplained") & ((F.col("late_rows") > 0) | F.lit(foresight)))
+        .withColumn("nondeterministic", F.col("priced") & ~F.col("unexplained") & ~F.col("explained"))
     )
 
 
@@ -222,7 +229,7 @@ def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
     yield F.count_if((F.col("n_s") > 0) | (F.col("n_o") > 0)).alias("rows_compared")
     for name in ("missing", "extra", "doubled", "held", "n_h"):
         yield F.sum(name).alias(name)
-    for name in ("changed", "rounding", "by_late_rows", "nondeterministic"):
+    for name in ("changed", "rounding", "explained", "nondeterministic"):
         yield F.count_if(F.col(name)).alias(name)
     floats = [name for name, kind in kinds.items() if isinstance(kind, DoubleType | FloatType)]
     sizes = [F.when(F.array_contains("rounded_columns", name), _relative(F.col("s_min")[name], F.col("o_min")[name])) for name in floats]
@@ -252,7 +259,7 @@ def _comparison(totals: Row, kinds: dict[str, DataType], samples: tuple[Differen
     rows = int(totals["n_h"] or 0)
     return Comparison(
         **counts,
-        late_differences=int(totals["by_late_rows"] or 0),
+        late_differences=int(totals["explained"] or 0),
         greatest_rounding=float(totals["greatest_rounding"] or 0.0),
         captured_results=int(totals["held"]) / rows if rows else 1.0,
         ratios=ratios,
@@ -262,8 +269,8 @@ def _comparison(totals: Row, kinds: dict[str, DataType], samples: tuple[Differen
 
 def _samples(row: Row) -> Iterator[Difference]:
     stream, online, hindsight = (_values(row[f"{side}_min"]) for side in "soh")
-    if row["by_late_rows"] or row["nondeterministic"]:
-        cause = Cause.LATE_ROWS if row["by_late_rows"] else Cause.UNEXPLAINED
+    if row["explained"] or row["nondeterministic"]:
+        cause = Cause.UNEXPLAINED if row["nondeterministic"] else Cause.LATE_ROWS if row["late_rows"] else Cause.ONLINE
         kind = Kind.MISSING if row["n_s"] < row["n_h"] else Kind.EXTRA if row["n_s"] > row["n_h"] else Kind.CHANGED
         yield Difference(
             kind=kind,

@@ -21,7 +21,7 @@ from hindcast.control.ledger import Offsets
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables, utc_from_ms
 from hindcast.errors import BadInputError
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, set_aside_url
 from hindcast.replay.planner import recorded_offsets
 from hindcast.replay.runs import Runs
@@ -120,14 +120,16 @@ def _compare(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: 
         late = windows.groupBy("end_ms").agg(F.count("*").alias("late_rows"))
     result = answers.drop(ANSWER)
     common, differing = _columns(stream, result)
-    keys = list(pipeline.sink.keys) if pipeline.window is not None else []
+    one_row_a_key = pipeline.window is not None or pipeline.re_execute or pipeline.sink.mode is Mode.UPSERT
+    keys = list(pipeline.sink.keys) if one_row_a_key else []
+    foresight = pipeline.re_execute or pipeline.hindsight is not None
     if lacking := [key for key in keys if key not in common]:
         raise BadInputError(
             problem=f"The key columns {lacking} of {pipeline.name} are not in both its sink and its result, or differ in type",
             cure="Correct the sink's keys, or give the pipeline a new version and sink.",
         )
     online, hindsight = (answers.where(F.col(ANSWER) == answer.value).select(*common) for answer in (Answer.ONLINE, Answer.HINDSIGHT))
-    return differing, compare(Sides(stream.select(*common), online, hindsight, keys, late), SAMPLES)
+    return differing, compare(Sides(stream.select(*common), online, hindsight, keys, late, foresight), SAMPLES)
 
 
 def _bounds(case: _Case) -> tuple[Any, Any]:
