@@ -24,7 +24,7 @@ from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.local import airflow, stack
 from hindcast.local.processes import Services, members
-from hindcast.local.trades import trades
+from hindcast.local.generators.trades import trades
 from hindcast.settings import Settings, project_root
 
 pytestmark = pytest.mark.timeout(1800)

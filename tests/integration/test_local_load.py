@@ -25,7 +25,8 @@ from hindcast.local import broker as brokers
 from hindcast.local import jars
 from hindcast.local.load import Account, Load, LoadState, account_path
 from hindcast.local.processes import inherited_environment
-from hindcast.local.trades import POISON, trades
+from hindcast.local.generators.flaws import POISON
+from hindcast.local.generators.trades import trades
 from hindcast.settings import Settings
 from hindcast.stream import source
 
