@@ -9,15 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from hindcast.local.generators.clicks import PROFILES_TOPIC, SEARCHES_TOPIC, clicks
-from hindcast.local.generators.parcels import parcels
-from hindcast.local.generators.payments import RETRY_TOPIC, payments
+from hindcast.local.generators import clicks, parcels, payments, rentals, sentences, trades, web_log, words
 from hindcast.local.generators.record import Record
-from hindcast.local.generators.rentals import rentals
-from hindcast.local.generators.sentences import sentences
-from hindcast.local.generators.trades import trades
-from hindcast.local.generators.web_log import web_log
-from hindcast.local.generators.words import words
 
 #: (seed, rows a second on all topics together, event time of the first row) -> endless records in the order of ``due_seconds``.
 Make = Callable[[int, float, datetime], Iterator[Record]]
@@ -36,13 +29,13 @@ class Generator:
 GENERATORS: dict[str, Generator] = {
     generator.topics[0]: generator
     for generator in (
-        Generator("trades", ("trades",), trades),
-        Generator("words", ("words",), words),
-        Generator("sentences", ("spoken",), sentences),
-        Generator("web_log", ("access_log",), web_log),
-        Generator("payments", ("payments", RETRY_TOPIC), payments),
-        Generator("rentals", ("ski_days",), rentals),
-        Generator("parcels", ("parcels",), parcels),
-        Generator("clicks", ("page_views", SEARCHES_TOPIC, PROFILES_TOPIC), clicks),
+        Generator("trades", ("trades",), trades.trades),
+        Generator("words", ("words",), words.words),
+        Generator("sentences", ("spoken",), sentences.sentences),
+        Generator("web_log", ("access_log",), web_log.web_log),
+        Generator("payments", ("payments", payments.RETRY_TOPIC), payments.payments),
+        Generator("rentals", ("ski_days",), rentals.rentals),
+        Generator("parcels", ("parcels",), parcels.parcels),
+        Generator("clicks", ("page_views", clicks.SEARCHES_TOPIC, clicks.PROFILES_TOPIC), clicks.clicks),
     )
 }
