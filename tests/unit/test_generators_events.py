@@ -9,6 +9,9 @@ from functools import cache
 from itertools import islice, pairwise
 from typing import Any
 
+import pytest
+
+from hindcast.local.generators import flaws
 from hindcast.local.generators.clicks import FOUND_SHARE, PROFILES_TOPIC, SEARCHES_TOPIC, USERS, clicks
 from hindcast.local.generators.parcels import BAD_SIZES, CAPACITY, parcels
 from hindcast.local.generators.payments import FAILS_SHARE, MOST_STEPS, RETRY_SECONDS, RETRY_TOPIC, payments
@@ -158,14 +161,20 @@ def _at(row: dict[str, Any]) -> float:
 
 
 def test_every_user_has_a_profile_before_the_first_click() -> None:
-    """The profiles of all users come first, then now and then a newer one, which replaces values; none is without value."""
+    """The profiles of all users come first, then now and then a newer one, which replaces values."""
     rows = _clicks()
     first = next(number for number, (record, _) in enumerate(rows) if record.topic != PROFILES_TOPIC)
     assert [row["user"] for _, row in rows[:first]] == list(USERS)
     profiles = _by("user", [(record, row) for record, row in rows if record.topic == PROFILES_TOPIC])
     assert any(old["city"] != new["city"] for changes in profiles.values() for (_, old), (_, new) in pairwise(changes))
     assert 0.005 < sum(map(len, profiles.values())) / len(rows) < 0.02
-    assert all(record.value is not None for record in islice(clicks(7, RATE, START), 2 * MANY) if record.topic == PROFILES_TOPIC)
+
+
+def test_no_profile_is_without_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where half of all rows are poison, views and searches without value come, but no profile: it would delete the user."""
+    monkeypatch.setattr(flaws, "POISON_SHARE", 0.5)
+    without = Counter(record.topic for record in islice(clicks(7, RATE, START), 10_000) if record.value is None)
+    assert without.keys() == {"", SEARCHES_TOPIC}
 
 
 def test_most_searches_lead_to_a_view_within_a_second() -> None:
