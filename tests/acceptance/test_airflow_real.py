@@ -23,8 +23,8 @@ from hindcast.control.desired import DesiredState, DesiredStates, desired_of
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.local import airflow, stack
+from hindcast.local.generators.trades import trades
 from hindcast.local.processes import Services, members
-from hindcast.local.trades import trades
 from hindcast.settings import Settings, project_root
 
 pytestmark = pytest.mark.timeout(1800)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -19,13 +18,16 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from waiting import wait_until
 
-from hindcast import catalog
 from hindcast.errors import ServiceError
 from hindcast.local import broker as brokers
 from hindcast.local import jars
+from hindcast.local.generators import GENERATORS, Generator
+from hindcast.local.generators.flaws import POISON
+from hindcast.local.generators.record import Record
+from hindcast.local.generators.trades import trades
 from hindcast.local.load import Account, Load, LoadState, account_path
 from hindcast.local.processes import inherited_environment
-from hindcast.local.trades import POISON, trades
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline, Table, Topic
 from hindcast.settings import Settings
 from hindcast.stream import source
 
@@ -73,6 +75,23 @@ def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Se
     assert account.poison == Counter(record.poison for record in generated if record.poison)
     assert Counter((key, value) for _, _, key, value, _ in records) == Counter((record.key, record.value) for record in generated)
     assert Account.read(path) == account
+
+
+def test_the_account_numbers_the_partitions_across_the_topics(broker: Broker, topic: str, settings: Settings) -> None:
+    """Payments and their retries are in two topics of 4 partitions; the account names each one's offsets, the second's from 10,000 on."""
+    path = account_path(settings, topic)
+    account = Load(broker.bootstrap_servers, topic, path, generator="payments", rows_per_second=3000, rows=20_000).run()
+    for first, name in ((0, topic), (TOPIC_STRIDE, "payments-retry")):
+        offsets: dict[int, list[int]] = {}
+        for partition, offset, *_ in _records(broker.bootstrap_servers, name):
+            offsets.setdefault(first + partition, []).append(offset)
+        assert set(offsets) == {first + partition for partition in range(4)}
+        for number, found in offsets.items():
+            part = account.partitions[number]
+            assert part.sent == len([offset for offset in found if offset >= (part.first_offset or 0)])
+            assert part.end_offset == max(found) + 1
+    assert len(account.partitions) == 8
+    assert sum(part.sent for part in account.partitions.values()) == account.sent == 20_000
 
 
 def test_a_second_load_goes_on_where_the_first_ended(broker: Broker, topic: str, settings: Settings) -> None:
@@ -148,14 +167,12 @@ def test_a_lost_row_is_never_counted_and_fails_loudly(
     broker: Broker, topic: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that the broker refuses (too large for it) ends the load with an error and the state `failed`."""
-    from hindcast.local import load as module
-    from hindcast.local.trades import Record
 
     def oversized(seed: int, rows_per_second: float, start: datetime):  # type: ignore[no-untyped-def] # noqa: ANN202
         yield Record(0.0, b"k", b"fits")
         yield Record(0.0, b"k", b"x" * 2_000_000)
 
-    monkeypatch.setitem(module.GENERATORS, "oversized", oversized)
+    monkeypatch.setitem(GENERATORS, "oversized", Generator("oversized", ("oversized",), oversized))
     load = Load(broker.bootstrap_servers, topic, account_path(settings, topic), generator="oversized")
     with pytest.raises(ServiceError, match="lost rows"):
         load.run()
@@ -163,15 +180,36 @@ def test_a_lost_row_is_never_counted_and_fails_loudly(
     assert (account.state, account.sent) == (LoadState.FAILED, 1)
 
 
-def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, settings_factory: Callable[..., Settings]) -> None:
-    """By the stream's own rules no poison row is usable, and every other generated row is, late or not."""
+#: The schema of each topic of JSON that a generator sends.
+SCHEMAS = {
+    "trades": "ticker string, ts timestamp, ask double",
+    "words": "word string, ts timestamp",
+    "spoken": "speaker string, word string, seq long, ts timestamp",
+    "payments": "payment string, seq int, attempt int, amount double, ok boolean, ts timestamp",
+    "payments-retry": "payment string, seq int, attempt int, amount double, ok boolean, ts timestamp",
+    "ski_days": "skier string, day int, ts timestamp",
+    "parcels": "truck_load string, parcel int, size int, ts timestamp",
+    "page_views": "view string, user string, page string, ts timestamp",
+    "searches": "search string, user string, words string, ts timestamp",
+    "profiles": "user string, city string, age int, ts timestamp",
+}
+
+
+@pytest.mark.parametrize("main", [topic for topic in GENERATORS if topic in SCHEMAS])
+def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, main: str) -> None:
+    """By the stream's own rules no poison row of any topic is usable, and every other generated row is, late or not."""
     now = datetime.now(UTC)
-    sent = list(islice(trades(3, 2000.0, now), 120_000))
+    sent = list(islice(GENERATORS[main].make(3, 2000.0, now), 120_000))
     generated = [record for number, record in enumerate(sent) if record.poison or number < 5_000]
-    assert {record.poison for record in generated} == {"", *POISON}
-    rows = [("trades", 0, number, now, record.key, record.value) for number, record in enumerate(generated)]
-    raw = spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, key binary, value binary")
-    pipeline = catalog.load(settings_factory().pipelines_dir)["stock_stats"]
-    found = {row["_offset"]: row["_reason"] for row in source.parse(raw, pipeline).select("_offset", "_reason").collect()}
-    wrong = {(record.poison, found[number]) for number, record in enumerate(generated) if bool(record.poison) != bool(found[number])}
-    assert wrong == set()
+    if main == "trades":
+        assert {record.poison for record in generated} == {"", *POISON}
+    for topic in GENERATORS[main].topics:
+        ours = [record for record in generated if (record.topic or main) == topic]
+        assert ours
+        rows = [(topic, 0, number, now, record.key, record.value) for number, record in enumerate(ours)]
+        raw = spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, key binary, value binary")
+        source_topic = Topic(topic, schema=SCHEMAS[topic])
+        pipeline = Pipeline("any", lambda frame: frame, source_topic, "ts", "10 seconds", Table("any"), version=1)
+        found = {row["_offset"]: row["_reason"] for row in source.parse(raw, pipeline).select("_offset", "_reason").collect()}
+        wrong = {(record.poison, found[number]) for number, record in enumerate(ours) if bool(record.poison) != bool(found[number])}
+        assert wrong == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ from hindcast.cli.app import run
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.settings import Settings
+from hindcast.local.processes import Services
+from hindcast.settings import Settings, project_root
 
 LISTINGS = ("pipelines", "leases", "checkpoints", "verdicts", "runs", "events", "deadletters", "status")
 
@@ -122,8 +124,8 @@ def test_listings_work_while_others_write(hindcast: Hindcast, settings: Settings
         (["leases", "--pipeline", "a/b"], "not a valid name"),
         (["verdicts", "--differences"], "--run"),
         (["events", "--severity", "loud"], "info, warning, error"),
-        (["load", "--topic", "a b"], "not a valid name"),
-        (["load", "--topic", "quotes"], "There are: trades"),
+        (["load", "a b"], "not a valid name"),
+        (["load", "nope"], "no pipeline named nope"),
         (["worker", "--fleet", "a b"], "not a valid name"),
         (["demo", "--once", "--pipeline", "nope"], "no pipeline named nope"),
     ],
@@ -136,6 +138,30 @@ def test_bad_input_is_refused_before_any_work(hindcast: Hindcast, settings: Sett
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
     assert not list((settings.home / "run").glob("*.json"))
+
+
+def test_a_topic_without_generator_is_refused(hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`load` of a pipeline whose topic nobody generates: exit 2, and the topics that there are."""
+    text = (project_root() / "include/pipelines/stock_stats.py").read_text()
+    (tmp_path / "stock_stats.py").write_text(text.replace('Topic("trades"', 'Topic("quotes"'))
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
+    ended = hindcast("load", "stock_stats")
+    assert ended.returncode == 2, ended.stderr
+    assert "'quotes'" in ended.stderr
+    assert "trades, words, spoken" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_second_load_of_a_topic_is_refused(hindcast: Hindcast, settings: Settings) -> None:
+    """Beside a load that runs as a service `load` exits 2 and names its pid: the two would write one account."""
+    services = Services(settings.home)
+    service = services.start("load-trades", [sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), detail={})
+    try:
+        ended = hindcast("load", "stock_stats")
+    finally:
+        services.stop(service, grace_seconds=5.0)
+    assert ended.returncode == 2, ended.stderr
+    assert str(service.pid) in ended.stderr
 
 
 def test_pause_resume_and_drain_write_the_desired_state(hindcast: Hindcast) -> None:

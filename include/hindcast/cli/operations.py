@@ -9,6 +9,7 @@ import typer
 
 from hindcast.cli.listings import FormatOption
 from hindcast.cli.output import Format, Output
+from hindcast.cli.streams import PipelineArgument
 from hindcast.errors import PrerequisiteError
 from hindcast.settings import Settings
 
@@ -85,32 +86,44 @@ def doctor(output: FormatOption = Format.TABLE) -> None:
 
 @app.command()
 def load(
-    topic: Annotated[str, typer.Option("--topic", help="where to; made with 4 partitions if it is not there")] = "trades",
-    generator: Annotated[str, typer.Option("--generator", help="what to send; the topic's own by default")] = "",
+    pipeline: PipelineArgument,
     rows_per_second: RateOption = 2000.0,
     seed: SeedOption = 1,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="stop after so many rows")] = None,
     seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="stop after so long")] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Send records until stopped (Ctrl-C), and print the account of what arrived."""
+    """Send what the pipeline reads until stopped (Ctrl-C), and print the account of what arrived.
+
+    Each topic is made with 4 partitions if it is not there. The rows are those of the generator for the pipeline's main topic.
+    """
     from dataclasses import asdict
 
+    from rich.console import Console
+
+    from hindcast import catalog
     from hindcast.local import load as loads
+    from hindcast.local import stack
 
     settings = Settings()
-    run = loads.Load(
-        settings.bootstrap_servers,
-        topic,
-        loads.account_path(settings, topic),
-        generator=generator or None,
-        seed=seed,
-        rows_per_second=rows_per_second,
-        rows=rows,
-        seconds=seconds,
-    )
-    with loads.stopped_by_signals(run):
-        Output(output).row(asdict(run.run()))
+    topic = catalog.load(settings.pipelines_dir)[pipeline].source.name
+    with Console(stderr=True, highlight=False).status(f"Reaching the broker at {settings.bootstrap_servers}") as line:
+        run = loads.Load(
+            settings.bootstrap_servers,
+            topic,
+            loads.account_path(settings, topic),
+            seed=seed,
+            rows_per_second=rows_per_second,
+            rows=rows,
+            seconds=seconds,
+            progress=lambda account: line.update(
+                f"{account.sent:,} rows sent to {', '.join(run.topics.values())}: {account.late:,} late, {account.poison_total:,} poison"
+            ),
+        )
+        stack.check_no_load(settings, topic)
+        with loads.stopped_by_signals(run):
+            account = run.run()
+    Output(output).row(asdict(account))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The load generator: sends a generator's records to a topic at a steady pace and keeps exact accounts of what arrived.
+"""The load generator: sends a generator's records to its topics at a steady pace and keeps exact accounts of what arrived.
 
 The account is a JSON file, replaced as a whole each second and at the end. It counts a record only once the broker has
 acknowledged it; a record that could not be sent ends the load, loudly, with the state ``failed``.
@@ -17,27 +17,28 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.errors import BadInputError, HindcastError, ServiceError
+from hindcast.errors import BadInputError, BrokerUnavailableError, HindcastError, ServiceError
 from hindcast.local.detach import write_atomically
-from hindcast.local.trades import Record, trades
-from hindcast.pipeline import check_name
+from hindcast.local.generators import GENERATORS
+from hindcast.local.generators.record import Record
+from hindcast.pipeline import TOPIC_STRIDE, check_name
 from hindcast.settings import Settings
-
-#: Topic -> what is sent to it: (seed, rows a second, event time of the first row) -> records in the order of ``due_seconds``.
-GENERATORS: dict[str, Callable[[int, float, datetime], Iterator[Record]]] = {"trades": trades}
 
 DEFAULT_ROWS_PER_SECOND = 2000.0
 DEFAULT_PARTITIONS = 4
 _ACCOUNT_SECONDS = 1.0
 _LINGER_MS = 20  # gathers about 40 rows a request at the default pace, and costs a row 20 ms at most
 _TICK_SECONDS = 0.01  # rows due within it are sent together: waking for each row would cost more than sending it
+_BOOTSTRAP_MS = 10_000  # a healthy broker answers in milliseconds
 _DELIVERY_MS = 600_000  # a broker that is away for ten minutes loses no row
+_KEYS_KEPT = 100_000  # whose hash is remembered: some generators never stop making new keys
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +60,11 @@ class PartitionAccount:
 
 @dataclass
 class Account:
-    """What was sent and acknowledged. ``late`` rows had their event time set back; ``poison`` counts by what was wrong."""
+    """What was sent and acknowledged. ``late`` rows had their event time set back; ``poison`` counts by what was wrong.
+
+    ``topic`` is the generator's main one. Its topics share the counts, and the numbers of their partitions are those of
+    :data:`hindcast.pipeline.TOPIC_STRIDE`.
+    """
 
     topic: str
     seed: int
@@ -88,6 +93,7 @@ class Account:
         return {number: part.end_offset for number, part in sorted(self.partitions.items()) if part.end_offset is not None}
 
     def acknowledge(self, record: Record, partition: int, offset: int) -> None:
+        """Count the record; ``partition`` is numbered across the topics."""
         part = self.partitions.setdefault(partition, PartitionAccount())
         part.sent += 1
         part.first_offset = offset if part.first_offset is None else min(part.first_offset, offset)
@@ -120,7 +126,7 @@ def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = DEFAULT_P
     from kafka.admin import KafkaAdminClient
     from kafka.errors import TopicAlreadyExistsError
 
-    with KafkaAdminClient(bootstrap_servers=bootstrap_servers) as admin:
+    with KafkaAdminClient(bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=_BOOTSTRAP_MS) as admin:
         if topic in admin.list_topics():
             return
         try:
@@ -130,7 +136,7 @@ def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = DEFAULT_P
 
 
 class Load:
-    """One run of a generator against a topic. :meth:`stop` may be called from a signal handler or another thread."""
+    """One run of a generator against its topics. :meth:`stop` may be called from a signal handler or another thread."""
 
     def __init__(
         self,
@@ -144,26 +150,34 @@ class Load:
         rows: int | None = None,
         seconds: float | None = None,
         partitions: int = DEFAULT_PARTITIONS,
+        progress: Callable[[Account], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """
-        :param generator: a name of :data:`GENERATORS`; the topic's own name by default
+        :param topic: where the generator's main topic goes; its other topics keep their names
+        :param generator: a key of :data:`GENERATORS`; the topic's own name by default
         :param rows: stop after so many rows
         :param seconds: stop after so long
+        :param partitions: of each topic that is not there yet
+        :param progress: called each second with the account, which goes on changing
         :raises BadInputError: where there is no such generator, or the pace is not above 0
         """
         check_name("topic", topic)
         name = generator or topic
         if name not in GENERATORS:
-            raise BadInputError(problem=f"There is no generator {name!r}", cure=f"There are: {', '.join(sorted(GENERATORS))}.")
+            known = ", ".join(GENERATORS)
+            raise BadInputError(problem=f"Nothing generates rows for the topic {name!r}", cure=f"There are generators for: {known}.")
         if not rows_per_second > 0:
             raise BadInputError(problem=f"{rows_per_second} rows a second is not above 0", cure="Give a number like 2000.")
-        self._generate = GENERATORS[name]
+        self._generator = GENERATORS[name]
+        #: Where each of the generator's topics goes. A record names its main topic with "".
+        self.topics = {"": topic, **{other: other for other in self._generator.topics[1:]}}
         self._servers, self._path, self._partitions = bootstrap_servers, account, partitions
-        self._rows, self._seconds = rows, seconds
+        self._rows, self._seconds, self._progress = rows, seconds, progress
         self._clock = clock or SystemClock()
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self._noted = 0.0
         self.account = Account(topic=topic, seed=seed, rows_per_second=rows_per_second)
 
     def stop(self) -> None:
@@ -173,12 +187,17 @@ class Load:
     def run(self) -> Account:
         """Send until stopped; returns the final account.
 
+        :raises BrokerUnavailableError: where no broker answers at the start
         :raises ServiceError: where a row could not be sent; the account then says ``failed`` and counts what did arrive
         """
         from kafka import KafkaProducer
         from kafka.errors import KafkaError
 
-        ensure_topic(self._servers, self.account.topic, self._partitions)
+        for topic in self.topics.values():
+            try:
+                ensure_topic(self._servers, topic, self._partitions)
+            except (KafkaError, OSError) as error:
+                raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}") from error
         started = self._clock.now()
         self.account.started_at = started.isoformat()
         self.account.write(self._path)
@@ -213,37 +232,49 @@ class Load:
         """Returns how many rows were given to the producer. Row i is sent at the start + i / rate: a delay is made up, never kept."""
         from kafka.partitioner.default import murmur2
 
-        topic = self.account.topic
-        count = len(producer.partitions_for(topic))
-        places: dict[bytes, int] = {}
-        began = self._clock.monotonic()
+        # Kafka's own partitioner, once for each key: hashing in Python is a good part of the cost of a row.
+        @lru_cache(_KEYS_KEPT)
+        def place(key: bytes) -> int:
+            return int(murmur2(key)) & 0x7FFFFFFF
+
+        counts = {name: len(producer.partitions_for(topic)) for name, topic in self.topics.items()}
+        first = {name: number * TOPIC_STRIDE for number, name in enumerate(self.topics)}
+        began = self._noted = self._clock.monotonic()
         end = began + self._seconds if self._seconds is not None else float("inf")
-        written, given = began, 0
-        for record in self._generate(self.account.seed, self.account.rows_per_second, started):
-            if given == self._rows or self._stop.is_set():
+        given = 0
+        for record in self._generator.make(self.account.seed, self.account.rows_per_second, started):
+            if given == self._rows or not self._wait(began + record.due_seconds, end):
                 break
-            now = self._clock.monotonic()
-            if now - written >= _ACCOUNT_SECONDS:
-                with self._lock:
-                    self.account.write(self._path)
-                written = now
-            if began + record.due_seconds > now:
-                self._stop.wait(min(max(began + record.due_seconds - now, _TICK_SECONDS), end - now))
-                now = self._clock.monotonic()
-            if now >= end or self._stop.is_set():
-                break
-            # Kafka's own partitioner, once for each key: hashing in Python is a good part of the cost of a row.
-            if record.key not in places:
-                places[record.key] = (murmur2(record.key) & 0x7FFFFFFF) % count
-            future = producer.send(topic, value=record.value, key=record.key, partition=places[record.key])
+            partition = place(record.key) % counts[record.topic]
+            future = producer.send(self.topics[record.topic], value=record.value, key=record.key, partition=partition)
             given += 1
-            future.add_callback(self._acknowledge, record)
+            future.add_callback(self._acknowledge, record, first[record.topic])
             future.add_errback(self._fail)
         return given
 
-    def _acknowledge(self, record: Record, metadata: Any) -> None:
+    def _wait(self, due: float, end: float) -> bool:
+        """Until the row is due, noting the account each second; False where the load ends before."""
+        while not self._stop.is_set():
+            now = self._clock.monotonic()
+            if now - self._noted >= _ACCOUNT_SECONDS:
+                self._noted = now
+                self._note()
+            if now >= end:
+                return False
+            if now >= due:
+                return True
+            self._stop.wait(min(max(due - now, _TICK_SECONDS), self._noted + _ACCOUNT_SECONDS - now, end - now))
+        return False
+
+    def _note(self) -> None:
         with self._lock:
-            self.account.acknowledge(record, metadata.partition, metadata.offset)
+            self.account.write(self._path)
+            if self._progress is not None:
+                self._progress(self.account)
+
+    def _acknowledge(self, record: Record, first: int, metadata: Any) -> None:
+        with self._lock:
+            self.account.acknowledge(record, first + metadata.partition, metadata.offset)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

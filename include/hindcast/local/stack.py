@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hindcast import catalog
-from hindcast.errors import ServiceError
+from hindcast.errors import BadInputError, ServiceError
 from hindcast.local import airflow, broker, jars
 from hindcast.local.detach import write_atomically
 from hindcast.local.load import DEFAULT_ROWS_PER_SECOND, account_path, ensure_topic
@@ -115,6 +115,14 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
             raise ServiceError(service=name, problem=f"{problem}. Its last lines:\n{last_lines(service.log)}\n", log=service.log)
         time.sleep(0.05)
     return service
+
+
+def check_no_load(settings: Settings, topic: str) -> None:
+    """:raises BadInputError: where a load of the topic runs as a service: two loads would keep one account"""
+    known = Services(settings.home).find(LOAD_PREFIX + topic)
+    if known and known.running:
+        cure = "Stop it with `hindcast down`, and start the rest again with `hindcast up --no-load`."
+        raise BadInputError(problem=f"A load of the topic {topic} runs already, with pid {known.pid}", cure=cure)
 
 
 def stop_loads(settings: Settings) -> None:

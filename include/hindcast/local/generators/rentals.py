@@ -1,0 +1,55 @@
+"""Days on skis, for the question whether to rent or to buy: nobody knows beforehand for how many days a skier will come.
+
+A skier comes for 1 to 40 days; half of them draw the number evenly, half give up after each day with the same probability. Then a
+new skier begins. Some rows are late; a few are poison, a spoilt copy that comes before the day itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import count
+
+from hindcast.local.generators.flaws import json_record
+from hindcast.local.generators.record import Record
+
+MOST_DAYS = 40
+GIVES_UP = 0.15  # after each day; a mean of between 6 and 7 days
+SKIERS_AT_A_TIME = 40
+
+
+@dataclass(slots=True)
+class _Skier:
+    name: str
+    days: int
+    day: int = 1
+
+
+def rentals(seed: int, rows_per_second: float, start: datetime) -> Iterator[Record]:
+    """``{"skier", "day", "ts"}``, key = skier; ``day`` counts a skier's days from 1."""
+    rng = random.Random(seed)
+    numbers = count()
+    skiing = [_Skier(f"s{next(numbers):06}", _days(rng)) for _ in range(SKIERS_AT_A_TIME)]
+    for number in count():
+        due = number / rows_per_second
+        place = rng.randrange(SKIERS_AT_A_TIME)
+        skier = skiing[place]
+        fields = {"skier": skier.name, "day": skier.day, "ts": start + timedelta(seconds=due)}
+        record = json_record(rng, due, skier.name.encode(), fields)
+        yield record
+        if record.poison:
+            continue
+        skier.day += 1
+        if skier.day > skier.days:
+            skiing[place] = _Skier(f"s{next(numbers):06}", _days(rng))
+
+
+def _days(rng: random.Random) -> int:
+    if rng.random() < 0.5:  # noqa: PLR2004 - half of them
+        return rng.randint(1, MOST_DAYS)
+    days = 1
+    while days < MOST_DAYS and rng.random() >= GIVES_UP:
+        days += 1
+    return days
