@@ -15,7 +15,7 @@ from hindcast.control import shards
 from hindcast.control.keeper import Keeper
 from hindcast.control.ledger import Ledger
 from hindcast.control.tables import ControlTables
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import steps
 from hindcast.stream.audit import Audit
@@ -51,9 +51,14 @@ class Shard:
         produce(self.servers, self.pipeline.source.name, records)
         self.sent += records
 
+    def reached(self) -> dict[int, int]:
+        """Partition -> the offset after the last record that was sent."""
+        return ends(self.sent)
+
     def own(self) -> ShardConsumer:
         """A new owner takes the shard over; the one before is dead and its lease expired."""
-        shards.create(self.store, self.pipeline.name, self.pipeline.version, 1, dict.fromkeys(range(self.partitions), 0))
+        start = {topic * TOPIC_STRIDE + number: 0 for topic in range(len(self.pipeline.topics)) for number in range(self.partitions)}
+        shards.create(self.store, self.pipeline.name, self.pipeline.version, 1, start)
         keeper = Keeper(
             self.store,
             self.clock,
@@ -78,7 +83,7 @@ class Shard:
 
     def consume(self, owner: ShardConsumer) -> None:
         """Wait until the owner has committed all that was sent."""
-        wait_until(lambda: owner.failure or owner.end_offsets == ends(self.sent), WAIT_SECONDS, "the shard has read everything")
+        wait_until(lambda: owner.failure or owner.end_offsets == self.reached(), WAIT_SECONDS, "the shard has read everything")
         assert owner.failure is None
 
     def serve(self, records: list[Record], rebuild: str = "") -> str:
@@ -102,13 +107,17 @@ class Shard:
         wait_until(lambda: owner.drained, WAIT_SECONDS, "the batch in hand has ended")
         owner.stop()
 
+    def file(self) -> None:
+        """File what is late or poison of every batch."""
+        audit = Audit(self.spark, self.settings, self.pipeline, self.running[-1].app, self.running[-1].lease.epoch)
+        batches = ledger(self.settings, self.pipeline.name)
+        while audit.run(batches) < batches[-1].batch:
+            pass
+
     def check(self) -> None:
         oracle = Simulated(Clockwork(), self.sent)
         check_answer(self.settings, self.sent, oracle)
-        audit = Audit(self.spark, self.settings, self.pipeline, self.running[-1].app, self.running[-1].lease.epoch)
-        batches = ledger(self.settings)
-        while audit.run(batches) < batches[-1].batch:
-            pass
+        self.file()
         check_filed(self.settings, self.sent, oracle)
 
 

@@ -148,6 +148,9 @@ class Topic:
     event_time: str = ""
     watermark: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", Format(self.format))  # "text" may be written for it
+
     @property
     def columns(self) -> dict[str, str]:
         return parse_columns(self.schema)
@@ -197,6 +200,9 @@ class Table:
     name: str
     keys: list[str] = field(default_factory=list)
     mode: Mode = Mode.APPEND
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", Mode(self.mode))  # "upsert" may be written for it
 
 
 @dataclass(frozen=True, eq=False)

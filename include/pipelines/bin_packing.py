@@ -45,7 +45,7 @@ class FirstFit(StatefulProcessor):
         first_fit(sizes, free)
         parcels, volume = parcels + len(sizes), volume + sum(sizes)
         self.trucks.update((free, parcels, volume))
-        yield Row(*[key[0], parcels, volume, len(free)])
+        yield Row(truck_load=key[0], parcels=parcels, volume=volume, trucks=len(free))
 
     def close(self) -> None:
         pass

@@ -51,7 +51,9 @@ class Enrich(StatefulProcessor):
                 self.search.update(search)
             else:
                 led = search is not None and timedelta(0) <= row["ts"] - search[0] <= LED_WITHIN
-                yield Row(*[row["view"], key[0], row["page"], row["ts"], *profile, search[1] if led else None])
+                city, age = profile
+                words = search[1] if led else None
+                yield Row(view=row["view"], user=key[0], page=row["page"], ts=row["ts"], city=city, age=age, words=words)
 
     def close(self) -> None:
         pass

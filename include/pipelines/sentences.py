@@ -31,7 +31,14 @@ class Sentences(StatefulProcessor):
             first = row["_offset"] if first is None else first
             words.append(row["word"])
             if row["word"].endswith(".") or len(words) == MOST_WORDS:
-                yield Row(*[key[0], " ".join(words), len(words), row["_partition"], first, row["_offset"]])
+                yield Row(
+                    speaker=key[0],
+                    sentence=" ".join(words),
+                    words=len(words),
+                    partition=row["_partition"],
+                    first_offset=first,
+                    last_offset=row["_offset"],
+                )
                 words, first = [], None
         if words:
             self.begun.update((words, first))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hindcast import catalog
 from hindcast.errors import BadNameError, PipelineError, UnknownPipelineError
-from hindcast.pipeline import check_name, parse_columns, parse_duration, required_columns
+from hindcast.pipeline import TOPIC_STRIDE, check_name, parse_columns, parse_duration, parse_start, required_columns
 
 GOOD = """
 from hindcast import Table, Topic, Window, pipeline
@@ -56,6 +56,13 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
         ("version=1", "version=0", "version"),
         ("shards=2", "shards=0", "shards"),
         ('Topic("trades"', 'Topic("tra/des"', "tra/des"),
+        ("version=1", 'version=1, start="now"', "is none of earliest, latest"),
+        ("version=1", 'version=1, start="2026-01-05T12:00:00"', "is none of earliest, latest"),
+        ("version=1", 'version=1, joined=[Topic("more", schema="ts timestamp")]', "for anything else call F.window"),
+        ("version=1", "version=1, re_execute=True", "for anything else call F.window"),
+        ('keys=["window", "ticker"]', 'keys=["window", "ticker"], mode="upsert"', "for anything else call F.window"),
+        ('key="ticker"', 'key="ticker", format="text"', "both format=Format.TEXT and parse="),
+        ('key="ticker"', 'key="ticker", format="avro"', "both format=Format.AVRO and avro_schema="),
         ('Table("one"', 'Table("..")' + '  # ("', ".."),
     ],
 )
@@ -128,3 +135,49 @@ def test_required_columns_are_those_declared_not_null() -> None:
     schema = "ticker string NOT NULL, ts timestamp, ask decimal(10, 2) not  null, venue struct<x: int NOT NULL>"
     assert parse_columns(schema) == {"ticker": "string", "ts": "timestamp", "ask": "decimal(10, 2)", "venue": "struct<x: int not null>"}
     assert required_columns(schema) == ["ticker", "ask"]
+
+
+JOINED = """
+from hindcast import Lookup, Mode, Table, Topic, pipeline
+
+@pipeline(
+    source=Topic("views", schema="user string, ts timestamp", key="user"),
+    joined=[Topic("searches", schema="user string, at timestamp", key="user", event_time="at"), Lookup("countries", 3)],
+    event_time="ts", watermark="10 seconds", sink=Table("seen", keys=["user"]), version=1, re_execute=True, shards=2,
+)
+def seen(views, searches, countries):
+    return views
+"""
+
+
+def test_partitions_are_numbered_across_the_topics(tmp_path: Path) -> None:
+    write(tmp_path, "seen", JOINED)
+    (pipeline,) = catalog.load(tmp_path).values()
+    assert [topic.name for topic in pipeline.topics] == ["views", "searches"]
+    assert [pipeline.event_time_of(topic) for topic in pipeline.topics] == ["ts", "at"]
+    assert (pipeline.place(2), pipeline.place(TOPIC_STRIDE + 3)) == ("views/2", "searches/3")
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "says"),
+    [
+        ('"searches"', '"views"', "named twice"),
+        ('"at"', '"ts"', "'ts' is not a timestamp"),
+        ('at timestamp", key="user"', 'at timestamp"', "each topic must be partitioned by the key"),
+        ('keys=["user"]', "keys=[]", "must contain the topic's key"),
+        ('keys=["user"]', "keys=[], mode=Mode.UPSERT", "an upsert table needs keys"),
+        ('"countries"', '"coun tries"', "the lookup's name 'coun tries'"),
+    ],
+)
+def test_a_wrong_join_is_refused(tmp_path: Path, was: str, becomes: str, says: str) -> None:
+    assert was in JOINED
+    path = write(tmp_path, "seen", JOINED.replace(was, becomes))
+    assert says in str(catalog.load(tmp_path).errors[str(path)])
+
+
+def test_a_start_is_a_word_a_moment_or_offsets() -> None:
+    assert parse_start("latest") == "latest"
+    assert parse_start("2026-01-05T12:00:00+00:00") == datetime(2026, 1, 5, 12, tzinfo=UTC)
+    assert parse_start('{"0": 7, "1": 9}') == {0: 7, 1: 9}
+    with pytest.raises(ValueError, match="is none of"):
+        parse_start('{"0": "many"}')

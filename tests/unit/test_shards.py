@@ -19,7 +19,8 @@ from hindcast.control.ledger import Ledger, LedgerRow
 from hindcast.control.maintenance import maintain
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.errors import UnknownPipelineError
+from hindcast.errors import BadInputError, UnknownPipelineError
+from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.settings import Settings
 from hindcast.testing import MemoryStore
 
@@ -43,6 +44,17 @@ def test_only_the_table_of_transitions_moves_a_shard(before: ShardState, after: 
     else:
         with pytest.raises(ValueError, match=before):
             lease.moved(after)
+
+
+def test_a_shard_has_the_same_partitions_of_each_topic() -> None:
+    """Keys are in the same partition of each topic, so they meet in one shard; topics of unlike size can only be one shard."""
+    second = {TOPIC_STRIDE + number: 0 for number in range(3)}
+    created = shards.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, **second})
+    assert [lease.detail["partitions"] for lease in created] == [[0, 2, TOPIC_STRIDE, TOPIC_STRIDE + 2], [1, TOPIC_STRIDE + 1]]
+    with pytest.raises(BadInputError, match="3, 1 partitions"):
+        shards.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
+    (alone,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
+    assert alone.detail["partitions"] == [0, 1, 2, TOPIC_STRIDE]
 
 
 def test_shards_are_created_once() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 import typer
 
-from hindcast.cli import listings, operations, streams
+from hindcast.cli import deadletters, listings, operations, streams
 from hindcast.errors import HindcastError
 from hindcast.leave import leave
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     name="hindcast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Supervised exactly-once streams, their batch replays, and a verdict on every difference.",
 )  # fmt: skip
+app.add_typer(deadletters.app, name="deadletters")
 for commands in (operations.app, streams.app, listings.app):
     app.registered_commands.extend(commands.registered_commands)
 

@@ -1,4 +1,4 @@
-"""The commands that list: pipelines, leases, checkpoints, verdicts, runs, events and dead letters. They read, and never write.
+"""The commands that list: pipelines, leases, checkpoints, verdicts, runs and events. They read, and never write.
 
 They work beside running workers: each reads one version of its table.
 """
@@ -128,7 +128,7 @@ def checkpoints(pipeline: PipelineOption = "", limit: LimitOption = 20, output: 
         "end_offsets",
         "sink_version",
     ]
-    Output(output).rows(_newest("checkpoints", "committed_at", pipeline, limit), columns)
+    Output(output).rows(newest("checkpoints", "committed_at", pipeline, limit), columns)
 
 
 @app.command()
@@ -146,7 +146,7 @@ def verdicts(
         if not run:
             raise BadInputError(problem="--differences needs a run", cure="Give --run ID; `hindcast verdicts` lists the ids.")
         columns = ["cause", "kind", "keys", "column", "stream_value", "hindcast_value", "late_rows"]
-        found = _newest("differences", "found_at", pipeline, limit, run)
+        found = newest("differences", "found_at", pipeline, limit, run)
         Output(output).rows(found, columns, empty=f"No difference was kept for the run {run}.")
         return
     columns = [
@@ -161,17 +161,17 @@ def verdicts(
         "captured",
         "failed",
     ]
-    Output(output).rows(_newest("verdicts", "judged_at", pipeline, limit, run), columns)
+    Output(output).rows(newest("verdicts", "judged_at", pipeline, limit, run), columns)
 
 
 @app.command()
 def runs(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
     """List the replays, each in its newest state, with what they cost."""
-    newest: dict[str, dict[str, Any]] = {}
-    for row in _newest("runs", "started_at", pipeline, None):
-        known = newest.setdefault(row["run_id"], row)
+    by_run: dict[str, dict[str, Any]] = {}
+    for row in newest("runs", "started_at", pipeline, None):
+        known = by_run.setdefault(row["run_id"], row)
         if row["finished_at"] is not None and (known["finished_at"] is None or row["finished_at"] > known["finished_at"]):
-            newest[row["run_id"]] = row
+            by_run[row["run_id"]] = row
     columns = [
         "started_at",
         "pipeline",
@@ -187,7 +187,7 @@ def runs(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatO
         "latency_p50_seconds",
         "note",
     ]
-    Output(output).rows(list(newest.values())[:limit], columns)
+    Output(output).rows(list(by_run.values())[:limit], columns)
 
 
 @app.command()
@@ -202,18 +202,11 @@ def events(
 
     if severity and severity not in set(Severity):
         raise BadInputError(problem=f"There is no severity {severity!r}", cure=f"Choose one of: {', '.join(Severity)}.")
-    found = _newest("events", "at", pipeline, limit, severity=severity)
+    found = newest("events", "at", pipeline, limit, severity=severity)
     Output(output).rows(found, ["at", "severity", "kind", "pipeline", "shard", "worker", "message", "cure"])
 
 
-@app.command()
-def deadletters(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
-    """List the records that no stream can use, with the reason."""
-    columns = ["broker_at", "pipeline", "topic", "partition", "offset", "reason", "value"]
-    Output(output).rows(_newest("dead_letters", "broker_at", pipeline, limit), columns, empty="There are no dead letters.")
-
-
-def _newest(name: str, by: str, pipeline: str, limit: int | None, run: str = "", severity: str = "") -> list[dict[str, Any]]:
+def newest(name: str, by: str, pipeline: str, limit: int | None, run: str = "", severity: str = "") -> list[dict[str, Any]]:
     """The newest rows by the instant ``by``. Only as many as are shown become Python objects."""
     from hindcast.control.schema import SCHEMAS, ControlTable
     from hindcast.control.tables import ControlTables

@@ -22,6 +22,7 @@ class ControlTable(StrEnum):
     DIFFERENCES = "differences"
     LATE_ROWS = "late_rows"
     DEAD_LETTERS = "dead_letters"
+    MENDED_LETTERS = "mended_letters"
     EVENTS = "events"
 
 
@@ -174,6 +175,10 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         reason=TEXT,
         key=pa.binary(),
         value=pa.binary(),
+    ),
+    # One row for each step of a run that sends mended letters back; see hindcast.topics.letters. letters and ends are JSON.
+    ControlTable.MENDED_LETTERS: _schema(
+        run_id=TEXT, pipeline=TEXT, state=TEXT, letters=TEXT, ends=TEXT, noted_at=INSTANT, schema_version=COUNT
     ),
     # What happened, for people: message says it in a sentence, cure says what to do (empty where nothing need be done). detail is JSON.
     ControlTable.EVENTS: _schema(

@@ -128,7 +128,7 @@ class Demo:
         stack.start_load(self.settings, topic, rows_per_second, seed)
         self.say(f"The load sends {rows_per_second:g} rows a second to the topic {topic}; streaming for {seconds:g} seconds.")
         self._stream(seconds)
-        if stop_load:
+        if stop_load or self.pipeline.window is None:  # without windows a stream is judged from its beginning to its end
             stack.stop_loads(self.settings)
         account = Account.read(account_path(self.settings, topic))
         self.say(f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable. Waiting for the stream to commit them.")
@@ -215,7 +215,9 @@ class Demo:
         token = airflow.login(self.settings)
         name = self.pipeline.name
         self._unpause(f"replay.{name}", f"validate.{name}")
-        offsets = {"from_offsets": account.start_offsets, "to_offsets": account.end_offsets}
+        partitions = {partition for row in Ledger(ControlTables(self.settings)).batches(name) for partition in row.end_offsets}
+        nothing = dict.fromkeys(sorted(partitions), 0)  # a partition that got no row has its end where it begins
+        offsets = {"from_offsets": {**nothing, **account.start_offsets}, "to_offsets": {**nothing, **account.end_offsets}}
         conf = {
             "range": _BY_OFFSETS,
             **{end: {str(number): offset for number, offset in places.items()} for end, places in offsets.items()},

@@ -110,7 +110,7 @@ def _json(value: Column, topic: Topic) -> Column:
 def _text(value: Column, topic: Topic) -> Column:
     assert topic.parse is not None
     # Bytes that are no UTF-8 become the replacement character: a line is not lost for one of them.
-    found = topic.parse(F.decode(value, "UTF-8")).alias("_found")
+    found = topic.parse(F.make_valid_utf8(value.cast("string"))).alias("_found")
     return F.when(found.isNotNull(), found).cast(f"struct<{_struct(topic)}>")
 
 
