@@ -37,7 +37,10 @@ def test_commands_exist(paper: Path) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     for name, rest in COMMAND.findall(paper.read_text()):
         assert name in commands
-        known = {option for parameter in commands[name].params for option in parameter.opts}
+        command = commands[name]
+        if hasattr(command, "commands") and (words := rest.split()) and words[0] in command.commands:
+            command = command.commands[words[0]]
+        known = {option for parameter in command.params for option in parameter.opts}
         assert set(re.findall(r"--[a-z-]+", rest)) <= known, name
 
 

@@ -151,6 +151,7 @@ def seen(views, searches, countries):
 
 
 def test_partitions_are_numbered_across_the_topics(tmp_path: Path) -> None:
+    """A place is said by its topic; a table that is joined has none."""
     write(tmp_path, "seen", JOINED)
     (pipeline,) = catalog.load(tmp_path).values()
     assert [topic.name for topic in pipeline.topics] == ["views", "searches"]
@@ -170,12 +171,14 @@ def test_partitions_are_numbered_across_the_topics(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_join_is_refused(tmp_path: Path, was: str, becomes: str, says: str) -> None:
+    """Each mistake is named."""
     assert was in JOINED
     path = write(tmp_path, "seen", JOINED.replace(was, becomes))
     assert says in str(catalog.load(tmp_path).errors[str(path)])
 
 
 def test_a_start_is_a_word_a_moment_or_offsets() -> None:
+    """Anything else is refused, with the forms that there are."""
     assert parse_start("latest") == "latest"
     assert parse_start("2026-01-05T12:00:00+00:00") == datetime(2026, 1, 5, 12, tzinfo=UTC)
     assert parse_start('{"0": 7, "1": 9}') == {0: 7, 1: 9}
