@@ -112,6 +112,10 @@ failover: env jars ## kill -9 of an owner to the next owner's commit, TIMES=20 t
 bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
 	@$(BIN)/python tests/benchmarks/lease_cost.py
 
+.PHONY: ratios
+ratios: env jars ## online algorithms against the batch in hindsight: competitive ratios, printed and drawn
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/competitive_ratios.py $(if $(SEED),--seed "$(SEED)")
+
 .PHONY: demo
 demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`
 	@$(BIN)/hindcast demo $(if $(ONCE),--once) $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(SECONDS),--seconds "$(SECONDS)")

@@ -27,7 +27,7 @@ from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, ServiceError, VerdictFailedError
 from hindcast.local import airflow, doctor, stack
 from hindcast.local.failover import kill_an_owner
-from hindcast.local.load import Account, account_path
+from hindcast.local.load import Account, account_path, ensure_topic
 from hindcast.local.processes import Services
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -138,6 +138,8 @@ class Demo:
 
     def _want_running(self) -> None:
         """This pipeline and no other: the workers of a small machine are its own."""
+        for topic in self.pipeline.topics:
+            ensure_topic(self.settings.bootstrap_servers, topic.name)
         states = DesiredStates(LeaseTable(self.settings))
         for pipeline in catalog.load(self.settings.pipelines_dir).values():
             states.declare(pipeline, self.settings.workers)

@@ -52,7 +52,7 @@ def up(
         settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
         say(f"The broker answers at {settings.bootstrap_servers}.")
         for pipeline in catalog.load(settings.pipelines_dir).values():
-            for source in pipeline.topics:
+            for source in pipeline.topics if not pipeline.paused else ():
                 ensure_topic(settings.bootstrap_servers, source.name)
         if with_airflow:
             say("Starting Airflow ...")

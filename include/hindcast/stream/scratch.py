@@ -12,7 +12,6 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -20,7 +19,7 @@ from pyspark.sql import SparkSession
 
 _SUFFIX = ".lock"
 #: Locks are held until the process ends, however it ends.
-_held: list[TextIOWrapper] = []
+_held: list[int] = []
 
 
 def claim(home: Path) -> Path:
@@ -32,11 +31,11 @@ def claim(home: Path) -> Path:
     while True:
         folder = root / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path = folder.with_name(folder.name + _SUFFIX)
-        lock_file = path.open("w")
+        lock_file = os.open(path, os.O_RDWR | os.O_CREAT)
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         if path.exists():
             break
-        lock_file.close()  # somebody took it for one that was left, in the moment before it was locked
+        os.close(lock_file)  # somebody took it for one that was left, in the moment before it was locked
     _held.append(lock_file)
     folder.mkdir()
     return folder

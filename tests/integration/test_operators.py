@@ -1,0 +1,193 @@
+"""Joins of streams, sessions, deduplication, Avro and tables that are joined: streamed by several owners, then judged."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from workload import Workload, at, renamed
+
+from hindcast import Format, Lookup, Table, Topic, pipeline
+from hindcast.control.schema import ControlTable
+from hindcast.errors import CheckpointRefusedError, PipelineError, RebuildRefusedError
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+
+if TYPE_CHECKING:
+    from conftest import Broker
+    from pyspark.sql import SparkSession
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+]
+
+SCHEMA = "id string, user string, ts timestamp"
+CLICKS, ORDERS = Topic("clicks", SCHEMA, key="user"), Topic("orders", SCHEMA, key="user")
+RECORD = """{"type": "record", "name": "r", "fields": [{"name": "id", "type": "string"}, {"name": "user", "type": "string"},
+    {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}}]}"""
+
+
+@pipeline(source=CLICKS, event_time="ts", watermark="10 seconds", sink=Table("visits", ["user", "session"]), version=1, re_execute=True)
+def visits(clicks: DataFrame) -> DataFrame:
+    """Clicks of a user with no gap of 5 seconds between them."""
+    return clicks.groupBy("user", F.session_window("ts", "5 seconds").alias("session")).count()
+
+
+@pipeline(source=CLICKS, event_time="ts", watermark="10 seconds", sink=Table("first", ["id"]), version=1, re_execute=True)
+def first(clicks: DataFrame) -> DataFrame:
+    """Each id once."""
+    return clicks.dropDuplicatesWithinWatermark(["id"]).select("id", "user")
+
+
+@pipeline(source=CLICKS, joined=[ORDERS], event_time="ts", watermark="10 seconds", sink=Table("led", ["id"]), version=1, re_execute=True)
+def led(clicks: DataFrame, orders: DataFrame) -> DataFrame:
+    """Each click with an order of the same user in the 5 seconds after it, if there was one."""
+    bought = orders.select(F.col("id").alias("order"), F.col("user").alias("buyer"), F.col("ts").alias("bought_at"))
+    soon = F.expr("user = buyer AND bought_at BETWEEN ts AND ts + INTERVAL 5 SECONDS")
+    return clicks.join(bought, soon, "left_outer").select("id", "user", "order")
+
+
+@pipeline(
+    source=replace(CLICKS, format=Format.AVRO, avro_schema=RECORD),
+    joined=[Lookup("homes", 0)],
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("at_home", ["id"]),
+    version=1,
+)
+def at_home(clicks: DataFrame, homes: DataFrame) -> DataFrame:
+    """Each click with the user's home: a stream without state, joined with a table that stands still."""
+    return clicks.join(F.broadcast(homes), "user", "left").select("id", "user", "home")
+
+
+Make = Callable[[Pipeline], Workload]
+
+
+@pytest.fixture
+def stream(
+    spark: SparkSession, broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]
+) -> Iterator[Make]:
+    """Make a pipeline ready on topics of its own with one partition each."""
+    made: list[Workload] = []
+
+    def make(declared: Pipeline) -> Workload:
+        settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
+        spark.conf.set("spark.hindcast.lookups", settings.table("lookups"))
+        made.append(Workload(spark, settings, renamed(declared, topic_factory()), broker.bootstrap_servers, 1))
+        made[-1].begin()
+        return made[-1]
+
+    yield make
+    for one in made:
+        for owner in one.running:
+            one.die(owner)
+
+
+def click(identity: str, second: float, user: str = "u") -> dict[str, Any]:
+    return {"id": identity, "user": user, "ts": at(second)}
+
+
+def avro(identity: str, user: str, micros: int) -> bytes:
+    def zigzag(number: int) -> bytes:
+        number, out = (number << 1) ^ (number >> 63), bytearray()
+        while number > 0x7F:
+            out.append(number & 0x7F | 0x80)
+            number >>= 7
+        return bytes([*out, number])
+
+    return b"".join([zigzag(len(identity)), identity.encode(), zigzag(len(user)), user.encode(), zigzag(micros)])
+
+
+def test_sessions_go_on_over_batches_and_end_at_a_gap(stream: Make) -> None:
+    """A session of three clicks in two batches; one that comes when the watermark has passed its session is dropped, and filed."""
+    made = stream(visits)
+    made.put([click("1", 0), click("2", 4)])
+    made.read()
+    made.put([click("3", 8), click("4", 14)])
+    made.read()
+    for second in (40, 41):
+        made.put([click("end", second, "x")])
+        made.read()
+    made.put([click("late", 1)])
+    made.read()
+    assert sorted((row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()) == [("u", 0, 3), ("u", 14, 1)]
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["late_rows"], verdict["passed"]) == (0, 7, 1, True)
+    assert [row["offset"] for row in made.filed(ControlTable.LATE_ROWS)] == [6]
+
+
+def test_a_duplicate_is_dropped_while_its_first_is_remembered(stream: Make) -> None:
+    """The second of one batch, and the one that comes in a later batch."""
+    made = stream(first)
+    made.put([click("a", 0), click("a", 1), click("b", 2)])
+    made.read()
+    made.put([click("b", 3), click("c", 4)])
+    made.read()
+    assert sorted(row["id"] for row in made.rows()) == ["a", "b", "c"]
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["captured_results"]) == (0, 5, 1.0)
+
+
+def test_two_streams_are_joined_within_their_time(stream: Make) -> None:
+    """An order that comes in a later batch is found; a click without one is let go of once none can come."""
+    made = stream(led)
+    made.put([click("c1", 0), click("c2", 1, "v")])
+    made.read()
+    made.put([click("o1", 4)], topic=1)
+    made.read()
+    for second in (60, 61):
+        made.put([click(f"end{second}", second, "x")])
+        made.put([click(f"end{second}", second, "y")], topic=1)
+        made.read()
+    assert sorted((row["id"], row["order"]) for row in made.rows()) == [("c1", "o1"), ("c2", None)]
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 7, True)
+
+
+def test_a_row_is_joined_with_a_table_of_one_version(stream: Make) -> None:
+    """A later version of the table changes nothing; what is no Avro is a dead letter."""
+    made = stream(at_home)
+    homes = made.settings.table("lookups", "homes")
+    write_deltalake(homes, pa.table({"user": ["u"], "home": ["Oslo"]}))
+    write_deltalake(homes, pa.table({"user": ["u", "v"], "home": ["Rome", "Bern"]}), mode="overwrite")
+    made.put([avro("1", "u", 1_767_614_400_000_000), b"\xff" * 5, avro("2", "v", 1_767_614_400_000_000), struct.pack("q", 7)])
+    made.read()
+    assert sorted((row["id"], row["home"]) for row in made.rows()) == [("1", "Oslo"), ("2", None)]
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["dead_letters"]) == (0, 4, 2)
+
+
+def test_state_that_depends_on_batches_is_not_rebuilt(stream: Make) -> None:
+    """Read in other batches the topic could give another state: refused, with the cure, and nothing is changed."""
+    made = stream(first)
+    made.put([click("a", 0)])
+    made.read()
+    before = made.rows()
+    with pytest.raises(RebuildRefusedError, match="Raise the pipeline's version"):
+        made.own().start("it was asked for")
+    assert made.rows() == before
+
+
+def test_state_that_is_not_declared_is_refused(stream: Make) -> None:
+    """Taken for a pipeline without state it would be judged, and rebuilt, wrongly."""
+    made = stream(replace(first, re_execute=False))
+    made.put([click("a", 0)])
+    with pytest.raises(PipelineError, match="it keeps state"):
+        made.own().start()
+
+
+def test_a_query_that_was_changed_is_refused_of_every_kind(stream: Make) -> None:
+    """Another key of a deduplication, under the same version."""
+    made = stream(first)
+    made.put([click("a", 0)])
+    made.read()
+    made.pipeline = replace(made.pipeline, transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["user"]).select("id", "user"))
+    with pytest.raises(CheckpointRefusedError, match="the query has changed"):
+        made.own().start()
