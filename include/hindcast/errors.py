@@ -89,6 +89,11 @@ class OffsetGapError(HindcastError):
     lose or repeat rows, so the shard has stopped. {cure}"""
 
 
+class SinkCommitsLostError(HindcastError):
+    """{pipeline}/{shard}: the sink {table} ends at version {found}, but the ledger knows of a batch in version {known}. Writing would
+    take the place of commits that were lost, so the shard has stopped. {cure}"""
+
+
 class CheckpointRefusedError(HindcastError):
     """{pipeline}/{shard}: the Spark checkpoint at {path} cannot be used: {problem}. {cure}"""
 

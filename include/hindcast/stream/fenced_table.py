@@ -122,6 +122,10 @@ class FencedTable:
         """The application's place in the newest version of the table; None before its first commit."""
         return Fence.of(self._open().transaction_version(self.app))
 
+    def version(self) -> int:
+        """The table's newest version."""
+        return self._open().version()
+
     def commit(self, fence: Fence, files: Sequence[DataFile], metadata: str = "", *, after: Fence | None = None) -> int:
         """Write the files and the fence in one commit; return its version, or -1 where this very fence is recorded already.
 
