@@ -100,6 +100,16 @@ class RebuildRefusedError(HindcastError):
     anew from the topic."""
 
 
+class SinkSharedError(HindcastError):
+    """{found} has written to {table} as {app} in epoch {epoch}, which is {worker}'s: a fleet with leases of its own writes there, too.
+    Nothing was written. Stop one of the two, or give each its own HINDCAST_TABLES_URL."""
+
+
+class SinkCommitsLostError(HindcastError):
+    """{pipeline}/{shard}: the sink {table} ends at version {found}, but the ledger knows of a batch in version {known}. Writing would
+    take the place of commits that were lost, so the shard has stopped. {cure}"""
+
+
 class CheckpointRefusedError(HindcastError):
     """{pipeline}/{shard}: the Spark checkpoint at {path} cannot be used: {problem}. {cure}"""
 

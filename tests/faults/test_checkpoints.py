@@ -215,14 +215,13 @@ def test_partitions_grow_while_keys_move(broker: Broker, stream: Stream, pair: t
 
 
 def _moved(stream: Stream, count: int = 400) -> list[Record]:
-    """Records of the feed's continuation, with every second ticker in a partition of its own from now on."""
+    """Records of the feed's continuation, with the tickers T4 to T7 in the new partitions from now on, as a hash of the key deals them."""
     from dataclasses import replace
 
     offsets = {**dict.fromkeys(range(8), 0), **ends(stream.sent)}
     made = []
     for record in trades(stream.seed, count=len(stream.sent) + count, partitions=4)[len(stream.sent) :]:
-        number = int(record.ticker[1:])
-        partition = number % 8 if number % 2 else number % 4
+        partition = int(record.ticker[1:]) % 8
         made.append(replace(record, partition=partition, offset=offsets[partition]))
         offsets[partition] += 1
     return made

@@ -158,12 +158,8 @@ def stale_checkpoint(newest: Path) -> None:
     newest.with_name("_last_checkpoint").write_text('{"version": 1, "size": 3}')
 
 
-#: The shard whose batch it was is refused; the sink's other shards are not behind, go on, and take the lost version's number.
-OVERWRITTEN = pytest.mark.xfail(reason="another shard of the sink writes in the place of a newest commit that is gone", strict=True)
-
-
 @pytest.mark.row("F11")
-@pytest.mark.parametrize("damage", [torn, empty, missing, pytest.param(missing_newest, marks=OVERWRITTEN), stale_checkpoint])
+@pytest.mark.parametrize("damage", [torn, empty, missing, missing_newest, stale_checkpoint])
 def test_a_damaged_log_of_the_sink(
     stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from hindcast.control.statistics import statistics
-from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, StoreUnavailableError
+from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.files import DataFile, _write_file
@@ -29,7 +29,7 @@ def data(table: FencedTable, n: int) -> list[DataFile]:
     return [_write_file(pa.table({"k": ["a"], "n": [n]}, schema=SCHEMA), table.url, {}, "x")]
 
 
-def metadata(epoch: int, batch: int, kind: str = "batch") -> str:
+def metadata(epoch: int, batch: int, kind: str = "batch", worker: str = "w") -> str:
     return BatchCommit(
         kind=kind,
         pipeline="p",
@@ -37,7 +37,7 @@ def metadata(epoch: int, batch: int, kind: str = "batch") -> str:
         shard="v1.g0.s0",
         epoch=epoch,
         batch=batch,
-        worker="w",
+        worker=worker,
         start_offsets={0: batch},
         end_offsets={0: batch + 1},
         late_watermark_ms=0,
@@ -60,6 +60,16 @@ def test_a_repeated_commit_writes_nothing(table: FencedTable) -> None:
     """The same fence again (an answer that was lost) returns -1 and adds no row."""
     table.commit(Fence(1, 1), data(table, 7), after=None)
     assert table.commit(Fence(1, 1), data(table, 7), after=None) == -1
+    assert values(table) == [7]
+
+
+@pytest.mark.parametrize("kind", ["batch", "seal"])
+def test_another_workers_commit_is_not_taken_for_ones_own(table: FencedTable, kind: str) -> None:
+    """A fleet with leases of its own comes to the same epoch and batch: it is told, and its batch is not passed over in silence (F24)."""
+    table.commit(Fence(1, 1), data(table, 7), metadata(1, 1), after=None)
+    assert table.commit(Fence(1, 1), [], metadata(1, 1, kind), after=Fence(1, 1)) == -1
+    with pytest.raises(SinkSharedError, match="w has written"):
+        table.commit(Fence(1, 1), data(table, 8), metadata(1, 1, kind, "stranger"), after=Fence(1, 1))
     assert values(table) == [7]
 
 

@@ -208,6 +208,28 @@ def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore
     assert "b" not in {name for lease in store.read().leases.values() for name in (lease.lease_owner, lease.lease_stealer)}
 
 
+def test_what_is_given_to_a_worker_and_wanted_no_more_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
+    """A lease handed over while its pipeline is paused does not keep an owner who would never consume it; resumed, it is shared again."""
+    add_shards(store, 2)
+    paused = False
+    a = keeper("a", wanted=lambda *_: not paused)
+    a.step()
+    b = keeper("b", wanted=lambda *_: not paused)
+    b.step()
+    (asked,) = a.step().close
+    a.closed(asked)
+    a.step()
+    assert row(store, asked).lease_owner == "b"
+    paused = True
+    for worker in (a, b):
+        for key in worker.step().close:
+            worker.closed(key)
+        worker.step()
+    assert set(owners(store).values()) == {""}
+    paused = False
+    assert len(b.step().gained) == 1
+
+
 def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
     add_shards(store, 2)

@@ -214,11 +214,12 @@ class Keeper:
         if self._draining or self._slot not in changes or self._held[self._slot].detail.get(STARTING):
             return list(changes.values())
         changes |= {lease.key: lease for lease in shards.opened({**snapshot.leases, **changes})}
-        rows = (changes.get(key, row) for key, row in snapshot.leases.items())
+        rows = [changes.get(key, row) for key, row in snapshot.leases.items()]
         wanted = [row for row in rows if self._is_wanted_shard(row, snapshot)]  # as this step leaves them: a refusal counts at once
-        for row in wanted:
-            if row.lease_owner == self.owner and row.key not in self._held:  # given to this worker by the one it asked
-                changes[row.key] = row.renewed(updated_at=now)
+        for row in rows:
+            if row.status_type is StatusType.SHARD and row.lease_owner == self.owner and row.key not in self._held:
+                # Given to this worker by the one it asked. If it was paused in between, it would keep an owner that never consumes it.
+                changes[row.key] = row.renewed(updated_at=now) if self._is_wanted_shard(row, snapshot) else self._declined(row)
         takes = balance.to_take(wanted, self.owner, live, self._observer)
         for row in takes:
             changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
@@ -241,7 +242,7 @@ class Keeper:
         return row.renewed(lease_owner="", state=ShardState.CLOSED if row.status_type is StatusType.SHARD else row.state)
 
     def _declined(self, row: Lease) -> Lease:
-        """What comes too late for a worker that stops: its wish is withdrawn, and what it was given is free for others at once."""
+        """What comes too late (this worker stops, or it is not wanted any more): a wish is withdrawn, what was given is free at once."""
         if row.lease_owner == self.owner:
             return row.renewed(lease_owner="", lease_stealer="")
         return row.evolve(lease_stealer="")

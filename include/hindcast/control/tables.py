@@ -94,13 +94,15 @@ class ControlTables:
         write_deltalake(table, data, mode="append")
         self.upkeep[name].committed(table.version())
 
-    def rows(self, name: ControlTable, where: Iterable[Condition] = (), version: int | None = None) -> list[dict[str, Any]]:
-        """All rows that meet every condition, in no order; of an older version where one is given."""
+    def rows(
+        self, name: ControlTable, where: Iterable[Condition] = (), version: int | None = None, columns: list[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """All rows that meet every condition, in no order; of an older version, and of some columns only, where they are given."""
         table = self.open(name)
         try:
             if version is not None:
                 table.load_as_version(version)
-            return list(table.to_pyarrow_table(filters=list(where) or None).to_pylist())
+            return list(table.to_pyarrow_table(columns=columns, filters=list(where) or None).to_pylist())
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
 

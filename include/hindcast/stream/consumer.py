@@ -87,9 +87,9 @@ class ShardConsumer:
         """
         shape = takeover.shape_of(self._spark, self.pipeline)
         self.sink.create(shape.schema)
-        shard = self.lease.status_value
-        known = self._ledger.batches(self.pipeline.name, shard_version(shard), shard)
-        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, known)
+        name, shard, version = self.pipeline.name, self.lease.status_value, shard_version(self.lease.status_value)
+        known, reached = self._ledger.batches(name, version, shard), self._ledger.sink_version(name, version)
+        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, known, reached)
         self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, known)
         if self._position.fence.batch:
             self._report(self.history[-1].sink_version)

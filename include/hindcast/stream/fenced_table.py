@@ -20,7 +20,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
 from hindcast.control.tables import refuse_empty_commits, utc_from_ms
-from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, StoreUnavailableError
+from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
 from hindcast.stream.files import DataFile
 from hindcast.stream.steps import reach
 
@@ -141,6 +141,10 @@ class FencedTable:
         """The application's place in the newest version of the table; None before its first commit."""
         return Fence.of(self._open().transaction_version(self.app))
 
+    def version(self) -> int:
+        """The table's newest version."""
+        return self._open().version()
+
     def commit(self, fence: Fence, data: Data, metadata: str = "", *, after: Fence | None = None) -> int:
         """Write the data and the fence in one commit; return its version, or -1 where this very fence is recorded already.
 
@@ -148,6 +152,7 @@ class FencedTable:
 
         :param after: the place that must be recorded when the commit lands; another one raises
         :raises LeaseLostError: where a later epoch is recorded; nothing was written
+        :raises SinkSharedError: where this fence is recorded, and another worker than the one in the metadata wrote it
         :raises FenceMovedError: where an epoch no later than this one, but another place than ``after``, is recorded; nothing was written
         :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next attempt's read
         """
@@ -167,6 +172,7 @@ class FencedTable:
         table = self._open()
         recorded = Fence.of(table.transaction_version(self.app))
         if recorded == fence:
+            self._check_own(fence, metadata)
             return -1  # this commit's own earlier attempt, whose outcome was unknown
         if recorded is not None and recorded.epoch > fence.epoch:
             raise LeaseLostError(
@@ -193,6 +199,12 @@ class FencedTable:
             self._table = None
             raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
         return version
+
+    def _check_own(self, fence: Fence, metadata: str) -> None:
+        """An epoch has one owner, by one lease table; where two write to the sink, their fences may be equal and their batches not."""
+        last = next(self.commits(), None) if metadata else None
+        if last is not None and last.worker != (worker := json.loads(metadata)["worker"]):
+            raise SinkSharedError(table=self.url, app=self.app, epoch=fence.epoch, found=last.worker, worker=worker)
 
     def commits(self, stop_after: int | None = None) -> Iterator[BatchCommit]:
         """This application's commits, newest first, down to and including batch ``stop_after``."""

@@ -2,7 +2,8 @@
 
 1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.control.keeper`).
 2. *Seal* the sink: an empty commit of (our epoch, last batch). From here on no commit of an older epoch can land, so what the
-   sink holds is final, whatever a paused owner does on waking. A sink that lacks a batch of the ledger is refused and left as it is.
+   sink holds is final, whatever a paused owner does on waking. A sink that lacks a batch of the ledger, be it of another shard, is
+   refused and left as it is.
 3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are added from the
    metadata of the sink's commits.
 4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has none yet; a damaged one,
@@ -26,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.shards import shard_version
-from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError
+from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError, SinkCommitsLostError
 from hindcast.pipeline import FORM, Mode, Pipeline
 from hindcast.stream import source
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
@@ -56,14 +57,17 @@ class Position:
         return {partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0)) for partition in self.end_offsets}
 
 
-def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, known: Sequence[LedgerRow]) -> Position:
+def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, known: Sequence[LedgerRow], reached: int) -> Position:
     """Step 2: fence all older epochs off and return where the shard stands from now on for good.
 
     :param known: the shard's rows of the ledger, read before: a batch comes into the ledger after it came into the sink
+    :param reached: the newest version of the sink that the ledger knows, of any shard, read before
     :raises LeaseLostError: where a newer epoch has sealed it already
     :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was damaged, replaced or restored
+    :raises SinkCommitsLostError: where it is another shard's batch that the sink does not hold
     """
     reach("takeover.2")
+    restore = f"Restore the table {sink.url}, or raise the pipeline's version, with a new sink table."
     while True:
         recorded = sink.recorded()
         last = next(sink.commits(), None) if recorded is not None else None
@@ -87,7 +91,11 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, known
                 batch=known[-1].batch + 1,
                 start=known[-1].end_offsets,
                 recorded=f"batch {batch}, offsets {start}",
-                cure=f"Restore the table {sink.url}, or raise the pipeline's version, with a new sink table.",
+                cure=restore,
+            )
+        if (version := sink.version()) < reached:  # a seal would take the place of what was lost
+            raise SinkCommitsLostError(
+                pipeline=pipeline.name, shard=lease.status_value, table=sink.url, found=version, known=reached, cure=restore
             )
         watermark = last.watermark_ms if last else 0
         fence = Fence(lease.epoch, batch)
