@@ -19,6 +19,8 @@ from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
 
 Place = tuple[int, int]  # partition, offset
+#: The application under which files are joined; everything else that is committed is a shard's.
+COMPACTION = "hindcast/compaction"
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_a_verdict_during_compaction_and_vacuum(stream: Stream, pair: tuple[Work
             printed = replay.communicate()[0].decode()
         finally:
             replay.kill()
-            replay.communicate()
+            replay.wait()
     assert replay.returncode == 0, (stream.settings.home / "replay.log").read_text()[-2000:]
     verdict = json.loads(printed.splitlines()[-1])
     assert verdict["unexplained"] == 0

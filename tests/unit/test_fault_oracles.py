@@ -9,7 +9,7 @@ from typing import Any
 
 import oracles
 import pytest
-from evidence import Evidence, LeaseSeen, SinkCommit
+from evidence import COMPACTION, Evidence, LeaseSeen, SinkCommit
 
 from hindcast.control.ledger import LedgerRow
 
@@ -55,12 +55,15 @@ def seen(at: float, owner: str, epoch: int, counter: int, batch: int, **changes:
     return replace(plain, **changes)
 
 
+JOINED = SinkCommit(6, COMPACTION, 0, 5, "", {}, {}, ("joined.parquet",), ("1.parquet", "2.parquet", "3.parquet"))
+
+
 def sound() -> Evidence:
-    """Two owners, one after the other; three batches; offset 5 is poison."""
+    """Two owners, one after the other; three batches, whose files were joined in the end; offset 5 is poison."""
     return Evidence(
         pipeline="p",
         ledger=[ledger_row(number) for number in (1, 2, 4)],
-        commits=[commit(number) for number in range(5)],
+        commits=[*(commit(number) for number in range(5)), JOINED],
         dead_letters=[(0, 5)],
         late_rows=[(0, 7)],
         leases=[seen(0, "w1", 1, 1, 0), seen(1, "w1", 1, 2, 1), seen(2, "w1", 1, 3, 2), seen(6, "w2", 2, 4, 2), seen(7, "w2", 2, 5, 3)],
