@@ -13,6 +13,8 @@ from hindcast import catalog
 from hindcast.local.generators.parcels import BAD_SIZES
 from hindcast.pipeline import Pipeline
 from hindcast.settings import project_root
+from hindcast.stream.session import keep_state_for
+from hindcast.stream.source import transform
 
 #: First fit never uses more than 1.7 times the optimum (Dosa and Sgall, 2013), and first fit decreasing never fewer than it.
 FIRST_FIT_BOUND = 1.7
@@ -60,9 +62,9 @@ def _packing(spark: SparkSession, seed: int) -> Ratios:
 
 
 def _paid(pipeline: Pipeline, frame: DataFrame, key: str, cost: str) -> dict[str, float]:
-    assert pipeline.hindsight is not None
-    online = pipeline.transform(frame).select(key, F.col(cost).alias("paid"))
-    best = pipeline.hindsight(frame).select(key, F.col(cost).alias("least"))
+    keep_state_for(frame.sparkSession, pipeline)
+    online = transform([frame], pipeline).select(key, F.col(cost).alias("paid"))
+    best = transform([frame], pipeline, hindsight=True).select(key, F.col(cost).alias("least"))
     return {row[key]: row["paid"] / row["least"] for row in online.join(best, key).collect()}
 
 

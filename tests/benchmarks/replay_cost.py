@@ -46,7 +46,7 @@ def main() -> None:
 
     def by_hand() -> None:
         rows = usable(read_range(spark, settings, pipeline, plan.read_from, plan.end))
-        result = transform(assign_windows(rows, pipeline), pipeline)
+        result = transform([assign_windows(rows, pipeline)], pipeline)
         result.write.format("delta").mode("overwrite").save(settings.table("hindcasts", pipeline.name, "by-hand"))
 
     pairs = []

@@ -48,7 +48,9 @@ def written_once(evidence: Evidence) -> None:
     assert not (twice := [key for key, times in batches.items() if times > 1]), f"I2: committed twice: {twice}"
     files = Counter(path for commit in evidence.commits for path in commit.added)
     assert not (twice := [path for path, times in files.items() if times > 1]), f"I2: files added twice: {twice}"
-    assert not [commit for commit in evidence.commits if commit.removed and commit.app != COMPACTION], "I2: files were removed from the sink"
+    assert not [commit for commit in evidence.commits if commit.removed and commit.app != COMPACTION], (
+        "I2: files were removed from the sink"
+    )
 
 
 def one_owner(evidence: Evidence) -> None:

@@ -37,7 +37,7 @@ def test_the_arithmetic_of_windows_is_sparks_own(spark: SparkSession, pipeline: 
         "ts timestamp, _late_watermark_ms long",
     )
     total, late = audit.window_counts(windowed)
-    counted = rows.select("ts", "_late_watermark_ms", total.alias("total"), late.alias("late"))
+    counted = rows.withColumn("_event_at", F.col("ts")).select("ts", "_late_watermark_ms", total.alias("total"), late.alias("late"))
     exploded = (
         source.assign_windows(rows, windowed)
         .groupBy("ts", "_late_watermark_ms")

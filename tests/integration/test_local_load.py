@@ -18,6 +18,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from waiting import wait_until
 
+from hindcast import catalog
 from hindcast.errors import ServiceError
 from hindcast.local import broker as brokers
 from hindcast.local import jars
@@ -27,8 +28,8 @@ from hindcast.local.generators.record import Record
 from hindcast.local.generators.trades import trades
 from hindcast.local.load import Account, Load, LoadState, account_path
 from hindcast.local.processes import inherited_environment
-from hindcast.pipeline import TOPIC_STRIDE, Pipeline, Table, Topic
-from hindcast.settings import Settings
+from hindcast.pipeline import TOPIC_STRIDE
+from hindcast.settings import Settings, project_root
 from hindcast.stream import source
 
 if TYPE_CHECKING:
@@ -180,36 +181,23 @@ def test_a_lost_row_is_never_counted_and_fails_loudly(
     assert (account.state, account.sent) == (LoadState.FAILED, 1)
 
 
-#: The schema of each topic of JSON that a generator sends.
-SCHEMAS = {
-    "trades": "ticker string, ts timestamp, ask double",
-    "words": "word string, ts timestamp",
-    "spoken": "speaker string, word string, seq long, ts timestamp",
-    "payments": "payment string, seq int, attempt int, amount double, ok boolean, ts timestamp",
-    "payments-retry": "payment string, seq int, attempt int, amount double, ok boolean, ts timestamp",
-    "ski_days": "skier string, day int, ts timestamp",
-    "parcels": "truck_load string, parcel int, size int, ts timestamp",
-    "page_views": "view string, user string, page string, ts timestamp",
-    "searches": "search string, user string, words string, ts timestamp",
-    "profiles": "user string, city string, age int, ts timestamp",
-}
-
-
-@pytest.mark.parametrize("main", [topic for topic in GENERATORS if topic in SCHEMAS])
-def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, main: str) -> None:
-    """By the stream's own rules no poison row of any topic is usable, and every other generated row is, late or not."""
-    now = datetime.now(UTC)
-    sent = list(islice(GENERATORS[main].make(3, 2000.0, now), 120_000))
+@pytest.mark.parametrize("name", sorted(catalog.load(project_root() / "include" / "pipelines")))
+def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, name: str) -> None:
+    """By the pipeline's own rules no poison row of any of its topics is usable, and every other generated row is, late or not."""
+    pipeline = catalog.load(project_root() / "include" / "pipelines")[name]
+    generator, now = GENERATORS[pipeline.source.name], datetime.now(UTC)
+    assert generator.topics == tuple(topic.name for topic in pipeline.topics)
+    sent = list(islice(generator.make(3, 2000.0, now), 120_000))
     generated = [record for number, record in enumerate(sent) if record.poison or number < 5_000]
-    if main == "trades":
+    if name == "stock_stats":
         assert {record.poison for record in generated} == {"", *POISON}
-    for topic in GENERATORS[main].topics:
-        ours = [record for record in generated if (record.topic or main) == topic]
+    for topic in pipeline.topics:
+        ours = [record for record in generated if (record.topic or pipeline.source.name) == topic.name]
         assert ours
-        rows = [(topic, 0, number, now, record.key, record.value) for number, record in enumerate(ours)]
+        rows = [(topic.name, 0, number, now, record.key, record.value) for number, record in enumerate(ours)]
         raw = spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, key binary, value binary")
-        source_topic = Topic(topic, schema=SCHEMAS[topic])
-        pipeline = Pipeline("any", lambda frame: frame, source_topic, "ts", "10 seconds", Table("any"), version=1)
-        found = {row["_offset"]: row["_reason"] for row in source.parse(raw, pipeline).select("_offset", "_reason").collect()}
-        wrong = {(record.poison, found[number]) for number, record in enumerate(ours) if bool(record.poison) != bool(found[number])}
+        found = {row["_offset"]: row["_reason"] for row in source.parse(raw, pipeline, topic).select("_offset", "_reason").collect()}
+        wrong = {
+            (record.poison, found[number], record.value) for number, record in enumerate(ours) if bool(record.poison) != bool(found[number])
+        }
         assert wrong == set()

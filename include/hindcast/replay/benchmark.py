@@ -29,13 +29,14 @@ class Meter:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._cpu_began = _cpu_seconds()
+        self._cpu_began = _cpu_by_process()
 
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
     def cpu_seconds(self) -> float:
-        return max(0.0, _cpu_seconds() - self._cpu_began)
+        """Of this process and all below it. What ended meanwhile counts through whoever waited for it; an end never makes it less."""
+        return sum(max(0.0, used - self._cpu_began.get(process, 0.0)) for process, used in _cpu_by_process().items())
 
 
 def _tree() -> list[psutil.Process]:
@@ -43,16 +44,17 @@ def _tree() -> list[psutil.Process]:
     return [own, *own.children(recursive=True)]
 
 
-def _cpu_seconds() -> float:
-    total = 0.0
+def _cpu_by_process() -> dict[tuple[int, float], float]:
+    found = {}
     for process in _tree():
         try:
             times = process.cpu_times()
             # Children that ended count in children_*; those that run are in the tree themselves.
-            total += times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+            children = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+            found[process.pid, process.create_time()] = times.user + times.system + children
         except psutil.NoSuchProcess:
             continue
-    return total
+    return found
 
 
 def peak_memory_bytes() -> int:
