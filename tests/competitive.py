@@ -63,6 +63,7 @@ def _packing(spark: SparkSession, seed: int) -> Ratios:
 
 def _paid(pipeline: Pipeline, frame: DataFrame, key: str, cost: str) -> dict[str, float]:
     keep_state_for(frame.sparkSession, pipeline)
+    assert not frame.sparkSession.streams.active  # asking starts what keeps track of state stores, which a batch with state needs, too
     online = transform([frame], pipeline).select(key, F.col(cost).alias("paid"))
     best = transform([frame], pipeline, hindsight=True).select(key, F.col(cost).alias("least"))
     return {row[key]: row["paid"] / row["least"] for row in online.join(best, key).collect()}

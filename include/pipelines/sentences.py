@@ -50,7 +50,7 @@ class Sentences(StatefulProcessor):
 
 
 @pipeline(
-    source=Topic("spoken", schema="speaker string NOT NULL, word string NOT NULL, ts timestamp", key="speaker"),
+    source=Topic("spoken", schema="speaker string NOT NULL, word string NOT NULL, seq long, ts timestamp", key="speaker"),
     event_time="ts",
     watermark="10 seconds",
     sink=Table("sentences", keys=["partition", "last_offset"]),
