@@ -112,6 +112,10 @@ failover: env jars ## kill -9 of an owner to the next owner's commit, TIMES=20 t
 bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
 	@$(BIN)/python tests/benchmarks/lease_cost.py
 
+.PHONY: bench-pipelines
+bench-pipelines: env jars ## each example's replay beside a batch by hand, and its re-execution beside the live stream (PIPELINE, ROWS)
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/pipeline_cost.py $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(ROWS),--rows "$(ROWS)")
+
 .PHONY: ratios
 ratios: env jars ## online algorithms against the batch in hindsight: competitive ratios, printed and drawn
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/competitive_ratios.py $(if $(SEED),--seed "$(SEED)")

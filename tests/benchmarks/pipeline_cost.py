@@ -1,0 +1,136 @@
+"""What replays cost beside batch jobs written by hand, and re-execution beside the live stream: ``make bench-pipelines``.
+
+For each example pipeline the same records are sent to a topic of its own and consumed as fast as they can be. Then, in one session, one
+after the other and again and again: the replay of everything, and a batch job by hand over the same offsets (read, transform, write one
+Delta table; no late rule, no accounts, no second answer). A pipeline that is judged by re-execution also has its recorded batches run
+again, beside the seconds that the live stream was busy with them. The first pair warms up and is left out. One JSON line a pipeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import structlog
+from kafka import KafkaProducer
+from kafka.partitioner.default import murmur2
+from live_stream import ledger
+from pyspark.sql import SparkSession
+from workload import Workload, renamed
+
+from hindcast import catalog
+from hindcast.local import broker, jars
+from hindcast.local.generators import GENERATORS
+from hindcast.pipeline import TOPIC_STRIDE
+from hindcast.replay.batch import run_batch
+from hindcast.replay.planner import Plan
+from hindcast.replay.reexecution import recorded_batches
+from hindcast.replay.request import ReplayRequest
+from hindcast.replay.run import plan_replay
+from hindcast.settings import Settings, project_root
+from hindcast.stream import session, source
+
+PARTITIONS = 4
+#: Event times of an hour ago: no record is in the future of the broker's stamps.
+PACE = 2000.0
+
+
+def send(workload: Workload, generator: str, rows: int) -> None:
+    """Send a generator's first records, each to the partition of its key."""
+    producer = KafkaProducer(bootstrap_servers=workload.servers, acks="all", linger_ms=50, batch_size=256 * 1024)
+    topics = {name: index for index, name in enumerate(GENERATORS[generator].topics)}
+    for record in islice(GENERATORS[generator].make(1, PACE, datetime.now(UTC)), rows):
+        index = topics[record.topic or generator]
+        partition = (murmur2(record.key) & 0x7FFFFFFF) % PARTITIONS
+        producer.send(workload.pipeline.topics[index].name, key=record.key, value=record.value, partition=partition)
+        workload.counts[index * TOPIC_STRIDE + partition] += 1
+    producer.flush()
+    producer.close()
+
+
+def by_hand(spark: SparkSession, workload: Workload, plan: Plan) -> None:
+    """The batch job that somebody would write for these offsets."""
+    pipeline = workload.pipeline
+    session.keep_state_for(spark, pipeline)
+    frames = [
+        source.usable(source.parse(source.records(spark, workload.settings, pipeline, topic, plan.read_from, plan.end), pipeline, topic))
+        for topic in pipeline.topics
+    ]
+    if pipeline.window is not None:
+        frames = [source.assign_windows(frames[0], pipeline)]
+    result = source.transform(frames, pipeline, hindsight=pipeline.hindsight is not None)
+    result.write.format("delta").mode("overwrite").save(workload.settings.table("hindcasts", pipeline.name, "by-hand"))
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs: int) -> dict[str, Any]:
+    """One pipeline: medians of seconds and of their ratios."""
+    declared = catalog.load(project_root() / "include" / "pipelines")[name]
+    workload = Workload(spark, settings, renamed(declared, f"bench-{name}".replace("_", "-")), settings.bootstrap_servers, PARTITIONS)
+    workload.begin()
+    send(workload, declared.source.name, rows)
+    workload.read()
+    workload.file()
+    busy = sum(row.batch_seconds or 0.0 for row in ledger(settings, name))
+    _, plan = plan_replay(settings, workload.pipeline, ReplayRequest(pipeline=name, run_id="benchmark", everything=True))
+    found = defaultdict[str, list[float]](list)
+    for number in range(pairs + 1):
+        sides: dict[str, Callable[[], Any]] = {
+            "replay": lambda: run_batch(spark, settings, workload.pipeline, plan, "benchmark"),
+            "by_hand": lambda: by_hand(spark, workload, plan),
+        }
+        for side in sides if number % 2 else reversed(sides):
+            found[side].append(seconds(sides[side]))
+        if declared.re_execute:
+            with recorded_batches(spark, settings, workload.pipeline, plan) as recorded:
+                found["re_execution"].append(seconds(recorded.run))
+    kept = {side: values[1:] for side, values in found.items()}
+    shown: dict[str, Any] = {side: round(statistics.median(values), 2) for side, values in kept.items()}
+    shown["replay_by_hand_ratio"] = round(statistics.median(a / b for a, b in zip(kept["replay"], kept["by_hand"], strict=True)), 2)
+    if declared.re_execute:
+        shown["live_busy"] = round(busy, 2)
+        shown["re_execution_live_ratio"] = round(shown["re_execution"] / busy, 2)
+    return {"pipeline": name, "rows": rows, "batches": len(plan.batches), **shown}
+
+
+def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    every = sorted(catalog.load(project_root() / "include" / "pipelines"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pipeline", action="append", choices=every, help="all by default")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--pairs", type=int, default=3)
+    asked = parser.parse_args()
+    own = Settings()
+    with tempfile.TemporaryDirectory(prefix="hindcast-pipelines-") as folder:
+        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0})
+        with redirect_stdout(sys.stderr):
+            jars.fetch(settings)
+        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+        spark = session.build(settings.model_copy(update={"spark_driver_memory": "2g"}), "pipeline-cost")
+        try:
+            for name in asked.pipeline or every:
+                print(json.dumps(measure(spark, settings, name, asked.rows, asked.pairs)), flush=True)  # noqa: T201 - the result
+        finally:
+            spark.stop()
+            broker.stop(settings)
+
+
+if __name__ == "__main__":
+    main()
