@@ -98,7 +98,7 @@ def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs
         for side in sides if number % 2 else reversed(sides):
             found[side].append(seconds(sides[side]))
         if declared.re_execute:
-            with recorded_batches(spark, settings, workload.pipeline, plan) as recorded:
+            with recorded_batches(spark, settings, workload.pipeline, plan.start, plan.end, plan.recorded) as recorded:
                 found["re_execution"].append(seconds(recorded.run))
     kept = {side: values[1:] for side, values in found.items()}
     shown: dict[str, Any] = {side: round(statistics.median(values), 2) for side, values in kept.items()}

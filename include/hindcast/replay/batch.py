@@ -179,7 +179,7 @@ def _answers(
     if not pipeline.re_execute:
         yield _transformed(frames, pipeline, hindsight=True), _transformed(frames, pipeline)
         return
-    with recorded_batches(spark, settings, pipeline, plan) as recorded:
+    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.recorded) as recorded:
         online = recorded.run()
         yield (_transformed(frames, pipeline, hindsight=True) if pipeline.hindsight else recorded.run(at_once=True)), online
 

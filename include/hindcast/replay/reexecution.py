@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,8 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from hindcast.control.ledger import LedgerRow
+from hindcast.control.ledger import LedgerRow, Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
-from hindcast.replay.planner import Plan
 from hindcast.settings import Settings
 from hindcast.stream import files, scratch, session, source
 
@@ -46,15 +45,17 @@ _BATCH = "_batch"
 
 
 @contextmanager
-def recorded_batches(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan) -> Iterator[RecordedBatches]:
-    """The plan's records on disk, by shard and batch, for as long as the context lasts."""
+def recorded_batches(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, start: Offsets, end: Offsets, rows: Iterable[LedgerRow]
+) -> Iterator[RecordedBatches]:
+    """The records of [start, end) on disk, by shard and batch, for as long as the context lasts. ``rows``: the batches that read them."""
     with scratch.folder(spark) as folder:
         by_shard: dict[str, list[LedgerRow]] = defaultdict(list)
-        for row in sorted(plan.recorded, key=lambda row: (row.shard, row.batch)):
+        for row in sorted(rows, key=lambda row: (row.shard, row.batch)):
             by_shard[row.shard].append(row)
         recorded = RecordedBatches(spark, pipeline, folder, {shard: len(rows) for shard, rows in by_shard.items()})
         for topic in pipeline.topics:
-            raw = source.records(spark, settings, pipeline, topic, plan.start, plan.end)
+            raw = source.records(spark, settings, pipeline, topic, start, end)
             recorded.keep(topic, raw, by_shard)
         yield recorded
 

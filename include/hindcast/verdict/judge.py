@@ -17,13 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.ledger import Offsets
+from hindcast.control.ledger import Ledger, Offsets
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables, utc_from_ms
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, set_aside_url
 from hindcast.replay.planner import recorded_offsets
+from hindcast.replay.reexecution import recorded_batches
 from hindcast.replay.runs import Runs
 from hindcast.settings import Settings
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
@@ -93,17 +94,33 @@ def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pip
     _log.info("Compared the stream with the hindcast.", run_id=run_id, rows=comparison.rows_compared, unexplained=unexplained)
     row = _verdict_row(pipeline, case, comparison, unexplained)
     outcome = validate(settings, pipeline, run_id, row, _sink_frame(settings, pipeline, case))
+    failed = [*outcome.failed, *(_unstable(session(), settings, pipeline, case) if unexplained and pipeline.re_execute else [])]
     row |= {
-        "passed": not outcome.failed and unexplained == 0,
-        "failed": json.dumps(outcome.failed),
+        "passed": not failed and unexplained == 0,
+        "failed": json.dumps(failed),
         "data_docs": outcome.page,
         "judged_at": datetime.now(UTC),
     }
     tables.append(ControlTable.DIFFERENCES, [_difference_row(pipeline, row, difference) for difference in differences[:SAMPLES]])
     tables.append(ControlTable.VERDICTS, [row])
     if not row["passed"]:
-        _record_failure(tables, pipeline, row, outcome.failed)
+        _record_failure(tables, pipeline, row, failed)
     return row
+
+
+def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> list[str]:
+    """Whether the recorded batches give another answer when they are run once more: a sentence that names the columns, else nothing."""
+    ledger = Ledger(ControlTables(settings)).batches(pipeline.name, case.version)
+    rows = [row for row in ledger if row.sink_version <= case.sink_version]
+    answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
+    first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
+    with recorded_batches(spark, settings, pipeline, case.start, case.end, rows) as recorded:
+        found = compare(Sides(recorded.run(), first, first, pipeline.sink.keys), SAMPLES)
+    if not found.unexplained:
+        return []
+    columns = sorted({sample.column for sample in found.samples if sample.column})
+    where = f"in {', '.join(columns)}" if columns else "in its rows"
+    return [f"not deterministic: the same batches run twice differ {where}, so the function depends on more than its input"]
 
 
 def _compare(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> tuple[list[Difference], Comparison]:
