@@ -227,6 +227,8 @@ class Pipeline:
     hindsight: Callable[..., DataFrame] | None = None
     start: str = "earliest"
     paused: bool = False
+    late: Callable[[DataFrame], DataFrame] | None = None
+    late_sink: Table | None = None
     captured_floor: float = 0.0
     expectations: tuple[dict[str, Any], ...] = ()
     file: str = ""
@@ -274,6 +276,8 @@ def pipeline(
     hindsight: Callable[..., DataFrame] | None = None,
     start: str = "earliest",
     paused: bool = False,
+    late: Callable[[DataFrame], DataFrame] | None = None,
+    late_sink: Table | None = None,
     captured_floor: float = 0.0,
     expectations: list[dict[str, Any]] | None = None,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
@@ -293,6 +297,7 @@ def pipeline(
     :param hindsight: the answer of somebody who knows the whole range, as a function of the same frames; by default the same transformation
     :param start: where a new version begins: ``earliest``, ``latest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
     :param paused: whether it waits for `hindcast resume` when it is first seen
+    :param late: what becomes of late rows: a function of them, row by row, whose result is appended to ``late_sink``
     :param captured_floor: the least share of input rows the stream must hold for a verdict to pass, 0 to 1
     :param expectations: Great Expectations on the sink, each ``{"type": ..., **kwargs}``
     :raises PipelineError: with file, line and the valid form, where a part of the declaration is wrong
@@ -316,6 +321,8 @@ def pipeline(
             hindsight=hindsight,
             start=start,
             paused=paused,
+            late=late,
+            late_sink=late_sink,
             captured_floor=captured_floor,
             expectations=tuple(expectations or ()),
             file=code.co_filename,

@@ -23,7 +23,8 @@ from hindcast.pipeline import (
 def problems(p: Pipeline) -> Iterator[str]:
     """Each thing that is wrong with the declaration, in words."""
     lookups = [joined.name for joined in p.joined if isinstance(joined, Lookup) and "/" not in joined.name]
-    named = {"pipeline": [p.name], "topic": [topic.name for topic in p.topics], "table": [p.sink.name], "lookup": lookups}
+    tables = [table.name for table in (p.sink, p.late_sink) if table]
+    named = {"pipeline": [p.name], "topic": [topic.name for topic in p.topics], "table": tables, "lookup": lookups}
     for what, name in ((what, name) for what, names in named.items() for name in names):
         if not NAME.fullmatch(name) or not name.strip("."):
             yield f"the {what}'s name {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -"
@@ -44,6 +45,10 @@ def problems(p: Pipeline) -> Iterator[str]:
         yield "a window is declared for one source, appended and judged by the late rule; for anything else call F.window in the function"
     if p.sink.mode is Mode.UPSERT and not p.sink.keys:
         yield "an upsert table needs keys: the columns that name one row of the result"
+    if (p.late is None) != (p.late_sink is None):
+        yield "late rows need both late= and late_sink=, or neither: they are in late_rows anyway"
+    if p.late is not None and (len(p.topics) > 1 or not (p.window or p.re_execute)):
+        yield "only a pipeline of one topic, with a window or re_execute=True, has late rows to handle"
     if p.version < 1:
         yield f"version {p.version!r} is not a whole number from 1"
     if not 1 <= p.shards <= MAX_SHARDS:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from workload import Workload, at, renamed
@@ -121,6 +121,20 @@ def test_sessions_go_on_over_batches_and_end_at_a_gap(stream: Make) -> None:
     verdict = made.verdict()
     assert (verdict["unexplained"], verdict["input_rows"], verdict["late_rows"], verdict["passed"]) == (0, 7, 1, True)
     assert [row["offset"] for row in made.filed(ControlTable.LATE_ROWS)] == [6]
+
+
+def test_late_rows_go_to_the_pipelines_own_handler_once(stream: Make) -> None:
+    """The handler's table is fenced like the sink: whoever files them again adds nothing."""
+    made = stream(replace(visits, late=lambda rows: rows.select("id", F.upper("user").alias("who")), late_sink=Table("too_late")))
+    for second in (40, 41):
+        made.put([click("end", second, "x")])
+        made.read()
+    made.put([click("late", 1), click("later", 2)])
+    made.read()
+    for _ in range(2):
+        made.file()
+        found = DeltaTable(made.settings.table("sinks", "too_late")).to_pyarrow_table().to_pylist()
+        assert sorted((row["id"], row["who"]) for row in found) == [("late", "U"), ("later", "U")]
 
 
 def test_a_duplicate_is_dropped_while_its_first_is_remembered(stream: Make) -> None:

@@ -59,6 +59,7 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
         ("version=1", 'version=1, start="now"', "is none of earliest, latest"),
         ("version=1", 'version=1, start="2026-01-05T12:00:00"', "is none of earliest, latest"),
         ("version=1", 'version=1, joined=[Topic("more", schema="ts timestamp")]', "for anything else call F.window"),
+        ("version=1", "version=1, late=lambda rows: rows", "both late= and late_sink="),
         ("version=1", "version=1, re_execute=True", "for anything else call F.window"),
         ('keys=["window", "ticker"]', 'keys=["window", "ticker"], mode="upsert"', "for anything else call F.window"),
         ('key="ticker"', 'key="ticker", format="text"', "both format=Format.TEXT and parse="),

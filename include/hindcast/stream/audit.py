@@ -6,7 +6,8 @@ the commits, over several batches at a time, and may be run again by any later o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,25 +18,42 @@ from hindcast.control.tables import ControlTables
 from hindcast.errors import FenceMovedError
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import files, source
+from hindcast.stream import files, source, takeover
 from hindcast.stream.fenced_table import Fence, FencedTable
 
 #: Batches that one pass takes together: each is a row of a broadcast join.
 BATCHES_PER_PASS = 64
 
 
+@dataclass(frozen=True)
+class _Account:
+    """One table that rows are filed into: which of the located rows, and whether these batches can have any."""
+
+    table: FencedTable
+    frame: Callable[[DataFrame, LedgerRow], DataFrame]
+    may_have: Callable[[Sequence[LedgerRow]], bool]
+
+
 class Audit:
-    """Files the late and poison rows of one shard."""
+    """Files the late and poison rows of one shard, and gives the late ones to the pipeline's own handler where it has one."""
 
     def __init__(self, spark: SparkSession, settings: Settings, pipeline: Pipeline, app: str, epoch: int) -> None:
         self._spark, self._settings, self._pipeline, self._epoch = spark, settings, pipeline, epoch
         tables = ControlTables(settings)
-        self._tables = {
-            name: FencedTable(tables.url(name), settings.storage_options, app)
-            for name in (ControlTable.DEAD_LETTERS, ControlTable.LATE_ROWS)
-        }
-        for name in self._tables:
+
+        def account(name: ControlTable, rows: Callable[..., DataFrame], may_have: Callable[[Sequence[LedgerRow]], bool]) -> _Account:
             tables.open(name)
+            table = FencedTable(tables.url(name), settings.storage_options, app)
+            return _Account(table, lambda located, last: _as_table(rows(located, pipeline), name, last), may_have)
+
+        self._accounts = [
+            account(ControlTable.DEAD_LETTERS, dead_letters, lambda batches: any(row.poison_rows != 0 for row in batches)),
+            account(ControlTable.LATE_ROWS, late_rows, self._may_be_late),
+        ]
+        if pipeline.late is not None and pipeline.late_sink is not None:
+            table = FencedTable(settings.table("sinks", pipeline.late_sink.name), settings.storage_options, app)
+            table.create(takeover.table_schema(self._handled(source.empty(spark, pipeline)[0])))
+            self._accounts.append(_Account(table, lambda located, _: self._handled(_late(located, pipeline)), self._may_be_late))
 
     def run(self, batches: Sequence[LedgerRow]) -> int:
         """File what is not filed yet of these batches (all that the shard committed, in order); return up to which batch it is.
@@ -43,27 +61,20 @@ class Audit:
         :raises LeaseLostError: where a later epoch has filed rows
         """
         filed = self._recorded()
-        done = min(fence.batch if fence else 0 for fence in filed.values())
+        done = min(fence.batch if fence else 0 for fence in filed)
         todo = [row for row in batches if row.batch > done][:BATCHES_PER_PASS]
         if not todo:
             return done
         target = Fence(self._epoch, todo[-1].batch)
         rows = self._located(todo)
-        frames = {ControlTable.DEAD_LETTERS: dead_letters, ControlTable.LATE_ROWS: late_rows}
-        may_have = {
-            ControlTable.DEAD_LETTERS: any(row.poison_rows != 0 for row in todo),
-            ControlTable.LATE_ROWS: (self._pipeline.window is not None or self._pipeline.re_execute)
-            and any(row.late_ms(partition) > 0 for row in todo for partition in row.end_offsets),
-        }
-        for name, table in self._tables.items():
-            before = filed[name]
+        for account, before in zip(self._accounts, filed, strict=True):
             if before is not None and before.batch >= target.batch:
                 continue
             fresh = rows.where(F.col("_batch") > (before.batch if before else 0))
-            written = []
-            if may_have[name]:
-                frame = _as_table(frames[name](fresh, self._pipeline), name, todo[-1])
-                written = files.write_files(frame, table.url, table.storage_options, f"{todo[-1].shard}-e{self._epoch}-b{target.batch}")
+            table, written = account.table, []
+            if account.may_have(todo):
+                name = f"{todo[-1].shard}-e{self._epoch}-b{target.batch}"
+                written = files.write_files(account.frame(fresh, todo[-1]), table.url, table.storage_options, name)
             try:
                 table.commit(target, written, after=before)
             except FenceMovedError:
@@ -72,10 +83,19 @@ class Audit:
 
     def filed(self) -> int:
         """The last batch of the shard whose late and poison rows are filed; 0 before the first."""
-        return min(fence.batch if fence else 0 for fence in self._recorded().values())
+        return min(fence.batch if fence else 0 for fence in self._recorded())
 
-    def _recorded(self) -> dict[ControlTable, Fence | None]:
-        return {name: table.recorded() for name, table in self._tables.items()}
+    def _recorded(self) -> list[Fence | None]:
+        return [account.table.recorded() for account in self._accounts]
+
+    def _may_be_late(self, batches: Sequence[LedgerRow]) -> bool:
+        waits = self._pipeline.window is not None or self._pipeline.re_execute
+        return waits and any(row.late_ms(partition) > 0 for row in batches for partition in row.end_offsets)
+
+    def _handled(self, late: DataFrame) -> DataFrame:
+        assert self._pipeline.late is not None
+        source.carry_code(self._pipeline.late)
+        return self._pipeline.late(late.select(*self._pipeline.source.columns, *source.PLACE_COLUMNS))
 
     def _located(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches, parsed, each with ``_batch`` and ``_late_watermark_ms`` of the batch that read it."""
@@ -108,25 +128,24 @@ def dead_letters(rows: DataFrame, _: Pipeline) -> DataFrame:
 
 def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """The usable rows that were late for at least one of their windows, with how many of how many."""
-    total, late = window_counts(pipeline)
-    return (
-        rows.where(F.col("_reason").isNull())
-        .withColumn("windows_total", total)
-        .withColumn("windows_late", late)
-        .where(F.col("windows_late") > 0)
-        .select(
-            F.col("_batch").alias("batch"),
-            F.col("_topic").alias("topic"),
-            F.col("_partition").alias("partition"),
-            F.col("_offset").alias("offset"),
-            F.col("_event_at").alias("event_at"),
-            F.col("_timestamp").alias("broker_at"),
-            F.col("_late_watermark_ms").alias("watermark_ms"),
-            "windows_late",
-            "windows_total",
-            F.col("_value").alias("value"),
-        )
+    return _late(rows, pipeline).select(
+        F.col("_batch").alias("batch"),
+        F.col("_topic").alias("topic"),
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+        F.col("_event_at").alias("event_at"),
+        F.col("_timestamp").alias("broker_at"),
+        F.col("_late_watermark_ms").alias("watermark_ms"),
+        F.col("_windows_late").alias("windows_late"),
+        F.col("_windows_total").alias("windows_total"),
+        F.col("_value").alias("value"),
     )
+
+
+def _late(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    total, late = window_counts(pipeline)
+    usable = rows.where(F.col("_reason").isNull())
+    return usable.withColumns({"_windows_total": total, "_windows_late": late}).where(F.col("_windows_late") > 0)
 
 
 def window_counts(pipeline: Pipeline) -> tuple[Column, Column]:

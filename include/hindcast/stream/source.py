@@ -45,6 +45,12 @@ def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
     return json.dumps({topic: {str(partition): offset for partition, offset in sorted(offsets.items())}})
 
 
+def empty(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
+    """No rows of each topic, parsed: for what can be known from their columns alone."""
+    records = spark.createDataFrame([], "key binary, value binary, topic string, partition int, offset long, timestamp timestamp")
+    return [usable(parse(records, pipeline, topic)) for topic in pipeline.topics]
+
+
 def of_topic(pipeline: Pipeline, topic: Topic, offsets: Mapping[int, int]) -> dict[int, int]:
     """Of the pipeline's partitions those of one topic, by the topic's own numbers."""
     index = pipeline.topics.index(topic)
@@ -184,7 +190,7 @@ def output_mode(pipeline: Pipeline) -> str:
 def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:
     """The pipeline's own transformation over its topics' rows and the tables that it joins; with ``hindsight`` the one that knows all."""
     function = (pipeline.hindsight if hindsight else None) or pipeline.transform
-    _carry_code(function)
+    carry_code(function)
     frames = iter([frame.drop(*(column for column in (*SOURCE_COLUMNS, "_event_at") if column not in PLACE_COLUMNS)) for frame in rows])
     first = next(frames)
     others = [_lookup(first.sparkSession, joined) if isinstance(joined, Lookup) else next(frames) for joined in pipeline.joined]
@@ -196,7 +202,7 @@ def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", str(lookup.version)).load(url)
 
 
-def _carry_code(function: Callable[..., DataFrame]) -> None:
+def carry_code(function: Callable[..., DataFrame]) -> None:
     """Spark's Python workers cannot import a pipeline's module, so what they run of it is sent to them."""
     module = sys.modules.get(function.__module__)
     if module is not None and function.__module__.startswith("hindcast_pipelines."):

@@ -183,15 +183,20 @@ def shape_of(spark: SparkSession, pipeline: Pipeline) -> Shape:
     sink = (pipeline.sink.keys, pipeline.sink.mode)
     declared = (topics, pipeline.event_time, pipeline.watermark, pipeline.window, sink, pipeline.max_future)
     shuffles = spark.conf.get("spark.sql.shuffle.partitions")
-    # Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
-    schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
-    return Shape(schema, hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16])
+    return Shape(table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16])
+
+
+def table_schema(frame: DataFrame) -> pa.Schema:
+    """The columns of a table that holds the frame's rows.
+
+    Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
+    """
+    return pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
 
 
 def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
-        empty = spark.createDataFrame([], _KAFKA_COLUMNS)
-        rows = [source.usable(source.parse(empty, pipeline, topic)) for topic in pipeline.topics]
+        rows = source.empty(spark, pipeline)
         result = source.transform([source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)
         problem = "".join(
             f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})"
@@ -221,6 +226,3 @@ def _undeclared_state(pipeline: Pipeline, result: DataFrame) -> str:
     if state := sorted(found - allowed):
         return f"it keeps state ({', '.join(state)}), so results depend on which rows come together: declare a window, or re_execute=True"
     return ""
-
-
-_KAFKA_COLUMNS = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
