@@ -24,7 +24,9 @@ def picture(found: dict[str, Ratios]) -> go.Figure:
     figure = go.Figure()
     for position, (rule, measured) in enumerate(found.items()):
         figure.add_trace(
-            go.Violin(x=[rule] * len(measured.random), y=measured.random, name="random", points="all", showlegend=not position)
+            go.Violin(
+                x=[rule] * len(measured.random), y=measured.random, name="random", points="all", spanmode="hard", showlegend=not position
+            )
         )
         adversary = {"mode": "markers", "marker": {"symbol": "x", "size": 12, "color": "firebrick"}}
         figure.add_trace(go.Scatter(x=[rule], y=[max(measured.adversary)], name="adversary", showlegend=not position, **adversary))
