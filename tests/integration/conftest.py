@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from live_stream import on_topic
 from one_shard import Shard
+from workload import Workload, renamed
 
 from hindcast import catalog
 from hindcast.local import jars
+from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
 from hindcast.stream import source
 
@@ -49,3 +51,24 @@ def shard(
     yield made
     for owner in made.running:
         made.die(owner)
+
+
+@pytest.fixture
+def workload(
+    spark: SparkSession, broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]
+) -> Iterator[Callable[..., Workload]]:
+    """Make a pipeline ready, or the example of a name, on topics of its own with so many partitions each."""
+    made: list[Workload] = []
+
+    def make(pipeline: str | Pipeline, partitions: int = 1) -> Workload:
+        settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
+        spark.conf.set(source.LOOKUPS, settings.table("lookups"))
+        declared = catalog.load(project_root() / "include" / "pipelines")[pipeline] if isinstance(pipeline, str) else pipeline
+        made.append(Workload(spark, settings, renamed(declared, topic_factory()), broker.bootstrap_servers, partitions))
+        made[-1].begin()
+        return made[-1]
+
+    yield make
+    for one in made:
+        for owner in one.running:
+            one.die(owner)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from workload import Workload, at, renamed
+from workload import Workload, at
 
 from hindcast import Format, Lookup, Table, Topic, pipeline
 from hindcast.control.schema import ControlTable
 from hindcast.errors import CheckpointRefusedError, PipelineError, RebuildRefusedError
-from hindcast.pipeline import Pipeline
-from hindcast.settings import Settings
-
-if TYPE_CHECKING:
-    from conftest import Broker
-    from pyspark.sql import SparkSession
 
 pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
@@ -67,27 +61,7 @@ def at_home(clicks: DataFrame, homes: DataFrame) -> DataFrame:
     return clicks.join(F.broadcast(homes), "user", "left").select("id", "user", "home")
 
 
-Make = Callable[[Pipeline], Workload]
-
-
-@pytest.fixture
-def stream(
-    spark: SparkSession, broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]
-) -> Iterator[Make]:
-    """Make a pipeline ready on topics of its own with one partition each."""
-    made: list[Workload] = []
-
-    def make(declared: Pipeline) -> Workload:
-        settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
-        spark.conf.set("spark.hindcast.lookups", settings.table("lookups"))
-        made.append(Workload(spark, settings, renamed(declared, topic_factory()), broker.bootstrap_servers, 1))
-        made[-1].begin()
-        return made[-1]
-
-    yield make
-    for one in made:
-        for owner in one.running:
-            one.die(owner)
+Make = Callable[..., Workload]
 
 
 def click(identity: str, second: float, user: str = "u") -> dict[str, Any]:
@@ -105,9 +79,9 @@ def avro(identity: str, user: str, micros: int) -> bytes:
     return b"".join([zigzag(len(identity)), identity.encode(), zigzag(len(user)), user.encode(), zigzag(micros)])
 
 
-def test_sessions_go_on_over_batches_and_end_at_a_gap(stream: Make) -> None:
+def test_sessions_go_on_over_batches_and_end_at_a_gap(workload: Make) -> None:
     """A session of three clicks in two batches; one that comes when the watermark has passed its session is dropped, and filed."""
-    made = stream(visits)
+    made = workload(visits)
     made.put([click("1", 0), click("2", 4)])
     made.read()
     made.put([click("3", 8), click("4", 14)])
@@ -123,9 +97,9 @@ def test_sessions_go_on_over_batches_and_end_at_a_gap(stream: Make) -> None:
     assert [row["offset"] for row in made.filed(ControlTable.LATE_ROWS)] == [6]
 
 
-def test_late_rows_go_to_the_pipelines_own_handler_once(stream: Make) -> None:
+def test_late_rows_go_to_the_pipelines_own_handler_once(workload: Make) -> None:
     """The handler's table is fenced like the sink: whoever files them again adds nothing."""
-    made = stream(replace(visits, late=lambda rows: rows.select("id", F.upper("user").alias("who")), late_sink=Table("too_late")))
+    made = workload(replace(visits, late=lambda rows: rows.select("id", F.upper("user").alias("who")), late_sink=Table("too_late")))
     for second in (40, 41):
         made.put([click("end", second, "x")])
         made.read()
@@ -137,9 +111,9 @@ def test_late_rows_go_to_the_pipelines_own_handler_once(stream: Make) -> None:
         assert sorted((row["id"], row["who"]) for row in found) == [("late", "U"), ("later", "U")]
 
 
-def test_a_duplicate_is_dropped_while_its_first_is_remembered(stream: Make) -> None:
+def test_a_duplicate_is_dropped_while_its_first_is_remembered(workload: Make) -> None:
     """The second of one batch, and the one that comes in a later batch."""
-    made = stream(first)
+    made = workload(first)
     made.put([click("a", 0), click("a", 1), click("b", 2)])
     made.read()
     made.put([click("b", 3), click("c", 4)])
@@ -149,9 +123,9 @@ def test_a_duplicate_is_dropped_while_its_first_is_remembered(stream: Make) -> N
     assert (verdict["unexplained"], verdict["input_rows"], verdict["captured_results"]) == (0, 5, 1.0)
 
 
-def test_two_streams_are_joined_within_their_time(stream: Make) -> None:
+def test_two_streams_are_joined_within_their_time(workload: Make) -> None:
     """An order that comes in a later batch is found; a click without one is let go of once none can come."""
-    made = stream(led)
+    made = workload(led)
     made.put([click("c1", 0), click("c2", 1, "v")])
     made.read()
     made.put([click("o1", 4)], topic=1)
@@ -165,9 +139,9 @@ def test_two_streams_are_joined_within_their_time(stream: Make) -> None:
     assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 7, True)
 
 
-def test_a_row_is_joined_with_a_table_of_one_version(stream: Make) -> None:
+def test_a_row_is_joined_with_a_table_of_one_version(workload: Make) -> None:
     """A later version of the table changes nothing; what is no Avro is a dead letter."""
-    made = stream(at_home)
+    made = workload(at_home)
     homes = made.settings.table("lookups", "homes")
     write_deltalake(homes, pa.table({"user": ["u"], "home": ["Oslo"]}))
     write_deltalake(homes, pa.table({"user": ["u", "v"], "home": ["Rome", "Bern"]}), mode="overwrite")
@@ -178,9 +152,9 @@ def test_a_row_is_joined_with_a_table_of_one_version(stream: Make) -> None:
     assert (verdict["unexplained"], verdict["input_rows"], verdict["dead_letters"]) == (0, 4, 2)
 
 
-def test_state_that_depends_on_batches_is_not_rebuilt(stream: Make) -> None:
+def test_state_that_depends_on_batches_is_not_rebuilt(workload: Make) -> None:
     """Read in other batches the topic could give another state: refused, with the cure, and nothing is changed."""
-    made = stream(first)
+    made = workload(first)
     made.put([click("a", 0)])
     made.read()
     before = made.rows()
@@ -189,17 +163,17 @@ def test_state_that_depends_on_batches_is_not_rebuilt(stream: Make) -> None:
     assert made.rows() == before
 
 
-def test_state_that_is_not_declared_is_refused(stream: Make) -> None:
+def test_state_that_is_not_declared_is_refused(workload: Make) -> None:
     """Taken for a pipeline without state it would be judged, and rebuilt, wrongly."""
-    made = stream(replace(first, re_execute=False))
+    made = workload(replace(first, re_execute=False))
     made.put([click("a", 0)])
     with pytest.raises(PipelineError, match="it keeps state"):
         made.own().start()
 
 
-def test_a_query_that_was_changed_is_refused_of_every_kind(stream: Make) -> None:
+def test_a_query_that_was_changed_is_refused_of_every_kind(workload: Make) -> None:
     """Another key of a deduplication, under the same version."""
-    made = stream(first)
+    made = workload(first)
     made.put([click("a", 0)])
     made.read()
     made.pipeline = replace(made.pipeline, transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["user"]).select("id", "user"))
@@ -207,10 +181,10 @@ def test_a_query_that_was_changed_is_refused_of_every_kind(stream: Make) -> None
         made.own().start()
 
 
-def test_what_is_not_deterministic_is_named_with_its_columns(stream: Make) -> None:
+def test_what_is_not_deterministic_is_named_with_its_columns(workload: Make) -> None:
     """A random column differs between stream and re-execution, and between two of these: the verdict fails and says which it is."""
     dice = replace(first, transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["id"]).select("id", F.rand().alias("dice")))
-    made = stream(dice)
+    made = workload(dice)
     made.put([click("a", 0), click("b", 1)])
     made.read()
     verdict = made.verdict()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from workload import Workload, at, renamed
+from workload import Workload, at
 
 from hindcast import catalog
 from hindcast.control.schema import ControlTable
-from hindcast.settings import Settings, project_root
+from hindcast.settings import project_root
 
 if TYPE_CHECKING:
-    from conftest import Broker
     from pyspark.sql import SparkSession
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
@@ -22,27 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
-Make = Callable[[str], Workload]
-
-
-@pytest.fixture
-def workload(
-    spark: SparkSession, broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]
-) -> Iterator[Make]:
-    """Make one of the example pipelines ready, on topics of its own with two partitions each."""
-    made: list[Workload] = []
-
-    def make(name: str) -> Workload:
-        settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
-        pipeline = renamed(catalog.load(project_root() / "include" / "pipelines")[name], topic_factory())
-        made.append(Workload(spark, settings, pipeline, broker.bootstrap_servers, 2))
-        made[-1].begin()
-        return made[-1]
-
-    yield make
-    for one in made:
-        for owner in one.running:
-            one.die(owner)
+Make = Callable[..., Workload]
 
 
 def exact(verdict: dict[str, Any], *, input_rows: int) -> None:
@@ -52,7 +31,7 @@ def exact(verdict: dict[str, Any], *, input_rows: int) -> None:
 
 def test_word_count_keeps_one_row_a_word(workload: Make) -> None:
     """Running counts over two batches; a line that is no JSON and one without its word are dead letters."""
-    words = workload("word_count")
+    words = workload("word_count", 2)
 
     def said(*spoken: str) -> list[dict[str, str]]:
         return [{"word": word, "ts": at(second)} for second, word in enumerate(spoken)]
@@ -70,7 +49,7 @@ def test_word_count_keeps_one_row_a_word(workload: Make) -> None:
 
 def test_a_running_result_is_rebuilt_from_the_whole_topic(workload: Make) -> None:
     """The state comes anew from the first offset, and the table is neither doubled nor reset."""
-    words = workload("word_count")
+    words = workload("word_count", 2)
     words.put([{"word": word, "ts": at(0)} for word in ("a", "b", "a")])
     words.read()
     words.put([{"word": word, "ts": at(0)} for word in ("b", "c")])
@@ -84,7 +63,7 @@ def test_a_running_result_is_rebuilt_from_the_whole_topic(workload: Make) -> Non
 
 def test_sentences_go_on_where_a_batch_ended(workload: Make) -> None:
     """A sentence that spans three batches of three owners is one sentence."""
-    spoken = workload("sentences")
+    spoken = workload("sentences", 2)
 
     def said(speaker: str, text: str) -> list[dict[str, str]]:
         return [{"speaker": speaker, "word": word, "ts": at(0)} for word in text.split()]
@@ -133,7 +112,7 @@ def test_a_dirty_line_is_parsed(spark: SparkSession, line: str, found: str) -> N
 
 def test_web_log_counts_content_pages_and_loses_no_line(workload: Make) -> None:
     """Each request in its five windows, pictures in none, broken lines in the dead letters."""
-    log = workload("web_log")
+    log = workload("web_log", 2)
 
     def line(minute: int, request: bytes, status: int = 200, size: str = "100") -> bytes:
         return b'host - - [05/Jan/2026:12:%02d:30 +0000] "%s" %d %s' % (minute, request, status, size.encode())
@@ -154,7 +133,7 @@ def test_web_log_counts_content_pages_and_loses_no_line(workload: Make) -> None:
 
 def test_retries_follow_a_payment_through_its_retry_topic(workload: Make) -> None:
     """A failure and its retry are one payment; events that overtook each other are put in order."""
-    payments = workload("retries")
+    payments = workload("retries", 2)
 
     def event(payment: str, seq: int, second: float, *, ok: bool, attempt: int = 1) -> dict[str, Any]:
         return {"payment": payment, "seq": seq, "attempt": attempt, "amount": 10.0 * seq, "ok": ok, "ts": at(second)}
@@ -181,7 +160,7 @@ def test_retries_follow_a_payment_through_its_retry_topic(workload: Make) -> Non
 
 def test_rent_or_buy_pays_at_most_its_bound(workload: Make) -> None:
     """3 days rented; 9 rented and bought on the tenth: 19 against the optimum of 10."""
-    skiing = workload("rent_or_buy")
+    skiing = workload("rent_or_buy", 2)
     skiing.put([{"skier": "few", "day": day, "ts": at(day)} for day in range(1, 4)])
     skiing.put([{"skier": "many", "day": day, "ts": at(day)} for day in range(1, 10)], partition=1)
     skiing.read()
@@ -198,7 +177,7 @@ def test_rent_or_buy_pays_at_most_its_bound(workload: Make) -> None:
 
 def test_bin_packing_opens_a_truck_for_what_fits_in_none(workload: Make) -> None:
     """First fit needs a truck more than hindsight, and a parcel that fits nowhere is left out by both."""
-    parcels = workload("bin_packing")
+    parcels = workload("bin_packing", 2)
 
     def parcel(size: int) -> dict[str, Any]:
         return {"truck_load": "north", "parcel": size, "size": size, "ts": at(0)}
@@ -216,7 +195,7 @@ def test_bin_packing_opens_a_truck_for_what_fits_in_none(workload: Make) -> None
 
 def test_clicks_get_what_was_known_and_hindsight_knows_more(workload: Make) -> None:
     """The profile that held, a search of the last second, and one view whose profile came too late."""
-    clicks = workload("click_enrichment")
+    clicks = workload("click_enrichment", 2)
     searches, profiles = 1, 2
     clicks.put([{"user": "u", "city": "Oslo", "age": 30, "ts": at(0)}], topic=profiles)
     clicks.put([{"search": "s1", "user": "u", "words": "boats", "ts": at(9.5)}], topic=searches)

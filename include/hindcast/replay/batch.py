@@ -75,7 +75,7 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
 
     :raises ReplayFailedError: where a record was read that no batch of the ledger holds
     """
-    with _cached(_rows(spark, settings, pipeline, plan)) as rows:
+    with cached(_rows(spark, settings, pipeline, plan)) as rows:
         counted = _count(rows, pipeline, plan, run_id)
         _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
         _write(_set_aside(rows, pipeline, plan), set_aside_url(settings, plan.pipeline, run_id))
@@ -102,7 +102,8 @@ def _frames(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: P
 
 
 @contextmanager
-def _cached(rows: DataFrame) -> Iterator[DataFrame]:
+def cached(rows: DataFrame) -> Iterator[DataFrame]:
+    """The frame, kept in memory and then on local disk for as long as the context lasts."""
     rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield rows

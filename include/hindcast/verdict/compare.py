@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, NumericType
+
+from hindcast.replay.batch import cached
 
 #: A greater relative difference between two doubles is never rounding. Adding n numbers in another order moves the sum by less than
 #: n * 1.1e-16 of the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2): enough for 9,000 rows.
@@ -105,22 +105,13 @@ def compare(sides: Sides, samples: int) -> Comparison:
     keys = list(sides.keys) or list(sides.online.columns)
     values = [column for column in sides.online.columns if column not in keys]
     kinds = {name: sides.online.schema[name].dataType for name in values}
-    with _cached(_classified(sides, keys, kinds)) as found:
+    with cached(_classified(sides, keys, kinds)) as found:
         totals = found.agg(*_totals(keys, kinds)).first()
         assert totals is not None
         different = found.where("unexplained OR explained OR rounding OR nondeterministic")
         order = [F.col("unexplained").desc(), F.col("nondeterministic").desc(), F.col("rounding").desc(), F.col("keys")]
         kept = different.orderBy(*order).limit(samples).collect()
     return _comparison(totals, kinds, tuple(sample for row in kept for sample in _samples(row)))
-
-
-@contextmanager
-def _cached(frame: DataFrame) -> Iterator[DataFrame]:
-    frame.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield frame
-    finally:
-        frame.unpersist()
 
 
 def _orderable(name: str, kind: DataType) -> Column:
