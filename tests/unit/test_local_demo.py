@@ -107,6 +107,7 @@ def test_windows_needed_follow_the_slide(settings: Settings) -> None:
     stock_stats = catalog.load(settings.pipelines_dir)["stock_stats"]
     assert least_windows(stock_stats) == LEAST_WINDOWS
     assert least_windows(replace(stock_stats, window=Window("1 second", slide="100 milliseconds"))) == LEAST_WINDOWS
-    assert least_windows(replace(stock_stats, window=Window("1 minute"))) == 3
+    assert least_windows(replace(stock_stats, window=Window("1 minute"))) == 1
+    assert least_windows(replace(stock_stats, window=Window("10 seconds"))) == 18
     assert least_windows(replace(stock_stats, window=Window("1 hour"))) == 1
     assert least_windows(replace(stock_stats, window=None)) == 0
