@@ -349,11 +349,9 @@ _AUDITED = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 
 
 def least_windows(pipeline: Pipeline) -> int:
-    """Of :data:`LEAST_WINDOWS` seconds, those windows that a passing demo has compared: where they are rare, its own ends cut two of them."""
-    if pipeline.window is None:
-        return 0
-    slide_seconds = pipeline.window.step.total_seconds()
-    return LEAST_WINDOWS if slide_seconds <= 1 else max(1, int(LEAST_WINDOWS / slide_seconds) - 2)
+    """How many windows a passing demo has compared; where they are rare, its own beginning and end cut two of them."""
+    slide_seconds = pipeline.window.step.total_seconds() if pipeline.window else float("inf")
+    return LEAST_WINDOWS if slide_seconds <= 1 else max(int(pipeline.window is not None), int(LEAST_WINDOWS / slide_seconds) - 2)
 
 
 def shard_leases(leases: list[Lease], pipeline: str) -> list[Lease]:
