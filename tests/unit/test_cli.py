@@ -173,6 +173,17 @@ def test_pause_resume_and_drain_write_the_desired_state(hindcast: Hindcast) -> N
         assert row["wanted"] == wanted
 
 
+@pytest.mark.parametrize("command", [("rebuild", "sentences"), ("reshard", "sentences", "--shards", "1")])
+def test_state_that_depends_on_batches_is_not_asked_to_be_made_anew(
+    hindcast: Hindcast, settings: Settings, command: tuple[str, ...]
+) -> None:
+    """A wish that its worker must refuse would stop a shard that does well: nothing is written."""
+    ended = hindcast(*command)
+    assert ended.returncode == 1
+    assert "Raise the pipeline's version" in ended.stderr
+    assert not Path(settings.table("control", "leases")).exists()
+
+
 def test_a_refused_pipeline_is_listed_with_its_problem(hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that does not load is in the listing, with what is wrong, beside the good ones."""
     (tmp_path / "broken.py").write_text("import no_such_module\n")

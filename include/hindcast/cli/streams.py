@@ -12,8 +12,8 @@ import typer
 
 from hindcast.cli.listings import FormatOption
 from hindcast.cli.output import Format, Output
-from hindcast.errors import BadInputError
-from hindcast.pipeline import check_name
+from hindcast.errors import BadInputError, RebuildRefusedError
+from hindcast.pipeline import Pipeline, check_name
 from hindcast.settings import Settings, project_root
 
 PipelineArgument = Annotated[str, typer.Argument(help="the pipeline's name")]
@@ -68,6 +68,7 @@ def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--s
     settings = Settings()
     declared = catalog.load(settings.pipelines_dir)[pipeline]
     check(replace(declared, shards=shards))
+    _refuse_where_batches_matter(declared)
     states = DesiredStates(LeaseTable(settings))
     states.declare(declared, settings.workers)
     states.set_shards(pipeline, shards)
@@ -86,7 +87,9 @@ def rebuild(
     from hindcast.control.leases import NOT_HELD
 
     settings = Settings()
-    version = catalog.load(settings.pipelines_dir)[pipeline].version
+    declared = catalog.load(settings.pipelines_dir)[pipeline]
+    _refuse_where_batches_matter(declared)
+    version = declared.version
     store = LeaseTable(settings)
     current = [lease.status_value for lease in shards.of_version(store.leases(), pipeline, version) if lease.state not in NOT_HELD]
     if shard and shard not in current:
@@ -154,6 +157,12 @@ def validate(
         run_id=run_id,
     )
     _run_app(["judge", *arguments], output)
+
+
+def _refuse_where_batches_matter(pipeline: Pipeline) -> None:
+    """:raises RebuildRefusedError: before a shard that does well is stopped by a wish that it cannot meet"""
+    if pipeline.re_execute:
+        raise RebuildRefusedError(pipeline=pipeline.name, problem="its shards would have to make their state anew")
 
 
 def _known(pipeline: str) -> None:
