@@ -76,6 +76,7 @@ class ShardConsumer:
         self._last_cpu = 0.0
         self._committed = 0
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()  # the audit's thread stops a shard that ends while the main thread flushes all
         self.history: list[LedgerRow] = []
 
     # -- life --------------------------------------------------------------------------------------------------------------
@@ -371,15 +372,16 @@ class ShardConsumer:
 
         :raises StoreUnavailableError: the rows stay queued
         """
-        self._complete_last_row()
-        with self._lock:
-            active = self._query is not None and self._query.isActive
-            ready = [row for row in self._rows if row.input_rows is not None or not active or row is not self._rows[-1]]
-        if ready:
-            self._ledger.append(ready)
-            self.history += ready
+        with self._flushing:
+            self._complete_last_row()
             with self._lock:
-                self._rows = [row for row in self._rows if row not in ready]
+                active = self._query is not None and self._query.isActive
+                ready = [row for row in self._rows if row.input_rows is not None or not active or row is not self._rows[-1]]
+            if ready:
+                self._ledger.append(ready)
+                self.history += ready
+                with self._lock:
+                    self._rows = [row for row in self._rows if row not in ready]
 
 
 class _DrainedError(Exception):
