@@ -31,7 +31,7 @@ from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings, project_root
 
 LEASE_SECONDS = 3.0
-START_SECONDS = 90.0  # a JVM on a busy machine of two cores
+START_SECONDS = 150.0  # a JVM and its rehearsal on a busy machine of two cores
 PARTITIONS = 4
 SHARDS = 2
 WORKER = project_root() / "spark_apps" / "consume.py"
