@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 from deltalake import DeltaTable
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from simulated_stream import Answer, Key, Record, Simulated, answer
 
 from hindcast.control.ledger import Ledger, LedgerRow
@@ -52,6 +52,13 @@ def declare(settings: Settings, topic: str, shards: int = 1, *, name: str = "sto
 def on_topic(pipeline: Pipeline, topic: str, shards: int = 1) -> Pipeline:
     """The pipeline, reading another topic."""
     return replace(pipeline, source=replace(pipeline.source, name=topic), shards=shards)
+
+
+def delete_records(bootstrap_servers: str, topic: str, earliest: Mapping[int, int]) -> None:
+    """What retention does: each partition begins at this offset from now on."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    admin.delete_records({TopicPartition(topic, partition): offset for partition, offset in earliest.items()})
+    admin.close()
 
 
 def produce(bootstrap_servers: str, topic: str, records: Iterable[Record]) -> None:

@@ -83,7 +83,12 @@ class Shard:
 
     def consume(self, owner: ShardConsumer) -> None:
         """Wait until the owner has committed all that was sent."""
-        wait_until(lambda: owner.failure or owner.end_offsets == self.reached(), WAIT_SECONDS, "the shard has read everything")
+
+        def done() -> bool:
+            owner.go_on()
+            return owner.failure is not None or (owner.end_offsets == self.reached() and owner._query is not None)
+
+        wait_until(done, WAIT_SECONDS, "the shard has read everything")
         assert owner.failure is None
 
     def serve(self, records: list[Record], rebuild: str = "") -> str:
@@ -98,6 +103,8 @@ class Shard:
 
     def die(self, owner: ShardConsumer) -> None:
         """Stop the query and forget what the owner had queued, as a killed process would."""
+        if owner._rerun is not None:
+            owner._rerun.stop()
         if owner._query is not None:
             owner._query.stop()
 

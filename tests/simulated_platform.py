@@ -88,10 +88,16 @@ def _transaction(row: LedgerRow) -> Transaction:
 def _file(tables: ControlTables, name: ControlTable, stream: Simulated, places: set[tuple[int, int]]) -> None:
     last = {row.shard: row for row in stream.ledger}
     of_partition = {partition: row for row in last.values() for partition in row.end_offsets}
-    rows = [
-        {"pipeline": row.pipeline, "version": row.version, "shard": row.shard, "topic": row.topic, "partition": partition, "offset": offset}
-        for partition, offset in sorted(places)
-        for row in [of_partition[partition]]
-    ]
+    records = {record.place: record for record in stream.records}
+
+    def filed(place: tuple[int, int]) -> dict[str, Any]:
+        row, event_ms = of_partition[place[0]], records[place].event_ms
+        where = {"pipeline": row.pipeline, "version": row.version, "shard": row.shard, "topic": row.topic}
+        found = {**where, "partition": place[0], "offset": place[1]}
+        if event_ms is not None:
+            found |= {"event_at": instant(event_ms), "watermark_ms": stream.thresholds[place]}
+        return found
+
+    rows = [filed(place) for place in sorted(places)]
     properties = CommitProperties(app_transactions=[_transaction(row) for row in last.values()])
     write_deltalake(tables.open(name), pa.Table.from_pylist(rows, schema=SCHEMAS[name]), mode="append", commit_properties=properties)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], object], seconds: float, what: str, *, every: float = 0.1) -> None:
     """Wait for a condition, or fail saying what did not happen."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"after {seconds} s still not so: {what}"
-        time.sleep(0.1)  # between two looks at a real process
+        time.sleep(every)  # between two looks at a real process

@@ -62,10 +62,10 @@ class Workload(Shard):
         topics, partitions = range(len(self.pipeline.topics)), range(self.partitions)
         return {place: self.counts[place] for place in (topic * TOPIC_STRIDE + number for topic in topics for number in partitions)}
 
-    def read(self) -> None:
+    def read(self, rebuild: str = "") -> None:
         """A new owner consumes what was sent so far, and stops."""
         owner = self.own()
-        owner.start()
+        owner.start(rebuild)
         self.consume(owner)
         owner._keeper.step()
         self.retire(owner)

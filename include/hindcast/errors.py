@@ -52,6 +52,16 @@ class BadRangeError(BadInputError):
     """The range {range} cannot be replayed: {problem}. {cure}"""
 
 
+class NothingLateError(HindcastError):
+    """No late row of {pipeline} waits for a correction: the windows of each were corrected after it came, or are still open."""
+
+    exit_code = 0
+
+
+class CorrectionRefusedError(BadInputError):
+    """Readers do not get the answer of run {run_id}: {problem}. Nothing has changed. {cure}"""
+
+
 class UnknownTopicError(BadInputError):
     """The brokers at {servers} have no topic named {topic}. Create it, or correct the pipeline's Topic; `hindcast doctor` shows
     which brokers are meant."""
@@ -94,10 +104,9 @@ class DoubledKeyError(HindcastError):
     was written. Let the transformation give one row a key and batch, or name more keys."""
 
 
-class RebuildRefusedError(HindcastError):
-    """{pipeline}: {problem}, and the state of its operators depends on which rows came together in a batch: reading the topic again
-    in other batches would not give the same results. Nothing has changed. Raise the pipeline's version, with a new sink table: it starts
-    anew from the topic."""
+class ReshardRefusedError(HindcastError):
+    """{pipeline} is not resharded: the state of its operators depends on which rows came together in a batch, and other shards have other
+    batches. Nothing has changed. Raise the pipeline's version, with other shards and a new sink table: it starts anew from the topic."""
 
 
 class SinkSharedError(HindcastError):
@@ -148,6 +157,31 @@ class ReplayFailedError(HindcastError):
     """The replay {run_id} of {pipeline} failed: {reason}. {cure}"""
 
 
+class UnknownArchiveError(BadInputError):
+    """The topic {topic} has no archive. `hindcast archive list` lists those there are; `hindcast archive run {topic}` makes one."""
+
+
+class ArchiveRefusedError(HindcastError):
+    """The archive of {topic} cannot go on: {problem}. Nothing was written. {cure}"""
+
+    exit_code = 2  # a person must decide; a retry would find the same
+
+
+class ArchiveFailedError(HindcastError):
+    """{action} {topic} failed: {reason}. Nothing of the step that failed was kept; the same command again goes on from there."""
+
+
+class ArchiveDamagedError(HindcastError):
+    """The archive of {topic} holds {found} records, its commits wrote {known}: somebody changed the table {table}. Restore it, or move it
+    away to do without it."""
+
+
+class ArchiveDiffersError(HindcastError):
+    """The archive of {topic} differs from the topic in {differences} of {compared} records, e.g. {sample}. {cure}"""
+
+    exit_code = 3
+
+
 class TryLaterError(HindcastError):
     """{reason}"""
 
@@ -167,3 +201,10 @@ class VerdictFailedError(HindcastError):
     `hindcast verdicts --run {run_id} --differences` names the rows."""
 
     exit_code = 3
+
+
+def innermost(error: Exception) -> str:
+    """An error in one line: of a Java error its innermost cause, for the outermost only says which call failed."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return causes[-1] if causes else lines[0]

@@ -137,6 +137,7 @@ class Topic:
     ``parse`` is for text: from the line to a struct with the schema's columns, null for a line that is none. ``avro_schema`` is the
     writer's schema as JSON. ``event_time`` is where the topic's differs from the pipeline's; a topic that has ``watermark=False`` neither
     moves nor waits for the watermark (a changelog that rests for hours would hold all results back), so state made of it is kept for good.
+    With ``archive=True`` Airflow copies its records to a table that outlives the topic's retention, for replays.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Topic:
     avro_schema: str = ""
     event_time: str = ""
     watermark: bool = True
+    archive: bool = field(default=False, repr=False)  # not in the repr: it changes no query, so no checkpoint's fingerprint
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", Format(self.format))  # "text" may be written for it
@@ -184,6 +186,13 @@ class Window:
     @property
     def step(self) -> timedelta:
         return parse_duration(self.slide or self.duration)
+
+
+class Policy(StrEnum):
+    """What a verdict leads to."""
+
+    REPORT = "report"
+    CORRECT = "correct"
 
 
 class Mode(StrEnum):
@@ -229,6 +238,7 @@ class Pipeline:
     paused: bool = False
     late: Callable[[DataFrame], DataFrame] | None = None
     late_sink: Table | None = None
+    policy: Policy = Policy.REPORT
     captured_floor: float = 0.0
     expectations: tuple[dict[str, Any], ...] = ()
     file: str = ""
@@ -278,6 +288,7 @@ def pipeline(
     paused: bool = False,
     late: Callable[[DataFrame], DataFrame] | None = None,
     late_sink: Table | None = None,
+    policy: Policy | str = Policy.REPORT,
     captured_floor: float = 0.0,
     expectations: list[dict[str, Any]] | None = None,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
@@ -298,6 +309,8 @@ def pipeline(
     :param start: where a new version begins: ``earliest``, ``latest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
     :param paused: whether it waits for `hindcast resume` when it is first seen
     :param late: what becomes of late rows: a function of them, row by row, whose result is appended to ``late_sink``
+    :param policy: ``report``: a verdict says what came late; ``correct``: after a verdict without unexplained differences readers get the
+        batch's answer for the windows that it judged
     :param captured_floor: the least share of input rows the stream must hold for a verdict to pass, 0 to 1
     :param expectations: Great Expectations on the sink, each ``{"type": ..., **kwargs}``
     :raises PipelineError: with file, line and the valid form, where a part of the declaration is wrong
@@ -323,6 +336,7 @@ def pipeline(
             paused=paused,
             late=late,
             late_sink=late_sink,
+            policy=Policy(policy),
             captured_floor=captured_floor,
             expectations=tuple(expectations or ()),
             file=code.co_filename,

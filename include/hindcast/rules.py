@@ -14,6 +14,7 @@ from hindcast.pipeline import (
     Lookup,
     Mode,
     Pipeline,
+    Policy,
     Topic,
     parse_duration,
     parse_start,
@@ -49,6 +50,8 @@ def problems(p: Pipeline) -> Iterator[str]:
         yield "late rows need both late= and late_sink=, or neither: they are in late_rows anyway"
     if p.late is not None and (len(p.topics) > 1 or not (p.window or p.re_execute)):
         yield "only a pipeline of one topic, with a window or re_execute=True, has late rows to handle"
+    if p.policy is Policy.CORRECT and p.window is None:
+        yield "policy 'correct' needs a window: only windows that are closed are corrected"
     if p.version < 1:
         yield f"version {p.version!r} is not a whole number from 1"
     if not 1 <= p.shards <= MAX_SHARDS:

@@ -49,6 +49,10 @@ class Settings(BaseSettings):
     spark_driver_memory: str = Field(default="640m", pattern=r"^\d+[mg]$", description="heap of each Spark driver")
     jars_dir: Path | None = Field(default=None, description="Spark's extra jars; default HOME/jars/spark")
     replay_schedule: str = Field(default="0 * * * *", description="cron, in UTC, of the replay DAGs: one hindcast a data interval")
+    correct_schedule: str = Field(
+        default="0 * * * *", description="cron, in UTC, of the DAGs that correct windows for which late rows came"
+    )
+    archive_schedule: str = Field(default="30 * * * *", description="cron, in UTC, of the DAG that archives topics; stay within retention")
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 
     @field_validator("home")

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 from fleet import START_SECONDS, Stream, feed
-from live_stream import ends
+from live_stream import delete_records, ends
 from waiting import wait_until
 
 from hindcast.control.desired import DesiredState
@@ -91,8 +91,6 @@ def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
 @pytest.mark.row("F16")
 def test_expired_offsets_stop_the_shard_and_are_named(stream: Stream) -> None:
     """Records deleted under the checkpoint are never skipped: the shard stops, and an event names the lost range and the cure (F16)."""
-    from kafka import KafkaAdminClient, TopicPartition
-
     fleet = stream.fleet
     first, second = feed(2)
     stream.send(first)
@@ -103,9 +101,7 @@ def test_expired_offsets_stop_the_shard_and_are_named(stream: Stream) -> None:
     stream.wait_free()
     stream.send(second)
     lost = ends(first)[0] + 10
-    admin = KafkaAdminClient(bootstrap_servers=fleet.settings.bootstrap_servers)
-    admin.delete_records({TopicPartition(stream.topic, 0): lost})
-    admin.close()
+    delete_records(fleet.settings.bootstrap_servers, stream.topic, {0: lost})
     stream.want()
     event = stream.wait_event("offsets_lost")
     assert f"offsets {ends(first)[0]} to {lost - 1}" in event["message"]

@@ -35,11 +35,11 @@ from hindcast.local.generators import GENERATORS
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.replay.batch import run_batch
 from hindcast.replay.planner import Plan
-from hindcast.replay.reexecution import recorded_batches
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run import plan_replay
 from hindcast.settings import Settings, project_root
 from hindcast.stream import session, source
+from hindcast.stream.reexecution import recorded_batches
 
 PARTITIONS = 4
 #: Event times of an hour ago: no record is in the future of the broker's stamps.

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import oracles
@@ -66,7 +67,7 @@ def test_an_owner_whose_jvm_stands_still(stream: Stream, pair: tuple[Worker, Wor
 @pytest.mark.row("F6")
 def test_pauses_near_the_limit(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
     """Pauses of half a lease to one and a half, one after the other: shards change hands where they must, and do not thrash."""
-    rng = random.Random(seed)
+    rng, began = random.Random(seed), time.time()  # by then the two have shared the shards, and may have asked for it
     for _ in range(6):
         stream.send_more(100)
         running = stream.fleet.whole()
@@ -76,8 +77,9 @@ def test_pauses_near_the_limit(stream: Stream, pair: tuple[Worker, Worker], prov
         stream.fleet.signal_all(sleeper, signal.SIGCONT)
         wait_until(lambda: None not in stream.fleet.owners(stream.name).values(), TAKEN_SECONDS, "every shard has a live owner")
     evidence = prove(stream)
-    minutes = (evidence.leases[-1].at - evidence.leases[0].at) / 60
-    assert oracles.steals(evidence) <= 1 + minutes, "at most one steal a minute"
+    since = replace(evidence, leases=[seen for seen in evidence.leases if seen.at >= began])
+    minutes = (since.leases[-1].at - began) / 60
+    assert oracles.steals(since) <= 1 + minutes, "at most one steal a minute"
 
 
 @pytest.mark.row("F10")

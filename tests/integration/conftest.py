@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from live_stream import on_topic
 from one_shard import Shard
+from scene import LIST, ONCE, Scene
+from simulated_platform import publish, store
+from simulated_stream import simulate, trades
 from workload import Workload, renamed
 
 from hindcast import catalog
 from hindcast.local import jars
+from hindcast.local.load import ensure_topic
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
 from hindcast.stream import source
@@ -27,10 +33,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[
     """A session with Delta and Kafka, as workers and replays have it."""
     from hindcast.stream import session
 
-    # Hundreds of plans and queries in one session: in the heap of a worker it would collect garbage most of the time.
+    # Hundreds of plans and queries in one session, each run a few times: in the heap of a worker it would collect garbage most of the time.
     settings = Settings(home=tmp_path_factory.mktemp("spark"), jars_dir=jars_dir, spark_driver_memory="2g")
     jars.fetch(settings)
-    built = session.build(settings, "tests")
+    built = session.build(settings, "tests", compiler=session.QUICK_COMPILER)
     yield built
     built.stop()
 
@@ -72,3 +78,26 @@ def workload(
     for one in made:
         for owner in one.running:
             one.die(owner)
+
+
+@pytest.fixture(scope="session")
+def finished(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Scene:
+    """One stream for all; its tables are copied for each test that changes them."""
+    stream = simulate(trades(11, count=1_500, partitions=4, rate_ms=40.0), seed=11, shards=2, even=True)
+    settings = Settings(home=tmp_path_factory.mktemp("finished"), jars_dir=jars_dir, bootstrap_servers=broker.bootstrap_servers)
+    topic = f"verdicts-{tmp_path_factory.getbasetemp().name}".replace("_", "-")
+    ensure_topic(broker.bootstrap_servers, topic, 4)
+    declared = catalog.load(project_root() / "include" / "pipelines")[LIST]
+    pipeline = replace(declared, source=replace(declared.source, name=topic), captured_floor=0.5)
+    publish(settings, topic, stream.records)
+    store(settings, stream, pipeline.sink.name)
+    scene = Scene(spark, settings, pipeline, stream)
+    scene.replay(ONCE)
+    return scene
+
+
+@pytest.fixture
+def scene(finished: Scene, tmp_path: Path) -> Scene:
+    """The stream in a home of this test's own."""
+    shutil.copytree(finished.settings.home / "tables", tmp_path / "tables")
+    return replace(finished, settings=finished.settings.model_copy(update={"home": tmp_path}))

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient, TopicPartition
-from live_stream import ends, ledger, sink_rows
+from live_stream import delete_records, ends, ledger, sink_rows
 from one_shard import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
 from waiting import wait_until
 
@@ -94,9 +93,7 @@ def test_a_rebuild_that_the_topic_cannot_feed_is_refused(shard: Shard) -> None:
     damaged(shard)
     before = sorted(sink_rows(shard.settings))
     earliest = {partition: end - 1 for partition, end in ends(shard.sent).items()}
-    admin = KafkaAdminClient(bootstrap_servers=shard.servers)
-    admin.delete_records({TopicPartition(shard.pipeline.source.name, partition): offset for partition, offset in earliest.items()})
-    admin.close()
+    delete_records(shard.servers, shard.pipeline.source.name, earliest)
     with pytest.raises(OffsetsLostError, match="windows that are still open need them"):
         shard.own().start()
     assert sorted(sink_rows(shard.settings)) == before

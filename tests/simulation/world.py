@@ -13,7 +13,7 @@ from simulation.worker import SimulatedWorker, wanted
 
 from hindcast.control import shards
 from hindcast.control.desired import DesiredState, desired_key
-from hindcast.control.keeper import RENEWALS, Keeper
+from hindcast.control.keeper import RENEWALS, SETTLE_SECONDS, Keeper
 from hindcast.control.leases import TAKEABLE, Lease, LeaseKey, ShardState, StatusType
 from hindcast.errors import HindcastError
 from hindcast.testing import FakeClock, Outcome
@@ -22,6 +22,8 @@ LEASE_SECONDS = 10.0
 PERIOD = LEASE_SECONDS / RENEWALS
 #: I6: a lease and 30 s after the faults end, all is well again.
 HEALING_SECONDS = LEASE_SECONDS + 30.0
+#: Whoever lost shards asks for none for a while, by its own clock; then it takes as long as healing did until they are even.
+EVEN_SECONDS = HEALING_SECONDS + SETTLE_SECONDS / 0.97
 #: Rounds without a hand-over after which the shards count as settled: an ask, a close and a transfer take three.
 QUIET_ROUNDS = 4
 MOST_WORKERS, MOST_SHARDS, MOST_GENERATIONS = 5, 8, 3
@@ -224,7 +226,7 @@ class World:
 
     def _settle(self) -> None:
         """Play on until nothing was handed over for some rounds and the loads differ by one at most."""
-        deadline, quiet, moved = self.at + HEALING_SECONDS, 0, {}
+        deadline, quiet, moved = self.at + EVEN_SECONDS, 0, {}
         epochs = {key: row.epoch for key, row in self.store.rows.items()}
         while (quiet < QUIET_ROUNDS or self._uneven()) and self.at < deadline:
             self.round()

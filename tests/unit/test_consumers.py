@@ -39,7 +39,8 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __init__(self, *_: Any) -> None: ...
 
-        def start(self, _: str) -> str:
+        def start(self, _: str, *, allowed: Callable[[], object]) -> str:
+            allowed()
             raise CheckpointRefusedError(pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it.")
 
         def stop(self) -> None: ...

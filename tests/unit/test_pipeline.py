@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hindcast import catalog
 from hindcast.errors import BadNameError, PipelineError, UnknownPipelineError
-from hindcast.pipeline import TOPIC_STRIDE, check_name, parse_columns, parse_duration, parse_start, required_columns
+from hindcast.pipeline import TOPIC_STRIDE, Topic, check_name, parse_columns, parse_duration, parse_start, required_columns
 
 GOOD = """
 from hindcast import Table, Topic, Window, pipeline
@@ -115,6 +115,11 @@ def test_names_that_could_leave_a_folder_are_refused(name: str) -> None:
     """Only short names of harmless characters become folders and tables."""
     with pytest.raises(BadNameError):
         check_name("pipeline", name)
+
+
+def test_archiving_a_topic_changes_no_query() -> None:
+    """What a Spark checkpoint belongs to is told by the topic's text: a topic that is archived from now on keeps its streams' state."""
+    assert repr(Topic("t", schema="ts timestamp", archive=True)) == repr(Topic("t", schema="ts timestamp"))
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["millisecond", "second", "minute", "hour", "day"]), st.booleans())

@@ -26,10 +26,10 @@ PIPELINE: Any = SimpleNamespace(name="p")
 
 def taken(settings: Settings, lease: Lease) -> FencedTable:
     """The sink as the owner of the lease sees it, sealed."""
-    ledger, shard = Ledger(ControlTables(settings)), lease.status_value
+    shard = lease.status_value
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", shard))
     sink.create(SCHEMA)
-    takeover.seal(sink, PIPELINE, lease, "w", ledger.batches("p", 1, shard), ledger.sink_version("p", 1))
+    takeover.seal(sink, PIPELINE, lease, "w", Ledger(ControlTables(settings)).batches("p", 1))
     return sink
 
 

@@ -47,6 +47,11 @@ class EventKind(StrEnum):
     RUN_FAILED = "run_failed"
     RUN_SLOW = "run_slow"
     VERDICT_FAILED = "verdict_failed"
+    WINDOWS_CORRECTED = "windows_corrected"
+    # archives of topics
+    ARCHIVE_STOPPED = "archive_stopped"
+    ARCHIVE_GAP = "archive_gap"
+    ARCHIVE_DIFFERS = "archive_differs"
     # supervision
     WORKER_LAUNCHED = "worker_launched"
     SUPERVISOR_WOKE = "supervisor_woke"

@@ -86,6 +86,14 @@ class History:
             reached[partition] = end
         return reached
 
+    def before_final(self, window_end_ms: int) -> Offsets:
+        """By partition, the end of the last batch after which a window that ends at that time was still open."""
+        found = {}
+        for partition, chain in self.chains.items():
+            open_still = [segment.end for segment in chain if segment.watermark_ms < window_end_ms]
+            found[partition] = open_still[-1] if open_still else chain[0].start
+        return found
+
     def horizon_ms(self, offsets: Mapping[int, int], partitions: Iterable[int]) -> int:
         """The windows that were final once the stream had read up to ``offsets``: all that end at or before the result, 0 for none.
 

@@ -34,6 +34,9 @@ STARTING = "starting"
 SELF_FENCE = 0.8
 #: Renewals in one lease: three may fail before the owner fences itself.
 RENEWALS = 4
+#: A worker that stood still for so long that it lost shards asks nobody for any until this has passed. One that stands still again and
+#: again would have them handed to it, and taken from it, each time. What is free or expired it takes at once.
+SETTLE_SECONDS = 60.0
 #: Looks in one lease. A death, a wish or a hand-over is seen at most one look late; a look writes nothing, and reads no file where
 #: nothing was committed.
 LOOKS = 32
@@ -92,6 +95,7 @@ class Keeper:
         self._held: dict[LeaseKey, Held] = {}
         self._slot: LeaseKey | None = None
         self._draining = False
+        self._lost_at = -SETTLE_SECONDS
         self._closed = threading.Event()
         self._stepping = threading.Lock()  # one step at a time
         self._lock = threading.RLock()  # what is held; never kept while the store is asked, so that holds() answers at once
@@ -208,6 +212,8 @@ class Keeper:
             row = snapshot.leases.get(key)
             if row is not None and self._owns(row, held):
                 changes[key] = self._kept(row, held, live).evolve(updated_at=now)
+            elif not held.closed:
+                self._lost_at = self._clock.monotonic()
         if self._draining:
             mine = (row for row in snapshot.leases.values() if self.owner in {row.lease_owner, row.lease_stealer})
             changes |= {row.key: self._declined(row) for row in mine if row.key not in changes}
@@ -223,7 +229,8 @@ class Keeper:
         takes = balance.to_take(wanted, self.owner, live, self._observer)
         for row in takes:
             changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
-        for row in balance.to_steal(wanted, self.owner, live, self._observer) if not takes else ():
+        settled = self._clock.monotonic() - self._lost_at >= SETTLE_SECONDS
+        for row in balance.to_steal(wanted, self.owner, live, self._observer) if settled and not takes else ():
             changes[row.key] = row.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
         return list(changes.values())
 

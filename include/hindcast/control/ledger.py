@@ -95,9 +95,3 @@ class Ledger:
             if known is None or (known.input_rows is None and entry.input_rows is not None):
                 newest[key] = entry
         return [newest[key] for key in sorted(newest)]
-
-    def sink_version(self, pipeline: str, version: int) -> int:
-        """The newest version of the sink's table in which one of the pipeline's shards has a batch; -1 before the first."""
-        where: list[Condition] = [("pipeline", "=", pipeline), ("version", "=", version)]
-        found = self._tables.rows(ControlTable.CHECKPOINTS, where, columns=["sink_version"])
-        return max((row["sink_version"] for row in found), default=-1)

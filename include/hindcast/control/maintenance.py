@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from hindcast import catalog
+from hindcast.control.archives import BOUNDED, archive_url, archived_topics
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.control.upkeep import compact
@@ -32,22 +34,29 @@ _WHOLE = frozenset({ControlTable.LEASES})
 
 
 def maintain(settings: Settings) -> list[dict[str, Any]]:
-    """Maintain the control tables and the sinks of all pipelines; return for each what was done to it.
+    """Maintain the control tables, the sinks of all pipelines and the archives of topics; return for each what was done to it.
 
     :returns: {table, version, files_before, files_after, files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
     """
     tables = ControlTables(settings)
     join = partial(compact, storage_options=settings.storage_options)
     done = [_maintain(name, tables.open(name), None if name in _WHOLE else join) for name in ControlTable]
-    for sink in sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).values()}):
+    sinks = sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).values()})
+    for folder, sink in product(("sinks", "corrections"), sinks):
         try:
-            table = DeltaTable(settings.table("sinks", sink), storage_options=settings.storage_options or None)
+            table = DeltaTable(settings.table(folder, sink), storage_options=settings.storage_options or None)
         except TableNotFoundError:
             continue
-        done.append(_maintain(f"sinks/{sink}", table, join))
-    for folder in _old_hindcasts(settings):
-        shutil.rmtree(folder)
-        _log.info("An old hindcast was deleted.", folder=str(folder))
+        done.append(_maintain(f"{folder}/{sink}", table, join))
+    for topic in archived_topics(settings):
+        try:
+            table = DeltaTable(archive_url(settings, topic), storage_options=settings.storage_options or None)
+        except TableNotFoundError:
+            continue
+        done.append(_maintain(f"archive/{topic}", table, partial(join, bounded=BOUNDED)))
+    for old in _old_hindcasts(settings):
+        shutil.rmtree(old)
+        _log.info("An old hindcast was deleted.", folder=str(old))
     return done
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -80,6 +81,12 @@ class Audit:
             except FenceMovedError:
                 return done  # an older owner filed them in the meantime: the next pass starts from what it filed
         return target.batch
+
+    def rehearse(self, batch: LedgerRow, folder: Path) -> None:
+        """Write what a pass would file of this batch into a folder that nobody reads."""
+        rows = self._located([batch])
+        for number, account in enumerate(self._accounts):
+            files.write_files(account.frame(rows, batch), folder.as_uri(), {}, f"a{number}")
 
     def filed(self) -> int:
         """The last batch of the shard whose late and poison rows are filed; 0 before the first."""

@@ -15,7 +15,6 @@ Batches form a chain: batch N must begin at the offsets at which the sink was le
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from typing import Any
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from hindcast.clock import Clock
@@ -37,15 +35,14 @@ from hindcast.control.shards import app_id, shard_version
 from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, OffsetGapError, StoreUnavailableError
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.settings import Settings
-from hindcast.stream import files, rewind, session, source, takeover
+from hindcast.stream import files, measure, rewind, session, source, takeover
 from hindcast.stream.fenced_table import BatchCommit, Data, Fence, FencedTable, Upsert
+from hindcast.stream.rerun import Rerun
 from hindcast.stream.steps import reach
 from hindcast.stream.wal import SparkCheckpoint
 from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
-
-_OBSERVED = "source"
 
 
 class ShardConsumer:
@@ -70,7 +67,9 @@ class ShardConsumer:
         self._wal: SparkCheckpoint | None = None
         self._query: StreamingQuery | None = None
         self._position: takeover.Position | None = None
-        self._refusal: HindcastError | None = None
+        self._start: Offsets = {}
+        self._rerun: Rerun | None = None  # while it runs there is no query
+        self._refusal: Exception | None = None
         self._draining = threading.Event()
         self._rows: list[LedgerRow] = []  # committed, not yet in the ledger; the last may still lack what Spark measured
         self._last_cpu = 0.0
@@ -89,33 +88,49 @@ class ShardConsumer:
         shape = takeover.shape_of(self._spark, self.pipeline)
         self.sink.create(shape.schema)
         name, shard, version = self.pipeline.name, self.lease.status_value, shard_version(self.lease.status_value)
-        known, reached = self._ledger.batches(name, version, shard), self._ledger.sink_version(name, version)
-        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, known, reached)
-        self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, known)
+        batches = self._ledger.batches(name, version)
+        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, batches)
+        self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, shard, batches)
         if self._position.fence.batch:
             self._report(self.history[-1].sink_version)
         return shape.fingerprint
 
-    def start(self, rebuild: str = "") -> str:
+    def start(self, rebuild: str = "", *, allowed: Callable[[], object] = lambda: None) -> str:
         """Take the shard over and start its query (the steps are in :mod:`hindcast.stream.takeover`).
 
         :param rebuild: why its state is to be made anew; empty where its checkpoint is to be gone on with
+        :param allowed: called once the sink is sealed; raises where nothing must be read
         :returns: why its state was made anew, empty where it was not
         :raises HindcastError: where it cannot go on exactly where the sink stands; nothing was read
         """
         fingerprint = self.seal()
+        allowed()
         assert self._position is not None
         if not rebuild:
             takeover.check_query(self.pipeline, self.lease, fingerprint)
             rebuild = self._damage()
-        start = self._rewind() if rebuild else by_partition(self.lease.checkpoint["start_offsets"])
-        assert self._wal is not None
+        self._start = self._rewind() if rebuild else by_partition(self.lease.checkpoint["start_offsets"])
         self._keeper.report(self.lease.key, self.lease.epoch, checkpoint={"fingerprint": fingerprint})
+        if self._rerun is None:
+            self._begin()
+        return rebuild
+
+    def go_on(self) -> None:
+        """Step 5 for a shard whose state had to be made first, once it is there. What goes wrong is a :attr:`failure`."""
+        if self._rerun is None or self._query is not None or not self._rerun.ended or self.failure or self._draining.is_set():
+            return
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises
+            self._refusal = error
+
+    def _begin(self) -> None:
+        assert self._wal is not None
         self._last_cpu = self._cpu_seconds()
         session.keep_state_for(self._spark, self.pipeline)
         reach("takeover.5")
         self._query = (
-            self._frame(start)
+            self._frame(self._start)
             .writeStream.queryName(f"{self.pipeline.name}.{self.lease.status_value}")
             .foreachBatch(self._commit_batch)
             .outputMode(source.output_mode(self.pipeline))
@@ -123,7 +138,6 @@ class ShardConsumer:
             .trigger(processingTime=f"{self._settings.trigger_seconds} seconds")
             .start()
         )
-        return rebuild
 
     def _damage(self) -> str:
         """Why Spark could not go on with the shard's checkpoint; empty where it can."""
@@ -139,7 +153,8 @@ class ShardConsumer:
         return ""
 
     def _rewind(self) -> Offsets:
-        """Make a checkpoint from which the state comes anew (the steps are in :mod:`hindcast.stream.rewind`); return where it reads from.
+        """Make a checkpoint from which the state comes anew (the steps are in :mod:`hindcast.stream.rewind`, or in
+        :mod:`hindcast.stream.rerun`); return where it reads from.
 
         :raises OffsetsLostError: where the topic no longer holds what that needs; nothing was changed
         """
@@ -149,9 +164,16 @@ class ShardConsumer:
         start = rewind.start_of(self.pipeline, History.of(self._ledger.batches(self.pipeline.name, self.pipeline.version)), ends, floors)
         with TopicOffsets(self._settings) as offsets:
             rewind.check_retained(self.pipeline, shard, start, ends, across(self.pipeline, offsets.earliest))
-        life = rewind.Incarnation(f"{shard}.r{position.fence.batch}.e{self.lease.epoch}", position.fence.batch, floors)
-        self._wal = self._checkpoint(life.checkpoint)
-        self._wal.begin(self._spark, ends)
+        folder = f"{shard}.r{position.fence.batch}.e{self.lease.epoch}"
+        self._wal = self._checkpoint(folder)
+        if self.pipeline.re_execute:
+            life = rewind.Incarnation(folder, 1, {})
+            self._wal.remove()
+            if self.history:
+                self._rerun = Rerun(self._spark, self._settings, self.pipeline, self._wal, self.history)
+        else:
+            life = rewind.Incarnation(folder, position.fence.batch, floors)
+            self._wal.begin(self._spark, ends)
         self._position = replace(position, incarnation=life)
         return start
 
@@ -165,15 +187,8 @@ class ShardConsumer:
         return source.result(parsed, self.pipeline, self._position.incarnation.floors)
 
     def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
-        event_ms = F.when(F.col("_reason").isNull(), F.unix_millis("_event_at"))
         raw = source.stream(self._spark, self._settings, self.pipeline, topic, start)
-        return source.parse(raw, self.pipeline, topic).observe(
-            f"{_OBSERVED}{index}",
-            F.count(F.lit(1)).alias("rows"),
-            F.count("_reason").alias("poison"),
-            F.min(event_ms).alias("min_event_ms"),
-            F.max(event_ms).alias("max_event_ms"),
-        )
+        return measure.observed(source.parse(raw, self.pipeline, topic), index)
 
     def drain(self) -> None:
         """Let the batch in hand end and begin no other."""
@@ -186,6 +201,8 @@ class ShardConsumer:
 
     def stop(self) -> None:
         """Stop the query. A batch in hand is interrupted, and will be run again by whoever owns the shard next."""
+        if self._rerun is not None:
+            self._rerun.stop()
         if self._query is not None:
             self._query.stop()
         try:
@@ -198,6 +215,8 @@ class ShardConsumer:
         """What ended the query, if it has ended without being asked to."""
         if self._refusal is not None:
             return self._refusal
+        if self._rerun is not None and self._rerun.ended and self._rerun.failure is not None:
+            return self._rerun.failure
         if self._query is None or self._query.isActive or self._draining.is_set():
             return None
         return self._query.exception() or RuntimeError("the query ended by itself")
@@ -223,15 +242,7 @@ class ShardConsumer:
     def lag_records(self) -> int | None:
         """How many records the topic's end was ahead when the last batch was planned; None before it."""
         progress = self._query.lastProgress if self._query is not None else None
-        if progress is None or not progress.sources:
-            return None
-        behind = 0
-        for read in progress.sources:
-            ends, latest = (json.loads(text or "null") or {} for text in (read.endOffset, read.latestOffset))
-            for topic, offsets in ends.items():
-                known = latest.get(topic, {})
-                behind += sum(max(int(known[partition]) - int(offset), 0) for partition, offset in offsets.items() if partition in known)
-        return behind
+        return measure.lag_records(progress) if progress is not None else None
 
     # -- a batch -------------------------------------------------------------------------------------------------------------
 
@@ -345,27 +356,10 @@ class ShardConsumer:
         """Add what Spark measured of the last batch, once it has reported it: that is after the batch, before the next one."""
         progress = self._query.lastProgress if self._query is not None else None
         with self._lock:
-            if (
-                progress is None
-                or not self._rows
-                or self._position is None
-                or progress["batchId"] + self._position.incarnation.base != self._rows[-1].batch
-                or self._rows[-1].input_rows is not None
-            ):
+            if progress is None or not self._rows or self._position is None or self._rows[-1].input_rows is not None:
                 return
-            observed = [progress["observedMetrics"].get(f"{_OBSERVED}{index}") for index in range(len(self.pipeline.topics))]
-            if None in observed:
-                return
-            times = [[row[name] for row in observed if row[name] is not None] for name in ("min_event_ms", "max_event_ms")]
-            seconds = progress["durationMs"].get("triggerExecution", 0) / 1000 or self._rows[-1].batch_seconds
-            self._rows[-1] = replace(
-                self._rows[-1],
-                input_rows=sum(row["rows"] for row in observed),
-                poison_rows=sum(row["poison"] for row in observed),
-                min_event_ms=min(times[0], default=None),
-                max_event_ms=max(times[1], default=None),
-                batch_seconds=seconds,
-            )
+            if progress["batchId"] + self._position.incarnation.base == self._rows[-1].batch:
+                self._rows[-1] = measure.completed(self._rows[-1], progress, len(self.pipeline.topics))
 
     def flush(self) -> None:
         """Write the queued ledger rows. The newest waits for Spark's measurements while its query runs.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import psutil
@@ -58,7 +59,8 @@ DAMAGED = "damaged"
 class _Running:
     consumer: ShardConsumer
     audit: Audit
-    rebuilt: str = ""  # the request to rebuild that this query met
+    rebuilt: str = ""  # the newest request to rebuild when it was started
+    met: str | None = None  # a request to rebuild, or "" for damage, that its first batch will have met
     draining: bool = False
     ending: bool = False  # superseded, with nothing in hand
     restart: tuple[Lease, str] | None = None  # once drained, start it again for this request to rebuild
@@ -103,6 +105,7 @@ class Consumers:
         self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
         self._ledger = Ledger(ControlTables(settings))
         self._topics = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
+        self._asking = ThreadPoolExecutor(1, "topics")
         self._running: dict[LeaseKey, _Running] = {}
         self._settling: list[_Running] = []  # given up, with late and poison rows still to be filed
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
@@ -135,8 +138,12 @@ class Consumers:
             if superseded:
                 consumer.seal()
             else:
-                _check_retained(self._topics, pipeline, lease)
-                rebuilt = consumer.start(rebuilt)
+                # The broker is asked while the sink is sealed: the shard stands still for as long as both take.
+                retained = self._asking.submit(_check_retained, self._topics, pipeline, lease)
+                try:
+                    rebuilt = consumer.start(rebuilt, allowed=retained.result)
+                finally:
+                    wait([retained])
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             consumer.stop()
             self._failed(lease, error)
@@ -146,7 +153,7 @@ class Consumers:
         message = f"{self._keeper.owner} {'ends' if superseded else 'consumes'} {lease.key} in epoch {lease.epoch}."
         self._record(EventKind.SHARD_TAKEN, message, lease)
         if rebuilt and not superseded:
-            self._keeper.report(lease.key, lease.epoch, detail={REBUILD: request, DAMAGED: ""})
+            self._running[lease.key].met = request
             self._record(EventKind.SHARD_REBUILT, f"The state of {lease.key} is made anew from the topic: {rebuilt}", lease)
 
     def rebuild(self, lease: Lease, request: str) -> None:
@@ -206,6 +213,8 @@ class Consumers:
                 consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()
             ):
                 self._keeper.report(key, lease.epoch, detail={DRAINED: True})
+            else:
+                consumer.go_on()
 
     def _drained(self, running: _Running) -> None:
         """What comes after the last batch: a new state, the shard's end, or another owner."""
@@ -233,7 +242,11 @@ class Consumers:
             except StoreUnavailableError as error:
                 _log.warning("The ledger could not be written; its rows are kept.", reason=str(error))
             if running.consumer.progressed:
-                self._backoff.succeeded(running.consumer.lease.key)
+                lease = running.consumer.lease
+                self._backoff.succeeded(lease.key)
+                if running.met is not None:  # the sink names the new checkpoint from now on
+                    self._keeper.report(lease.key, lease.epoch, detail={REBUILD: running.met, DAMAGED: ""})
+                    running.met = None
 
     def audit(self) -> None:
         """File late and poison rows of every shard held, and of those just given up (from the audit's own thread).

@@ -18,6 +18,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from hindcast.control.commits import newest_commits
 from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
 from hindcast.control.tables import refuse_empty_commits, utc_from_ms
 from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
@@ -210,7 +211,7 @@ class FencedTable:
         """This application's commits, newest first, down to and including batch ``stop_after``."""
         limit, done = HISTORY_STEP, 0
         while True:
-            entries = self._open().history(limit)
+            entries = newest_commits(self._open(), limit)
             for entry in entries[done:]:
                 if METADATA_KEY not in entry:
                     continue

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
@@ -17,22 +19,23 @@ from pyspark.sql import DataFrame
 
 from hindcast.control.statistics import statistics
 
-_SCHEMA = "path string, size long, rows long, stats string"
-#: A task begins a new file after so many rows, so that one file never grows without bound.
-ROWS_PER_FILE = 2_000_000
+_SCHEMA = "path string, size long, rows long, stats string, partition string"
+#: A task begins a new file after so many rows, or so many bytes in memory, so that neither a file nor a task grows without bound.
+ROWS_PER_FILE, BYTES_PER_FILE = 2_000_000, 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One written file: its path within the table, bytes, rows, and Delta's statistics as JSON."""
+    """One written file: its path within the table, bytes, rows, Delta's statistics as JSON, and the partition that it is in."""
 
     path: str
     size: int
     rows: int
     stats: str
+    partition: dict[str, str] = field(default_factory=dict)
 
     def as_action(self) -> AddAction:
-        return AddAction(self.path, self.size, {}, int(time.time() * 1000), True, self.stats)
+        return AddAction(self.path, self.size, dict(self.partition), int(time.time() * 1000), True, self.stats)
 
 
 def filesystem(url: str, storage_options: dict[str, str]) -> FileSystem:
@@ -40,18 +43,24 @@ def filesystem(url: str, storage_options: dict[str, str]) -> FileSystem:
     return PyFileSystem(DeltaStorageHandler(url, storage_options or None))
 
 
-def write_files(frame: DataFrame, url: str, storage_options: dict[str, str], prefix: str) -> list[DataFile]:
+def write_files(
+    frame: DataFrame, url: str, storage_options: dict[str, str], prefix: str, *, by: str = "", bounded: Sequence[str] = ()
+) -> list[DataFile]:
     """Run the frame and write its rows below ``url``; an empty partition writes nothing.
 
     :param prefix: the beginning of each file's name, for people who look into the folder
+    :param by: a text column by whose values the table is partitioned; the files have it in their partition alone
+    :param bounded: see :func:`hindcast.control.statistics.statistics`
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = list(_write_partition(batches, url, storage_options, prefix))
+        files = list(_write_partition(batches, url, storage_options, prefix, by, bounded))
         if files:
-            yield pa.RecordBatch.from_pylist([vars(file) for file in files])
+            yield pa.RecordBatch.from_pylist([{**vars(file), "partition": json.dumps(file.partition)} for file in files])
 
-    return [DataFile(row.path, row.size, row.rows, row.stats) for row in frame.mapInArrow(write, _SCHEMA).collect()]
+    return [
+        DataFile(row.path, row.size, row.rows, row.stats, json.loads(row.partition)) for row in frame.mapInArrow(write, _SCHEMA).collect()
+    ]
 
 
 def run(frame: DataFrame) -> None:
@@ -59,22 +68,48 @@ def run(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _write_partition(batches: Iterable[pa.RecordBatch], url: str, storage_options: dict[str, str], prefix: str) -> Iterator[DataFile]:
-    pending: list[pa.RecordBatch] = []
-    rows = 0
+def _write_partition(
+    batches: Iterable[pa.RecordBatch], url: str, storage_options: dict[str, str], prefix: str, by: str, bounded: Sequence[str]
+) -> Iterator[DataFile]:
+    pending: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+
+    def written(value: str) -> DataFile:
+        parts = pending.pop(value)
+        return _write_file(pa.Table.from_batches(parts), url, storage_options, prefix, bounded, {by: value} if by else {})
+
     for batch in batches:
+        for value, rows in _parts(batch, by):
+            pending[value].append(rows)
+            if (
+                sum(part.num_rows for part in pending[value]) >= ROWS_PER_FILE
+                or sum(part.nbytes for part in pending[value]) >= BYTES_PER_FILE
+            ):
+                yield written(value)
+    for value in list(pending):
+        yield written(value)
+
+
+def _parts(batch: pa.RecordBatch, by: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each value of the column, without it."""
+    if not by:
         if batch.num_rows:
-            pending.append(batch)
-            rows += batch.num_rows
-        if rows >= ROWS_PER_FILE:
-            yield _write_file(pa.Table.from_batches(pending), url, storage_options, prefix)
-            pending, rows = [], 0
-    if pending:
-        yield _write_file(pa.Table.from_batches(pending), url, storage_options, prefix)
+            yield "", batch
+        return
+    column = batch.column(by)
+    rest = batch.drop_columns([by])
+    for value in pc.unique(column).to_pylist():
+        yield value, rest.filter(pc.equal(column, value))
 
 
-def _write_file(table: pa.Table, url: str, storage_options: dict[str, str], prefix: str) -> DataFile:
+def _write_file(
+    table: pa.Table,
+    url: str,
+    storage_options: dict[str, str],
+    prefix: str,
+    bounded: Sequence[str] = (),
+    partition: dict[str, str] | None = None,
+) -> DataFile:
     path = f"{prefix}-{uuid.uuid4().hex}.parquet"
     files = filesystem(url, storage_options)
     pq.write_table(table, path, filesystem=files, compression="zstd")
-    return DataFile(path, files.get_file_info(path).size, table.num_rows, json.dumps(statistics(table)))
+    return DataFile(path, files.get_file_info(path).size, table.num_rows, json.dumps(statistics(table, bounded)), partition or {})

@@ -1,32 +1,37 @@
 """Run a pipeline's query once for practice, so that a new worker is quick when a shard depends on it.
 
 A fresh JVM needs ten times as long for its first batch: it loads classes, compiles the query, starts Python workers. A worker that took a
-shard in that state would leave it standing still. So it first runs the same query over the topic's last records, into a folder of its
-own that nobody reads, and takes its share of the shards after that.
+shard in that state would leave it standing still. So it first runs the same query over the topic's last records, in a few small batches,
+and a pass of the audit, into a folder of its own that nobody reads, and takes its share of the shards after that.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
+from hindcast.control.ledger import LedgerRow, Offsets
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import files, scratch, session, source, takeover
+from hindcast.stream.audit import Audit
 from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
 
-#: The newest records of each partition that it reads.
+#: The newest records of each partition that it reads, and in how many batches.
 RECORDS = 200
+BATCHES = 8
 #: More than it ever took; a worker that is stuck here would hold its slot for nothing.
 TIMEOUT_SECONDS = 40.0
 
 
 def rehearse(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None:
-    """Run two batches of the pipeline's query for nothing but their effect on this process. Never raises: it is only practice."""
+    """Run the pipeline's query and its audit for nothing but their effect on this process. Never raises: it is only practice."""
     try:
         takeover.shape_of(spark, pipeline)
         with TopicOffsets(settings) as offsets:
@@ -34,6 +39,7 @@ def rehearse(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> Non
         start = {partition: max(earliest[partition], end - RECORDS) for partition, end in latest.items()}
         with scratch.folder(spark) as folder:
             _run(spark, settings, pipeline, start, folder)
+            Audit(spark, settings, pipeline, f"rehearsal/{pipeline.name}", 0).rehearse(_batch(pipeline, start, latest), folder)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the take-over itself says so where it can be mended
         _log.warning("The rehearsal failed; the first batch will take longer.", pipeline=pipeline.name, reason=str(error).split("\n", 1)[0])
 
@@ -42,7 +48,8 @@ def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dic
     def write(frame: DataFrame, number: int) -> None:
         files.write_files(frame, folder.as_uri(), {}, f"b{number}")
 
-    parsed = [source.parse(source.stream(spark, settings, pipeline, topic, start), pipeline, topic) for topic in pipeline.topics]
+    most = max(1, RECORDS * len(start) // BATCHES)
+    parsed = [source.parse(source.stream(spark, settings, pipeline, topic, start, most), pipeline, topic) for topic in pipeline.topics]
     frame = source.result(parsed, pipeline, {})
     session.keep_state_for(spark, pipeline)
     query = (
@@ -55,5 +62,31 @@ def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dic
     )
     try:
         query.awaitTermination(int(TIMEOUT_SECONDS))
+        seconds = [progress["durationMs"].get("triggerExecution", 0) / 1000 for progress in query.recentProgress]
+        _log.info("Rehearsed.", pipeline=pipeline.name, batch_seconds=seconds)
     finally:
         query.stop()
+
+
+def _batch(pipeline: Pipeline, start: Offsets, end: Offsets) -> LedgerRow:
+    """One batch of these offsets, as the audit reads it; of the rest only what it needs."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
+    )
+    return LedgerRow(
+        **unknown,
+        pipeline=pipeline.name,
+        version=pipeline.version,
+        shard="rehearsal",
+        epoch=0,
+        batch=1,
+        worker="",
+        topic=pipeline.source.name,
+        start_offsets=start,
+        end_offsets=end,
+        late_watermark_ms=0,
+        watermark_ms=0,
+        output_rows=0,
+        sink_version=0,
+        committed_at=datetime.now(UTC),
+    )

@@ -23,7 +23,7 @@ from hindcast.control.history import History
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Offsets, by_partition
 from hindcast.control.shards import ends, final_ms, newest_generation
-from hindcast.errors import OffsetsLostError, RebuildRefusedError
+from hindcast.errors import OffsetsLostError, ReshardRefusedError
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline
 
 
@@ -39,13 +39,10 @@ class Incarnation:
 
 
 def start_of(pipeline: Pipeline, history: History, end: Mapping[int, int], floors: Mapping[int, int]) -> Offsets:
-    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors; all rows, for running results.
-
-    :raises RebuildRefusedError: where the state is not a matter of which rows were read
+    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors; all rows, for running results and
+    for state that depends on which rows came together.
     """
-    if pipeline.re_execute:
-        raise RebuildRefusedError(pipeline=pipeline.name, problem="its state is lost, or another shard is to take it over")
-    if pipeline.sink.mode is Mode.UPSERT:
+    if pipeline.sink.mode is Mode.UPSERT or pipeline.re_execute:
         return {partition: min(history.first.get(partition, offset), offset) for partition, offset in end.items()}
     if pipeline.window is None:
         return dict(end)
@@ -72,8 +69,11 @@ def check_retained(pipeline: Pipeline, shard: str, start: Mapping[int, int], end
 def check_reshard(pipeline: Pipeline, history: History, leases: Iterable[Lease], earliest: Mapping[int, int]) -> None:
     """Whether a new generation could make its state from the topic as it is now.
 
-    :raises OffsetsLostError: where it could not
+    :raises ReshardRefusedError: where the state is not a matter of which rows were read
+    :raises OffsetsLostError: where the topic no longer holds them
     """
+    if pipeline.re_execute:
+        raise ReshardRefusedError(pipeline=pipeline.name)
     for lease in newest_generation(leases):
         end = by_partition(ends(lease))
         floors = {partition: final_ms(lease, str(partition)) for partition in end}

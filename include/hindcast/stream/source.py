@@ -10,18 +10,22 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from operator import or_
 
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
+from hindcast.control.archives import archive_url
 from hindcast.pipeline import TOPIC_STRIDE, Format, Lookup, Mode, Pipeline, Topic
 from hindcast.settings import Settings
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
 #: Those that a transformation is given beside the topic's own: the place and the broker's time of a record.
 PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
+#: A record as Kafka has it, without its headers.
+RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 #: Where a session finds the tables that pipelines join.
 LOOKUPS = "spark.hindcast.lookups"
 _CORRUPT = "_corrupt"
@@ -57,32 +61,75 @@ def of_topic(pipeline: Pipeline, topic: Topic, offsets: Mapping[int, int]) -> di
     return {partition % TOPIC_STRIDE: offset for partition, offset in offsets.items() if partition // TOPIC_STRIDE == index}
 
 
-def stream(spark: SparkSession, settings: Settings, pipeline: Pipeline, topic: Topic, start: Mapping[int, int]) -> DataFrame:
-    """The topic's records from ``start`` (the pipeline's partitions) on, as they come, unparsed."""
+def stream(spark: SparkSession, settings: Settings, pipeline: Pipeline, topic: Topic, start: Mapping[int, int], most: int = 0) -> DataFrame:
+    """The topic's records from ``start`` (the pipeline's partitions) on, as they come, unparsed; ``most`` bounds those of one batch."""
     begin = of_topic(pipeline, topic, start)
     reader = spark.readStream.format("kafka").options(**kafka_options(settings, topic.name, list(begin)))
-    return reader.option("startingOffsets", offsets_option(topic.name, begin)).option("maxOffsetsPerTrigger", MAX_RECORDS_PER_BATCH).load()
-
-
-def records(
-    spark: SparkSession, settings: Settings, pipeline: Pipeline, topic: Topic, start: Mapping[int, int], end: Mapping[int, int]
-) -> DataFrame:
-    """The topic's records of [start, end) of each of the pipeline's partitions, unparsed."""
-    begin, stop = of_topic(pipeline, topic, start), of_topic(pipeline, topic, end)
-    reader = spark.read.format("kafka").options(**kafka_options(settings, topic.name, list(begin)))
     return (
-        reader.option("startingOffsets", offsets_option(topic.name, begin)).option("endingOffsets", offsets_option(topic.name, stop)).load()
+        reader.option("startingOffsets", offsets_option(topic.name, begin))
+        .option("maxOffsetsPerTrigger", most or MAX_RECORDS_PER_BATCH)
+        .load()
     )
 
 
-def read_range(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
-    """The records of [start, end) of each partition, parsed. ``start`` and ``end`` have the same partitions.
+def kafka_range(
+    spark: SparkSession, settings: Settings, topic: str, start: Mapping[int, int], end: Mapping[int, int], *, headers: bool = False
+) -> DataFrame:
+    """A topic's records of [start, end) of each of its own partitions, as Kafka has them, with the column ``headers`` where asked for."""
+    reader = spark.read.format("kafka").options(**kafka_options(settings, topic, list(start)))
+    stop = {partition: end[partition] for partition in start}
+    ends = {"startingOffsets": offsets_option(topic, start), "endingOffsets": offsets_option(topic, stop)}
+    return reader.options(**ends, includeHeaders=str(headers).lower()).load()
+
+
+def archived_range(spark: SparkSession, settings: Settings, topic: str, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+    """What :func:`kafka_range` gave with headers when the topic was archived: the same columns."""
+    rows = spark.read.format("delta").load(archive_url(settings, topic))
+    offset = F.col("offset")
+    wanted = [(F.col("partition") == number) & (offset >= first) & (offset < end[number]) for number, first in start.items()]
+    located = rows.where(reduce(or_, wanted)).withColumns({"topic": F.lit(topic), "timestampType": F.col("timestamp_type")})
+    return located.select(*RECORD_COLUMNS, "headers")
+
+
+def records(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    topic: Topic,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    seams: Mapping[int, int] | None = None,
+) -> DataFrame:
+    """The topic's records of [start, end) of each of the pipeline's partitions, unparsed.
+
+    :param seams: by partition, the offset up to which the topic's archive is read instead of the topic; ``start`` by default
+    """
+    begin, stop = of_topic(pipeline, topic, start), of_topic(pipeline, topic, end)
+    seam = {**begin, **of_topic(pipeline, topic, seams or {})}
+    if seam == begin:
+        return kafka_range(spark, settings, topic.name, begin, stop)
+    old = {partition: offset for partition, offset in begin.items() if offset < seam[partition]}
+    rest = {partition: offset for partition, offset in seam.items() if offset < stop[partition]}
+    archived = archived_range(spark, settings, topic.name, old, seam).select(*RECORD_COLUMNS)
+    return archived.unionByName(kafka_range(spark, settings, topic.name, rest, stop).select(*RECORD_COLUMNS)) if rest else archived
+
+
+def read_range(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    seams: Mapping[int, int] | None = None,
+) -> DataFrame:
+    """The records of [start, end) of each partition, parsed. ``start`` and ``end`` have the same partitions; for ``seams`` see
+    :func:`records`.
 
     Of several topics only what they have in common: the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``.
     """
     common = (*SOURCE_COLUMNS, "_event_at", "_reason")
     frames = [
-        parse(records(spark, settings, pipeline, topic, start, end), pipeline, topic)
+        parse(records(spark, settings, pipeline, topic, start, end, seams), pipeline, topic)
         for topic in pipeline.topics
         if of_topic(pipeline, topic, start)
     ]

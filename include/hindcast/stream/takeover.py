@@ -57,16 +57,18 @@ class Position:
         return {partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0)) for partition in self.end_offsets}
 
 
-def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, known: Sequence[LedgerRow], reached: int) -> Position:
+def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]) -> Position:
     """Step 2: fence all older epochs off and return where the shard stands from now on for good.
 
-    :param known: the shard's rows of the ledger, read before: a batch comes into the ledger after it came into the sink
-    :param reached: the newest version of the sink that the ledger knows, of any shard, read before
+    :param batches: the ledger's rows of all shards of the version, in order and read before: a batch comes into the ledger after it came
+        into the sink
     :raises LeaseLostError: where a newer epoch has sealed it already
     :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was damaged, replaced or restored
     :raises SinkCommitsLostError: where it is another shard's batch that the sink does not hold
     """
     reach("takeover.2")
+    known = [row for row in batches if row.shard == lease.status_value]
+    reached = max((row.sink_version for row in batches), default=-1)
     restore = f"Restore the table {sink.url}, or raise the pipeline's version, with a new sink table."
     while True:
         recorded = sink.recorded()
@@ -128,9 +130,10 @@ def _first_incarnation(lease: Lease) -> Incarnation:
     return Incarnation("", 0, floors) if lease.parent_shard_ids else Incarnation(lease.status_value, 1, floors)
 
 
-def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, known: Sequence[LedgerRow]) -> list[LedgerRow]:
+def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, shard: str, batches: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Step 3: add what the ledger lacks; return all the shard's rows in the order of their batches."""
     reach("takeover.3")
+    known = [row for row in batches if row.shard == shard]
     last = known[-1].batch if known else 0
     found = [commit for commit in sink.commits(stop_after=last) if commit.kind == "batch" and commit.batch > last]
     missing = [commit.as_ledger_row(pipeline.source.name) for commit in reversed(found)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from hindcast.control.ledger import Offsets
 from hindcast.errors import CheckpointDamagedError
-from hindcast.pipeline import TOPIC_STRIDE, Pipeline
-from hindcast.stream.source import offsets_option
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline, Topic
+from hindcast.stream.source import of_topic, offsets_option
 
 _FORMAT = "v1"
 _SHUFFLES = "spark.sql.shuffle.partitions"
@@ -135,9 +136,30 @@ class SparkCheckpoint:
         self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
         self._write("offsets/0", "\n".join([_FORMAT, json.dumps(about), offsets_option(self._pipeline.source.name, end_offsets)]))
 
+    def adopt(self, last_batch: int, sources: Sequence[Topic], end_offsets: Offsets) -> None:
+        """Of a checkpoint whose batches read files: let the query go on on the topics, after ``last_batch``.
+
+        :param sources: the topic of each source, in the order of the query's plan
+        :param end_offsets: up to where the records of that batch went, by the pipeline's partitions
+        :raises CheckpointDamagedError: where the batch was not run
+        """
+        lines = (self._read(f"offsets/{last_batch}") or "").splitlines()
+        if len(lines) != 2 + len(sources) or last_batch not in self._numbers("commits"):
+            raise self._damaged(f"batch {last_batch} was not run again")
+        for folder in ("offsets", "commits"):  # after the last batch Spark runs one more, to let go of what its watermark closed
+            for number in self._numbers(folder):
+                if number > last_batch:
+                    self._delete(f"{folder}/{number}")
+        self._delete("sources")
+        ends = [offsets_option(topic.name, of_topic(self._pipeline, topic, end_offsets)) for topic in sources]
+        self._write(f"offsets/{last_batch}", "\n".join([*lines[:2], *ends]))
+
     def remove(self) -> None:
         """Delete the folder and all in it."""
         self._fs.delete(self._root, True)
+
+    def _delete(self, name: str) -> None:
+        self._fs.delete(self._jvm.org.apache.hadoop.fs.Path(self._root, name), True)
 
     def _write(self, name: str, text: str) -> None:
         stream = self._fs.create(self._jvm.org.apache.hadoop.fs.Path(self._root, name), True)

@@ -66,6 +66,7 @@ class Worker:
         self._backoff = Backoff()
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._stop, self._ended = threading.Event(), threading.Event()
+        self._woken = threading.Event()  # the main thread need not wait for its next tick
         self._beat = self._clock.monotonic()
         self._said: set[str] = set()
         identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat(), STARTING: True}
@@ -83,7 +84,7 @@ class Worker:
     def run(self) -> int:
         """Run until SIGTERM or SIGINT; return the exit code: 0 for a clean stop or no free slot, 1 where the slot was lost."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stop.set())
+            signal.signal(number, self._told_to_stop)
         _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=self._settings.fleet, slots=self._settings.workers)
         if not self._keeper.acquire_slot(self._stop.wait):
             fleet = f"All {self._settings.workers} slots of the fleet {self._settings.fleet}"
@@ -95,7 +96,7 @@ class Worker:
             self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=f"Mend {file}.")
         threading.Thread(target=self._renew, name="renewal", daemon=True).start()
         try:
-            spark = session.build(self._settings, f"hindcast-{self.id}")
+            spark = session.build(self._settings, f"hindcast-{self.id}", compiler=session.QUICK_COMPILER)
             self._rehearse(spark)
             self._keeper.ready()
             consumers = Consumers(spark, self._settings, self._pipelines.pipelines, self._keeper, self._events, self._clock, self._backoff)
@@ -120,6 +121,10 @@ class Worker:
             cure="" if clean else "Start another worker.",
         )
         return 0 if clean else 1
+
+    def _told_to_stop(self, *_: object) -> None:
+        self._stop.set()
+        self._woken.set()
 
     def _rehearse(self, spark: SparkSession) -> None:
         """What is loaded and compiled on first use is so before shards wait for it."""
@@ -155,10 +160,8 @@ class Worker:
                     consumers.close(key)
             if leaving and not consumers.any:
                 return self._stop.is_set()
-            if leaving:
-                self._ended.wait(TICK_SECONDS)
-            else:
-                self._stop.wait(TICK_SECONDS)
+            self._woken.wait(TICK_SECONDS)
+            self._woken.clear()
 
     def _act(self, step: Step, consumers: Consumers) -> None:
         consumers.superseded = frozenset(shards.superseded(step.leases.values()))
@@ -259,6 +262,7 @@ class Worker:
                 if closed or now >= due or self._keeper.look():
                     due = now + self._keeper.renewal_seconds
                     self._steps.put(self._keeper.step())
+                    self._woken.set()
             except HindcastError as error:
                 _log.warning("The leases could not be renewed; trying again.", worker=self.id, reason=str(error))
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from hindcast.errors import BadRangeError, BrokerUnavailableError, UnknownTopicError
@@ -18,13 +18,15 @@ from hindcast.settings import Settings
 #: Longest wait for the broker's answer to one question; a healthy one answers in milliseconds.
 ANSWER_SECONDS = 10.0
 
+_T = TypeVar("_T")
 
-def across(pipeline: Pipeline, ask: Callable[[str], Mapping[int, int]]) -> dict[int, int]:
+
+def across(pipeline: Pipeline, ask: Callable[[str], Mapping[int, _T]]) -> dict[int, _T]:
     """What ``ask`` answers of each topic of the pipeline, by the pipeline's own partitions."""
     return {
-        index * TOPIC_STRIDE + partition: offset
+        index * TOPIC_STRIDE + partition: found
         for index, topic in enumerate(pipeline.topics)
-        for partition, offset in ask(topic.name).items()
+        for partition, found in ask(topic.name).items()
     }
 
 
@@ -72,6 +74,18 @@ class TopicOffsets:
         places = self._places(topic)
         with self._answers(topic) as consumer:
             return _by_partition(consumer.end_offsets(places, timeout_ms=self._answer_ms))
+
+    def identity(self, topic: str) -> str:
+        """Kafka's own id of the topic, which a topic made anew under the same name has not; "" where the broker knows none."""
+        self.partitions(topic)
+        try:
+            with KafkaAdminClient(
+                bootstrap_servers=self._servers.split(","), request_timeout_ms=self._answer_ms, bootstrap_timeout_ms=self._answer_ms
+            ) as admin:
+                found = admin.describe_topics([topic])[0].get("topic_id")
+        except (KafkaError, OSError) as error:
+            raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}") from error
+        return str(found) if found and str(found).strip("0-") else ""
 
     def at_time(self, topic: str, at: datetime) -> dict[int, int]:
         """The first offset of each partition whose broker timestamp is at or after ``at`` (aware); the latest where there is none."""

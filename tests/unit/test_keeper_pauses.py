@@ -1,0 +1,62 @@
+"""A worker that stood still past its lease: what it reaches for when it wakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hindcast.control import shards
+from hindcast.control.keeper import SETTLE_SECONDS, Keeper
+from hindcast.control.leases import Lease, StatusType
+from hindcast.testing import FakeClock, MemoryStore
+
+LEASE = 10.0
+Make = Callable[..., Keeper]
+
+
+def rows(store: MemoryStore) -> list[Lease]:
+    return [row for row in store.read().leases.values() if row.status_type is StatusType.SHARD]
+
+
+def owners(store: MemoryStore) -> list[str]:
+    return sorted(row.lease_owner for row in rows(store))
+
+
+def pair(store: MemoryStore, keeper: Make) -> tuple[Keeper, Keeper]:
+    """Two workers, each with a shard."""
+    shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    a, b = keeper("a"), keeper("b")
+    a.step()
+    b.step()
+    assert owners(store) == ["a", "b"]
+    return a, b
+
+
+def alone(clock: FakeClock, worker: Keeper) -> None:
+    """The other one stands still for longer than a lease."""
+    for _ in range(5):
+        clock.advance(LEASE / 4)
+        worker.step()
+
+
+def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, keeper: Make, clock: FakeClock) -> None:
+    """A worker that stands still again and again would have shards handed to it each time; after a minute it asks."""
+    a, b = pair(store, keeper)
+    alone(clock, a)
+    assert owners(store) == ["a", "a"]
+    assert b.step().lost
+    for _ in range(int(SETTLE_SECONDS / (LEASE / 4))):
+        assert not any(row.lease_stealer for row in rows(store))
+        clock.advance(LEASE / 4)
+        a.step()
+        b.step()
+    b.step()
+    assert [row.lease_stealer for row in rows(store) if row.lease_stealer] == ["b"]
+
+
+def test_who_lost_its_shards_takes_what_is_free(store: MemoryStore, keeper: Make, clock: FakeClock) -> None:
+    """The other one dies: nobody waits."""
+    a, b = pair(store, keeper)
+    alone(clock, a)
+    assert b.step().lost
+    alone(clock, b)
+    assert owners(store) == ["b", "b"]
