@@ -1,4 +1,5 @@
-"""Replay a range, judge it, or both: ``replay.py hindcast|judge --pipeline P RANGE [--run-id ID]``, ``replay.py verdict --run-id ID``.
+"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--run-id ID]``, and
+``replay.py verdict --run-id ID``. A verdict of a pipeline whose policy is ``correct`` also corrects.
 
 Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass,
 75 the stream has not consumed the range yet (try again later), 1 anything else.
@@ -11,15 +12,16 @@ import importlib
 import json
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from hindcast import catalog
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError, VerdictFailedError
+from hindcast.errors import HindcastError, NothingLateError, VerdictFailedError
 from hindcast.leave import leave
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import Pipeline, Policy
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.runs import Runs
 from hindcast.settings import Settings
@@ -33,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(result, default=str))
         if result.get("passed") is False:
             raise VerdictFailedError(**{**result, "failed": "; ".join(result["failed"]) or "the expectations hold"})
+    except NothingLateError as error:
+        print(json.dumps({"pipeline": asked.pipeline, "corrected": False, "note": str(error)}))
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -53,6 +57,7 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
         from_time=asked.from_time,
         to_time=asked.to_time,
         since_last_verdict=asked.since_last_verdict,
+        late=asked.late,
         everything=asked.all,
     )
     pipeline = catalog.load(settings.pipelines_dir)[request.pipeline]
@@ -61,16 +66,23 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
 
     check_types(pipeline)
     done = run_replay(lambda: _session(settings), settings, pipeline, request)
-    return done.as_dict() | (_judge(settings, pipeline, done.run_id) if asked.command == "judge" else {})
+    if asked.command == "hindcast":
+        return done.as_dict()
+    policy = Policy.CORRECT if asked.command == "correct" else pipeline.policy
+    return done.as_dict() | _judge(settings, replace(pipeline, policy=policy), done.run_id)
 
 
 def _judge(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
     # Great Expectations takes some seconds to import: meanwhile Spark starts and compares.
     threading.Thread(target=importlib.import_module, args=("great_expectations",), daemon=True).start()
+    from hindcast.verdict.correct import correct
     from hindcast.verdict.judge import judge
 
     row = judge(lambda: _session(settings), settings, pipeline, run_id)
-    return {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
+    shown = {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
+    if pipeline.policy is Policy.CORRECT and not row["unexplained"]:
+        shown["corrected"] = correct(settings, pipeline, run_id)["corrected"]
+    return shown
 
 
 def _session(settings: Settings) -> Any:
@@ -82,12 +94,13 @@ def _session(settings: Settings) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("hindcast", "judge"):
+    for name in ("hindcast", "judge", "correct"):
         command = commands.add_parser(name)
         command.add_argument("--pipeline", required=True)
         for option in ("--from-offsets", "--to-offsets", "--from-time", "--to-time", "--run-id"):
             command.add_argument(option, default="")
         command.add_argument("--since-last-verdict", action="store_true")
+        command.add_argument("--late", action="store_true")
         command.add_argument("--all", action="store_true")
     commands.add_parser("verdict").add_argument("--run-id", required=True)
     return parser

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from simulated_stream import BASE_MS, Record, Simulated, simulate, trades
 
 from hindcast import Table, Topic, Window, pipeline
+from hindcast.archive.ranges import extended
 from hindcast.control.history import History, may_hold
 from hindcast.errors import BadRangeError, RangeNotYetConsumedError
 from hindcast.replay.planner import Facts, Plan, make_plan
@@ -192,6 +193,50 @@ def test_offsets_that_the_topic_no_longer_holds_are_named(stream: Simulated) -> 
         make_plan(stock_stats, everything(), facts)
 
 
+def test_what_the_topic_dropped_is_read_from_the_archive_up_to_an_exact_seam(stream: Simulated) -> None:
+    """[read_from, seam) from the archive, [seam, end) from the topic; a partition that the topic holds wholly is read from it alone."""
+    facts = facts_of(stream)
+    archived = {p: ((0, end - 20),) for p, end in facts.latest.items()}
+    facts = replace(facts, earliest={0: 40, 1: 0, 2: 60, 3: facts.latest[3] - 20}, archived=archived)
+    plan = make_plan(stock_stats, everything(), facts)
+    assert plan.seams == {0: facts.latest[0] - 20, 1: 0, 2: facts.latest[2] - 20, 3: facts.latest[3] - 20}
+    assert plan.as_dict()["archive_to"] == {str(p): seam for p, seam in plan.seams.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_plan_reads_each_offset_from_one_of_both_or_names_what_neither_holds(stream: Simulated, data: st.DataObject) -> None:
+    """Whatever is retained and archived, with one accepted gap: each needed offset comes from where it is held, or the gap is named."""
+    whole = facts_of(stream)
+    earliest = {p: data.draw(st.integers(0, end)) for p, end in whole.latest.items()}
+    marks = {p: sorted(data.draw(st.lists(st.integers(0, end), min_size=3, max_size=3))) for p, end in whole.latest.items()}
+    archived = {p: extended(extended((), 0, first), second, last) for p, (first, second, last) in marks.items()}
+    facts = replace(whole, earliest=earliest, archived=archived)
+    request = ask({p: end // 2 for p, end in whole.latest.items()}, whole.latest)
+    needed = make_plan(stock_stats, request, whole).read_from
+    held = {
+        p: {o for first, last in archived[p] for o in range(first, last)} | set(range(earliest[p], end)) for p, end in whole.latest.items()
+    }
+    lacking = {p: sorted(set(range(needed[p], end)) - held[p]) for p, end in whole.latest.items()}
+    if any(lacking.values()):
+        partition = next(p for p in needed if lacking[p])
+        with pytest.raises(BadRangeError, match=f"partition {partition} from offset {lacking[partition][0]}, and .* no longer holds"):
+            make_plan(stock_stats, request, facts)
+        return
+    plan = make_plan(stock_stats, request, facts)
+    for p, seam in plan.seams.items():
+        assert plan.read_from[p] <= seam <= plan.end[p]
+        assert set(range(plan.read_from[p], seam)) <= {o for first, last in archived[p] for o in range(first, last)}
+        assert seam == plan.end[p] or seam >= earliest[p]
+
+
+def test_a_range_that_neither_topic_nor_archive_holds_is_named(stream: Simulated) -> None:
+    """Each gap of the partition, from and to."""
+    facts = facts_of(stream, earliest={0: 90, 1: 0, 2: 0, 3: 0}, archived={0: ((0, 30), (40, 80))})
+    with pytest.raises(BadRangeError, match="no longer holds 30 to 40 and 80 to 90; its archive does not either"):
+        make_plan(stock_stats, everything(), facts)
+
+
 def test_rows_that_only_the_windows_need_must_be_retained_too(stream: Simulated) -> None:
     """A start after the earliest offset is refused where its first windows began before it."""
     facts = facts_of(stream)
@@ -293,6 +338,29 @@ def test_an_interval_of_which_records_are_gone_is_refused(stream: Simulated) -> 
             _between(at, at + timedelta(days=1)),
             replace(facts, earliest=earliest, from_time_offsets=earliest, to_time_offsets=facts.latest),
         )
+
+
+def test_an_interval_of_which_records_are_archived_is_planned(stream: Simulated) -> None:
+    """What the archive holds of an interval is not gone; what lies before an archived answer or after the interval refuses nothing."""
+    facts = facts_of(stream)
+    earliest = {p: o // 2 for p, o in facts.latest.items()}
+    at = datetime.fromtimestamp(BASE_MS / 1000, UTC)
+    timed = replace(
+        facts,
+        earliest=earliest,
+        archived={p: ((0, o),) for p, o in earliest.items()},
+        from_time_offsets=dict.fromkeys(earliest, 0),
+        to_time_offsets=facts.latest,
+    )
+    plan = make_plan(stock_stats, _between(at, at + timedelta(days=1)), timed)
+    assert (plan.start, plan.seams) == (dict.fromkeys(earliest, 0), earliest)
+    early = replace(
+        timed, archived={p: ((0, o - 10),) for p, o in earliest.items()}, to_time_offsets={p: o - 10 for p, o in earliest.items()}
+    )
+    assert make_plan(stock_stats, _between(at, at + timedelta(days=1)), early).seams == early.to_time_offsets
+    late = replace(early, from_time_offsets=earliest, to_time_offsets=facts.latest)
+    with pytest.raises(BadRangeError, match="no longer holds"):
+        make_plan(stock_stats, _between(at, at + timedelta(days=1)), late)
 
 
 def test_a_pipeline_without_windows_is_judged_in_whole_commits_from_its_beginning() -> None:

@@ -1,7 +1,7 @@
 """The batch run: the pipeline's transformation over an exact range, once with all rows and once without those that came late.
 
 Kafka is read once. The parsed rows are cached (memory, then local disk), because three jobs need them: the counts, the rows set aside, and
-the two answers, which are written by one job.
+the two answers, which are written by one job. Both tables are written as the sinks are: files by the executors, one commit by delta-rs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-import pyarrow as pa
 import structlog
 from deltalake import DeltaTable
 from pyspark import StorageLevel
@@ -21,10 +20,11 @@ from pyspark.sql import functions as F
 
 from hindcast.errors import BadInputError, ReplayFailedError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.placed import place
+from hindcast.replay.placed import is_corrected, lost_windows, place
 from hindcast.replay.planner import Plan
-from hindcast.replay.reexecution import recorded_batches
 from hindcast.settings import Settings
+from hindcast.stream import files, takeover
+from hindcast.stream.reexecution import recorded_batches
 from hindcast.stream.source import PLACE_COLUMNS, assign_windows, parse, read_range, records, transform, usable
 
 _log = structlog.get_logger(__name__)
@@ -78,16 +78,16 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
     with cached(_rows(spark, settings, pipeline, plan)) as rows:
         counted = _count(rows, pipeline, plan, run_id)
         _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
-        _write(_set_aside(rows, pipeline, plan), set_aside_url(settings, plan.pipeline, run_id))
-        with _answers(spark, settings, pipeline, plan, rows) as (hindsight, online):
-            _write(_together(pipeline, hindsight, online), answers_url(settings, plan.pipeline, run_id), partition=ANSWER)
-    counted = replace(counted, output_rows=_output_rows(settings, plan, run_id))
+        _write(settings, _set_aside(rows, pipeline, plan), set_aside_url(settings, plan.pipeline, run_id))
+        with _answers(spark, settings, pipeline, plan, rows, some_late=counted.late_judged_rows > 0) as answers:
+            written = _write(settings, _together(pipeline, *answers), answers_url(settings, plan.pipeline, run_id), by=ANSWER)
+    counted = replace(counted, output_rows=sum(file.rows for file in written if file.partition[ANSWER] == Answer.HINDSIGHT))
     _log.info("Wrote the hindcast.", run_id=run_id, url=answers_url(settings, plan.pipeline, run_id))
     return counted
 
 
 def _rows(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan) -> DataFrame:
-    parsed = read_range(spark, settings, pipeline, plan.read_from, plan.end)
+    parsed = read_range(spark, settings, pipeline, plan.read_from, plan.end, plan.seams)
     sized = parsed.withColumn("_bytes", F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0)))
     return place(spark, sized.drop("_topic", "_key", "_value"), plan, pipeline)
 
@@ -97,7 +97,8 @@ def _frames(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: P
     if len(pipeline.topics) == 1:
         return [usable(rows)]
     return [
-        usable(parse(records(spark, settings, pipeline, topic, plan.read_from, plan.end), pipeline, topic)) for topic in pipeline.topics
+        usable(parse(records(spark, settings, pipeline, topic, plan.read_from, plan.end, plan.seams), pipeline, topic))
+        for topic in pipeline.topics
     ]
 
 
@@ -143,15 +144,11 @@ def _count(rows: DataFrame, pipeline: Pipeline, plan: Plan, run_id: str) -> Coun
 
 
 def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
-    """Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows (ends, in ms, of those it was late for)."""
-    slide, length = (0, 0) if pipeline.window is None else (_microseconds(pipeline.window.step), _microseconds(pipeline.window.length))
+    """Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows (ends, in ms, of those that it is lost for)."""
     windows = F.array().cast("array<long>")
     if pipeline.window is not None:
-        time = "unix_micros(_event_at)"
-        first, last = f"{time} - pmod({time} - {length}L, {slide}L) + {slide}L", f"{time} - pmod({time}, {slide}L) + {length}L"
-        wanted = f"e > {plan.windows_after_ms * 1000}L AND e <= least({plan.windows_to_ms * 1000}L, _late_us)"
-        ends = F.expr(f"transform(filter(sequence({first}, {last}, {slide}L), e -> {wanted}), e -> e div 1000L)")
-        windows = F.when(F.col("_windows_late_judged") > 0, ends).otherwise(windows)
+        lost = F.expr(f"transform({lost_windows(plan, pipeline)}, e -> e div 1000L)")
+        windows = F.when(F.col("_windows_late_judged") > 0, lost).otherwise(windows)
     late = (F.col("_windows_late") > 0) & (F.col("_inside") | (F.col("_windows_late_judged") > 0))
     kept = rows.where((F.col("_inside") & F.col("_reason").isNotNull()) | late)
     return kept.select(
@@ -166,21 +163,22 @@ def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
 
 @contextmanager
 def _answers(
-    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame
-) -> Iterator[tuple[DataFrame, DataFrame]]:
-    """The answer in hindsight and the online one; what they are read from lasts as long as the context."""
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame, *, some_late: bool
+) -> Iterator[tuple[DataFrame, DataFrame | None]]:
+    """The answer in hindsight and the online one, None where that is the same; what they are read from lasts as long as the context."""
     if pipeline.window is not None:
         windowed = assign_windows(usable(rows).where(F.col("_windows_judged") > 0), pipeline)
         end = F.unix_micros("window.end")
         all_rows = windowed.where((end > plan.windows_after_ms * 1000) & (end <= plan.windows_to_ms * 1000))
-        in_time = all_rows.where(end > F.col("_late_us"))
-        yield _transformed([all_rows], pipeline, hindsight=True), _transformed([in_time], pipeline)
+        in_time = all_rows.where((end > F.col("_late_us")) | F.expr(is_corrected(plan, "unix_micros(window.end)")))
+        same = not some_late and pipeline.hindsight is None
+        yield _transformed([all_rows], pipeline, hindsight=True), None if same else _transformed([in_time], pipeline)
         return
     frames = _frames(spark, settings, pipeline, plan, rows)
     if not pipeline.re_execute:
-        yield _transformed(frames, pipeline, hindsight=True), _transformed(frames, pipeline)
+        yield _transformed(frames, pipeline, hindsight=True), None if pipeline.hindsight is None else _transformed(frames, pipeline)
         return
-    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.recorded) as recorded:
+    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.recorded, plan.seams) as recorded:
         online = recorded.run()
         yield (_transformed(frames, pipeline, hindsight=True) if pipeline.hindsight else recorded.run(at_once=True)), online
 
@@ -191,26 +189,24 @@ def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: 
     return transform(given, pipeline, hindsight=hindsight)
 
 
-def _together(pipeline: Pipeline, hindsight: DataFrame, online: DataFrame) -> DataFrame:
-    if ANSWER in online.columns:
+def _together(pipeline: Pipeline, hindsight: DataFrame, online: DataFrame | None) -> DataFrame:
+    """Both answers in one frame. Where they are the same, each row of the one that is computed stands twice."""
+    if ANSWER in hindsight.columns:
         raise BadInputError(
             problem=f"The pipeline {pipeline.name} has a result column named {ANSWER}", cure="A replay needs that name: rename the column."
         )
+    if online is None:
+        return hindsight.withColumn(ANSWER, F.explode(F.array(*(F.lit(answer.value) for answer in Answer))))
     answers = {Answer.HINDSIGHT: hindsight, Answer.ONLINE: online}
     first, second = (frame.withColumn(ANSWER, F.lit(name.value)) for name, frame in answers.items())
     return first.unionByName(second)
 
 
-def _write(frame: DataFrame, url: str, partition: str | None = None) -> None:
-    writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    (writer.partitionBy(partition) if partition else writer).save(url)
-
-
-def _output_rows(settings: Settings, plan: Plan, run_id: str) -> int:
-    table = DeltaTable(answers_url(settings, plan.pipeline, run_id), storage_options=settings.storage_options or None)
-    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    return sum(file["num_records"] for file in files if file[f"partition.{ANSWER}"] == Answer.HINDSIGHT)
-
-
-def _microseconds(duration: Any) -> int:
-    return int(duration.total_seconds() * 1_000_000)
+def _write(settings: Settings, frame: DataFrame, url: str, by: str = "") -> list[files.DataFile]:
+    """Write the frame in the place of what the table holds: executors write files, and one commit names them (as the sink's batches do)."""
+    options, schema = settings.storage_options, takeover.table_schema(frame)
+    partitions = [by] if by else []
+    table = DeltaTable.create(url, schema, mode="overwrite", partition_by=partitions, storage_options=options or None)
+    written = files.write_files(frame, url, options, "part", by=by)
+    table.create_write_transaction([file.as_action() for file in written], "overwrite", table.schema(), partitions)
+    return written

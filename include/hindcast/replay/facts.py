@@ -1,25 +1,31 @@
-"""Look up what a plan depends on: the ledger, the topic, the sink and how far the audit is. No JVM."""
+"""Look up what a plan depends on: the ledger, the topic and its archive, the sink and how far the audit is. No JVM."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
+import pandas as pd
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from hindcast.archive.holdings import Holdings, holdings
+from hindcast.control.commits import newest_commits
 from hindcast.control.history import History
-from hindcast.control.ledger import Ledger, LedgerRow, by_partition
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.schema import ControlTable
 from hindcast.control.shards import app_id
 from hindcast.control.tables import ControlTables
 from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.replay.planner import Facts
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.runs import Runs
+from hindcast.serving.corrections import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.topics.offsets import TopicOffsets, across
 
@@ -29,10 +35,11 @@ _BATCH_BITS = 32  # a transaction's version is epoch << 32 | batch; see hindcast
 def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
     """A run that was planned before keeps its offsets, so that its retry gives the same rows although the stream has gone on."""
     plan = runs.recorded_plan(request.run_id, request.describe()) if request.run_id else None
-    if plan is None or not (request.everything or request.since_last_verdict) or plan["start"] == plan["end"]:
+    moving = request.everything or request.since_last_verdict or request.late
+    if plan is None or not moving or plan["start"] == plan["end"]:
         return request
     start, end = (by_partition(plan[name]) for name in ("start", "end"))
-    return replace(request, from_offsets=start, to_offsets=end, everything=False, since_last_verdict=False)
+    return replace(request, from_offsets=start, to_offsets=end, everything=False, since_last_verdict=False, late=False)
 
 
 def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Facts:
@@ -46,10 +53,13 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     filed = _filed(tables, rows)
     with TopicOffsets(settings) as topic:
         earliest, latest = across(pipeline, topic.earliest), across(pipeline, topic.latest)
-        from_time, to_time = (
-            across(pipeline, partial(topic.at_time, at=moment)) if moment else None for moment in (request.from_time, request.to_time)
-        )
+        archives = _archives(settings, pipeline, topic, earliest)
+        times = [
+            across(pipeline, partial(_at_time, topic, archives, at=moment)) if moment else None
+            for moment in (request.from_time, request.to_time)
+        ]
     sink = open_sink(settings, pipeline)
+    corrected = Corrections(settings, pipeline).current() if pipeline.window is not None else NOTHING
     return Facts(
         history=History.of(rows),
         earliest=earliest,
@@ -58,10 +68,28 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
         sink_version=sink.version(),
         now=datetime.now(UTC),
         sink_commits=_batch_commits(sink) if pipeline.window is None else (),
-        from_time_offsets=from_time,
-        to_time_offsets=to_time,
+        from_time_offsets=times[0],
+        to_time_offsets=times[1],
+        archived=across(pipeline, lambda name: archives[name].ranges if name in archives else {}),
+        corrected=corrected,
+        late_from_ms=first_uncorrected_ms(pipeline, _late_rows(tables, pipeline), corrected) if request.late else None,
         judged_to=Runs(tables).judged_to(pipeline.name, pipeline.version, without=request.run_id) if request.since_last_verdict else None,
     )
+
+
+def _archives(settings: Settings, pipeline: Pipeline, topic: TopicOffsets, earliest: Offsets) -> dict[str, Holdings]:
+    """By topic what its archive holds, of those topics that have dropped records and have an archive."""
+    dropped = {pipeline.topics[partition // TOPIC_STRIDE].name for partition, offset in earliest.items() if offset > 0}
+    found = {name: holdings(settings, name) for name in dropped}
+    return {name: held for name, held in found.items() if held is not None and held.is_of(topic.identity(name))}
+
+
+def _at_time(topic: TopicOffsets, archives: Mapping[str, Holdings], name: str, at: datetime) -> Offsets:
+    """The first offset of each partition at or after a moment, of what the topic and its archive hold."""
+    found = topic.at_time(name, at)
+    if name not in archives:
+        return found
+    return {**found, **archives[name].at_time(at, topic.earliest(name))}
 
 
 def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:
@@ -78,6 +106,33 @@ def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:
         raise StoreUnavailableError(table=url, action="opened", reason=error) from error
 
 
+def _late_rows(tables: ControlTables, pipeline: Pipeline) -> pd.DataFrame:
+    where = (pc.field("pipeline") == pipeline.name) & (pc.field("version") == pipeline.version)
+    columns = ["partition", "offset", "event_at", "watermark_ms"]
+    frame: pd.DataFrame = tables.open(ControlTable.LATE_ROWS).to_pyarrow_dataset().to_table(columns=columns, filter=where).to_pandas()
+    return frame
+
+
+def first_uncorrected_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corrected) -> int | None:
+    """The end of the first window that one of these rows was late for and that no correction has with that row; None where all have.
+
+    :param late: partition, offset, event_at (UTC), watermark_ms of each late row
+    """
+    if pipeline.window is None or late.empty:
+        return None
+    length, slide = (int(duration / timedelta(milliseconds=1)) for duration in (pipeline.window.length, pipeline.window.step))
+    event_ms = late["event_at"].astype("int64") // 1000  # of microseconds; a window's borders are whole milliseconds
+    newest_start, found = event_ms - event_ms % slide, list[int]()
+    for end in (newest_start - back * slide + length for back in range(-(-length // slide))):
+        waits = (end > event_ms) & (end <= late["watermark_ms"])
+        for one in corrected.ranges:
+            has = late["offset"] < late["partition"].map(one.end).fillna(0)
+            waits &= ~((end > one.after_ms) & (end <= one.to_ms) & has)
+        if waits.any():
+            found.append(int(end[waits].min()))
+    return min(found, default=None)
+
+
 def _filed(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
     applications = {row.shard: app_id(row.pipeline, row.shard) for row in rows}
     filed = dict.fromkeys(applications, 2**_BATCH_BITS)
@@ -90,7 +145,7 @@ def _filed(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
 
 
 def _batch_commits(sink: DeltaTable) -> list[int]:
-    return [int(commit["version"]) for commit in sink.history() if _commit_kind(commit.get("hindcast")) == "batch"]
+    return [int(commit["version"]) for commit in newest_commits(sink) if _commit_kind(commit.get("hindcast")) == "batch"]
 
 
 def _commit_kind(text: object) -> str:

@@ -72,9 +72,7 @@ def _window_counts(plan: Plan, pipeline: Pipeline) -> dict[str, Column]:
         return dict(zip(names, (late, usable_row, late), strict=True))
     if pipeline.window is None:
         return dict.fromkeys(names, F.lit(0).cast("long"))
-    length, slide = (int(duration.total_seconds() * 1_000_000) for duration in (pipeline.window.length, pipeline.window.step))
-    time = "unix_micros(_event_at)"
-    first, last = f"({time} - pmod({time} - {length}L, {slide}L) + {slide}L)", f"({time} - pmod({time}, {slide}L) + {length}L)"
+    first, last, slide = _window_ends(pipeline)
 
     def ending_by(limit: str) -> str:
         return f"(CASE WHEN {limit} < {first} THEN 0L ELSE (least({limit}, {last}) - {first}) div {slide}L + 1 END)"
@@ -83,5 +81,32 @@ def _window_counts(plan: Plan, pipeline: Pipeline) -> dict[str, Column]:
     usable = "_reason IS NULL"
     judged = f"({ending_by(to)} - {ending_by(after)})"
     late_judged = f"greatest({ending_by(f'least({to}, _late_us)')} - {ending_by(after)}, 0L)"
+    if plan.corrected:
+        late_judged = f"CASE WHEN {late_judged} > 0 THEN cast(size({lost_windows(plan, pipeline)}) as bigint) ELSE 0L END"
     expressions = (ending_by("_late_us"), judged, late_judged)
     return {name: F.expr(f"CASE WHEN {usable} THEN {value} ELSE 0L END") for name, value in zip(names, expressions, strict=True)}
+
+
+def _window_ends(pipeline: Pipeline) -> tuple[str, str, int]:
+    """The first and the last end of a row's windows, as expressions, and the slide between two; all in microseconds."""
+    assert pipeline.window is not None
+    length, slide = (int(duration.total_seconds() * 1_000_000) for duration in (pipeline.window.length, pipeline.window.step))
+    time = "unix_micros(_event_at)"
+    return f"({time} - pmod({time} - {length}L, {slide}L) + {slide}L)", f"({time} - pmod({time}, {slide}L) + {length}L)", slide
+
+
+def lost_windows(plan: Plan, pipeline: Pipeline) -> str:
+    """The ends, in microseconds, of a usable row's judged windows that it came too late for and no correction has it in: an array."""
+    first, last, slide = _window_ends(pipeline)
+    wanted = f"e > {plan.windows_after_ms * 1000}L AND e <= least({plan.windows_to_ms * 1000}L, _late_us)"
+    return f"filter(sequence({first}, {last}, {slide}L), e -> {wanted} AND NOT {is_corrected(plan, 'e')})"
+
+
+def is_corrected(plan: Plan, end: str) -> str:
+    """Whether a correction of the window with that end (microseconds) was made of a range that holds the row: a condition, never null."""
+    conditions = []
+    for one in plan.corrected:
+        ends = ", ".join(f"{partition}, {offset}L" for partition, offset in sorted(one.end.items()))
+        reached = f"coalesce(element_at(map({ends}), _partition), 0L)"
+        conditions.append(f"({end} > {one.after_ms * 1000}L AND {end} <= {one.to_ms * 1000}L AND _offset < {reached})")
+    return f"({' OR '.join(conditions) or 'false'})"

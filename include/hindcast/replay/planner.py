@@ -3,21 +3,26 @@
 Let ``horizon(offsets)`` be the end of the last window that was final once the stream had read up to ``offsets``. A replay of [start, end)
 judges the windows with ``horizon(start) < window end <= horizon(end)``: every row that the stream may have counted in one of them was read
 before ``end``, and none of them was judged by the range before. It reads from the first offsets that can hold a row of such a window.
+
+What the topic no longer holds is read from its archive, where it has one, up to the partition's *seam*; the topic is read from there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from hindcast.archive import ranges
+from hindcast.archive.ranges import Range, Ranges
 from hindcast.control.history import History, Segment
 from hindcast.control.ledger import LedgerRow, Offsets, by_partition, offsets_to_json
-from hindcast.errors import BadRangeError, RangeNotYetConsumedError
+from hindcast.errors import BadRangeError, NothingLateError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import ReplayRequest
+from hindcast.serving.corrections import NOTHING, Corrected, CorrectedRange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +31,9 @@ class Facts:
 
     ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the sink's newest version, read
     after the ledger. ``sink_commits``: the sink's versions that are batches, or empty where the pipeline has windows. ``from_time_offsets``
-    and ``to_time_offsets``: what the broker gave for the request's times. ``judged_to``: the end of the last verdict's range, if any.
+    and ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges that the archives of the
+    topics hold, by partition. ``judged_to``: the end of the last verdict's range, if any. ``late_from_ms``: the end of the first window
+    that a late row was for and that no correction has with that row, if any.
     """
 
     history: History
@@ -38,16 +45,32 @@ class Facts:
     sink_commits: Sequence[int] = ()
     from_time_offsets: Offsets | None = None
     to_time_offsets: Offsets | None = None
+    archived: Mapping[int, Ranges] = field(default_factory=dict)
     judged_to: Offsets | None = None
+    corrected: Corrected = NOTHING
+    late_from_ms: int | None = None
+
+    def missing(self, partition: int, start: int, end: int) -> Ranges:
+        """What of a partition's [start, end) neither the topic nor its archive holds, in order."""
+        return ranges.missing(self.archived.get(partition, ()), self.earliest[partition], start, end)
+
+    def seams(self, start: Offsets, end: Offsets) -> Offsets:
+        """By partition, up to where [start, end) is read from the archive."""
+        return {
+            partition: ranges.seam(self.archived.get(partition, ()), self.earliest[partition], offset, end[partition])
+            for partition, offset in start.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a replay does. Offsets are partition -> offset, ends exclusive; the bounds of windows are epoch milliseconds of window *end*.
 
-    ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``. ``segments`` cover
-    [read_from, end) and say for each offset by which batch, so with which watermark, it was read. ``recorded``: without windows, every
-    batch that the sink's version holds, also those that read nothing.
+    ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``. [read_from, seams) is read from
+    the archive, [seams, end) from the topic. ``segments`` cover [read_from, end) and say for each offset by which batch, so with which
+    watermark, it was read. ``recorded``: without windows, every batch that the sink's version holds, also those that read nothing.
+    ``corrected``: the corrections of its windows, as readers have them at ``corrections_version``, by runs that had read no further than
+    ``end``: the online answer counts a late row that one of them has.
     """
 
     pipeline: str
@@ -57,12 +80,15 @@ class Plan:
     start: Offsets
     end: Offsets
     read_from: Offsets
+    seams: Offsets
     windows_after_ms: int
     windows_to_ms: int
     sink_version: int
     segments: tuple[Segment, ...]
     batches: tuple[LedgerRow, ...]
     recorded: tuple[LedgerRow, ...] = ()
+    corrections_version: int = NOTHING.version
+    corrected: tuple[CorrectedRange, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as the ``runs`` table keeps it; offsets are objects of partition to offset, batches are counted only."""
@@ -72,9 +98,11 @@ class Plan:
             "start": _texts(self.start),
             "end": _texts(self.end),
             "read_from": _texts(self.read_from),
+            "archive_to": _texts(self.seams),
             "windows_after_ms": self.windows_after_ms,
             "windows_to_ms": self.windows_to_ms,
             "sink_version": self.sink_version,
+            "corrections_version": self.corrections_version,
             "batches": len(self.batches),
         }
 
@@ -84,6 +112,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
 
     :raises BadRangeError: where the range is reversed, empty, of unknown partitions, before the stream's beginning or no longer retained
     :raises RangeNotYetConsumedError: where the stream has not committed all of it, or has not filed its late and poison rows yet
+    :raises NothingLateError: where late rows are asked for, and each is in a correction
     """
     history = facts.history
     if not history.chains:
@@ -114,12 +143,15 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
         start=start,
         end=end,
         read_from=read_from,
+        seams=facts.seams(read_from, end),
         windows_after_ms=windows_after_ms,
         windows_to_ms=windows_to_ms,
         sink_version=sink_version,
         segments=tuple(history.reading(read_from, end)),
         batches=tuple(history.batches(start, end)),
         recorded=recorded,
+        corrections_version=facts.corrected.version,
+        corrected=facts.corrected.known_by(end).within(windows_after_ms, windows_to_ms),
     )
 
 
@@ -139,6 +171,11 @@ def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions:
     if request.from_time is not None and request.to_time is not None:
         return _time_range(pipeline, request, facts, partitions)
     reached, begun = history.audited(facts.filed), history.first
+    if request.late:
+        if facts.late_from_ms is None:
+            raise NothingLateError(pipeline=pipeline.name)
+        start = {p: offset for p, offset in history.before_final(facts.late_from_ms).items() if p in partitions}
+        return start, {p: max(reached[p], start[p]) for p in partitions}
     start = {p: (facts.judged_to or {}).get(p, begun[p]) if request.since_last_verdict else begun[p] for p in partitions}
     end = {p: max(reached[p], start[p]) for p in partitions}
     if start == end:
@@ -155,14 +192,15 @@ def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partit
         raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"{request.to_time.isoformat()} has not come")
     start, end = ({p: offsets[p] for p in partitions} for offsets in (facts.from_time_offsets or {}, facts.to_time_offsets or {}))
     for partition in partitions:
-        # The broker answers with the first offset it still has; the ledger knows whether what is gone was of this range.
-        gone = [
-            s
-            for s in facts.history.chains[partition]
-            if s.start < s.end and s.end <= facts.earliest[partition] and s.row.committed_at >= request.from_time
-        ]
-        if gone and start[partition] <= facts.earliest[partition]:
-            _refuse_gap(request, facts, partition, gone[0].start)
+        # The first offset that is still there answers for those that are gone; the ledger knows whether they were of this range.
+        for first, last in facts.missing(partition, facts.history.first[partition], facts.earliest[partition]):
+            gone = [
+                s
+                for s in facts.history.chains[partition]
+                if s.start < min(s.end, last) and s.end > first and s.row.committed_at >= request.from_time
+            ]
+            if gone and first <= start[partition] <= last:
+                _refuse_gap(request, facts, partition, (max(first, gone[0].start), last))
     return start, end
 
 
@@ -206,16 +244,17 @@ def _check_retained(request: ReplayRequest, facts: Facts, read_from: Offsets, en
         if end[partition] > facts.latest[partition]:
             problem = f"partition {partition} ends at {facts.latest[partition]} now, before {end[partition]}: the topic was made anew"
             raise BadRangeError(range=request.describe(), problem=problem, cure="Restore the topic, or give the pipeline a new version.")
-        if offset < end[partition] and offset < facts.earliest[partition]:
-            _refuse_gap(request, facts, partition, offset)
+        if gaps := facts.missing(partition, offset, end[partition]):
+            _refuse_gap(request, facts, partition, *gaps)
 
 
-def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, needed: int) -> None:
-    gone = f"the topic no longer holds {needed} to {facts.earliest[partition]}"
-    problem = f"its windows need partition {partition} from offset {needed}, and {gone}"
-    raise BadRangeError(
-        range=request.describe(), problem=problem, cure=f"Start later than {offsets_to_json(facts.earliest)}, or restore the topic's data."
-    )
+def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, *gaps: Range) -> None:
+    gone = f"the topic no longer holds {' and '.join(f'{first} to {last}' for first, last in gaps)}"
+    no_archive = "its archive does not either" if facts.archived.get(partition) else "it has no archive of them"
+    problem = f"its windows need partition {partition} from offset {gaps[0][0]}, and {gone}; {no_archive}"
+    last = gaps[-1][1]
+    cure = f"Start late enough that offsets from {last} on are all it needs of partition {partition}, or restore the topic's data."
+    raise BadRangeError(range=request.describe(), problem=problem, cure=cure)
 
 
 def _whole_commits(

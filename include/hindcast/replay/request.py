@@ -12,7 +12,7 @@ from typing import Any, Self
 from hindcast.errors import BadRangeError
 from hindcast.pipeline import check_name
 
-FORMS = "Give --from-offsets and --to-offsets, or --from-time and --to-time, or --since-last-verdict, or --all."
+FORMS = "Give --from-offsets and --to-offsets, or --from-time and --to-time, or --since-last-verdict, or --late, or --all."
 OFFSETS_FORM = 'Offsets are JSON of partition to offset, e.g. {"0": 100, "1": 200}.'
 TIME_FORM = "Times are ISO 8601 with an offset from UTC, e.g. 2026-01-31T12:00:00+00:00."
 
@@ -55,7 +55,9 @@ def parse_time(text: str) -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """One range of one pipeline: exactly one of offsets, times, ``since_last_verdict`` or ``everything``.
+    """One range of one pipeline: exactly one of offsets, times, ``since_last_verdict``, ``late`` or ``everything``.
+
+    ``late``: from the first window for which a late row came that no correction has.
 
     Ends are exclusive. Times are broker timestamps. ``run_id`` empty means: a new one.
 
@@ -69,6 +71,7 @@ class ReplayRequest:
     from_time: datetime | None = None
     to_time: datetime | None = None
     since_last_verdict: bool = False
+    late: bool = False
     everything: bool = False
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ class ReplayRequest:
         for first, last in ((self.from_offsets, self.to_offsets), (self.from_time, self.to_time)):
             if (first is None) != (last is None):
                 raise BadRangeError(range=self.describe(), problem="it has only one of its two ends", cure=FORMS)
-        ways = [self.from_offsets is not None, self.from_time is not None, self.since_last_verdict, self.everything]
+        ways = [self.from_offsets is not None, self.from_time is not None, self.since_last_verdict, self.late, self.everything]
         if sum(ways) != 1:
             raise BadRangeError(range=self.describe(), problem=f"{sum(ways)} ranges were given, not one", cure=FORMS)
 
@@ -93,6 +96,7 @@ class ReplayRequest:
         from_time: str = "",
         to_time: str = "",
         since_last_verdict: bool = False,
+        late: bool = False,
         everything: bool = False,
     ) -> Self:
         """Build a request from texts as they come from a command line or a form; an empty text is an absent one."""
@@ -100,6 +104,7 @@ class ReplayRequest:
             pipeline=pipeline,
             run_id=run_id,
             since_last_verdict=since_last_verdict,
+            late=late,
             everything=everything,
             from_offsets=parse_offsets(from_offsets) if from_offsets else None,
             to_offsets=parse_offsets(to_offsets) if to_offsets else None,
@@ -115,6 +120,7 @@ class ReplayRequest:
         if self.from_time is not None and self.to_time is not None:
             arguments += ["--from-time", self.from_time.isoformat(), "--to-time", self.to_time.isoformat()]
         arguments += ["--since-last-verdict"] if self.since_last_verdict else []
+        arguments += ["--late"] if self.late else []
         arguments += ["--all"] if self.everything else []
         return arguments + (["--run-id", self.run_id] if self.run_id else [])
 
@@ -126,6 +132,7 @@ class ReplayRequest:
         if self.from_time is not None or self.to_time is not None:
             parts += [f"times {_time_text(self.from_time)} to {_time_text(self.to_time)}"]
         parts += ["since the last verdict"] if self.since_last_verdict else []
+        parts += ["late rows that no correction has"] if self.late else []
         parts += ["all"] if self.everything else []
         return f"{self.pipeline}: {' and '.join(parts) or 'nothing'}"
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError, ReplayFailedError
+from hindcast.errors import HindcastError, ReplayFailedError, innermost
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Counted, answers_url, run_batch
 from hindcast.replay.benchmark import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
@@ -74,7 +74,7 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
         kept = {**plan.as_dict(), "counted": asdict(counted)}
         done = {**row, **_cost(meter, plan, counted), "plan": json.dumps(kept, sort_keys=True)}
     except Exception as error:
-        reason = _reason(error)
+        reason = innermost(error)
         runs.append({**row, "state": RunState.FAILED.value, "note": reason, "finished_at": datetime.now(UTC)})
         cure = "Run it again with the same run id once the cause is gone: it replays the same offsets."
         message = f"The replay {run_id} failed: {reason}"
@@ -96,13 +96,6 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
             pipeline=pipeline.name,
         )
     return Replayed(run_id, plan, counted, done)
-
-
-def _reason(error: Exception) -> str:
-    """One line: of a Java error its innermost cause, for the outermost only says which call failed."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes else lines[0]
 
 
 def _first_row(settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""The Delta table of an archive, which grows at its end alone and by one writer at a time.
+
+Each commit carries the :class:`~hindcast.archive.account.Account` of the whole archive in its metadata, so the newest one says all. A
+commit lands on the very version of the table that it was decided on, or not at all, and takes the next number of the table's application
+transaction (see :mod:`hindcast.stream.fenced_table`): of two archivers that read the same account one writes, and the other reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from hindcast.archive.account import Account
+from hindcast.control.archives import ARCHIVE_CONFIGURATION, ARCHIVE_SCHEMA, archive_url
+from hindcast.control.tables import refuse_empty_commits
+from hindcast.errors import ArchiveRefusedError, SchemaVersionError, StoreUnavailableError, UnknownArchiveError
+from hindcast.pipeline import check_name
+from hindcast.settings import Settings
+from hindcast.stream.fenced_table import HISTORY_STEP, METADATA_KEY
+from hindcast.stream.files import DataFile
+from hindcast.stream.steps import reach
+
+APP = "archive"
+_ATTEMPTS = 40
+
+
+class ArchiveTable:
+    """One topic's archive. Not for threads: each user opens its own."""
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        self.topic = check_name("topic", topic)
+        self.url = archive_url(settings, topic)
+        self.storage_options = settings.storage_options
+
+    def create(self) -> None:
+        """Make the table where there is none.
+
+        :raises SchemaVersionError: where there is one with other columns
+        """
+        if "://" not in self.url:
+            Path(self.url).mkdir(parents=True, exist_ok=True)
+        try:
+            DeltaTable.create(
+                self.url,
+                ARCHIVE_SCHEMA,
+                mode="ignore",
+                name=f"archive of {self.topic}",
+                configuration=ARCHIVE_CONFIGURATION,
+                storage_options=self.storage_options or None,
+            )
+        except CommitFailedError:
+            pass  # another archiver made it at the same moment
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url, action="created", reason=error) from error
+        found = [field.name for field in self.open().schema().fields]
+        if found != ARCHIVE_SCHEMA.names:
+            cure = "It was not written by this Hindcast: move it away."
+            raise SchemaVersionError(
+                table=self.url, found=f"with the columns {', '.join(found)}", supported=", ".join(ARCHIVE_SCHEMA.names), cure=cure
+            )
+
+    def open(self) -> DeltaTable:
+        """The table at its newest version.
+
+        :raises UnknownArchiveError: where there is none
+        :raises StoreUnavailableError: where the store does not answer
+        """
+        try:
+            refuse_empty_commits(self.url)
+            return DeltaTable(self.url, storage_options=self.storage_options or None)
+        except TableNotFoundError as error:
+            raise UnknownArchiveError(topic=self.topic) from error
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+
+    def account(self) -> Account:
+        """What the archive holds now.
+
+        :raises UnknownArchiveError: where there is none
+        :raises ArchiveRefusedError: where the table's log has lost it
+        """
+        return self.account_of(self.open())
+
+    def account_of(self, table: DeltaTable) -> Account:
+        """What the archive held in the version of this handle."""
+        recorded = table.transaction_version(APP)
+        if recorded is None:
+            return Account(topic=self.topic)
+        done, limit = 0, HISTORY_STEP
+        while True:
+            entries = table.history(limit)  # from the newest version on, which may be newer than this handle's
+            accounts = [Account.from_metadata(entry[METADATA_KEY]) for entry in entries[done:] if METADATA_KEY in entry]
+            if found := [account for account in accounts if account.number == recorded]:
+                return found[0]
+            if len(entries) < limit or any(account.number < recorded for account in accounts):
+                problem = f"commit {recorded} of {self.url} is no longer in the table's log, so where the archive ends is not known"
+                raise ArchiveRefusedError(topic=self.topic, problem=problem, cure="Restore the files of its _delta_log.")
+            done, limit = len(entries), limit * 4
+
+    def commit(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
+        """Write the files and the account ``after`` in one commit; return whether they are written.
+
+        They are not where somebody else has committed since ``before`` was read. A compaction of the table is no such commit.
+
+        :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next look at the account
+        """
+        retrying = Retrying(
+            retry=retry_if_exception_type((CommitFailedError, StoreUnavailableError)),
+            wait=wait_random_exponential(multiplier=0.01, max=0.5),
+            stop=stop_after_attempt(_ATTEMPTS),
+            reraise=True,
+        )
+        try:
+            return retrying(self._commit_once, before, after, files)
+        except CommitFailedError as error:
+            raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
+
+    def _commit_once(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
+        reach("archive.3")  # 3. on one handle: does the archive still end where this step begins?
+        table = self.open()
+        now = self.account_of(table)
+        if now.step == after.step:
+            return True  # this commit's own earlier attempt, whose outcome was unknown
+        if now.number != before.number:
+            return False
+        reach("archive.4")  # 4. commit files and account on that handle, or not at all
+        properties = CommitProperties(
+            custom_metadata={METADATA_KEY: after.as_metadata()}, max_commit_retries=0, app_transactions=[Transaction(APP, after.number)]
+        )
+        actions: list[AddAction | RemoveAction] = [file.as_action() for file in files]
+        try:
+            table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=properties)
+        except CommitFailedError:
+            raise
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
+        return True

@@ -1,0 +1,130 @@
+"""Compare an archive with its topic, record by record, over the offsets that both still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hindcast.archive.account import Account
+from hindcast.archive.copying import STEP_OFFSETS
+from hindcast.archive.ranges import next_step
+from hindcast.archive.table import ArchiveTable
+from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.ledger import Offsets
+from hindcast.control.tables import ControlTables
+from hindcast.errors import ArchiveFailedError, HindcastError, innermost
+from hindcast.settings import Settings
+from hindcast.stream.source import archived_range, kafka_range
+from hindcast.topics.offsets import TopicOffsets
+
+_log = structlog.get_logger(__name__)
+
+#: Differing records that are named; all are counted.
+SAMPLES = 20
+#: What is compared of a record beside its place.
+COMPARED = ("timestamp", "timestampType", "headers", "key", "value")
+
+
+def verify(session: Callable[[], SparkSession], settings: Settings, topic: str, *, step_offsets: int = STEP_OFFSETS) -> dict[str, Any]:
+    """Compare what both hold, in steps; a difference also leaves an event.
+
+    :returns: {topic, equal, compared, differences, samples, start, end}. ``compared`` counts offsets that have a record in either. A sample
+        is {partition, offset, kind, columns}; kind is ``missing`` in the archive, ``extra``, ``doubled``, or ``changed`` in these columns.
+    :raises UnknownArchiveError: where the topic has no archive
+    :raises ArchiveFailedError: where Spark failed
+    """
+    with TopicOffsets(settings) as offsets:
+        account = ArchiveTable(settings, topic).account()
+        start, end = _common(account, offsets.earliest(topic))
+        found: dict[str, Any] = {"compared": 0, "differences": 0, "samples": []}
+        reached = start
+        while reached != end:
+            stop = next_step(reached, end, step_offsets)
+            try:
+                _add(found, _differing(session(), settings, topic, reached, stop))
+            except HindcastError:
+                raise
+            except Exception as error:
+                raise ArchiveFailedError(action="Verifying", topic=topic, reason=innermost(error)) from error
+            _log.info("Compared a step.", topic=topic, end=stop, compared=found["compared"], differences=found["differences"])
+            reached = stop
+    if found["differences"]:
+        EventLog(ControlTables(settings)).record(
+            EventKind.ARCHIVE_DIFFERS,
+            f"The archive of {topic} differs from the topic in {found['differences']} of {found['compared']} records.",
+            severity=Severity.ERROR,
+            cure=differs_cure(settings, topic),
+            topic=topic,
+            samples=found["samples"],
+        )
+    shown = {name: {str(partition): offset for partition, offset in ends.items()} for name, ends in (("start", start), ("end", end))}
+    return {"topic": topic, "equal": not found["differences"], **found, **shown}
+
+
+def differs_cure(settings: Settings, topic: str) -> str:
+    url = ArchiveTable(settings, topic).url
+    return f"Somebody wrote to {url} or to the topic's files: restore that table, or move it away and archive the topic anew."
+
+
+def _common(account: Account, earliest: Offsets) -> tuple[Offsets, Offsets]:
+    """[start, end) of each partition that both hold. A gap of the archive lies before what the topic still holds."""
+    last = {partition: ranges[-1] for partition, ranges in account.ranges.items() if partition in earliest}
+    both = {partition: (max(first, earliest[partition]), end) for partition, (first, end) in last.items() if earliest[partition] < end}
+    return {partition: first for partition, (first, _) in both.items()}, {partition: end for partition, (_, end) in both.items()}
+
+
+def _differing(spark: SparkSession, settings: Settings, topic: str, start: Offsets, end: Offsets) -> DataFrame:
+    """One row an offset: how often it stands in the archive and in the topic, and the columns in which those differ.
+
+    Digests are compared, so that only they travel between Spark's tasks.
+    """
+    begin = {partition: offset for partition, offset in start.items() if offset < end[partition]}
+    read = {"archive": archived_range, "topic": lambda *of: kafka_range(*of, headers=True)}
+    sides = [
+        records(spark, settings, topic, begin, end).select(
+            "partition", "offset", F.lit(side).alias("side"), *[_digest(name).alias(name) for name in COMPARED]
+        )
+        for side, records in read.items()
+    ]
+    changed = [F.when(F.min(name) != F.max(name), F.lit(name)) for name in COMPARED]
+    return (
+        sides[0]
+        .unionByName(sides[1])
+        .groupBy("partition", "offset")
+        .agg(
+            F.count_if(F.col("side") == "archive").alias("archived"),
+            F.count_if(F.col("side") == "topic").alias("held"),
+            F.array_compact(F.array(*changed)).alias("columns"),
+        )
+    )
+
+
+def _digest(name: str) -> Column:
+    # JSON writes bytes in base64 and leaves nulls out, so no two contents look alike; instants it would cut to milliseconds.
+    value = F.unix_micros(name) if name == "timestamp" else F.col(name)
+    return F.sha2(F.to_json(F.struct(value.alias("v"))), 256)
+
+
+def _add(found: dict[str, Any], compared: DataFrame) -> None:
+    kind = (
+        F.when(F.col("archived") == 0, "missing")
+        .when(F.col("held") == 0, "extra")
+        .when(F.col("archived") > 1, "doubled")
+        .when(F.size("columns") > 0, "changed")
+    )
+    rows = compared.withColumn("kind", kind).persist()
+    try:
+        counts = rows.agg(F.count("*").alias("compared"), F.count("kind").alias("differences")).first()
+        assert counts is not None
+        found["compared"] += counts["compared"]
+        found["differences"] += counts["differences"]
+        if counts["differences"] and len(found["samples"]) < SAMPLES:
+            worst = rows.where(F.col("kind").isNotNull()).orderBy("partition", "offset").limit(SAMPLES - len(found["samples"]))
+            names = ("partition", "offset", "kind", "columns")
+            found["samples"] += [{name: row[name] for name in names} for row in worst.collect()]
+    finally:
+        rows.unpersist()

@@ -1,0 +1,78 @@
+"""``hindcast runs``: what replays cost, and how two of them compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hindcast.cli.listings import FormatOption, LimitOption, PipelineOption, newest
+from hindcast.cli.output import Format, Output
+from hindcast.settings import Settings
+
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def runs(context: typer.Context, pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
+    """List the replays, each in its newest state, with what they cost."""
+    if context.invoked_subcommand:
+        return
+    by_run: dict[str, dict[str, Any]] = {}
+    for row in newest("runs", "started_at", pipeline, None):
+        known = by_run.setdefault(row["run_id"], row)
+        if row["finished_at"] is not None and (known["finished_at"] is None or row["finished_at"] > known["finished_at"]):
+            by_run[row["run_id"]] = row
+    columns = [
+        "started_at",
+        "pipeline",
+        "run_id",
+        "kind",
+        "state",
+        "input_rows",
+        "output_rows",
+        "seconds",
+        "rows_per_second",
+        "cpu_seconds",
+        "stream_rows_per_second",
+        "latency_p50_seconds",
+        "note",
+    ]
+    Output(output).rows(list(by_run.values())[:limit], columns)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="the run to compare with")],
+    second: Annotated[str, typer.Argument(help="the run that is compared")],
+    plot: Annotated[Path | None, typer.Option("--plot", help="write a picture of it to this HTML file")] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Compare two replays of the same range: rows/s, CPU, memory and results. Exits 0 whatever they say."""
+    from hindcast import catalog
+    from hindcast.control.tables import ControlTables
+    from hindcast.pipeline import check_name
+    from hindcast.replay.runs import Runs
+    from hindcast.replay.versus import versus
+
+    settings = Settings()
+    name = Runs(ControlTables(settings)).succeeded(check_name("run", first))["pipeline"]
+    found = versus(settings, catalog.load(settings.pipelines_dir)[name], first, check_name("run", second))
+    if plot is not None:
+        _picture(found.as_dict()).write_html(plot, include_plotlyjs=True)
+    if output is Format.JSON:
+        Output(output).row(found.as_dict())
+        return
+    Output(output).rows(found.costs(), ["measure", "first", "second", "ratio"])
+    Output(output).row(found.as_dict()["results"])
+
+
+def _picture(found: dict[str, Any]) -> Any:
+    import plotly.graph_objects as go
+
+    costs = found["costs"]
+    bars = go.Bar(x=[row["measure"] for row in costs], y=[row["ratio"] for row in costs], text=[f"{row['ratio']:.2f}" for row in costs])
+    same, of = found["results"]["equal"], max(found["results"]["rows"])
+    title = f"{found['second']['run_id']} / {found['first']['run_id']}: {same:,} of {of:,} rows are equal"
+    return go.Figure(bars).add_hline(y=1.0, line_dash="dot").update_layout(title=title, yaxis_title="ratio", template="plotly_white")

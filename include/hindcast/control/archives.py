@@ -1,0 +1,43 @@
+"""Where the archives of topics lie, and their columns: one Delta table a topic, below ``archive`` of the tables' root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileType, PyFileSystem
+
+from hindcast.settings import Settings
+
+#: A record as Kafka has it. ``timestamp`` is the broker's, ``timestamp_type`` 0 where the producer made it and 1 where the broker did;
+#: ``headers`` is null where there are none.
+ARCHIVE_SCHEMA = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestamp_type", pa.int32()),
+        pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+    ]
+)
+#: Each data file keeps the bounds of these columns, and holds one partition: by them readers skip files.
+BOUNDED = ("partition", "offset", "timestamp")
+#: The newest commit says what an archive holds, however old it has become: the log is kept.
+ARCHIVE_CONFIGURATION = {"delta.logRetentionDuration": "interval 3650 days", "delta.enableExpiredLogCleanup": "false"}
+
+
+def archive_url(settings: Settings, topic: str) -> str:
+    """The table of a topic's archive."""
+    return settings.table("archive", topic)
+
+
+def archived_topics(settings: Settings) -> list[str]:
+    """The topics that have an archive, in order."""
+    root = settings.table("archive")
+    if "://" not in root and not Path(root).is_dir():
+        return []
+    store = PyFileSystem(DeltaStorageHandler(root, settings.storage_options or None))
+    return sorted(entry.base_name for entry in store.get_file_info(FileSelector("")) if entry.type is FileType.Directory)

@@ -1,0 +1,63 @@
+"""Copy a topic into its archive, or compare the two: ``archive.py run TOPIC [--accept-gap WHY]``, ``archive.py verify TOPIC``.
+
+Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input or a person must decide, 3 the archive
+differs from the topic, 75 the broker is away (try again later), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import structlog
+
+from hindcast.errors import ArchiveDiffersError, HindcastError
+from hindcast.leave import leave
+from hindcast.settings import Settings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    asked = _parser().parse_args(arguments)
+    settings = Settings()
+    try:
+        from hindcast.archive import copying, verification
+
+        if asked.command == "run":
+            done = copying.archive_topic(
+                lambda: _session(settings), settings, asked.topic, accept_gap=asked.accept_gap, step_offsets=asked.step_offsets
+            )
+            print(json.dumps(done))
+        else:
+            found = verification.verify(lambda: _session(settings), settings, asked.topic)
+            print(json.dumps(found))
+            if not found["equal"]:
+                cure = verification.differs_cure(settings, asked.topic)
+                raise ArchiveDiffersError(**found, sample=json.dumps(found["samples"][0]), cure=cure)
+    except HindcastError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _session(settings: Settings) -> Any:
+    from hindcast.stream.session import build
+
+    return build(settings, "hindcast-archive")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("topic")
+    run.add_argument("--accept-gap", default="")
+    run.add_argument("--step-offsets", type=int, default=1_000_000)
+    commands.add_parser("verify").add_argument("topic")
+    return parser
+
+
+if __name__ == "__main__":
+    leave(main())
