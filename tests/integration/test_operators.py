@@ -10,13 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from live_stream import delete_records, ledger
+from one_shard import WAIT_SECONDS, CrashError, crash_at
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from waiting import wait_until
 from workload import Workload, at
 
 from hindcast import Format, Lookup, Table, Topic, pipeline
 from hindcast.control.schema import ControlTable
-from hindcast.errors import CheckpointRefusedError, PipelineError, RebuildRefusedError
+from hindcast.errors import CheckpointRefusedError, OffsetsLostError, PipelineError
 
 pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
@@ -66,6 +69,10 @@ Make = Callable[..., Workload]
 
 def click(identity: str, second: float, user: str = "u") -> dict[str, Any]:
     return {"id": identity, "user": user, "ts": at(second)}
+
+
+def word(second: float, text: str) -> dict[str, Any]:
+    return {"speaker": "s", "word": text, "ts": at(second)}
 
 
 def avro(identity: str, user: str, micros: int) -> bytes:
@@ -152,13 +159,67 @@ def test_a_row_is_joined_with_a_table_of_one_version(workload: Make) -> None:
     assert (verdict["unexplained"], verdict["input_rows"], verdict["dead_letters"]) == (0, 4, 2)
 
 
-def test_state_that_depends_on_batches_is_not_rebuilt(workload: Make) -> None:
-    """Read in other batches the topic could give another state: refused, with the cure, and nothing is changed."""
+def test_a_session_goes_on_in_state_that_was_made_anew(workload: Make) -> None:
+    """Killed before the new state was taken into use: the next owner makes it once more, and the open session is all there."""
+    made = workload(visits)
+    for second in (0, 4):
+        made.put([click(str(second), second)])
+        made.read()
+    made.put([click("8", 8)])
+    with pytest.MonkeyPatch.context() as patched:
+        crash_at(patched, "rerun.3", 1)
+        owner = made.own()
+        owner.start("it was asked for")
+        wait_until(lambda: owner.failure is not None, WAIT_SECONDS, "it has crashed")
+        assert isinstance(owner.failure, CrashError)
+        made.die(owner)
+    made.read("it was asked for")
+    made.put([click("end", 40, "x")])
+    made.read()
+    made.put([click("end", 41, "x")])
+    made.read("it was asked for")  # the life after a new one, too
+    assert [(row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()] == [("u", 0, 3)]
+    assert [row.batch for row in ledger(made.settings, visits.name)] == list(range(1, len(ledger(made.settings, visits.name)) + 1))
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 5, True)
+
+
+def test_a_join_finds_what_came_before_its_state_was_made_anew(workload: Make) -> None:
+    """Two topics: each source goes on at its own offsets. The clicks that wait for an order are there; others were let go of."""
+    made = workload(led)
+    made.put([click("c1", 0), click("c2", 1, "v")])
+    made.read()
+    made.put([click("o1", 4)], topic=1)
+    made.read("it was asked for")
+    for second in (60, 61):
+        made.put([click(f"end{second}", second, "x")])
+        made.put([click(f"end{second}", second, "y")], topic=1)
+        made.read("it was asked for" if second == 61 else "")
+    assert sorted((row["id"], row["order"]) for row in made.rows()) == [("c1", "o1"), ("c2", None)]
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 7, True)
+
+
+def test_state_of_a_pipelines_own_is_made_anew(workload: Make) -> None:
+    """Half a sentence is kept by a Python function in RocksDB; it is whole when the rest comes to the new state."""
+    made = workload("sentences")
+    made.put([word(1, "Streams"), word(2, "are")])
+    made.read()
+    made.put([word(3, "replayed.")])
+    made.read("its checkpoint is gone")
+    assert [row["sentence"] for row in made.rows()] == ["Streams are replayed."]
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 3, True)
+
+
+def test_state_is_not_made_anew_where_its_rows_are_gone(workload: Make) -> None:
+    """The topic has lost the first batch: refused, and the sink is as it was."""
     made = workload(first)
-    made.put([click("a", 0)])
+    made.put([click("a", 0), click("b", 1)])
     made.read()
     before = made.rows()
-    with pytest.raises(RebuildRefusedError, match="Raise the pipeline's version"):
+    delete_records(made.servers, made.pipeline.source.name, {0: 1})
+    with pytest.raises(OffsetsLostError, match="make the state anew"):
         made.own().start("it was asked for")
     assert made.rows() == before
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,91 +12,22 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from scene import LIST, ONCE, Scene
 from simulated_platform import SINK_SCHEMA, publish, sink_row, store
-from simulated_stream import Clockwork, Simulated, simulate, trades
+from simulated_stream import Clockwork, simulate, trades
 
-from hindcast import catalog
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, PipelineError, UnknownRunError
-from hindcast.local.load import ensure_topic
-from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import answers_url
-from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import run_replay
 from hindcast.replay.runs import Runs
-from hindcast.settings import Settings, project_root
+from hindcast.replay.versus import versus
 from hindcast.verdict.judge import judge
-
-LIST = "stock_stats"
-#: The run that every scene has: a replay of all that the stream read.
-ONCE = "once"
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
 pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A stream that has run: its pipeline, its settings, and what the simulation says of it."""
-
-    spark: SparkSession
-    settings: Settings
-    pipeline: Pipeline
-    stream: Simulated
-
-    @property
-    def sink(self) -> str:
-        return self.settings.table("sinks", self.pipeline.sink.name)
-
-    def replay(self, run_id: str, **asked: Any) -> dict[str, Any]:
-        request = ReplayRequest(pipeline=self.pipeline.name, run_id=run_id, **(asked or {"everything": True}))
-        return run_replay(lambda: self.spark, self.settings, self.pipeline, request).as_dict()
-
-    def judge(self, run_id: str = ONCE, **asked: Any) -> dict[str, Any]:
-        """The verdict on a new replay; without ``asked`` on the scene's own, against the sink and the accounts as they are now."""
-        if asked:
-            self.replay(run_id, **asked)
-        else:
-            row = Runs(ControlTables(self.settings)).succeeded(run_id)
-            plan = {**json.loads(row["plan"]), "sink_version": DeltaTable(self.sink).version()}
-            Runs(ControlTables(self.settings)).append({**row, "plan": json.dumps(plan), "finished_at": datetime.now(UTC)})
-        return judge(lambda: self.spark, self.settings, self.pipeline, run_id)
-
-    def differences(self, run_id: str, cause: str = "unexplained") -> list[dict[str, Any]]:
-        return ControlTables(self.settings).rows(ControlTable.DIFFERENCES, [("run_id", "=", run_id), ("cause", "=", cause)])
-
-    def judged(self, verdict: dict[str, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """(online, hindsight): the answers by the simulation's own rule, over the windows that the verdict judged."""
-        bounds = (verdict["windows_after_ms"], verdict["windows_to_ms"])
-        return self.stream.answers(self.stream.records, *bounds, online=True), self.stream.answers(
-            self.stream.records, *bounds, online=False
-        )
-
-
-@pytest.fixture(scope="module")
-def finished(spark: SparkSession, broker: Any, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Scene:
-    """One stream for the module; its tables are copied for each test that changes them."""
-    stream = simulate(trades(11, count=1_500, partitions=4, rate_ms=40.0), seed=11, shards=2, even=True)
-    settings = Settings(home=tmp_path_factory.mktemp("finished"), jars_dir=jars_dir, bootstrap_servers=broker.bootstrap_servers)
-    topic = f"verdicts-{tmp_path_factory.getbasetemp().name}".replace("_", "-")
-    ensure_topic(broker.bootstrap_servers, topic, 4)
-    declared = catalog.load(project_root() / "include" / "pipelines")[LIST]
-    pipeline = replace(declared, source=replace(declared.source, name=topic), captured_floor=0.5)
-    publish(settings, topic, stream.records)
-    store(settings, stream, pipeline.sink.name)
-    scene = Scene(spark, settings, pipeline, stream)
-    scene.replay(ONCE)
-    return scene
-
-
-@pytest.fixture
-def scene(finished: Scene, tmp_path: Path) -> Scene:
-    """The stream in a home of this test's own."""
-    shutil.copytree(finished.settings.home / "tables", tmp_path / "tables")
-    return replace(finished, settings=finished.settings.model_copy(update={"home": tmp_path}))
 
 
 @pytest.fixture
@@ -159,6 +87,24 @@ def test_a_run_is_a_benchmark(scene: Scene) -> None:
     busy = sum(row.batch_seconds or 0 for row in scene.stream.ledger if row.start_offsets != row.end_offsets)
     assert run["stream_rows_per_second"] == pytest.approx(len(scene.stream.records) / busy)
     assert 2.0 <= run["latency_p50_seconds"] <= run["latency_p95_seconds"]
+
+
+def test_two_runs_of_a_range_are_compared(scene: Scene) -> None:
+    """The same code says the same; one value changed by hand is counted with its column; other ranges are refused."""
+    again = scene.replay("again")
+    same = versus(scene.settings, scene.pipeline, ONCE, "again")
+    rows = again["output_rows"]
+    assert (same.results.rows, same.results.equal, same.results.changed) == ((rows, rows), rows, 0)
+    assert {row["measure"] for row in same.costs()} == {"rows_per_second", "seconds", "cpu_seconds", "peak_memory_bytes"}
+    table = DeltaTable(answers_url(scene.settings, LIST, "again"))
+    table.update({"trades": "trades + 1"}, predicate="ticker = 'T1' AND answer = 'hindsight'")
+    changed = versus(scene.settings, scene.pipeline, ONCE, "again").results
+    assert changed.changed_columns == {"trades": changed.changed}
+    assert changed.equal == rows - changed.changed < rows
+    ends = {int(p): end // 2 for p, end in again["plan"]["end"].items()}
+    scene.replay("half", from_offsets=dict.fromkeys(ends, 0), to_offsets=ends)
+    with pytest.raises(BadInputError, match="did not do the same work"):
+        versus(scene.settings, scene.pipeline, ONCE, "half")
 
 
 def test_a_late_difference_names_its_window_and_its_late_rows(scene: Scene) -> None:

@@ -97,6 +97,18 @@ def test_replay_has_data_intervals_and_catches_nothing_up(dags: dict[str, DAG]) 
     assert [asset.name for asset in task.outlets] == ["hindcasts.stock_stats"]
 
 
+def test_a_pipeline_that_corrects_has_a_dag_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replays the windows of late rows; `validate` is triggered by its asset and corrects."""
+    source = (project_root() / "include" / "pipelines" / "stock_stats.py").read_text()
+    (tmp_path / "stock_stats.py").write_text(source.replace("version=1,", 'version=1, policy="correct",'))
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
+    bag = DagBag(dag_folder=project_root() / "dags" / "correct.py")
+    assert list(bag.dags) == ["correct.stock_stats"]
+    task = bag.dags["correct.stock_stats"].get_task("hindcast")
+    assert task.choice == "late rows that no correction has"
+    assert [asset.name for asset in task.outlets] == ["hindcasts.stock_stats"]
+
+
 def test_validate_waits_for_the_replays_asset_and_judges_one_run_a_task(dags: dict[str, DAG]) -> None:
     """Each verdict is a mapped task of its own."""
     dag = dags["validate.stock_stats"]
@@ -172,3 +184,26 @@ def test_a_broken_pipeline_is_an_import_error_and_takes_no_other_down(checkout_w
     assert sorted(found) == ALL
     assert [Path(file).name for file in errors] == ["refused.py"]
     assert "broken.py" in "".join(errors.values())
+
+
+def test_topics_are_archived_where_pipelines_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task a topic, one at a time, each topic once; no DAG where no pipeline asks for it."""
+    code = """
+from hindcast import Table, Topic, pipeline
+
+def declare(name, archive):
+    topic = Topic("shared", schema="ts timestamp", archive=archive)
+    function = lambda frame: frame
+    function.__name__ = name
+    return pipeline(source=topic, event_time="ts", watermark="1 second", sink=Table(name), version=1)(function)
+
+one, other, third = declare("one", True), declare("other", True), declare("third", False)
+"""
+    (tmp_path / "archived.py").write_text(code)
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
+    bag = DagBag(dag_folder=project_root() / "dags" / "archive.py")
+    assert bag.import_errors == {}
+    dag = bag.dags["archive"]
+    assert [task.task_id for task in dag.tasks] == ["shared"]
+    assert (type(dag.timetable).__name__, dag.max_active_runs, dag.max_active_tasks) == ("CronDataIntervalTimetable", 1, 1)
+    assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).dag_id == "archive"

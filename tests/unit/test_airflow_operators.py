@@ -12,13 +12,13 @@ from typing import Any
 
 import airflow_home  # noqa: F401 - before Airflow
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from fleet_sample import FAILED_RUN, desired, difference, put, slot
 from structlog.testing import capture_logs
 
 from hindcast.airflow import children, supervision
 from hindcast.airflow.assets import hindcast_asset
-from hindcast.airflow.operators import FindHindcastsOperator, HindcastReplayOperator, RangeChoice, ValidateOperator
+from hindcast.airflow.operators import ArchiveOperator, FindHindcastsOperator, HindcastReplayOperator, RangeChoice, ValidateOperator
 from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator, starting_workers
 from hindcast.clock import SystemClock
 from hindcast.control.lease_table import LeaseTable
@@ -64,7 +64,8 @@ print({last_words!r}, file=sys.stderr)
 print(json.dumps({{"arguments": sys.argv[1:], **json.loads({json.dumps(result)!r})}}))
 sys.exit({exit_code})
 """
-        (tmp_path / "spark_apps" / "replay.py").write_text(code)
+        for name in ("replay.py", "archive.py"):
+            (tmp_path / "spark_apps" / name).write_text(code)
 
     return ends
 
@@ -97,6 +98,13 @@ def test_a_replay_covers_the_data_interval_and_names_its_run_in_the_event(app: A
     assert context["ti"].pushed["run_id"] == arguments[arguments.index("--run-id") + 1]
 
 
+def test_nothing_to_correct_skips_the_run(app: Any, context: dict[str, Any]) -> None:
+    """Every late row is in a correction: that is no fault, and no hindcast to judge."""
+    app(0, pipeline="stock_stats", corrected=False, note="no late row waits")
+    with pytest.raises(AirflowSkipException, match="no late row waits"):
+        replay(choice=RangeChoice.LATE).execute(context)
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -105,6 +113,7 @@ def test_a_replay_covers_the_data_interval_and_names_its_run_in_the_event(app: A
             ["--from-offsets", '{"0": 1}', "--to-offsets", '{"0": 9}'],
         ),
         ({"choice": RangeChoice.SINCE_LAST_VERDICT}, ["--since-last-verdict"]),
+        ({"choice": RangeChoice.LATE}, ["--late"]),
         ({"choice": RangeChoice.ALL}, ["--all"]),
         (
             {"choice": RangeChoice.TIMES, "from_time": "2026-01-01T00:00:00Z", "to_time": "2026-01-02T00:00:00+00:00"},
@@ -296,3 +305,16 @@ def test_a_launched_process_without_a_slot_counts_as_starting(home: Settings) ->
     assert starting_workers([me, ended, overdue], LeaseTable(home).leases(), home, SystemClock()) == [me]
     put(home, slot(1, "mine").evolve(detail={"pid": me.pid, "host": socket.gethostname()}))
     assert starting_workers([me], LeaseTable(home).leases(), home, SystemClock()) == []
+
+
+def test_a_topic_is_archived_or_the_task_fails_as_the_application_ended(app: Any, context: dict[str, Any]) -> None:
+    """A gap needs a person, so no retry; a broker that is away is tried again."""
+    task = ArchiveOperator(task_id="trades", topic="trades")
+    app(0, rows=3)
+    assert task.execute(context)["arguments"] == ["run", "trades"]
+    app(2, "The topic dropped offsets 0 to 4 of partition 0.")
+    with pytest.raises(AirflowFailException, match="0 to 4"):
+        task.execute(context)
+    app(75, "The brokers did not answer.")
+    with pytest.raises(TryLaterError):
+        task.execute(context)

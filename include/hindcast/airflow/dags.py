@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 
 from hindcast.airflow.assets import hindcast_asset
-from hindcast.airflow.operators import FindHindcastsOperator, HindcastReplayOperator, MaintainOperator, RangeChoice, ValidateOperator
+from hindcast.airflow.operators import (
+    ArchiveOperator,
+    FindHindcastsOperator,
+    HindcastReplayOperator,
+    MaintainOperator,
+    RangeChoice,
+    ValidateOperator,
+)
 from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
 
@@ -41,6 +49,12 @@ Each hindcast raises an asset event, on which `validate.{name}` judges it.
   e.g. `{{"0": 100, "1": 200}}`.
 
 A range that the stream has not consumed yet is tried again; a range that cannot be replayed fails at once and says why.
+"""
+
+CORRECT_DOC = """
+`{name}` has the policy *correct*: late rows change no window of its stream, and a batch corrects those windows afterwards.
+`validate.{name}` judges each hindcast of this DAG, and readers get its answer where nothing of the verdict is unexplained.
+A run that finds no late row to correct is skipped.
 """
 
 
@@ -112,6 +126,27 @@ def _time(title: str, description: str) -> Param:
     return Param(None, type=["null", "string"], format="date-time", pattern=pattern, title=title, description=description, section="Times")
 
 
+def correct_dag(pipeline: Pipeline, schedule: str) -> DAG:
+    """A hindcast of each window for which a late row came; its verdict lets readers have it.
+
+    :param schedule: cron
+    """
+    with DAG(
+        dag_id=f"correct.{pipeline.name}",
+        schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        tags=TAGS,
+        description=f"Replays the windows of {pipeline.name} for which late rows came, so that readers get them whole",
+        doc_md=CORRECT_DOC.format(name=pipeline.name),
+    ) as dag:
+        HindcastReplayOperator(
+            task_id="hindcast", pipeline=pipeline.name, choice=RangeChoice.LATE.value, max_active_tis_per_dag=REPLAYS_AT_ONCE, **RETRIES
+        )
+    return dag
+
+
 def validate_dag(pipeline: Pipeline) -> DAG:
     """One verdict for each hindcast."""
     with DAG(
@@ -156,4 +191,24 @@ def maintain_dag() -> DAG:
         description="Compacts and vacuums control tables and sinks, drops old hindcasts",
     ) as dag:
         MaintainOperator(task_id="maintain", retries=2, retry_delay=timedelta(minutes=5))
+    return dag
+
+
+def archive_dag(topics: Iterable[str], schedule: str) -> DAG:
+    """Copy each topic into its archive, one after the other.
+
+    :param schedule: cron; several runs should fit into the shortest retention of the topics
+    """
+    with DAG(
+        dag_id="archive",
+        schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        max_active_tasks=REPLAYS_AT_ONCE,
+        tags=TAGS,
+        description="Copies topics into archives that outlive their retention",
+    ) as dag:
+        for topic in topics:
+            ArchiveOperator(task_id=topic, topic=topic, **RETRIES)
     return dag

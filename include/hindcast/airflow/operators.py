@@ -1,4 +1,4 @@
-"""The tasks of `replay`, `validate` and `maintain`."""
+"""The tasks of `replay`, `validate`, `archive` and `maintain`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.children import Child, Ended
@@ -25,7 +25,6 @@ from hindcast.settings import Settings
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-APP = "replay.py"
 #: Differing rows that are named in the log of a failed verdict; the verdict's page shows all that were kept.
 NAMED_DIFFERENCES = 20
 
@@ -37,22 +36,24 @@ class RangeChoice(StrEnum):
 
     INTERVAL = "data interval of the run"
     SINCE_LAST_VERDICT = "since the last verdict"
+    LATE = "late rows that no correction has"
     TIMES = "from one time to another"
     OFFSETS = "from offsets to offsets"
     ALL = "everything"
 
 
-class _ReplayAppOperator(BaseOperator):
-    """Runs spark_apps/replay.py as a child process and turns its exit code into what Airflow should do next."""
+class _AppOperator(BaseOperator):
+    """Runs one of spark_apps/ as a child process and turns its exit code into what Airflow should do next."""
 
-    def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
+    app: str
+
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.pipeline = pipeline
         self._child: Child | None = None
 
     def _run_app(self, arguments: Sequence[str]) -> Ended:
-        self._child = Child(Settings(), APP, arguments)
-        _log.info("Running the replay application.", arguments=list(arguments))
+        self._child = Child(Settings(), self.app, arguments)
+        _log.info("Running the application.", app=self.app, arguments=list(arguments))
         return self._child.run(_log.info)
 
     def _result(self, ended: Ended) -> dict[str, Any]:
@@ -67,12 +68,20 @@ class _ReplayAppOperator(BaseOperator):
         if ended.exit_code == BadInputError.exit_code:
             raise AirflowFailException(ended.reason)
         if ended.exit_code != 0 or ended.result is None:
-            raise ChildFailedError(program=APP, code=ended.exit_code, reason=ended.reason)
+            raise ChildFailedError(program=self.app, code=ended.exit_code, reason=ended.reason)
         return ended.result
 
     def on_kill(self) -> None:
         if self._child is not None:
             self._child.kill()
+
+
+class _ReplayAppOperator(_AppOperator):
+    app = "replay.py"
+
+    def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
 
 
 class HindcastReplayOperator(_ReplayAppOperator):
@@ -114,6 +123,8 @@ class HindcastReplayOperator(_ReplayAppOperator):
         _log.info(f"Replaying {request.describe()} as run {request.run_id}.")
         context["ti"].xcom_push(key=RUN_ID, value=request.run_id)
         result = self._result(self._run_app(["hindcast", *request.to_arguments()]))
+        if "run_id" not in result:
+            raise AirflowSkipException(result["note"])
         asset_event = context["outlet_events"][hindcast_asset(self.pipeline)]
         asset_event.extra = {"run_id": result["run_id"], "pipeline": self.pipeline}
         _log.info(f"The hindcast {result['run_id']} is there.", input_rows=result.get("input_rows"), state=result.get("state"))
@@ -143,6 +154,8 @@ class HindcastReplayOperator(_ReplayAppOperator):
             }
         elif choice is RangeChoice.SINCE_LAST_VERDICT:
             fields = {"since_last_verdict": True}
+        elif choice is RangeChoice.LATE:
+            fields = {"late": True}
         else:
             fields = {"everything": True}
         return ReplayRequest.parse(
@@ -227,6 +240,23 @@ class ValidateOperator(_ReplayAppOperator):
             )
         if len(rows) > NAMED_DIFFERENCES:
             _log.error(f"{len(rows) - NAMED_DIFFERENCES} more differences were kept; the verdict's page shows them.")
+
+
+class ArchiveOperator(_AppOperator):
+    """Archive what a topic holds and its archive does not. A gap fails the task at once: a person must accept it."""
+
+    template_fields = ("topic",)
+    operator_extra_links = (ControlRoomLink(),)
+    app = "archive.py"
+
+    def __init__(self, *, topic: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.topic = topic
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+        done = self._result(self._run_app(["run", check_name("topic", self.topic)]))
+        _log.info(f"{self.topic} is archived up to its end.", rows=done.get("rows"), bytes=done.get("bytes"), steps=done.get("steps"))
+        return done
 
 
 class MaintainOperator(BaseOperator):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 import typer
 
-from hindcast.cli import deadletters, listings, operations, streams
+from hindcast.cli import archives, deadletters, listings, operations, runs, streams
 from hindcast.errors import HindcastError
 from hindcast.leave import leave
 
@@ -21,6 +21,8 @@ app = typer.Typer(
     help="Supervised exactly-once streams, their batch replays, and a verdict on every difference.",
 )  # fmt: skip
 app.add_typer(deadletters.app, name="deadletters")
+app.add_typer(runs.app, name="runs")
+app.add_typer(archives.app, name="archive")
 for commands in (operations.app, streams.app, listings.app):
     app.registered_commands.extend(commands.registered_commands)
 

@@ -165,29 +165,21 @@ def verdicts(
 
 
 @app.command()
-def runs(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
-    """List the replays, each in its newest state, with what they cost."""
-    by_run: dict[str, dict[str, Any]] = {}
-    for row in newest("runs", "started_at", pipeline, None):
-        known = by_run.setdefault(row["run_id"], row)
-        if row["finished_at"] is not None and (known["finished_at"] is None or row["finished_at"] > known["finished_at"]):
-            by_run[row["run_id"]] = row
-    columns = [
-        "started_at",
-        "pipeline",
-        "run_id",
-        "kind",
-        "state",
-        "input_rows",
-        "output_rows",
-        "seconds",
-        "rows_per_second",
-        "cpu_seconds",
-        "stream_rows_per_second",
-        "latency_p50_seconds",
-        "note",
+def corrections(pipeline: PipelineOption = "", output: FormatOption = Format.TABLE) -> None:
+    """List which windows readers get from a replay in the place of the stream, and of which run."""
+    from hindcast import catalog
+    from hindcast.control.tables import utc_from_ms
+    from hindcast.serving.corrections import Corrections
+
+    settings = Settings()
+    found = catalog.load(settings.pipelines_dir)
+    chosen = [found[pipeline]] if pipeline else list(found.values())
+    rows = [
+        {"pipeline": one.name, "windows_after": utc_from_ms(span.after_ms), "windows_to": utc_from_ms(span.to_ms), "run_id": span.run_id}
+        for one in chosen
+        for span in Corrections(settings, one).current().ranges
     ]
-    Output(output).rows(list(by_run.values())[:limit], columns)
+    Output(output).rows(rows, ["pipeline", "windows_after", "windows_to", "run_id"])
 
 
 @app.command()

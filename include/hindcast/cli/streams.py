@@ -12,8 +12,8 @@ import typer
 
 from hindcast.cli.listings import FormatOption
 from hindcast.cli.output import Format, Output
-from hindcast.errors import BadInputError, RebuildRefusedError
-from hindcast.pipeline import Pipeline, check_name
+from hindcast.errors import BadInputError, ReshardRefusedError
+from hindcast.pipeline import check_name
 from hindcast.settings import Settings, project_root
 
 PipelineArgument = Annotated[str, typer.Argument(help="the pipeline's name")]
@@ -22,6 +22,7 @@ ToOffsets = Annotated[str, typer.Option("--to-offsets", help="offset after the l
 FromTime = Annotated[str, typer.Option("--from-time", help="broker timestamp of the first records, ISO 8601 with an offset from UTC")]
 ToTime = Annotated[str, typer.Option("--to-time", help="records of this broker timestamp or later are left out")]
 SinceLastVerdict = Annotated[bool, typer.Option("--since-last-verdict", help="what was streamed since the last verdict")]
+Late = Annotated[bool, typer.Option("--late", help="from the first window for which a late row came that no correction has")]
 All = Annotated[bool, typer.Option("--all", help="all that the topic holds and the stream has committed")]
 RunId = Annotated[str, typer.Option("--run-id", help="a name of this run; made up by default")]
 
@@ -68,7 +69,8 @@ def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--s
     settings = Settings()
     declared = catalog.load(settings.pipelines_dir)[pipeline]
     check(replace(declared, shards=shards))
-    _refuse_where_batches_matter(declared)
+    if declared.re_execute:  # before a shard that does well is stopped by a wish that it cannot meet
+        raise ReshardRefusedError(pipeline=pipeline)
     states = DesiredStates(LeaseTable(settings))
     states.declare(declared, settings.workers)
     states.set_shards(pipeline, shards)
@@ -88,7 +90,6 @@ def rebuild(
 
     settings = Settings()
     declared = catalog.load(settings.pipelines_dir)[pipeline]
-    _refuse_where_batches_matter(declared)
     version = declared.version
     store = LeaseTable(settings)
     current = [lease.status_value for lease in shards.of_version(store.leases(), pipeline, version) if lease.state not in NOT_HELD]
@@ -123,7 +124,7 @@ def replay(
         everything=everything,
         run_id=run_id,
     )
-    _run_app(["hindcast", *arguments], output)
+    run_app("replay.py", ["hindcast", *arguments], output)
 
 
 @app.command()
@@ -141,10 +142,9 @@ def validate(
 ) -> None:
     """Replay a range and judge the stream by it. Exits 3 where the verdict fails."""
     if run:
-        if from_offsets or to_offsets or from_time or to_time or since_last_verdict or everything or run_id:
-            raise BadInputError(problem="--run names a replay whose range is fixed", cure="Give either --run or a range.")
+        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, everything, run_id)
         _known(pipeline)
-        _run_app(["verdict", "--run-id", check_name("run", run)], output)
+        run_app("replay.py", ["verdict", "--run-id", check_name("run", run)], output)
         return
     arguments = _range(
         pipeline,
@@ -156,13 +156,53 @@ def validate(
         everything=everything,
         run_id=run_id,
     )
-    _run_app(["judge", *arguments], output)
+    run_app("replay.py", ["judge", *arguments], output)
 
 
-def _refuse_where_batches_matter(pipeline: Pipeline) -> None:
-    """:raises RebuildRefusedError: before a shard that does well is stopped by a wish that it cannot meet"""
-    if pipeline.re_execute:
-        raise RebuildRefusedError(pipeline=pipeline.name, problem="its shards would have to make their state anew")
+@app.command()
+def correct(
+    pipeline: PipelineArgument,
+    run: Annotated[str, typer.Option("--run", help="let readers have the answer of this replay, which was judged")] = "",
+    from_offsets: FromOffsets = "",
+    to_offsets: ToOffsets = "",
+    from_time: FromTime = "",
+    to_time: ToTime = "",
+    since_last_verdict: SinceLastVerdict = False,
+    late: Late = False,
+    everything: All = False,
+    run_id: RunId = "",
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Replay a range, judge the stream by it, and let readers have the batch's answer for its closed windows.
+
+    Exits 3 where the verdict fails.
+    """
+    if run:
+        from hindcast import catalog
+        from hindcast.verdict.correct import correct as apply
+
+        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, late, everything, run_id)
+        settings = Settings()
+        Output(output).row(apply(settings, catalog.load(settings.pipelines_dir)[pipeline], check_name("run", run)))
+        return
+    arguments = _range(
+        pipeline,
+        from_offsets=from_offsets,
+        to_offsets=to_offsets,
+        from_time=from_time,
+        to_time=to_time,
+        since_last_verdict=since_last_verdict,
+        late=late,
+        everything=everything,
+        run_id=run_id,
+    )
+    run_app("replay.py", ["correct", *arguments], output)
+
+
+def _check_alone(*given: str | bool) -> None:
+    """:raises BadInputError: where something of a range is given beside --run"""
+    if any(given):
+        raise BadInputError(problem="--run names a replay whose range is fixed", cure="Give either --run or a range.")
 
 
 def _known(pipeline: str) -> None:
@@ -195,9 +235,9 @@ def _want(pipeline: str, state: str) -> None:
     print(f"{pipeline} is wanted {desired.state.value}. Its workers follow within seconds: see `hindcast leases`.")
 
 
-def _run_app(arguments: list[str], form: Format) -> None:
-    """Run spark_apps/replay.py: its progress goes to stderr as it comes, its result is printed, its exit code becomes ours."""
-    command = [sys.executable, str(project_root() / "spark_apps" / "replay.py"), *arguments]
+def run_app(script: str, arguments: list[str], form: Format) -> None:
+    """Run one of spark_apps/: its progress goes to stderr as it comes, its result is printed, its exit code becomes ours."""
+    command = [sys.executable, str(project_root() / "spark_apps" / script), *arguments]
     environment = {**os.environ, **Settings().environment()}
     ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     lines = ended.stdout.strip().splitlines()

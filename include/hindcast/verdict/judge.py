@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,9 +24,11 @@ from hindcast.errors import BadInputError
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, set_aside_url
 from hindcast.replay.planner import recorded_offsets
-from hindcast.replay.reexecution import recorded_batches
 from hindcast.replay.runs import Runs
+from hindcast.serving.corrections import NOTHING
+from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
+from hindcast.stream.reexecution import recorded_batches
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
 from hindcast.verdict.expectations import check_types, columns_of, validate
 from hindcast.verdict.explain import check_accounts
@@ -45,9 +47,11 @@ class _Case:
     version: int
     start: Offsets
     end: Offsets
+    seams: Offsets
     windows_after_ms: int
     windows_to_ms: int
     sink_version: int
+    corrections_version: int
     judged_rows: int
     late_judged_rows: int
     row: dict[str, Any]
@@ -60,9 +64,11 @@ class _Case:
             version=row["version"],
             start=recorded_offsets(row["plan"], "start"),
             end=recorded_offsets(row["plan"], "end"),
+            seams=recorded_offsets(row["plan"], "archive_to") if "archive_to" in plan else {},
             windows_after_ms=plan["windows_after_ms"],
             windows_to_ms=plan["windows_to_ms"],
             sink_version=plan["sink_version"],
+            corrections_version=plan.get("corrections_version", NOTHING.version),
             judged_rows=plan["counted"]["judged_rows"],
             late_judged_rows=plan["counted"]["late_judged_rows"],
             row=row,
@@ -70,7 +76,7 @@ class _Case:
 
     @property
     def captured(self) -> float:
-        """The share of input rows with a judged window that were late for none of them."""
+        """The share of input rows with a judged window that are in the results for all of them: in time, or by a correction."""
         return 1.0 - self.late_judged_rows / self.judged_rows if self.judged_rows else 1.0
 
 
@@ -114,7 +120,7 @@ def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case:
     rows = [row for row in ledger if row.sink_version <= case.sink_version]
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
-    with recorded_batches(spark, settings, pipeline, case.start, case.end, rows) as recorded:
+    with recorded_batches(spark, settings, pipeline, case.start, case.end, rows, case.seams) as recorded:
         found = compare(Sides(recorded.run(), first, first, pipeline.sink.keys), SAMPLES)
     if not found.unexplained:
         return []
@@ -125,7 +131,8 @@ def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case:
 
 def _compare(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> tuple[list[Difference], Comparison]:
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
-    stream = spark.read.format("delta").option("versionAsOf", str(case.sink_version)).load(settings.table("sinks", pipeline.sink.name))
+    reading = Reading.pin(settings, pipeline, case.sink_version, case.corrections_version)
+    stream = replace(reading, corrected=reading.corrected.known_by(case.end)).spark(spark)
     late = None
     if pipeline.window is not None:
         stream = stream.where(F.col("window.end").between(*_bounds(case)))

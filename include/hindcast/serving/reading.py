@@ -1,0 +1,109 @@
+"""Read a pipeline's results: one view, pinned to a version of the stream's table and one of the corrections.
+
+Each window comes from one of the two, so whatever is written meanwhile no window is missing, doubled or half replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from hindcast import catalog
+from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.pipeline import Pipeline
+from hindcast.serving.corrections import RUN_ID, WINDOW_END, Corrected, Corrections
+from hindcast.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The results of one pipeline at one moment.
+
+    The columns are those of the sink, and ``_run_id``: the run whose answer the row is, null where the stream said it.
+    """
+
+    pipeline: Pipeline
+    sink_url: str
+    sink_version: int
+    corrections: Corrections
+    corrected: Corrected
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def pin(
+        cls, settings: Settings, pipeline: Pipeline, sink_version: int | None = None, corrections_version: int | None = None
+    ) -> Reading:
+        """The newest versions, or these (-1: without corrections).
+
+        :raises BadInputError: where there is no table yet
+        """
+        corrections, url = Corrections(settings, pipeline), settings.table("sinks", pipeline.sink.name)
+        corrected = corrections.current(corrections_version)
+        try:
+            table = DeltaTable(url, version=sink_version, storage_options=settings.storage_options or None)
+        except TableNotFoundError as error:
+            cure = f"It is made when the pipeline is first consumed: `hindcast resume {pipeline.name}`."
+            raise BadInputError(problem=f"There is no table {url} yet", cure=cure) from error
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=url, action="read", reason=error) from error
+        return cls(pipeline, url, table.version(), corrections, corrected, settings.storage_options)
+
+    def spark(self, session: SparkSession) -> DataFrame:
+        """The view as a Spark frame; the session has Delta (see :mod:`hindcast.stream.session`)."""
+        from pyspark.sql import functions as F
+
+        stream = session.read.format("delta").option("versionAsOf", str(self.sink_version)).load(self.sink_url)
+        stream = stream.withColumn(RUN_ID, F.lit(None).cast("string"))
+        if not self.corrected.ranges:
+            return stream
+        batch = session.read.format("delta").option("versionAsOf", str(self.corrected.version)).load(self.corrections.url)
+        columns = [f"`{name}`" for name in stream.columns]
+        kept = stream.where(~self._inside(F.unix_micros("window.end")))
+        return kept.unionByName(batch.where(self._inside(F.col(WINDOW_END))).select(*columns))
+
+    def arrow(self) -> pa.Table:
+        """The view as one Arrow table."""
+        table = DeltaTable(self.sink_url, version=self.sink_version, storage_options=self.storage_options or None)
+        stream = table.to_pyarrow_dataset()
+        columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
+        of_stream = {**columns, RUN_ID: pc.scalar(pa.scalar(None, pa.string()))}
+        if not self.corrected.ranges:
+            return stream.to_table(columns=of_stream)
+        batch = self.corrections.open(self.corrected.version).to_pyarrow_dataset()
+        parts = (
+            stream.to_table(columns=of_stream, filter=~self._inside(pc.field("window", "end").cast(pa.int64()))),
+            batch.to_table(columns={**columns, RUN_ID: pc.field(RUN_ID)}, filter=self._inside(pc.field(WINDOW_END))),
+        )
+        return pa.concat_tables([part.cast(parts[0].schema) for part in parts])
+
+    def pandas(self) -> pd.DataFrame:
+        """The view as a pandas frame."""
+        frame: pd.DataFrame = self.arrow().to_pandas()
+        return frame
+
+    def _inside(self, end_us: Any) -> Any:
+        """Whether a window is corrected, as an expression of Spark or of Arrow, over its end in epoch microseconds."""
+        found = None
+        for after_ms, to_ms in self.corrected.intervals():
+            one = (end_us > after_ms * 1000) & (end_us <= to_ms * 1000)
+            found = one if found is None else found | one
+        return found
+
+
+def read(pipeline: str, settings: Settings | None = None) -> Reading:
+    """The newest results of a pipeline: ``read("stock_stats").pandas()``, ``.arrow()`` or ``.spark(session)``.
+
+    :raises UnknownPipelineError: where there is no such pipeline
+    :raises BadInputError: where it has no table yet
+    """
+    settings = settings or Settings()
+    return Reading.pin(settings, catalog.load(settings.pipelines_dir)[pipeline])
