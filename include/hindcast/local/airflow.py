@@ -44,6 +44,11 @@ _REFRESH_SECONDS = 15  # how soon a changed DAG file is seen
 _PARALLELISM = 4
 #: How long a writer waits for another one: five services and every task share one SQLite, and its own 5 s are not enough on busy cores.
 _LOCKED_SECONDS = 60
+#: What every process of Airflow's runs as it starts.
+_LOCAL_SETTINGS = """from hindcast.local.sqlite import lock_before_savepoints
+
+lock_before_savepoints()
+"""
 ADMIN = "admin"
 SECRET = 0o600
 
@@ -131,6 +136,8 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
     text = io.StringIO()
     parser.write(text)
     write_atomically(folder / "airflow.cfg", text.getvalue(), SECRET)
+    (folder / "config").mkdir(exist_ok=True)
+    write_atomically(folder / "config" / "airflow_local_settings.py", _LOCAL_SETTINGS)
     return settings.model_copy(update={"airflow_url": address})
 
 
