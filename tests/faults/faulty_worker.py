@@ -2,7 +2,8 @@
 
 ``FAULTS`` is JSON: ``{"seed": 1, "lease": {...}, "sink": {...}, "wall_hours": 1}``. For a store, ``before`` is the share of commits
 that fail unwritten, ``after`` of those that are written and then fail, ``slow_seconds`` the longest wait before a commit; ``times`` ends
-it after so many failures, ``file`` makes it begin once that file is there. The store behind it is the real one.
+it after so many failures, ``file`` makes it begin once that file is there. The store behind it is the real one. ``{"cold": true}``
+is a worker that rehearses nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from deltalake.exceptions import DeltaError
 from hindcast import clock
 from hindcast.control import lease_table
 from hindcast.settings import project_root
+from hindcast.stream import worker
 
 FAULTS = "FAULTS"
 #: Begins the line of each failure in the worker's log.
@@ -77,6 +79,8 @@ def arm(faults: dict[str, Any]) -> None:
             return real(self) + timedelta(hours=faults["wall_hours"])
 
         clock.SystemClock.now = ahead  # type: ignore[method-assign]
+    if faults.get("cold"):
+        worker.rehearse = lambda *_: None
 
 
 if __name__ == "__main__":
