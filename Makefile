@@ -61,6 +61,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 jars: env ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven; looks only, once they are there)
 	@$(require_jdk)
 	@$(BIN)/python -m hindcast.local.jars
+	@$(BIN)/python -m hindcast.stream.class_archive
 
 define require_jdk
 java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \

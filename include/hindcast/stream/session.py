@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import sys
+from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from hindcast.errors import PrerequisiteError
@@ -29,12 +33,21 @@ def keep_state_for(spark: SparkSession, pipeline: Pipeline) -> None:
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", _STATE_ON_DISK if pipeline.re_execute else _STATE_IN_MEMORY)
 
 
-def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: str | None = None, compiler: str = "") -> SparkSession:
+def class_archive(settings: Settings) -> Path:
+    """Where the archive of this JVM's and these jars' classes is, or would be (see :mod:`hindcast.stream.class_archive`)."""
+    java = shutil.which(str(Path(os.environ["JAVA_HOME"], "bin", "java")) if os.environ.get("JAVA_HOME") else "java")
+    jars = (Path(pyspark.__file__).parent / "jars").glob("*.jar")
+    parts = [Path(java).resolve()] if java else []
+    seen = [f"{part} {part.stat().st_size} {part.stat().st_mtime_ns}" for part in [*parts, *sorted(jars)]]
+    return settings.spark_jars_dir / f"classes-{hashlib.sha256('|'.join(seen).encode()).hexdigest()[:12]}.jsa"
+
+
+def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: str | None = None, options: str = "") -> SparkSession:
     """A session with Delta and Kafka, in UTC. The jars come from ``settings.spark_jars_dir`` (``make jars`` fills it).
 
     :param shuffle_partitions: is part of a streaming query's state layout, so it never follows the machine
     :param cpus: another Spark master than ``settings.spark_master``
-    :param compiler: further options of a JVM on this machine
+    :param options: more for a JVM on this machine
     :raises PrerequisiteError: where the jars have not been fetched
     """
     jars = sorted(str(jar) for jar in settings.spark_jars_dir.glob("*.jar"))
@@ -62,12 +75,15 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
     )
     if master.startswith("local"):
         own = scratch.claim(settings.home)
+        archive = class_archive(settings)
+        if archive.exists():
+            options += f' "-XX:SharedArchiveFile={archive}" -Xlog:cds=off'
         # One JVM beside others on a small machine: a heap that is given back, and nothing that listens beyond this machine.
         builder = (
             builder.config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.local.dir", str(own))
-            .config("spark.driver.extraJavaOptions", f'{_SMALL_JVM} {compiler} "-Djava.io.tmpdir={own}"')
+            .config("spark.driver.extraJavaOptions", f'{_SMALL_JVM} {options} "-Djava.io.tmpdir={own}"')
         )
     if "://" not in settings.checkpoint("any"):
         builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)

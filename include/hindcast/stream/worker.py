@@ -96,7 +96,7 @@ class Worker:
             self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=f"Mend {file}.")
         threading.Thread(target=self._renew, name="renewal", daemon=True).start()
         try:
-            spark = session.build(self._settings, f"hindcast-{self.id}", compiler=session.QUICK_COMPILER)
+            spark = session.build(self._settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
             self._rehearse(spark)
             self._keeper.ready()
             consumers = Consumers(spark, self._settings, self._pipelines.pipelines, self._keeper, self._events, self._clock, self._backoff)

@@ -1,0 +1,134 @@
+"""An archive of the classes that Spark loads, so that a new JVM maps them instead of reading and checking 20,000 of them.
+
+The JVM's own class-data sharing (`java -XX:ArchiveClassesAtExit`, JEP 350): one practice session, ended in order, leaves the archive
+beside the jars, and every later session of the same JVM and jars maps it. Another JVM or other jars have an archive of another name, so an
+old one is never used; a session that finds none is as slow as without.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hindcast.errors import PrerequisiteError
+from hindcast.pipeline import Pipeline, Table, Topic, Window, pipeline
+from hindcast.settings import Settings
+from hindcast.stream import files, session, source
+
+TIMEOUT_SECONDS = 300.0
+_ROWS = 100
+
+
+@pipeline(
+    source=Topic("practice", schema="name string, ts timestamp, value double", key="name"),
+    event_time="ts",
+    watermark="10 seconds",
+    window=Window("5 seconds", slide="1 second"),
+    sink=Table("practice", keys=["window", "name"]),
+    version=1,
+)
+def practice(rows: DataFrame) -> DataFrame:
+    """A query of the usual kind."""
+    return rows.groupBy("window", "name").agg(F.count("*").alias("rows"), F.avg("value").alias("mean"), F.max("value").alias("most"))
+
+
+def _first_of_each(rows: DataFrame) -> DataFrame:
+    return rows.dropDuplicatesWithinWatermark(["name"])
+
+
+def make(settings: Settings, say: Callable[[str], None] = print) -> None:
+    """Make the archive where there is none and its folder can be written; about a minute, once.
+
+    :param say: is given a line where there is something to do
+    :raises PrerequisiteError: where the practice session breaks, with its last words
+    """
+    place = session.class_archive(settings)
+    if place.exists() or not os.access(place.parent, os.W_OK):
+        return
+    say("Archiving Spark's classes, so that each session starts sooner: about a minute, once ...")
+    with tempfile.TemporaryDirectory(prefix="hindcast-practice-") as folder:
+        draft = Path(folder) / "classes.jsa"
+        own = settings.model_copy(update={"home": Path(folder), "jars_dir": settings.spark_jars_dir})
+        command = [sys.executable, "-m", "hindcast.stream.class_archive", str(draft)]
+        ended = subprocess.run(
+            command, env={**os.environ, **own.environment()}, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+        )
+        if ended.returncode != 0 or not draft.exists():
+            raise PrerequisiteError(
+                what="The archive of Spark's classes",
+                problem=f"the practice session ended with {ended.returncode}: {ended.stderr.strip()[-2000:]}",
+                cure="Streams run without it, only slower to start. `hindcast doctor` checks Java and the jars.",
+            )
+        for old in place.parent.glob("classes-*.jsa"):
+            old.unlink()
+        shutil.copyfile(draft, place.with_suffix(".draft"))
+        place.with_suffix(".draft").rename(place)
+
+
+def rehearse(spark: SparkSession, folder: Path) -> None:
+    """Run what loads the classes: a stream with state in memory and one with state on disk, a batch, a Delta table."""
+    now = F.current_timestamp()
+    value = F.to_json(F.struct(F.concat(F.lit("n"), F.col("id") % 7).alias("name"), now.alias("ts"), F.rand().alias("value")))
+    columns = {"key": F.lit(b"k"), "value": value.cast("binary"), "topic": F.lit("practice"), "partition": F.lit(0), "offset": F.col("id")}
+    rows = spark.range(_ROWS).select(
+        *(column.alias(name) for name, column in columns.items()), now.alias("timestamp"), F.lit(0).alias("timestampType")
+    )
+    rows.repartition(4).write.parquet(str(folder / "rows"))
+    for one in (practice, replace(practice, name="first", window=None, re_execute=True, transform=_first_of_each)):
+        _stream(spark, one, rows, folder / one.name)
+    batch = source.result([source.parse(spark.read.parquet(str(folder / "rows")), practice)], practice, {})
+    _write(batch, folder / "batch")
+    write_deltalake(folder / "table", pa.table({"n": [1, 2, 3]}))
+    table = spark.read.format("delta").option("versionAsOf", "0").load(str(folder / "table"))
+    table.join(spark.range(3).withColumnRenamed("id", "n"), "n", "full_outer").groupBy("n").count().collect()
+
+
+def _write(frame: DataFrame, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_files(frame, folder.as_uri(), {}, "b")
+
+
+def _stream(spark: SparkSession, one: Pipeline, rows: DataFrame, folder: Path) -> None:
+    raw = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(str(folder.parent / "rows"))
+    session.keep_state_for(spark, one)
+    query = (
+        source.result([source.parse(raw, one)], one, {})
+        .writeStream.foreachBatch(lambda frame, _: _write(frame, folder / "out"))
+        .outputMode(source.output_mode(one))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def _practise(draft: str) -> None:
+    """Ends in order, as only then the JVM writes its archive."""
+    settings = Settings()
+    spark = session.build(settings, "practice", options=f'{session.QUICK_COMPILER} "-XX:ArchiveClassesAtExit={draft}" -Xlog:cds=off')
+    with tempfile.TemporaryDirectory(dir=settings.home) as folder:
+        rehearse(spark, Path(folder))
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # what a JVM that Python has started ends by
+    gateway.proc.wait(TIMEOUT_SECONDS)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        _practise(sys.argv[1])
+    else:
+        make(Settings())
