@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -34,6 +33,7 @@ from hindcast.local import broker, jars
 from hindcast.local.generators import GENERATORS
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.replay.batch import run_batch
+from hindcast.replay.benchmark import Meter
 from hindcast.replay.planner import Plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run import plan_replay
@@ -73,14 +73,15 @@ def by_hand(spark: SparkSession, workload: Workload, plan: Plan) -> None:
     result.write.format("delta").mode("overwrite").save(workload.settings.table("hindcasts", pipeline.name, "by-hand"))
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    began = time.monotonic()
+def cost(work: Callable[[], Any]) -> tuple[float, float]:
+    """Its seconds, and the CPU-seconds of all processes: those do not depend on who else uses the machine."""
+    meter = Meter()
     work()
-    return time.monotonic() - began
+    return meter.seconds(), meter.cpu_seconds()
 
 
 def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs: int) -> dict[str, Any]:
-    """One pipeline: medians of seconds and of their ratios."""
+    """One pipeline: medians of seconds and CPU-seconds, and of their ratios."""
     declared = catalog.load(project_root() / "include" / "pipelines")[name]
     workload = Workload(spark, settings, renamed(declared, f"bench-{name}".replace("_", "-")), settings.bootstrap_servers, PARTITIONS)
     workload.begin()
@@ -89,23 +90,26 @@ def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs
     workload.file()
     busy = sum(row.batch_seconds or 0.0 for row in ledger(settings, name))
     _, plan = plan_replay(settings, workload.pipeline, ReplayRequest(pipeline=name, run_id="benchmark", everything=True))
-    found = defaultdict[str, list[float]](list)
+    found = defaultdict[str, list[tuple[float, float]]](list)
     for number in range(pairs + 1):
         sides: dict[str, Callable[[], Any]] = {
             "replay": lambda: run_batch(spark, settings, workload.pipeline, plan, "benchmark"),
             "by_hand": lambda: by_hand(spark, workload, plan),
         }
         for side in sides if number % 2 else reversed(sides):
-            found[side].append(seconds(sides[side]))
+            found[side].append(cost(sides[side]))
         if declared.re_execute:
             with recorded_batches(spark, settings, workload.pipeline, plan.start, plan.end, plan.recorded) as recorded:
-                found["re_execution"].append(seconds(recorded.run))
+                found["re_execution"].append(cost(recorded.run))
     kept = {side: values[1:] for side, values in found.items()}
-    shown: dict[str, Any] = {side: round(statistics.median(values), 2) for side, values in kept.items()}
-    shown["replay_by_hand_ratio"] = round(statistics.median(a / b for a, b in zip(kept["replay"], kept["by_hand"], strict=True)), 2)
+    shown: dict[str, Any] = {}
+    for position, unit in enumerate(("seconds", "cpu_seconds")):
+        shown |= {f"{side}_{unit}": round(statistics.median(value[position] for value in values), 2) for side, values in kept.items()}
+        ratios = [a[position] / b[position] for a, b in zip(kept["replay"], kept["by_hand"], strict=True)]
+        shown[f"replay_by_hand_{unit}_ratio"] = round(statistics.median(ratios), 2)
     if declared.re_execute:
-        shown["live_busy"] = round(busy, 2)
-        shown["re_execution_live_ratio"] = round(shown["re_execution"] / busy, 2)
+        shown["live_busy_seconds"] = round(busy, 2)
+        shown["re_execution_live_ratio"] = round(shown["re_execution_seconds"] / busy, 2)
     return {"pipeline": name, "rows": rows, "batches": len(plan.batches), **shown}
 
 

@@ -9,7 +9,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from hindcast.control import commits
-from hindcast.control.commits import newest_commits
+from hindcast.control.commits import commits_down, newest_commits
 from hindcast.errors import StoreUnavailableError
 
 
@@ -44,7 +44,28 @@ def test_a_commit_that_lands_meanwhile_is_waited_for(tmp_path: Path, monkeypatch
     monkeypatch.setattr(DeltaTable, "history", disturbed)
     disturbances = 2
     assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [(2, "2"), (1, "1"), (0, "0")]
-    monkeypatch.setattr(commits, "_ATTEMPTS", 3)
+    monkeypatch.setattr(commits, "_READINGS", 3)
     disturbances = 100
     with pytest.raises(StoreUnavailableError, match="grows faster"):
         newest_commits(handle)
+
+
+def test_a_commit_comes_once_where_others_land_between_two_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is read in steps of two: each step is pushed on by one more commit, which is itself not among them."""
+    url = str(tmp_path / "t")
+    for number in range(5):
+        append(url, number)
+    monkeypatch.setattr(commits, "_FIRST", 2)
+    found = []
+    for entry in commits_down(DeltaTable(url)):
+        found.append((entry["version"], entry["number"]))
+        append(url, 100 + len(found))
+    assert found == [(n, str(n)) for n in (4, 3, 2, 1, 0)]
+
+
+def test_commits_are_told_from_a_version_down(tmp_path: Path) -> None:
+    """Later ones are as if they were not there."""
+    url = str(tmp_path / "t")
+    for number in range(4):
+        append(url, number)
+    assert [entry["number"] for entry in commits_down(DeltaTable(url), 2)] == ["2", "1", "0"]

@@ -13,20 +13,18 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.archive.account import Account
-from hindcast.control.archives import ARCHIVE_CONFIGURATION, ARCHIVE_SCHEMA, archive_url
+from hindcast.control.archives import ARCHIVE_SCHEMA, archive_url
+from hindcast.control.commits import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
 from hindcast.control.tables import refuse_empty_commits
-from hindcast.errors import ArchiveRefusedError, SchemaVersionError, StoreUnavailableError, UnknownArchiveError
+from hindcast.errors import ArchiveRefusedError, StoreUnavailableError, UnknownArchiveError
 from hindcast.pipeline import check_name
 from hindcast.settings import Settings
-from hindcast.stream.fenced_table import HISTORY_STEP, METADATA_KEY
 from hindcast.stream.files import DataFile
 from hindcast.stream.steps import reach
 
 APP = "archive"
-_ATTEMPTS = 40
 
 
 class ArchiveTable:
@@ -44,25 +42,8 @@ class ArchiveTable:
         """
         if "://" not in self.url:
             Path(self.url).mkdir(parents=True, exist_ok=True)
-        try:
-            DeltaTable.create(
-                self.url,
-                ARCHIVE_SCHEMA,
-                mode="ignore",
-                name=f"archive of {self.topic}",
-                configuration=ARCHIVE_CONFIGURATION,
-                storage_options=self.storage_options or None,
-            )
-        except CommitFailedError:
-            pass  # another archiver made it at the same moment
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=self.url, action="created", reason=error) from error
-        found = [field.name for field in self.open().schema().fields]
-        if found != ARCHIVE_SCHEMA.names:
-            cure = "It was not written by this Hindcast: move it away."
-            raise SchemaVersionError(
-                table=self.url, found=f"with the columns {', '.join(found)}", supported=", ".join(ARCHIVE_SCHEMA.names), cure=cure
-            )
+        cure = "It was not written by this Hindcast: move it away."
+        create_table(self.url, ARCHIVE_SCHEMA, self.storage_options, cure, f"archive of {self.topic}", KEEP_THE_LOG)
 
     def open(self) -> DeltaTable:
         """The table at its newest version.
@@ -91,16 +72,14 @@ class ArchiveTable:
         recorded = table.transaction_version(APP)
         if recorded is None:
             return Account(topic=self.topic)
-        done, limit = 0, HISTORY_STEP
-        while True:
-            entries = table.history(limit)  # from the newest version on, which may be newer than this handle's
-            accounts = [Account.from_metadata(entry[METADATA_KEY]) for entry in entries[done:] if METADATA_KEY in entry]
-            if found := [account for account in accounts if account.number == recorded]:
-                return found[0]
-            if len(entries) < limit or any(account.number < recorded for account in accounts):
-                problem = f"commit {recorded} of {self.url} is no longer in the table's log, so where the archive ends is not known"
-                raise ArchiveRefusedError(topic=self.topic, problem=problem, cure="Restore the files of its _delta_log.")
-            done, limit = len(entries), limit * 4
+        for entry in commits_down(self.open(), table.version()):  # by another handle: on this one a commit may be about to land
+            if METADATA_KEY in entry:
+                account = Account.from_metadata(entry[METADATA_KEY])
+                if account.number == recorded:
+                    return account
+                break
+        problem = f"commit {recorded} of {self.url} is no longer in the table's log, so where the archive ends is not known"
+        raise ArchiveRefusedError(topic=self.topic, problem=problem, cure="Restore the files of its _delta_log.")
 
     def commit(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
         """Write the files and the account ``after`` in one commit; return whether they are written.
@@ -109,16 +88,7 @@ class ArchiveTable:
 
         :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next look at the account
         """
-        retrying = Retrying(
-            retry=retry_if_exception_type((CommitFailedError, StoreUnavailableError)),
-            wait=wait_random_exponential(multiplier=0.01, max=0.5),
-            stop=stop_after_attempt(_ATTEMPTS),
-            reraise=True,
-        )
-        try:
-            return retrying(self._commit_once, before, after, files)
-        except CommitFailedError as error:
-            raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
+        return until_it_lands(self.url, lambda: self._commit_once(before, after, files), StoreUnavailableError)
 
     def _commit_once(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
         reach("archive.3")  # 3. on one handle: does the archive still end where this step begins?

@@ -19,11 +19,9 @@ def runs(context: typer.Context, pipeline: PipelineOption = "", limit: LimitOpti
     """List the replays, each in its newest state, with what they cost."""
     if context.invoked_subcommand:
         return
-    by_run: dict[str, dict[str, Any]] = {}
-    for row in newest("runs", "started_at", pipeline, None):
-        known = by_run.setdefault(row["run_id"], row)
-        if row["finished_at"] is not None and (known["finished_at"] is None or row["finished_at"] > known["finished_at"]):
-            by_run[row["run_id"]] = row
+    from hindcast.replay.runs import newest_by_run
+
+    found = newest_by_run(newest("runs", "started_at", pipeline, None))
     columns = [
         "started_at",
         "pipeline",
@@ -39,7 +37,7 @@ def runs(context: typer.Context, pipeline: PipelineOption = "", limit: LimitOpti
         "latency_p50_seconds",
         "note",
     ]
-    Output(output).rows(list(by_run.values())[:limit], columns)
+    Output(output).rows(found[:limit], columns)
 
 
 @app.command()

@@ -25,8 +25,6 @@ ARCHIVE_SCHEMA = pa.schema(
 )
 #: Each data file keeps the bounds of these columns, and holds one partition: by them readers skip files.
 BOUNDED = ("partition", "offset", "timestamp")
-#: The newest commit says what an archive holds, however old it has become: the log is kept.
-ARCHIVE_CONFIGURATION = {"delta.logRetentionDuration": "interval 3650 days", "delta.enableExpiredLogCleanup": "false"}
 
 
 def archive_url(settings: Settings, topic: str) -> str:

@@ -2,12 +2,14 @@
 
 Kafka is read once. The parsed rows are cached (memory, then local disk), because three jobs need them: the counts, the rows set aside, and
 the two answers, which are written by one job. Both tables are written as the sinks are: files by the executors, one commit by delta-rs.
+
+Where results depend on batches, no batch says the online answer; a verdict has it made (:mod:`hindcast.replay.online`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -23,9 +25,9 @@ from hindcast.pipeline import Pipeline
 from hindcast.replay.placed import is_corrected, lost_windows, place
 from hindcast.replay.planner import Plan
 from hindcast.settings import Settings
-from hindcast.stream import files, takeover
+from hindcast.stream import at_once, files, session, source, takeover
 from hindcast.stream.reexecution import recorded_batches
-from hindcast.stream.source import PLACE_COLUMNS, assign_windows, parse, read_range, records, transform, usable
+from hindcast.stream.source import PLACE_COLUMNS, assign_windows, in_common, read_topics, transform, usable
 
 _log = structlog.get_logger(__name__)
 
@@ -75,31 +77,32 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
 
     :raises ReplayFailedError: where a record was read that no batch of the ledger holds
     """
-    with cached(_rows(spark, settings, pipeline, plan)) as rows:
+    with _read(spark, settings, pipeline, plan) as (rows, topics):
         counted = _count(rows, pipeline, plan, run_id)
         _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
-        _write(settings, _set_aside(rows, pipeline, plan), set_aside_url(settings, plan.pipeline, run_id))
-        with _answers(spark, settings, pipeline, plan, rows, some_late=counted.late_judged_rows > 0) as answers:
+        aside = _set_aside(rows, pipeline, plan)
+        some = counted.dead_letters + counted.late_rows + counted.late_judged_rows > 0
+        _write(settings, aside if some else spark.createDataFrame([], aside.schema), set_aside_url(settings, plan.pipeline, run_id))
+        with _answers(spark, settings, pipeline, plan, rows, topics, some_late=counted.late_judged_rows > 0) as answers:
             written = _write(settings, _together(pipeline, *answers), answers_url(settings, plan.pipeline, run_id), by=ANSWER)
     counted = replace(counted, output_rows=sum(file.rows for file in written if file.partition[ANSWER] == Answer.HINDSIGHT))
     _log.info("Wrote the hindcast.", run_id=run_id, url=answers_url(settings, plan.pipeline, run_id))
     return counted
 
 
-def _rows(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan) -> DataFrame:
-    parsed = read_range(spark, settings, pipeline, plan.read_from, plan.end, plan.seams)
-    sized = parsed.withColumn("_bytes", F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0)))
-    return place(spark, sized.drop("_topic", "_key", "_value"), plan, pipeline)
-
-
-def _frames(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame) -> list[DataFrame]:
-    """The usable rows of each topic."""
-    if len(pipeline.topics) == 1:
-        return [usable(rows)]
-    return [
-        usable(parse(records(spark, settings, pipeline, topic, plan.read_from, plan.end, plan.seams), pipeline, topic))
-        for topic in pipeline.topics
-    ]
+@contextmanager
+def _read(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan) -> Iterator[tuple[DataFrame, list[DataFrame]]]:
+    """All records, placed, and the usable rows of each topic; each topic is read once, and kept for as long as the context lasts."""
+    parsed = read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams)
+    size = F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0))
+    if len(parsed) == 1:
+        with cached(place(spark, parsed[0].withColumn("_bytes", size).drop("_topic", "_key", "_value"), plan, pipeline)) as rows:
+            yield rows, [usable(rows)]
+        return
+    with ExitStack() as kept:
+        topics = [kept.enter_context(cached(frame.withColumn("_bytes", size).drop("_topic", "_key", "_value"))) for frame in parsed]
+        common = ("_partition", "_offset", "_timestamp", "_event_at", "_reason", "_bytes")
+        yield place(spark, in_common(topics, common), plan, pipeline), [usable(frame) for frame in topics]
 
 
 @contextmanager
@@ -163,7 +166,7 @@ def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
 
 @contextmanager
 def _answers(
-    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame, *, some_late: bool
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame, topics: list[DataFrame], *, some_late: bool
 ) -> Iterator[tuple[DataFrame, DataFrame | None]]:
     """The answer in hindsight and the online one, None where that is the same; what they are read from lasts as long as the context."""
     if pipeline.window is not None:
@@ -174,13 +177,19 @@ def _answers(
         same = not some_late and pipeline.hindsight is None
         yield _transformed([all_rows], pipeline, hindsight=True), None if same else _transformed([in_time], pipeline)
         return
-    frames = _frames(spark, settings, pipeline, plan, rows)
     if not pipeline.re_execute:
-        yield _transformed(frames, pipeline, hindsight=True), None if pipeline.hindsight is None else _transformed(frames, pipeline)
+        yield _transformed(topics, pipeline, hindsight=True), None if pipeline.hindsight is None else _transformed(topics, pipeline)
+        return
+    session.keep_state_for(spark, pipeline)
+    everything = _transformed(topics, pipeline, hindsight=True)
+    hindsight = everything if pipeline.hindsight else at_once.said(everything, pipeline, plan.recorded)
+    # No rows yet, but columns: those of the table are of the types that hold both answers.
+    online = spark.createDataFrame([], transform(source.empty(spark, pipeline), pipeline).schema)
+    if hindsight is not None:
+        yield hindsight, online
         return
     with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.recorded, plan.seams) as recorded:
-        online = recorded.run()
-        yield (_transformed(frames, pipeline, hindsight=True) if pipeline.hindsight else recorded.run(at_once=True)), online
+        yield recorded.run(at_once=True), online
 
 
 def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast.archive.holdings import Holdings, holdings
-from hindcast.control.commits import newest_commits
+from hindcast.control.commits import METADATA_KEY, newest_commits
 from hindcast.control.history import History
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.schema import ControlTable
@@ -145,7 +145,7 @@ def _filed(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
 
 
 def _batch_commits(sink: DeltaTable) -> list[int]:
-    return [int(commit["version"]) for commit in newest_commits(sink) if _commit_kind(commit.get("hindcast")) == "batch"]
+    return [int(commit["version"]) for commit in newest_commits(sink) if _commit_kind(commit.get(METADATA_KEY)) == "batch"]
 
 
 def _commit_kind(text: object) -> str:

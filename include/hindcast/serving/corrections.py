@@ -18,22 +18,16 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from hindcast.control.commits import newest_commits
+from hindcast.control.commits import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
 from hindcast.control.ledger import Offsets, by_partition, offsets_to_json
 from hindcast.errors import StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 
-METADATA_KEY = "hindcast"
 #: Columns beside the sink's: the window's end in epoch microseconds, the run that set the row, and when.
 WINDOW_END, RUN_ID, CORRECTED_AT = "_window_end_us", "_run_id", "_corrected_at"
-#: The commits say what is corrected, so none of them may ever be cleaned away; there are some a day.
-_FOREVER = {"delta.logRetentionDuration": "interval 36500 days", "delta.enableExpiredLogCleanup": "false"}
-_ATTEMPTS = 10
-_HISTORY_STEP = 20
 
 
 @dataclass(frozen=True)
@@ -107,11 +101,11 @@ class Corrections:
         """
         if version == NOTHING.version:
             return NOTHING
-        table = self._open()
-        return _corrected(table, version) if table is not None else NOTHING
+        table = self._open(version)
+        return self._corrected(table) if table is not None else NOTHING
 
-    def open(self, version: int) -> DeltaTable:
-        """The table at a version that :meth:`current` gave."""
+    def open(self, version: int | None = None) -> DeltaTable:
+        """The table, which there is, at its newest version or at one that :meth:`current` gave."""
         table = self._open(version)
         assert table is not None
         return table
@@ -122,22 +116,19 @@ class Corrections:
         :param rows: all rows of the range's windows, with the columns of the sink and the three of this table
         :raises StoreUnavailableError: the store does not answer; nothing, or all of it, was written: try again
         """
-        retrying = Retrying(
-            retry=retry_if_exception_type(CommitFailedError),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
-            stop=stop_after_attempt(_ATTEMPTS),
-            reraise=True,
-        )
         try:
-            return bool(retrying(self._replace_once, rows, by))
-        except (CommitFailedError, DeltaError, OSError) as error:
+            return until_it_lands(self.url, lambda: self._replace_once(rows, by))
+        except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
 
     def _replace_once(self, rows: pa.dataset.Scanner, by: CorrectedRange) -> bool:
         table = self._open()
         if table is None:
-            table = self._create(rows.projected_schema)
-        before = _corrected(table, None)  # of the version that the handle has from here on
+            # Its commits say what is corrected, so none may ever be cleaned away; there are some a day.
+            cure = "It was not written by this Hindcast: move it away."
+            create_table(self.url, rows.projected_schema, self._options or {}, cure, configuration=KEEP_THE_LOG)
+            table = self.open()
+        before = self._corrected(table)
         for other in before.within(by.after_ms, by.to_ms):
             if any(offset > by.end.get(partition, 0) for partition, offset in other.end.items()):
                 return False
@@ -159,11 +150,13 @@ class Corrections:
         )
         return True
 
-    def _create(self, schema: pa.Schema) -> DeltaTable:
-        try:
-            return DeltaTable.create(self.url, schema, mode="error", configuration=_FOREVER, storage_options=self._options)
-        except DeltaError:  # somebody made it meanwhile
-            return DeltaTable(self.url, storage_options=self._options)
+    def _corrected(self, table: DeltaTable) -> Corrected:
+        """At the version of the handle: from the newest commit up to it that corrected; others only join files."""
+        version = table.version()
+        for entry in commits_down(self.open(), version):  # by another handle: on this one a commit may be about to land
+            if METADATA_KEY in entry:
+                return Corrected(version, tuple(CorrectedRange.of(one) for one in json.loads(entry[METADATA_KEY])["ranges"]))
+        return Corrected(version, ())
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         try:
@@ -172,20 +165,6 @@ class Corrections:
             return None
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
-
-
-def _corrected(table: DeltaTable, version: int | None) -> Corrected:
-    """From the newest commit, up to that version, that corrected; others only join files."""
-    limit = _HISTORY_STEP
-    while True:
-        entries = newest_commits(table, limit)
-        version = version if version is not None else entries[0]["version"]
-        for entry in entries:
-            if METADATA_KEY in entry and entry["version"] <= version:
-                return Corrected(version, tuple(CorrectedRange.of(one) for one in json.loads(entry[METADATA_KEY])["ranges"]))
-        if len(entries) < limit:
-            return Corrected(version, ())
-        limit *= 4
 
 
 def stamped(rows: pa.dataset.Dataset, only: pa.dataset.Expression, run_id: str, columns: Iterable[str]) -> pa.dataset.Scanner:

@@ -114,7 +114,7 @@ class Audit:
             if row.end_offsets[partition] > row.start_offsets[partition]
         ]
         lookup = self._spark.createDataFrame(ranges, "p int, s long, e long, _batch long, _late_watermark_ms long")
-        rows = source.read_range(self._spark, self._settings, self._pipeline, start, end)
+        rows = source.in_common(source.read_topics(self._spark, self._settings, self._pipeline, start, end))
         within = (F.col("_partition") == F.col("p")) & (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))
         return rows.join(F.broadcast(lookup), within).drop("p", "s", "e")
 

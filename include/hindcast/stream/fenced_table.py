@@ -16,20 +16,14 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from hindcast.control.commits import newest_commits
+from hindcast.control.commits import METADATA_KEY, commits_down, create_table, until_it_lands
 from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
 from hindcast.control.tables import refuse_empty_commits, utc_from_ms
-from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
+from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
 from hindcast.stream.files import DataFile
 from hindcast.stream.steps import reach
 
-#: The key of our part of a commit's metadata (Delta's commitInfo).
-METADATA_KEY = "hindcast"
-#: Commits that are read back at first to find an application's last one; doubled until it is found.
-HISTORY_STEP = 32
-_ATTEMPTS = 40
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 _NOT_IN_LEDGER = frozenset({"kind", "committed_ms", "checkpoint", "base"})
 
@@ -125,18 +119,7 @@ class FencedTable:
 
         :raises SchemaVersionError: where there is one with other columns
         """
-        try:
-            DeltaTable.create(self.url, schema, mode="ignore", storage_options=self.storage_options or None)
-        except CommitFailedError:
-            pass  # another worker made it at the same moment
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=self.url, action="created", reason=error) from error
-        found = [field.name for field in self._open().schema().fields]
-        if found != schema.names:
-            cure = "Give the pipeline's new result its own table, or drop the old one."
-            raise SchemaVersionError(
-                table=self.url, found=f"with the columns {', '.join(found)}", supported=", ".join(schema.names), cure=cure
-            )
+        create_table(self.url, schema, self.storage_options, "Give the pipeline's new result its own table, or drop the old one.")
 
     def recorded(self) -> Fence | None:
         """The application's place in the newest version of the table; None before its first commit."""
@@ -157,16 +140,7 @@ class FencedTable:
         :raises FenceMovedError: where an epoch no later than this one, but another place than ``after``, is recorded; nothing was written
         :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next attempt's read
         """
-        retrying = Retrying(
-            retry=retry_if_exception_type((CommitFailedError, StoreUnavailableError)),
-            wait=wait_random_exponential(multiplier=0.01, max=0.5),
-            stop=stop_after_attempt(_ATTEMPTS),
-            reraise=True,
-        )
-        try:
-            return retrying(self._commit_once, fence, data, metadata, after)
-        except CommitFailedError as error:
-            raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
+        return until_it_lands(self.url, lambda: self._commit_once(fence, data, metadata, after), StoreUnavailableError)
 
     def _commit_once(self, fence: Fence, data: Data, metadata: str, after: Fence | None) -> int:
         reach("sink.3")  # 3. on one handle: what is recorded?
@@ -209,21 +183,15 @@ class FencedTable:
 
     def commits(self, stop_after: int | None = None) -> Iterator[BatchCommit]:
         """This application's commits, newest first, down to and including batch ``stop_after``."""
-        limit, done = HISTORY_STEP, 0
-        while True:
-            entries = newest_commits(self._open(), limit)
-            for entry in entries[done:]:
-                if METADATA_KEY not in entry:
-                    continue
-                commit = BatchCommit.from_history(entry)
-                if f"{commit.pipeline}/v{commit.version}/{commit.shard}" != self.app:
-                    continue
-                yield commit
-                if stop_after is not None and commit.kind == "batch" and commit.batch <= stop_after:
-                    return
-            if len(entries) < limit:
+        for entry in commits_down(self._open()):
+            if METADATA_KEY not in entry:
+                continue
+            commit = BatchCommit.from_history(entry)
+            if f"{commit.pipeline}/v{commit.version}/{commit.shard}" != self.app:
+                continue
+            yield commit
+            if stop_after is not None and commit.kind == "batch" and commit.batch <= stop_after:
                 return
-            done, limit = len(entries), limit * 4
 
     def _open(self) -> DeltaTable:
         try:

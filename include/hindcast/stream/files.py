@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -72,18 +72,19 @@ def _write_partition(
     batches: Iterable[pa.RecordBatch], url: str, storage_options: dict[str, str], prefix: str, by: str, bounded: Sequence[str]
 ) -> Iterator[DataFile]:
     pending: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+    rows, size_bytes = Counter[str](), Counter[str]()
 
     def written(value: str) -> DataFile:
         parts = pending.pop(value)
+        del rows[value], size_bytes[value]
         return _write_file(pa.Table.from_batches(parts), url, storage_options, prefix, bounded, {by: value} if by else {})
 
     for batch in batches:
-        for value, rows in _parts(batch, by):
-            pending[value].append(rows)
-            if (
-                sum(part.num_rows for part in pending[value]) >= ROWS_PER_FILE
-                or sum(part.nbytes for part in pending[value]) >= BYTES_PER_FILE
-            ):
+        for value, part in _parts(batch, by):
+            pending[value].append(part)
+            rows[value] += part.num_rows
+            size_bytes[value] += part.nbytes
+            if rows[value] >= ROWS_PER_FILE or size_bytes[value] >= BYTES_PER_FILE:
                 yield written(value)
     for value in list(pending):
         yield written(value)

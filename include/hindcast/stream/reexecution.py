@@ -9,10 +9,10 @@ stream should have said. The ledger knows which offsets each batch read, so
 3. a batch that comes after the last recorded one (Spark lets go of what the last watermark closed) is left out.
 
 The answer in hindsight is the same with the fewest batches: all but the last at once, then the last, so that both end under the same
-watermark and what was still open in the stream is open here too.
+watermark and what was still open in the stream is open here too. Mostly a batch query says it for less (:mod:`hindcast.stream.at_once`).
 
-Three use it: a replay for its answers, a verdict to find out what is not deterministic, and a shard that has lost its state
-(:mod:`hindcast.stream.rerun`).
+Three use it: a verdict for the online answer and to find out what is not deterministic, a replay whose hindsight no batch query says, and
+a shard that has lost its state (:mod:`hindcast.stream.rerun`).
 
 The files lie on the driver's disk: a session that does this has a Spark master of its own machine (``local[n]``).
 """

@@ -29,6 +29,7 @@ RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "
 #: Where a session finds the tables that pipelines join.
 LOOKUPS = "spark.hindcast.lookups"
 _CORRUPT = "_corrupt"
+_RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 #: One batch of a stream reads at most so many records of a topic: a long backlog is worked off in steps that renew, commit and can be
 #: drained.
 MAX_RECORDS_PER_BATCH = 500_000
@@ -51,8 +52,15 @@ def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
 
 def empty(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
     """No rows of each topic, parsed: for what can be known from their columns alone."""
-    records = spark.createDataFrame([], "key binary, value binary, topic string, partition int, offset long, timestamp timestamp")
+    records = spark.createDataFrame([], _RECORD)
     return [usable(parse(records, pipeline, topic)) for topic in pipeline.topics]
+
+
+def unread(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
+    """A stream of each topic, parsed, that is never started: for what can be known from the plan of a query alone."""
+    columns = [F.lit(None).cast(kind).alias(name) for name, kind in (column.split() for column in _RECORD.split(", "))]
+    records = spark.readStream.format("rate").load().select(*columns)
+    return [parse(records, pipeline, topic) for topic in pipeline.topics]
 
 
 def of_topic(pipeline: Pipeline, topic: Topic, offsets: Mapping[int, int]) -> dict[int, int]:
@@ -114,26 +122,26 @@ def records(
     return archived.unionByName(kafka_range(spark, settings, topic.name, rest, stop).select(*RECORD_COLUMNS)) if rest else archived
 
 
-def read_range(
+def read_topics(
     spark: SparkSession,
     settings: Settings,
     pipeline: Pipeline,
     start: Mapping[int, int],
     end: Mapping[int, int],
     seams: Mapping[int, int] | None = None,
-) -> DataFrame:
-    """The records of [start, end) of each partition, parsed. ``start`` and ``end`` have the same partitions; for ``seams`` see
-    :func:`records`.
+) -> list[DataFrame]:
+    """The records of [start, end) of each partition, parsed, one frame for each topic that has a partition in ``start``.
 
-    Of several topics only what they have in common: the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``.
+    :param end: of the same partitions as ``start``
+    :param seams: see :func:`records`
     """
-    common = (*SOURCE_COLUMNS, "_event_at", "_reason")
-    frames = [
-        parse(records(spark, settings, pipeline, topic, start, end, seams), pipeline, topic)
-        for topic in pipeline.topics
-        if of_topic(pipeline, topic, start)
-    ]
-    return frames[0] if len(pipeline.topics) == 1 else reduce(DataFrame.unionByName, [frame.select(*common) for frame in frames])
+    topics = [topic for topic in pipeline.topics if of_topic(pipeline, topic, start)]
+    return [parse(records(spark, settings, pipeline, topic, start, end, seams), pipeline, topic) for topic in topics]
+
+
+def in_common(parsed: Sequence[DataFrame], columns: Sequence[str] = (*SOURCE_COLUMNS, "_event_at", "_reason")) -> DataFrame:
+    """The rows of all topics in one frame: of several topics only these columns, of one topic all."""
+    return parsed[0] if len(parsed) == 1 else reduce(DataFrame.unionByName, [frame.select(*columns) for frame in parsed])
 
 
 def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> DataFrame:

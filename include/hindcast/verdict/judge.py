@@ -17,12 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.ledger import Ledger, Offsets
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables, utc_from_ms
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, set_aside_url
+from hindcast.replay.online import keep_online
 from hindcast.replay.planner import recorded_offsets
 from hindcast.replay.runs import Runs
 from hindcast.serving.corrections import NOTHING
@@ -93,6 +94,9 @@ def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pip
         raise BadInputError(
             problem=f"The run {run_id} is of the pipeline {case.row['pipeline']}, not of {pipeline.name}", cure="Name that pipeline."
         )
+    if pipeline.re_execute:
+        rows = _recorded(settings, pipeline, case)
+        keep_online(session(), settings, pipeline, run_id, case.start, case.end, case.seams, rows)
     columns, comparison = _compare(session(), settings, pipeline, case)
     wrong_accounts, accounts = check_accounts(settings, pipeline.name, case.version, run_id, case.start, case.end, SAMPLES)
     differences = [*columns, *accounts, *comparison.samples]
@@ -114,10 +118,15 @@ def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pip
     return row
 
 
+def _recorded(settings: Settings, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:
+    """The batches that the judged version of the sink holds."""
+    ledger = Ledger(ControlTables(settings)).batches(pipeline.name, case.version)
+    return [row for row in ledger if row.sink_version <= case.sink_version]
+
+
 def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> list[str]:
     """Whether the recorded batches give another answer when they are run once more: a sentence that names the columns, else nothing."""
-    ledger = Ledger(ControlTables(settings)).batches(pipeline.name, case.version)
-    rows = [row for row in ledger if row.sink_version <= case.sink_version]
+    rows = _recorded(settings, pipeline, case)
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
     with recorded_batches(spark, settings, pipeline, case.start, case.end, rows, case.seams) as recorded:

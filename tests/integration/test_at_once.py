@@ -1,0 +1,152 @@
+"""The two answers of what depends on batches: hindsight by one batch query, and the online one when a verdict asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from live_stream import ledger
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from workload import Workload, at
+
+from hindcast import Mode, Pipeline, Table, Topic, pipeline
+from hindcast.control.ledger import LedgerRow
+from hindcast.replay.batch import answers_url, run_batch
+from hindcast.replay.online import keep_online
+from hindcast.replay.request import ReplayRequest
+from hindcast.replay.run import plan_replay
+from hindcast.stream import at_once, source
+from hindcast.stream.reexecution import RecordedBatches, recorded_batches
+
+Make = Callable[..., Workload]
+Transform = Callable[..., DataFrame]
+
+SCHEMA = "id string, user string, ts timestamp"
+
+
+@pipeline(
+    source=Topic("seen", SCHEMA), event_time="ts", watermark="10 seconds", sink=Table("stays", ["user", "stay"]), version=1, re_execute=True
+)
+def stays(seen: DataFrame) -> DataFrame:
+    """Sightings of a user with no gap of 5 seconds between them."""
+    return seen.groupBy("user", F.session_window("ts", "5 seconds").alias("stay")).agg(F.count("*").alias("sightings"))
+
+
+@pipeline(source=Topic("seen", SCHEMA), event_time="ts", watermark="10 seconds", sink=Table("users", ["user"]), version=1, re_execute=True)
+def users(seen: DataFrame) -> DataFrame:
+    """Each user once."""
+    return seen.select("user").dropDuplicates(["user"])
+
+
+JOINED = replace(users, joined=(Topic("left", SCHEMA),))
+
+
+def joined(how: str) -> Transform:
+    def join(seen: DataFrame, left: DataFrame) -> DataFrame:
+        gone = left.select(F.col("user").alias("who"), F.col("ts").alias("at"))
+        return seen.join(gone, F.expr("user = who AND at BETWEEN ts AND ts + INTERVAL 5 SECONDS"), how).select("user", "who")
+
+    return join
+
+
+def twice_counted(seen: DataFrame) -> DataFrame:
+    windows = seen.groupBy(F.window("ts", "5 seconds"), "user").count()
+    return windows.groupBy(F.window("window", "1 minute"), "user").agg(F.max("count").alias("most"))
+
+
+def without_its_time(seen: DataFrame) -> DataFrame:
+    return seen.groupBy(F.window("ts", "5 seconds"), "user").count().select("user", "count")
+
+
+def with_what_is_not_known(seen: DataFrame) -> DataFrame:
+    return seen.mapInPandas(lambda frames: frames, seen.select("user").schema)
+
+
+def recorded(shard: str = "g0.s0") -> LedgerRow:
+    zeros: dict[str, Any] = dict.fromkeys(("epoch", "batch", "late_watermark_ms", "watermark_ms", "output_rows", "sink_version"), 0)
+    nothing: dict[str, Any] = dict.fromkeys(LedgerRow.__dataclass_fields__)
+    return LedgerRow(**{**nothing, **zeros, "shard": shard, "start_offsets": {}, "end_offsets": {}})
+
+
+@pytest.mark.parametrize(
+    ("declared", "shards", "how"),
+    [
+        (users, 2, "all"),
+        (replace(JOINED, transform=joined("inner")), 2, "all"),
+        (stays, 1, "closed"),
+        (stays, 2, "engine"),
+        (replace(JOINED, transform=joined("left_outer")), 1, "engine"),
+        (replace(users, transform=lambda seen: seen.dropDuplicatesWithinWatermark(["user"])), 1, "engine"),
+        (replace(stays, transform=twice_counted), 1, "engine"),
+        (replace(stays, transform=without_its_time), 1, "engine"),
+        (replace(users, transform=with_what_is_not_known), 1, "engine"),
+        (replace(users, sink=Table("users", ["user"], mode=Mode.UPSERT)), 1, "engine"),
+    ],
+)
+def test_a_batch_says_only_what_it_can_tell(spark: SparkSession, declared: Pipeline, shards: int, how: str) -> None:
+    """Operators that wait for nothing: all rows. One aggregation on one shard: the closed groups. Whatever else there is: the engine."""
+    everything = source.transform(source.empty(spark, declared), declared)
+    said = at_once.said(everything, declared, [recorded(f"g0.s{number}") for number in range(shards)])
+    assert (said is None) == (how == "engine")
+    if said is not None:
+        assert (said is everything) == (how == "all")
+
+
+def seen(identity: str, second: float, user: str = "u") -> dict[str, Any]:
+    return {"id": identity, "user": user, "ts": at(second)}
+
+
+def answer(made: Workload, name: str) -> list[str]:
+    rows = DeltaTable(answers_url(made.settings, made.pipeline.name, "once")).to_pyarrow_table().to_pylist()
+    return sorted(
+        json.dumps({key: value for key, value in row.items() if key != "answer"}, default=str) for row in rows if row["answer"] == name
+    )
+
+
+@pytest.mark.parametrize("declared", [stays, users])
+def test_a_batch_says_what_the_engine_says_at_once(workload: Make, declared: Pipeline) -> None:
+    """Three batches; a stay goes on over two of them, and the last is still open. No row is late."""
+    made = workload(declared)
+    for batch in ([seen("1", 0), seen("2", 4)], [seen("3", 8), seen("4", 20, "v")], [seen("5", 41)], [seen("6", 42)]):
+        made.put(batch)
+        made.read()
+    made.file()
+    _, plan = plan_replay(made.settings, made.pipeline, ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True))
+    assert run_batch(made.spark, made.settings, made.pipeline, plan, "once").late_rows == 0
+    with recorded_batches(made.spark, made.settings, made.pipeline, plan.start, plan.end, plan.recorded) as again:
+        engine = sorted(json.dumps(row, default=str) for row in again.run(at_once=True).toArrow().to_pylist())
+    assert answer(made, "hindsight") == engine
+    assert len(engine) == 2
+    assert answer(made, "online") == []  # nobody has judged it
+
+
+def test_the_online_answer_is_made_once(workload: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two verdicts at the same moment: the one that comes second takes what the first has kept, and so does any later one."""
+    made = workload(users)
+    made.put([seen("1", 0), seen("2", 1, "v")])
+    made.read()
+    made.file()
+    _, plan = plan_replay(made.settings, made.pipeline, ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True))
+    run_batch(made.spark, made.settings, made.pipeline, plan, "once")
+    runs, run = list[int](), RecordedBatches.run
+
+    def keep() -> None:
+        keep_online(made.spark, made.settings, made.pipeline, "once", plan.start, plan.end, {}, ledger(made.settings, "users"))
+
+    def beside_another(batches: RecordedBatches, *, at_once: bool = False) -> DataFrame:
+        runs.append(1)
+        if len(runs) == 1:
+            keep()
+        return run(batches, at_once=at_once)
+
+    monkeypatch.setattr(RecordedBatches, "run", beside_another)
+    keep()
+    keep()
+    assert len(runs) == 2
+    assert answer(made, "online") == answer(made, "hindsight")
+    assert len(answer(made, "online")) == 2
