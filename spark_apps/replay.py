@@ -20,7 +20,7 @@ import structlog
 from hindcast import catalog
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, NothingLateError, VerdictFailedError
-from hindcast.leave import leave
+from hindcast.leave import follow, leave
 from hindcast.pipeline import Pipeline, Policy
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.runs import Runs
@@ -107,4 +107,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    follow()
     leave(main())
