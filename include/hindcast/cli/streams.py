@@ -1,4 +1,4 @@
-"""The commands that act on pipelines: worker, pause, resume, drain, reshard, rebuild, rewind, replay, validate."""
+"""The commands that act on pipelines: worker, pause, resume, drain, reshard, rebuild, rewind, replay, benchmark, validate."""
 
 from __future__ import annotations
 
@@ -163,6 +163,18 @@ def replay(
         run_id=run_id,
     )
     run_app("replay.py", ["hindcast", *arguments], output)
+
+
+@app.command()
+def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -> None:
+    """Replay the pipeline's reference range, as a batch and with its recorded batches. `hindcast runs compare` sets two versions side by
+    side.
+    """
+    from hindcast import catalog
+    from hindcast.replay.reference import request_of
+
+    request_of(catalog.load(Settings().pipelines_dir)[pipeline])  # before any work starts
+    run_app("replay.py", ["benchmark", "--pipeline", pipeline], output)
 
 
 @app.command()

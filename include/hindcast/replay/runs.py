@@ -24,7 +24,11 @@ class RunState(StrEnum):
 
 
 class RunKind(StrEnum):
+    """What a run is for. The last two are of a pipeline's reference range, as a batch and through the streaming engine."""
+
     REPLAY = "replay"
+    BENCHMARK = "benchmark"
+    RE_EXECUTION = "re-execution"
 
 
 @dataclass(frozen=True)
