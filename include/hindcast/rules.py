@@ -78,9 +78,13 @@ def _of_reference(reference: tuple[str, str]) -> Iterator[str]:
     except (TypeError, ValueError) as error:
         yield f"the reference {reference!r} is not two ends of a range: {error}"
         return
-    both = isinstance(first, datetime) and isinstance(last, datetime) and first < last
-    alike = isinstance(first, dict) and isinstance(last, dict) and first.keys() == last.keys()
-    if not both and not (alike and first != last and all(first[p] <= last[p] for p in first)):
+    if isinstance(first, datetime) and isinstance(last, datetime):
+        ordered = first < last
+    elif isinstance(first, dict) and isinstance(last, dict):
+        ordered = first.keys() == last.keys() and first != last and all(first[p] <= last[p] for p in first)
+    else:
+        ordered = False
+    if not ordered:
         yield f"the reference {reference!r} is not a range: two times, or offsets of the same partitions, the first end before the other"
 
 

@@ -78,10 +78,10 @@ def newest_pair(pipeline: str, rows: Iterable[Mapping[str, Any]]) -> tuple[str, 
     :param rows: succeeded benchmarks of the pipeline, newest first
     :raises BadInputError: where no two versions have replayed it
     """
-    newest, *earlier = list(rows) or [None]
-    for other in earlier:
-        if newest is not None and other is not None and _range(other) == _range(newest) and _ran(other) != _ran(newest):
-            return str(other["run_id"]), str(newest["run_id"])
+    known = list(rows)
+    for other in known[1:]:
+        if _range(other) == _range(known[0]) and _ran(other) != _ran(known[0]):
+            return str(other["run_id"]), str(known[0]["run_id"])
     cure = f"`hindcast benchmark {pipeline}` under each version, or name two runs."
     raise BadInputError(problem=f"No two versions have replayed the reference range of {pipeline}", cure=cure)
 

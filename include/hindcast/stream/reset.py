@@ -287,7 +287,8 @@ def _kept_files(settings: Settings, pipeline: Pipeline, version: int, refused: d
         actions = pa.table(DeltaTable(url, version=version, storage_options=settings.storage_options or None).get_add_actions())
     except (DeltaError, OSError) as error:
         raise RewindRefusedError(**asked, problem=problem, cure="Rewind to a later place, or to the beginning.") from error
-    files = list(zip(*(actions[name].to_pylist() for name in ("path", "size_bytes", "num_records")), strict=True))
+    columns = (actions[name].to_pylist() for name in ("path", "size_bytes", "num_records"))
+    files = [(str(path), int(size), int(rows)) for path, size, rows in zip(*columns, strict=True)]
     store = filesystem(url, settings.storage_options)
     if gone := [info.path for info in store.get_file_info([path for path, _, _ in files]) if not info.is_file]:
         raise RewindRefusedError(**asked, problem=f"{problem}: {gone[0]}", cure="Rewind to a later place, or to the beginning.")
