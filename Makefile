@@ -105,6 +105,10 @@ faults: env jars ## the matrix of faults against real processes (ROW=F5 REPEAT=2
 nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)
 	@$(FAULTS) --row nemesis $(if $(SECONDS),--nemesis-seconds "$(SECONDS)")
 
+.PHONY: backfill
+backfill: env jars ## a backfill of INTERVALS=24 under a real Airflow, everything killed in the middle, resumed: equal to one uninterrupted
+	@$(FAULTS) --row backfill $(if $(INTERVALS),--intervals "$(INTERVALS)")
+
 .PHONY: failover
 failover: env jars ## kill -9 of an owner to the next owner's commit, TIMES=20 times at leases of 3 and 10 s: the distribution
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/failover.py $(if $(TIMES),--times "$(TIMES)") $(if $(SEED),--seed "$(SEED)") $(if $(LEASE),--lease "$(LEASE)")

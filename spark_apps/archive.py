@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from hindcast.errors import ArchiveDiffersError, HindcastError
-from hindcast.leave import leave
+from hindcast.leave import follow, leave
 from hindcast.settings import Settings
 
 
@@ -60,4 +60,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    follow()
     leave(main())

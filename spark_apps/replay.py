@@ -1,5 +1,6 @@
-"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--run-id ID]``, and
-``replay.py verdict --run-id ID``. A verdict of a pipeline whose policy is ``correct`` also corrects.
+"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--run-id ID]``,
+``replay.py verdict --run-id ID``, and ``replay.py benchmark --pipeline P`` of its reference range. A verdict of a pipeline whose policy is
+``correct`` also corrects.
 
 Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass,
 75 the stream has not consumed the range yet (try again later), 1 anything else.
@@ -20,7 +21,7 @@ import structlog
 from hindcast import catalog
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, NothingLateError, VerdictFailedError
-from hindcast.leave import leave
+from hindcast.leave import follow, leave
 from hindcast.pipeline import Pipeline, Policy
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.runs import Runs
@@ -49,6 +50,11 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
     if asked.command == "verdict":
         run = Runs(ControlTables(settings)).succeeded(asked.run_id)
         return _judge(settings, catalog.load(settings.pipelines_dir)[run["pipeline"]], asked.run_id)
+    if asked.command == "benchmark":
+        from hindcast.replay.reference import run_reference
+
+        batch, again = run_reference(lambda: _session(settings), settings, catalog.load(settings.pipelines_dir)[asked.pipeline])
+        return {"batch": batch.as_dict(), "re_execution": again.as_dict()}
     request = ReplayRequest.parse(
         pipeline=asked.pipeline,
         run_id=asked.run_id,
@@ -102,9 +108,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--since-last-verdict", action="store_true")
         command.add_argument("--late", action="store_true")
         command.add_argument("--all", action="store_true")
+    commands.add_parser("benchmark").add_argument("--pipeline", required=True)
     commands.add_parser("verdict").add_argument("--run-id", required=True)
     return parser
 
 
 if __name__ == "__main__":
+    follow()
     leave(main())

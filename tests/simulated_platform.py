@@ -89,11 +89,12 @@ def _file(tables: ControlTables, name: ControlTable, stream: Simulated, places: 
     last = {row.shard: row for row in stream.ledger}
     of_partition = {partition: row for row in last.values() for partition in row.end_offsets}
     records = {record.place: record for record in stream.records}
+    batches = {record.place: row.batch for row in stream.ledger for record in stream.read_in(row)}
 
     def filed(place: tuple[int, int]) -> dict[str, Any]:
         row, event_ms = of_partition[place[0]], records[place].event_ms
         where = {"pipeline": row.pipeline, "version": row.version, "shard": row.shard, "topic": row.topic}
-        found = {**where, "partition": place[0], "offset": place[1]}
+        found = {**where, "batch": batches[place], "partition": place[0], "offset": place[1]}
         if event_ms is not None:
             found |= {"event_at": instant(event_ms), "watermark_ms": stream.thresholds[place]}
         return found

@@ -157,6 +157,10 @@ class ReplayFailedError(HindcastError):
     """The replay {run_id} of {pipeline} failed: {reason}. {cure}"""
 
 
+class RewindRefusedError(BadInputError):
+    """{pipeline} cannot be rewound to {to}: {problem}. Nothing was changed. {cure}"""
+
+
 class UnknownArchiveError(BadInputError):
     """The topic {topic} has no archive. `hindcast archive list` lists those there are; `hindcast archive run {topic}` makes one."""
 

@@ -1,10 +1,30 @@
-"""End a process that has written Delta tables."""
+"""End a process that has written Delta tables, by itself or with the one that it works for."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from typing import NoReturn
+
+#: Set where a task of Airflow's holds the other end of this process's stdin.
+FOLLOWS = "HINDCAST_FOLLOWS_STDIN"
+
+
+def follow() -> None:
+    """Where a task started this process, end with all of its group as soon as the task is gone, even by SIGKILL.
+
+    Nobody tells a child that its parent was killed. The task is tried again: the two would share the cores, and no bound on the number of
+    replays would hold.
+    """
+    if os.environ.get(FOLLOWS):
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def leave(exit_code: int) -> NoReturn:

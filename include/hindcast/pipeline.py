@@ -240,6 +240,7 @@ class Pipeline:
     late_sink: Table | None = None
     policy: Policy = Policy.REPORT
     captured_floor: float = 0.0
+    reference: tuple[str, str] | None = None
     expectations: tuple[dict[str, Any], ...] = ()
     file: str = ""
     line: int = 0
@@ -290,6 +291,7 @@ def pipeline(
     late_sink: Table | None = None,
     policy: Policy | str = Policy.REPORT,
     captured_floor: float = 0.0,
+    reference: tuple[str, str] | None = None,
     expectations: list[dict[str, Any]] | None = None,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare the decorated function as a pipeline of the function's own name.
@@ -312,6 +314,8 @@ def pipeline(
     :param policy: ``report``: a verdict says what came late; ``correct``: after a verdict without unexplained differences readers get the
         batch's answer for the windows that it judged
     :param captured_floor: the least share of input rows the stream must hold for a verdict to pass, 0 to 1
+    :param reference: the range that each new version replays as a benchmark: its two ends as ISO 8601 times with an offset from UTC, or
+        as JSON of offsets; the end is exclusive
     :param expectations: Great Expectations on the sink, each ``{"type": ..., **kwargs}``
     :raises PipelineError: with file, line and the valid form, where a part of the declaration is wrong
     """
@@ -338,6 +342,7 @@ def pipeline(
             late_sink=late_sink,
             policy=Policy(policy),
             captured_floor=captured_floor,
+            reference=reference,
             expectations=tuple(expectations or ()),
             file=code.co_filename,
             line=code.co_firstlineno,

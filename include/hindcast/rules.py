@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from hindcast.pipeline import (
     EVENT_TIME_TYPES,
@@ -68,6 +68,24 @@ def problems(p: Pipeline) -> Iterator[str]:
         parse_start(p.start)
     except ValueError as error:
         yield str(error)
+    if p.reference is not None:
+        yield from _of_reference(p.reference)
+
+
+def _of_reference(reference: tuple[str, str]) -> Iterator[str]:
+    try:
+        first, last = map(parse_start, reference)
+    except (TypeError, ValueError) as error:
+        yield f"the reference {reference!r} is not two ends of a range: {error}"
+        return
+    if isinstance(first, datetime) and isinstance(last, datetime):
+        ordered = first < last
+    elif isinstance(first, dict) and isinstance(last, dict):
+        ordered = first.keys() == last.keys() and first != last and all(first[p] <= last[p] for p in first)
+    else:
+        ordered = False
+    if not ordered:
+        yield f"the reference {reference!r} is not a range: two times, or offsets of the same partitions, the first end before the other"
 
 
 def _of_topic(p: Pipeline, topic: Topic) -> Iterator[str]:

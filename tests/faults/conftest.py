@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repeat", type=int, default=1, help="how often each test of the row runs, each time with the next seed")
     parser.addoption("--seed", type=int, default=0, help="the first seed; 0 takes one from the clock")
     parser.addoption("--nemesis-seconds", type=float, default=60.0, help="how long the nemesis goes on")
+    parser.addoption("--intervals", type=int, default=24, help="how many past intervals the backfill replays")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,6 +14,7 @@ from evidence import COMPACTION, Evidence, LeaseSeen, Place, SinkCommit
 
 #: I6: a shard may be without a living owner for two leases. A busy machine of two cores may add this.
 BUSY_SECONDS = 3.0
+RESET = "reset"
 
 
 def no_loss(evidence: Evidence) -> set[Place]:
@@ -40,15 +41,15 @@ def set_aside(evidence: Evidence, sent: Iterable[Place], poison: Iterable[Place]
 
 
 def written_once(evidence: Evidence) -> None:
-    """I2: no batch and no file is in the sink's log twice, and no file was ever taken out but to be joined with others.
+    """I2: no batch and no file is in the sink's log twice, and no file was ever taken out but to be joined with others, or by a reset.
 
     That those rows are still there, and once, is for the exact answer to say.
     """
     batches = Counter((commit.app, commit.batch) for commit in evidence.commits if commit.kind == "batch")
     assert not (twice := [key for key, times in batches.items() if times > 1]), f"I2: committed twice: {twice}"
-    files = Counter(path for commit in evidence.commits for path in commit.added)
+    files = Counter(path for commit in evidence.commits if commit.kind != RESET for path in commit.added)
     assert not (twice := [path for path, times in files.items() if times > 1]), f"I2: files added twice: {twice}"
-    assert not [commit for commit in evidence.commits if commit.removed and commit.app != COMPACTION], (
+    assert not [commit for commit in evidence.commits if commit.removed and commit.app != COMPACTION and commit.kind != RESET], (
         "I2: files were removed from the sink"
     )
 
@@ -71,7 +72,10 @@ def one_owner(evidence: Evidence) -> None:
 
 
 def never_back(evidence: Evidence) -> None:
-    """I4: each commit begins where the one before ended; a lease's checkpoint never falls and is one that the sink holds."""
+    """I4: each commit begins where the one before ended, and none follows a reset.
+
+    A lease's checkpoint never falls and is one that the sink holds.
+    """
     held: dict[tuple[str, int], SinkCommit] = {}
     for app, commits in _by_app(evidence).items():
         shard = app.rsplit("/", 1)[-1]
@@ -79,7 +83,10 @@ def never_back(evidence: Evidence) -> None:
         for before, after in pairwise(commits):
             step = (after.batch - before.batch) if after.kind == "batch" else 1 + (after.batch - before.batch)
             assert step == 1, f"I4: {app}: {after.kind} {after.batch} of epoch {after.epoch} follows batch {before.batch}"
-            assert after.start_offsets == before.end_offsets, f"I4: {app}: batch {after.batch} begins elsewhere than {before.batch} ended"
+            assert before.kind != RESET, f"I4: {app}: batch {after.batch} follows a reset"
+            assert after.kind == RESET or after.start_offsets == before.end_offsets, (
+                f"I4: {app}: batch {after.batch} begins elsewhere than {before.batch} ended"
+            )
     for shard, history in _by_shard(evidence).items():
         points = [seen.checkpoint for seen in history if "batch" in seen.checkpoint]
         for before, after in pairwise(points):
@@ -92,11 +99,13 @@ def never_back(evidence: Evidence) -> None:
 
 
 def ledger_is_the_sinks(evidence: Evidence) -> None:
-    """I4: the ledger has exactly the batches that the sink holds, with their epochs and offsets."""
+    """I4: the ledger has exactly the batches that the sink holds and no reset took back, with their epochs and offsets."""
+    resets = {commit.version for commit in evidence.commits if commit.kind == RESET}
+    kept = [(max((row.sink_version for row in evidence.ledger if row.sink_version < reset), default=-1), reset) for reset in resets]
     committed = {
         (commit.app, commit.batch): (commit.epoch, commit.end_offsets, commit.version)
         for commit in evidence.commits
-        if commit.kind == "batch"
+        if commit.kind == "batch" and not any(after < commit.version < reset for after, reset in kept)
     }
     recorded = {
         (f"{row.pipeline}/v{row.version}/{row.shard}", row.batch): (row.epoch, row.end_offsets, row.sink_version) for row in evidence.ledger

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -99,3 +101,23 @@ time.sleep(600)
     runner.join(20)
     assert ended[0].exit_code == -signal.SIGKILL
     assert psutil.wait_procs([grandchild], timeout=10)[1] == []
+
+
+def test_a_child_ends_with_a_task_that_was_killed(settings: Settings, tmp_path: Path) -> None:
+    """SIGKILL lets the task tell nobody; its child sees that its stdin ends."""
+    (tmp_path / "spark_apps").mkdir()
+    (tmp_path / "spark_apps" / "app.py").write_text(
+        "import os, sys, time\nfrom hindcast.leave import follow\nfollow()\n"
+        "print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+    )
+    task = (
+        "from pathlib import Path\nfrom hindcast.airflow import children\nfrom hindcast.settings import Settings\n"
+        f"children.project_root = lambda: Path({str(tmp_path)!r})\n"
+        "children.Child(Settings(), 'app.py', []).run(lambda line: print(line, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", task], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+        process.wait()
+        child.wait(20)

@@ -207,3 +207,26 @@ one, other, third = declare("one", True), declare("other", True), declare("third
     assert [task.task_id for task in dag.tasks] == ["shared"]
     assert (type(dag.timetable).__name__, dag.max_active_runs, dag.max_active_tasks) == ("CronDataIntervalTimetable", 1, 1)
     assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).dag_id == "archive"
+
+
+def test_reference_ranges_are_replayed_weekly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task for each pipeline that pins one, one at a time; no DAG where none does."""
+    code = """
+from hindcast import Table, Topic, pipeline
+
+@pipeline(
+    source=Topic("t", schema="ts timestamp"), event_time="ts", watermark="1 second", sink=Table("pinned"), version=1,
+    reference=('{"0": 0}', '{"0": 500}'),
+)
+def pinned(frame):
+    return frame
+"""
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
+    assert DagBag(dag_folder=project_root() / "dags" / "benchmark.py").dags == {}
+    (tmp_path / "pinned.py").write_text(code)
+    bag = DagBag(dag_folder=project_root() / "dags" / "benchmark.py")
+    assert bag.import_errors == {}
+    dag = bag.dags["benchmark"]
+    assert [task.task_id for task in dag.tasks] == ["pinned"]
+    assert (dag.max_active_runs, dag.max_active_tasks) == (1, 1)
+    assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).dag_id == "benchmark"

@@ -18,7 +18,14 @@ from structlog.testing import capture_logs
 
 from hindcast.airflow import children, supervision
 from hindcast.airflow.assets import hindcast_asset
-from hindcast.airflow.operators import ArchiveOperator, FindHindcastsOperator, HindcastReplayOperator, RangeChoice, ValidateOperator
+from hindcast.airflow.operators import (
+    ArchiveOperator,
+    BenchmarkOperator,
+    FindHindcastsOperator,
+    HindcastReplayOperator,
+    RangeChoice,
+    ValidateOperator,
+)
 from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator, starting_workers
 from hindcast.clock import SystemClock
 from hindcast.control.lease_table import LeaseTable
@@ -316,5 +323,16 @@ def test_a_topic_is_archived_or_the_task_fails_as_the_application_ended(app: Any
     with pytest.raises(AirflowFailException, match="0 to 4"):
         task.execute(context)
     app(75, "The brokers did not answer.")
+    with pytest.raises(TryLaterError):
+        task.execute(context)
+
+
+def test_a_benchmark_names_its_pipeline_and_no_range(app: Any, context: dict[str, Any]) -> None:
+    """The range is in the declaration; one that was not streamed yet is tried again."""
+    task = BenchmarkOperator(task_id="p", pipeline="p")
+    run = {"run_id": "a", "rows_per_second": 5.0}
+    app(0, batch=run, re_execution=run)
+    assert task.execute(context)["arguments"] == ["benchmark", "--pipeline", "p"]
+    app(75, "Version 2 has committed no batch.")
     with pytest.raises(TryLaterError):
         task.execute(context)

@@ -222,3 +222,26 @@ def test_a_command_ends_without_taking_the_interpreter_down() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--run" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--to says where to"),
+        (("--to", "yesterday"), "it is not a time"),
+        (("--to", '{"0": -1}'), "whole numbers from 0"),
+        (("--to", "earliest", "--yes"), "it is not paused"),
+    ],
+)
+def test_a_rewind_that_makes_no_sense_is_refused(hindcast: Hindcast, arguments: tuple[str, ...], words: str) -> None:
+    """Before the broker is asked anything: exit code 2, and what to do."""
+    ended = hindcast("rewind", "stock_stats", *arguments)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
+def test_a_benchmark_needs_a_range_and_a_comparison_two_runs(hindcast: Hindcast) -> None:
+    """Both say what is missing."""
+    assert "reference=" in hindcast("benchmark", "stock_stats").stderr
+    assert "Name both" in hindcast("runs", "compare", "one").stderr
+    assert "hindcast benchmark stock_stats" in hindcast("runs", "compare", "--benchmark", "stock_stats").stderr

@@ -1,7 +1,7 @@
 """Run one of spark_apps/ as a child process: progress on its stderr, one JSON object as the last line of its stdout.
 
 It gets a process group of its own, so that killing the task also ends the JVM, and none of Airflow's variables: it has no business
-with Airflow's database or keys.
+with Airflow's database or keys. It follows its stdin: a task that is killed with SIGKILL takes it along (:mod:`hindcast.leave`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hindcast.leave import FOLLOWS
 from hindcast.local.processes import inherited_environment
 from hindcast.settings import Settings, project_root
 
@@ -46,7 +47,7 @@ class Child:
 
     def __init__(self, settings: Settings, script: str, arguments: Sequence[str]) -> None:
         self._command = [sys.executable, str(project_root() / "spark_apps" / script), *arguments]
-        self._environment = {**inherited_environment(), **settings.environment(), "NO_COLOR": "1"}
+        self._environment = {**inherited_environment(), **settings.environment(), "NO_COLOR": "1", FOLLOWS: "1"}
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, tell: Callable[[str], None]) -> Ended:
@@ -54,7 +55,7 @@ class Child:
         printed: deque[str] = deque(maxlen=1)
         said: deque[str] = deque(maxlen=KEPT_LINES)
         with subprocess.Popen(
-            self._command, env=self._environment, cwd=Path.cwd(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            self._command, env=self._environment, cwd=Path.cwd(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, encoding="utf-8", errors="replace", start_new_session=True,
         ) as process:  # fmt: skip
             self._process = process

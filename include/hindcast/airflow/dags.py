@@ -11,6 +11,7 @@ from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.operators import (
     ArchiveOperator,
+    BenchmarkOperator,
     FindHindcastsOperator,
     HindcastReplayOperator,
     MaintainOperator,
@@ -211,4 +212,21 @@ def archive_dag(topics: Iterable[str], schedule: str) -> DAG:
     ) as dag:
         for topic in topics:
             ArchiveOperator(task_id=topic, topic=topic, **RETRIES)
+    return dag
+
+
+def benchmark_dag(pipelines: Iterable[str]) -> DAG:
+    """Once a week, each pipeline's reference range, one after the other: two at once would measure each other."""
+    with DAG(
+        dag_id="benchmark",
+        schedule=CronDataIntervalTimetable("@weekly", timezone="UTC"),
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        max_active_tasks=REPLAYS_AT_ONCE,
+        tags=TAGS,
+        description="Replays the reference ranges of pipelines, so that versions can be compared",
+    ) as dag:
+        for name in pipelines:
+            BenchmarkOperator(task_id=name, pipeline=name, **RETRIES)
     return dag

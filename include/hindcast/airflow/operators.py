@@ -1,4 +1,4 @@
-"""The tasks of `replay`, `validate`, `archive` and `maintain`."""
+"""The tasks of `replay`, `validate`, `benchmark`, `archive` and `maintain`."""
 
 from __future__ import annotations
 
@@ -240,6 +240,20 @@ class ValidateOperator(_ReplayAppOperator):
             )
         if len(rows) > NAMED_DIFFERENCES:
             _log.error(f"{len(rows) - NAMED_DIFFERENCES} more differences were kept; the verdict's page shows them.")
+
+
+class BenchmarkOperator(_ReplayAppOperator):
+    """Replay the pipeline's reference range as a batch and with its recorded batches; `hindcast runs` keeps what they cost."""
+
+    template_fields = ("pipeline",)
+    operator_extra_links = (ControlRoomLink(),)
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+        done = self._result(self._run_app(["benchmark", "--pipeline", check_name("pipeline", self.pipeline)]))
+        for way in ("batch", "re_execution"):
+            run = done[way]
+            _log.info(f"{self.pipeline} as {way}: {run['rows_per_second']:,.0f} rows/s.", run_id=run["run_id"], note=run.get("note"))
+        return done
 
 
 class ArchiveOperator(_AppOperator):

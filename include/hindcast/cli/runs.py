@@ -9,7 +9,11 @@ import typer
 
 from hindcast.cli.listings import FormatOption, LimitOption, PipelineOption, newest
 from hindcast.cli.output import Format, Output
+from hindcast.errors import BadInputError
 from hindcast.settings import Settings
+
+#: Benchmarks among which two versions are looked for: a year of weeks.
+_BENCHMARKS = 52
 
 app = typer.Typer()
 
@@ -42,8 +46,9 @@ def runs(context: typer.Context, pipeline: PipelineOption = "", limit: LimitOpti
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(help="the run to compare with")],
-    second: Annotated[str, typer.Argument(help="the run that is compared")],
+    first: Annotated[str, typer.Argument(help="the run to compare with")] = "",
+    second: Annotated[str, typer.Argument(help="the run that is compared")] = "",
+    benchmark: Annotated[str, typer.Option("--benchmark", help="the newest benchmarks of this pipeline by two versions")] = "",
     plot: Annotated[Path | None, typer.Option("--plot", help="write a picture of it to this HTML file")] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -51,10 +56,17 @@ def compare(
     from hindcast import catalog
     from hindcast.control.tables import ControlTables
     from hindcast.pipeline import check_name
-    from hindcast.replay.runs import Runs
+    from hindcast.replay.runs import RunKind, Runs
     from hindcast.replay.versus import versus
 
     settings = Settings()
+    if bool(benchmark) == bool(second):
+        raise BadInputError(problem="Two runs are compared", cure="Name both, or give --benchmark and a pipeline's name.")
+    if benchmark:
+        from hindcast.replay.reference import newest_pair
+
+        runs = Runs(ControlTables(settings)).recent(check_name("pipeline", benchmark), RunKind.BENCHMARK, _BENCHMARKS)
+        first, second = newest_pair(benchmark, runs)
     name = Runs(ControlTables(settings)).succeeded(check_name("run", first))["pipeline"]
     found = versus(settings, catalog.load(settings.pipelines_dir)[name], first, check_name("run", second))
     if plot is not None:

@@ -1,4 +1,4 @@
-"""The commands that act on pipelines: worker, pause, resume, drain, reshard, rebuild, replay, validate."""
+"""The commands that act on pipelines: worker, pause, resume, drain, reshard, rebuild, rewind, replay, benchmark, validate."""
 
 from __future__ import annotations
 
@@ -102,6 +102,44 @@ def rebuild(
 
 
 @app.command()
+def rewind(
+    pipeline: PipelineArgument,
+    to: Annotated[str, typer.Option("--to", help="earliest, a broker timestamp (ISO 8601), or offsets as JSON")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be re-read and replaced")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="why; it is kept with the event")] = "",
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Take back what a paused pipeline has written since a place of its topic, and let it read that again. Nothing is doubled.
+
+    It goes back to the last batch that had read no further. One that was cut short is carried to its end by the same command.
+    """
+    import getpass
+    import platform
+
+    from hindcast import catalog
+    from hindcast.control.lease_table import LeaseTable
+    from hindcast.replay.request import parse_offsets, parse_time
+    from hindcast.stream import reset
+
+    settings = Settings()
+    declared, store = catalog.load(settings.pipelines_dir)[pipeline], LeaseTable(settings)
+    if not dry_run and (done := reset.carry_on(settings, store, declared)) is not None:
+        print(f"An earlier rewind of {pipeline} to {done['to']} had been cut short; it is done now.", file=sys.stderr)
+        Output(output).row(done)
+        return
+    if not to:
+        raise BadInputError(problem="--to says where to", cure="Give --to earliest, a time or offsets.")
+    target = None if to == "earliest" else parse_offsets(to) if to.lstrip().startswith("{") else parse_time(to)
+    plan = reset.make_plan(settings, store, declared, target)
+    Output(output).row(plan.as_dict())
+    if dry_run or not (yes or typer.confirm("Take that back and read it again?", err=True)):
+        return
+    reset.run(settings, store, declared, plan, by=f"{getpass.getuser()}@{platform.node()}", reason=reason)
+    print(f"{pipeline} is rewound to {plan.to}. `hindcast resume {pipeline}` lets it read again.", file=sys.stderr)
+
+
+@app.command()
 def replay(
     pipeline: PipelineArgument,
     from_offsets: FromOffsets = "",
@@ -125,6 +163,18 @@ def replay(
         run_id=run_id,
     )
     run_app("replay.py", ["hindcast", *arguments], output)
+
+
+@app.command()
+def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -> None:
+    """Replay the pipeline's reference range, as a batch and with its recorded batches. `hindcast runs compare` sets two versions side by
+    side.
+    """
+    from hindcast import catalog
+    from hindcast.replay.reference import request_of
+
+    request_of(catalog.load(Settings().pipelines_dir)[pipeline])  # before any work starts
+    run_app("replay.py", ["benchmark", "--pipeline", pipeline], output)
 
 
 @app.command()

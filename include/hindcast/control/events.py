@@ -40,6 +40,8 @@ class EventKind(StrEnum):
     SHARD_REBUILT = "shard_rebuilt"
     SHARD_ENDED = "shard_ended"
     RESHARD_REFUSED = "reshard_refused"
+    PIPELINE_REWINDING = "pipeline_rewinding"
+    PIPELINE_REWOUND = "pipeline_rewound"
     QUERY_FAILED = "query_failed"
     OFFSETS_LOST = "offsets_lost"
     AUDIT_FAILED = "audit_failed"

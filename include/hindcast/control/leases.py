@@ -38,13 +38,13 @@ class ShardState(StrEnum):
 
 
 #: WAIT until the parents are TERMINATED; OPEN to be consumed; CLOSING while its owner finishes the batch in hand to give it up;
-#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end, late and poison rows filed. An owner that
-#: dies in CLOSING leaves a lease that expires, so the next one opens it.
+#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end, late and poison rows filed, or when
+#: a reset puts others in its place. An owner that dies in CLOSING leaves a lease that expires, so the next one opens it.
 TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
     ShardState.WAIT: frozenset({ShardState.OPEN}),
     ShardState.OPEN: frozenset({ShardState.CLOSING, ShardState.TERMINATED}),
     ShardState.CLOSING: frozenset({ShardState.CLOSED, ShardState.OPEN, ShardState.TERMINATED}),
-    ShardState.CLOSED: frozenset({ShardState.OPEN}),
+    ShardState.CLOSED: frozenset({ShardState.OPEN, ShardState.TERMINATED}),
     ShardState.TERMINATED: frozenset(),
 }
 

@@ -56,6 +56,16 @@ class LedgerRow:
     committed_at: datetime
     floors: Offsets = field(default_factory=dict)
 
+    @property
+    def is_reset(self) -> bool:
+        """Whether it is no batch, but says that those of its shard after :attr:`kept` were taken back."""
+        return self.batch < 0
+
+    @property
+    def kept(self) -> int:
+        """Of a reset, the shard's last batch that stays; 0 for none."""
+        return -1 - self.batch
+
     def late_ms(self, partition: int) -> int:
         """A row of the partition is late in this batch for each window that ends at or before the result."""
         return max(self.late_watermark_ms, self.floors.get(partition, 0))
@@ -73,8 +83,21 @@ class LedgerRow:
         return cls(**{**values, **{name: offsets_from_json(row[name] or "{}") for name in _BY_PARTITION}})
 
 
+@dataclass(frozen=True)
+class Undone:
+    """What a reset took back: the batches of the sink's versions after ``after`` and before ``version``, its own commit."""
+
+    after: int
+    version: int
+
+    def has(self, sink_version: int) -> bool:
+        return self.after < sink_version < self.version
+
+
 class Ledger:
-    """Reads and appends ledger rows. A batch that was recorded twice (a repair after a take-over) is read once."""
+    """Reads and appends ledger rows. A batch that was recorded twice (a repair after a take-over) is read once, one that a reset took back
+    not at all.
+    """
 
     def __init__(self, tables: ControlTables) -> None:
         self._tables = tables
@@ -84,14 +107,30 @@ class Ledger:
 
     def batches(self, pipeline: str, version: int | None = None, shard: str | None = None) -> list[LedgerRow]:
         """The committed batches in the order (shard, batch)."""
+        found = self._rows(pipeline, version, shard)
+        kept: dict[tuple[int, str], int] = {}
+        for row in found:
+            if row.is_reset:
+                kept[row.version, row.shard] = min(row.kept, kept.get((row.version, row.shard), row.kept))
+        newest: dict[tuple[int, str, int], LedgerRow] = {}
+        for row in found:
+            if row.is_reset or row.batch > kept.get((row.version, row.shard), row.batch):
+                continue
+            key = (row.version, row.shard, row.batch)
+            known = newest.get(key)
+            if known is None or (known.input_rows is None and row.input_rows is not None):
+                newest[key] = row
+        return [newest[key] for key in sorted(newest)]
+
+    def undone(self, pipeline: str, version: int) -> list[Undone]:
+        """What was taken back, by the resets of a version, the oldest first."""
+        found = self._rows(pipeline, version)
+        versions = sorted({row.sink_version for row in found if row.is_reset})
+        batches = self.batches(pipeline, version)
+        return [Undone(max((row.sink_version for row in batches if row.sink_version < reset), default=-1), reset) for reset in versions]
+
+    def _rows(self, pipeline: str, version: int | None, shard: str | None = None) -> list[LedgerRow]:
         where: list[Condition] = [("pipeline", "=", pipeline)]
         where += [("version", "=", version)] if version is not None else []
         where += [("shard", "=", shard)] if shard is not None else []
-        newest: dict[tuple[int, str, int], LedgerRow] = {}
-        for row in self._tables.rows(ControlTable.CHECKPOINTS, where):
-            entry = LedgerRow.from_row(row)
-            key = (entry.version, entry.shard, entry.batch)
-            known = newest.get(key)
-            if known is None or (known.input_rows is None and entry.input_rows is not None):
-                newest[key] = entry
-        return [newest[key] for key in sorted(newest)]
+        return [LedgerRow.from_row(row) for row in self._tables.rows(ControlTable.CHECKPOINTS, where)]

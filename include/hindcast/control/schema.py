@@ -49,6 +49,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     ),
     # The ledger: one row for each batch committed to a sink. start_offsets and end_offsets are JSON {partition: offset}, end exclusive.
     # A row is late for a window in this batch iff window end <= late_watermark_ms; windows with end <= watermark_ms are final after it.
+    # A row with a negative batch is a reset: the shard's batches after -1 - batch were taken back by the sink's commit sink_version.
     # floors is JSON {partition: ms}: what was final before the shard's query began, so it holds beside both watermarks; empty at first.
     ControlTable.CHECKPOINTS: _schema(
         pipeline=TEXT,

@@ -52,6 +52,8 @@ def app_id(pipeline: str, shard: str) -> str:
 #: In a shard's detail: keys never leave the partitions that are equal modulo this.
 MODULUS = "modulus"
 PARTITIONS = "partitions"
+#: In a waiting shard's detail: the reset that it belongs to (:mod:`hindcast.control.reset`), which opens it itself.
+RESET = "reset"
 
 
 def deal(partitions: Iterable[int], shards: int, modulus: int) -> list[list[int]]:
@@ -129,7 +131,7 @@ def opened(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
     return [
         _begun(lease, parents)
         for lease in leases.values()
-        if lease.status_type is StatusType.SHARD and lease.state == ShardState.WAIT
+        if lease.status_type is StatusType.SHARD and lease.state == ShardState.WAIT and RESET not in lease.detail
         for parents in [[leases[LeaseKey(lease.stream_id, StatusType.SHARD, name)] for name in lease.parent_shard_ids]]
         if all(parent.state == ShardState.TERMINATED for parent in parents)
     ]

@@ -43,7 +43,8 @@ EVERY_APPENDS = 50
 COMPACTED_BYTES = 8 * 1024 * 1024
 #: Files that are joined in one commit: what has to be in memory at once.
 GROUP_BYTES = 64 * 1024 * 1024
-_COMPACTION = "hindcast/compaction"
+#: The application whose transactions a compaction of any table is.
+COMPACTION = "hindcast/compaction"
 #: How often a compaction or a vacuum is decided anew in one tidy.
 ATTEMPTS = 5
 _NO_RETRY = CommitProperties(max_commit_retries=0)
@@ -119,7 +120,7 @@ def _join(table: DeltaTable, small: list[str], storage_options: dict[str, str], 
     now = int(time.time() * 1000)
     added = AddAction(joined, store.get_file_info(joined).size, {}, now, data_change=False, stats=json.dumps(statistics(rows, bounded)))
     removed = [RemoveAction(path, data_change=False, deletion_timestamp=now) for path in small]
-    alone = CommitProperties(app_transactions=[Transaction(_COMPACTION, table.version())])
+    alone = CommitProperties(app_transactions=[Transaction(COMPACTION, table.version())])
     table.create_write_transaction([added, *removed], "append", table.schema(), commit_properties=alone)
     table.update_incremental()
 

@@ -211,6 +211,12 @@ def _together(pipeline: Pipeline, hindsight: DataFrame, online: DataFrame | None
     return first.unionByName(second)
 
 
+def write_answer(settings: Settings, plan: Plan, run_id: str, frame: DataFrame, answer: Answer) -> int:
+    """Write a frame as the run's only answer; return its rows."""
+    named = frame.withColumn(ANSWER, F.lit(answer.value))
+    return sum(file.rows for file in _write(settings, named, answers_url(settings, plan.pipeline, run_id), by=ANSWER))
+
+
 def _write(settings: Settings, frame: DataFrame, url: str, by: str = "") -> list[files.DataFile]:
     """Write the frame in the place of what the table holds: executors write files, and one commit names them (as the sink's batches do)."""
     options, schema = settings.storage_options, takeover.table_schema(frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from hindcast.archive.holdings import Holdings, holdings
 from hindcast.control.commits import METADATA_KEY, newest_commits
 from hindcast.control.history import History
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
+from hindcast.control.ledger import Ledger, LedgerRow, Offsets, Undone, by_partition
 from hindcast.control.schema import ControlTable
 from hindcast.control.shards import app_id
 from hindcast.control.tables import ControlTables
@@ -49,7 +49,8 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     :raises UnknownTopicError, BrokerUnavailableError, StoreUnavailableError: where a source of facts is missing or away
     """
     tables = ControlTables(settings)
-    rows = Ledger(tables).batches(pipeline.name, pipeline.version)
+    ledger = Ledger(tables)
+    rows, undone = ledger.batches(pipeline.name, pipeline.version), ledger.undone(pipeline.name, pipeline.version)
     filed = _filed(tables, rows)
     with TopicOffsets(settings) as topic:
         earliest, latest = across(pipeline, topic.earliest), across(pipeline, topic.latest)
@@ -67,13 +68,15 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
         filed=filed,
         sink_version=sink.version(),
         now=datetime.now(UTC),
-        sink_commits=_batch_commits(sink) if pipeline.window is None else (),
+        sink_commits=_batch_commits(sink, undone) if pipeline.window is None else (),
         from_time_offsets=times[0],
         to_time_offsets=times[1],
         archived=across(pipeline, lambda name: archives[name].ranges if name in archives else {}),
         corrected=corrected,
         late_from_ms=first_uncorrected_ms(pipeline, _late_rows(tables, pipeline), corrected) if request.late else None,
-        judged_to=Runs(tables).judged_to(pipeline.name, pipeline.version, without=request.run_id) if request.since_last_verdict else None,
+        judged_to=Runs(tables).judged_to(pipeline.name, pipeline.version, without=request.run_id, undone=undone)
+        if request.since_last_verdict
+        else None,
     )
 
 
@@ -144,8 +147,9 @@ def _filed(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
     return filed
 
 
-def _batch_commits(sink: DeltaTable) -> list[int]:
-    return [int(commit["version"]) for commit in newest_commits(sink) if _commit_kind(commit.get(METADATA_KEY)) == "batch"]
+def _batch_commits(sink: DeltaTable, undone: Sequence[Undone]) -> list[int]:
+    versions = [int(commit["version"]) for commit in newest_commits(sink) if _commit_kind(commit.get(METADATA_KEY)) == "batch"]
+    return [version for version in versions if not any(reset.has(version) for reset in undone)]
 
 
 def _commit_kind(text: object) -> str:

@@ -52,7 +52,18 @@ def plan_replay(settings: Settings, pipeline: Pipeline, request: ReplayRequest) 
     return named.run_id, replace(plan, asked=request.describe())
 
 
-def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Replayed:
+#: Runs a plan under a run id, and counts.
+Work = Callable[[SparkSession, Settings, Pipeline, Plan, str], Counted]
+
+
+def run_replay(
+    session: Callable[[], SparkSession],
+    settings: Settings,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    kind: RunKind = RunKind.REPLAY,
+    work: Work = run_batch,
+) -> Replayed:
     """Replay a request. ``session`` is called once the plan stands: bad ranges start no JVM.
 
     A run that fails leaves its row in ``runs`` and an event. The same run id replays the same offsets and writes over its own tables.
@@ -62,7 +73,7 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
     run_id, plan = plan_replay(settings, pipeline, request)
     tables = ControlTables(settings)
     runs = Runs(tables)
-    row = _first_row(settings, pipeline, plan, run_id)
+    row = _first_row(settings, pipeline, plan, run_id, kind)
     runs.append(row)
     _log.info(
         "Planned the replay.", run_id=run_id, **{name: plan.as_dict()[name] for name in ("asked", "start", "end", "read_from", "batches")}
@@ -70,7 +81,7 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
     try:
         spark = session()
         meter = Meter()
-        counted = run_batch(spark, settings, pipeline, plan, run_id)
+        counted = work(spark, settings, pipeline, plan, run_id)
         kept = {**plan.as_dict(), "counted": asdict(counted)}
         done = {**row, **_cost(meter, plan, counted), "plan": json.dumps(kept, sort_keys=True)}
     except Exception as error:
@@ -83,7 +94,7 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
             raise
         raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=reason, cure=cure) from error
     done["note"] = slow_note(
-        done["rows_per_second"], counted.rows_read, runs.recent(pipeline.name, RunKind.REPLAY, 5 * RUNS_COMPARED, without=run_id)
+        done["rows_per_second"], counted.rows_read, runs.recent(pipeline.name, kind, 5 * RUNS_COMPARED, without=run_id)
     )
     done["finished_at"] = datetime.now(UTC)
     runs.append(done)
@@ -98,12 +109,12 @@ def run_replay(session: Callable[[], SparkSession], settings: Settings, pipeline
     return Replayed(run_id, plan, counted, done)
 
 
-def _first_row(settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> dict[str, Any]:
+def _first_row(settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str, kind: RunKind) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "pipeline": pipeline.name,
         "version": pipeline.version,
-        "kind": RunKind.REPLAY.value,
+        "kind": kind.value,
         "state": RunState.PLANNED.value,
         "plan": json.dumps(plan.as_dict(), sort_keys=True),
         "hindcast_url": answers_url(settings, pipeline.name, run_id),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hindcast.control.ledger import Offsets
+from hindcast.control.ledger import Offsets, Undone
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import Condition, ControlTables
 from hindcast.errors import UnknownRunError
@@ -24,7 +24,11 @@ class RunState(StrEnum):
 
 
 class RunKind(StrEnum):
+    """What a run is for. The last two are of a pipeline's reference range, as a batch and through the streaming engine."""
+
     REPLAY = "replay"
+    BENCHMARK = "benchmark"
+    RE_EXECUTION = "re-execution"
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,14 @@ class Runs:
         newest = newest_by_run(row for row in rows if row["run_id"] != without)
         return sorted(newest, key=_when, reverse=True)[:count]
 
-    def judged_to(self, pipeline: str, version: int, *, without: str = "") -> Offsets | None:
-        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run ``without``; None for none."""
+    def judged_to(self, pipeline: str, version: int, *, without: str = "", undone: Sequence[Undone] = ()) -> Offsets | None:
+        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run ``without`` and verdicts on what was
+        taken back; None for none.
+        """
         verdicts = self.tables.rows(ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)])
         for verdict in sorted(verdicts, key=lambda row: (row["windows_to_ms"], row["judged_at"]), reverse=True):
+            if any(reset.has(verdict["sink_version"]) for reset in undone):
+                continue
             if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):
                 return recorded_offsets(run["plan"], "end")
         return None

@@ -1,0 +1,188 @@
+"""Where a rewound pipeline goes on, and the shards that do it. Pure Python; the protocol is in :mod:`hindcast.stream.reset`.
+
+A sink's version holds whole batches of all shards, so a pipeline is rewound to the sink as it was after one of its batches: what came
+later is taken back, and read again. Each shard is followed by one of a new generation, which begins where that version had left its
+partitions, under the watermark of that moment, as the shards of a reshard do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from hindcast.control.desired import DesiredState, desired_key
+from hindcast.control.history import History
+from hindcast.control.leases import Lease, ShardState, StatusType
+from hindcast.control.ledger import LedgerRow, Offsets, by_partition
+from hindcast.control.shards import MODULUS, PARTITIONS, RESET, newest_generation, of_version, shard_generation, shard_name, shard_version
+from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.errors import RewindRefusedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A version of the sink to go back to. ``sink_version`` is -1 where nothing is kept, not even the first batch.
+
+    ``offsets`` and ``floors``: by partition where reading goes on, and what was final there. ``last``: shard -> its last batch that is
+    kept, 0 for none, of all shards that have batches.
+    """
+
+    sink_version: int
+    offsets: Offsets
+    floors: Offsets
+    last: dict[str, int]
+    kept: tuple[LedgerRow, ...]
+    undone: tuple[LedgerRow, ...]
+
+
+def cut(rows: Sequence[LedgerRow], target: Mapping[int, int] | None, begun: Mapping[int, int]) -> Cut:
+    """The newest version of the sink of which no batch had read past ``target``; nothing is kept where that is None.
+
+    :param rows: the ledger's rows of one version of a pipeline
+    :param begun: the offset at which a partition begins that no batch has read
+    """
+    ordered = History.of(rows).rows
+    past = (n for n, row in enumerate(ordered) if target is None or any(end > target.get(p, end) for p, end in row.end_offsets.items()))
+    number = next(past, len(ordered))
+    kept, undone = ordered[:number], ordered[number:]
+    chains, first = History.of(kept).chains, History.of(ordered).first
+    final_ms = max((chain[-1].watermark_ms for chain in chains.values() if chain), default=0)
+    offsets = {p: chains[p][-1].end if chains.get(p) else first.get(p, begun.get(p, 0)) for p in {*first, *begun}}
+    return Cut(
+        sink_version=kept[-1].sink_version if kept else -1,
+        offsets=dict(sorted(offsets.items())),
+        # A partition that came later takes keys of others: what was final for one of them stays so.
+        floors={p: chains[p][-1].watermark_ms if chains.get(p) else final_ms for p in sorted(offsets)} if kept else {},
+        last={row.shard: max((k.batch for k in kept if k.shard == row.shard), default=0) for row in ordered},
+        kept=kept,
+        undone=undone,
+    )
+
+
+def current(leases: Mapping[Any, Lease], pipeline: str, version: int) -> list[Lease]:
+    """The newest generation of a version's shards."""
+    return newest_generation(of_version(leases.values(), pipeline, version))
+
+
+def unfinished(leases: Mapping[Any, Lease], pipeline: str) -> list[Lease]:
+    """The shards of a reset that has begun and not ended."""
+    return [
+        lease
+        for lease in leases.values()
+        if lease.status_type is StatusType.SHARD
+        and lease.stream_id == pipeline
+        and lease.state == ShardState.WAIT
+        and RESET in lease.detail
+    ]
+
+
+def check_still(pipeline: str, version: int, to: str, leases: Mapping[Any, Lease]) -> None:
+    """:raises RewindRefusedError: where the pipeline is not paused, or a shard is held or waits"""
+    row = leases.get(desired_key(pipeline))
+    refused = {"pipeline": pipeline, "to": to}
+    if row is None or row.state != DesiredState.PAUSED:
+        cure = f"`hindcast pause {pipeline}`, and again once `hindcast leases` shows no owner."
+        raise RewindRefusedError(**refused, problem="it is not paused", cure=cure)
+    if row.detail["version"] != version:
+        problem = f"version {row.detail['version']} is the active one and version {version} is declared"
+        raise RewindRefusedError(**refused, problem=problem, cure="Rewind the version that runs.")
+    shards = current(leases, pipeline, version)
+    if not shards:
+        raise RewindRefusedError(**refused, problem="it has no shards yet", cure="There is nothing to take back before it has run.")
+    for lease in shards:
+        if lease.lease_owner:
+            cure = f"It gives it up after the batch in hand. Where it has died: `hindcast resume {pipeline}`, then pause it again."
+            raise RewindRefusedError(**refused, problem=f"{lease.lease_owner} still holds {lease.status_value}", cure=cure)
+        if lease.state == ShardState.WAIT:
+            cure = f"`hindcast resume {pipeline}`, and pause it again once the new shards are open."
+            raise RewindRefusedError(**refused, problem=f"{lease.status_value} waits for its parents", cure=cure)
+
+
+def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Lease], cut: Cut, record: Mapping[str, Any]) -> None:
+    """Step 1: put waiting shards in the place of the planned ones, in one commit.
+
+    :param planned: the shards as they were when the cut was decided
+    :param record: what the reset keeps of itself, of JSON's types
+    :raises RewindRefusedError: where one was taken since
+    """
+    epochs = {lease.key: lease.epoch for lease in planned}
+    told = {**record, "sink_version": cut.sink_version, "last": cut.last}
+
+    def decide(snapshot: Snapshot) -> list[Lease]:
+        if any(lease.detail[RESET]["id"] == record["id"] for lease in unfinished(snapshot.leases, pipeline)):
+            return []  # this very commit, whose outcome was unknown
+        check_still(pipeline, version, str(record["to"]), snapshot.leases)
+        shards = current(snapshot.leases, pipeline, version)
+        if {lease.key: lease.epoch for lease in shards} != epochs:
+            problem = "its shards have changed hands since this was planned"
+            raise RewindRefusedError(pipeline=pipeline, to=record["to"], problem=problem, cure="Ask again: it is planned anew.")
+        number, now = shard_generation(shards[0].status_value) + 1, datetime.now(UTC)
+        ended = [lease.moved(ShardState.TERMINATED).renewed(epoch=lease.epoch + 1, updated_at=now) for lease in shards]
+        return [*ended, *(_follower(lease, index, number, cut, told) for index, lease in enumerate(shards))]
+
+    swap(store, decide)
+
+
+def _follower(lease: Lease, index: int, generation: int, cut: Cut, told: Mapping[str, Any]) -> Lease:
+    partitions: list[int] = lease.detail[PARTITIONS]
+    checkpoint: dict[str, Any] = {
+        "start_offsets": {str(p): cut.offsets[p] for p in partitions},
+        "floors": {str(p): cut.floors[p] for p in partitions if p in cut.floors},
+    }
+    if cut.kept and "fingerprint" in lease.checkpoint:  # what is kept was made by this query, so it must be the same
+        checkpoint["fingerprint"] = lease.checkpoint["fingerprint"]
+    return Lease(
+        stream_id=lease.stream_id,
+        status_type=StatusType.SHARD,
+        status_value=shard_name(shard_version(lease.status_value), generation, index),
+        state=ShardState.WAIT,
+        parent_shard_ids=[lease.status_value],
+        checkpoint=checkpoint,
+        detail={**{name: value for name, value in lease.detail.items() if name in {PARTITIONS, MODULUS}}, RESET: dict(told)},
+        updated_at=datetime.now(UTC),
+    )
+
+
+def end(store: LeaseStore, pipeline: str) -> list[Lease]:
+    """Step 5: open the waiting shards, in one commit; nothing where that is done."""
+
+    def decide(snapshot: Snapshot) -> list[Lease]:
+        return [
+            lease.moved(ShardState.OPEN).renewed(
+                detail={name: value for name, value in lease.detail.items() if name != RESET}, updated_at=datetime.now(UTC)
+            )
+            for lease in unfinished(snapshot.leases, pipeline)
+        ]
+
+    return swap(store, decide)
+
+
+def reset_row(pipeline: str, version: int, topic: str, shard: str, kept: int, epoch: int, offsets: Offsets, sink_version: int) -> LedgerRow:
+    """The ledger's row that takes back the shard's batches after ``kept``."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
+    )
+    return LedgerRow(
+        **unknown,
+        pipeline=pipeline,
+        version=version,
+        shard=shard,
+        epoch=epoch,
+        batch=-1 - kept,
+        worker="",
+        topic=topic,
+        start_offsets=offsets,
+        end_offsets=offsets,
+        late_watermark_ms=0,
+        watermark_ms=0,
+        output_rows=0,
+        sink_version=sink_version,
+        committed_at=datetime.now(UTC),
+    )
+
+
+def starts(leases: Sequence[Lease]) -> Offsets:
+    """By partition, where shards that have no batch begin."""
+    return {p: o for lease in leases for p, o in by_partition(lease.checkpoint["start_offsets"]).items()}

@@ -1,0 +1,95 @@
+"""Replays as benchmarks: a pipeline's reference range, once as a batch and once through the streaming engine with the recorded batches.
+
+Both are rows of ``runs`` with the versions of pipeline, Spark and platform; :mod:`hindcast.replay.versus` compares two of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from hindcast.errors import BadInputError, RangeNotYetConsumedError
+from hindcast.pipeline import Pipeline
+from hindcast.replay.batch import Answer, Counted, write_answer
+from hindcast.replay.planner import Plan
+from hindcast.replay.request import ReplayRequest, new_run_id
+from hindcast.replay.run import Replayed, run_replay
+from hindcast.replay.runs import RunKind
+from hindcast.settings import Settings
+from hindcast.stream.reexecution import recorded_batches
+
+
+def request_of(pipeline: Pipeline) -> ReplayRequest:
+    """The reference range as a request, under a new run id.
+
+    :raises BadInputError: where the pipeline declares none
+    """
+    if pipeline.reference is None:
+        cure = f"Declare one in {pipeline.file}: reference=(first, last), two times or two JSON objects of offsets."
+        raise BadInputError(problem=f"{pipeline.name} has no reference range", cure=cure)
+    kind = "offsets" if pipeline.reference[0].lstrip().startswith("{") else "time"
+    ends = {f"from_{kind}": pipeline.reference[0], f"to_{kind}": pipeline.reference[1]}
+    return ReplayRequest.parse(pipeline=pipeline.name, run_id=new_run_id(pipeline.name, datetime.now(UTC)), **ends)  # type: ignore[arg-type]
+
+
+def run_reference(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline) -> list[Replayed]:
+    """Replay the reference range in both ways; the batch first.
+
+    :raises RangeNotYetConsumedError: where the version has not recorded the range as batches
+    """
+    batch = run_replay(session, settings, pipeline, request_of(pipeline), RunKind.BENCHMARK)
+    if not batch.plan.batches:
+        problem = f"no batch of version {pipeline.version} has read the reference range, so there is nothing to run again"
+        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
+    return [batch, run_replay(session, settings, pipeline, request_of(pipeline), RunKind.RE_EXECUTION, run_recorded)]
+
+
+def run_recorded(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> Counted:
+    """Run the batches that read the range again, and write all rows of their results as the run's answer.
+
+    State begins with the first of them: the windows at the edge of a range that is not the stream's beginning lack the rows before it.
+    """
+    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.batches, plan.seams) as recorded:
+        rows = write_answer(settings, plan, run_id, recorded.run(), Answer.HINDSIGHT)
+    read = sum(end - plan.start[partition] for partition, end in plan.end.items())
+    inside = [row for row in plan.batches if row.input_rows is not None]
+    return Counted(
+        rows_read=read,
+        input_rows=read,
+        input_bytes=0,
+        dead_letters=sum(row.poison_rows or 0 for row in inside),
+        late_rows=0,
+        judged_rows=0,
+        late_judged_rows=0,
+        pairs=0,
+        output_rows=rows,
+        latency_p50_seconds=None,
+        latency_p95_seconds=None,
+    )
+
+
+def newest_pair(pipeline: str, rows: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """The run ids of the newest benchmark and of the newest before it that other versions ran over the same range.
+
+    :param rows: succeeded benchmarks of the pipeline, newest first
+    :raises BadInputError: where no two versions have replayed it
+    """
+    known = list(rows)
+    for other in known[1:]:
+        if _range(other) == _range(known[0]) and _ran(other) != _ran(known[0]):
+            return str(other["run_id"]), str(known[0]["run_id"])
+    cure = f"`hindcast benchmark {pipeline}` under each version, or name two runs."
+    raise BadInputError(problem=f"No two versions have replayed the reference range of {pipeline}", cure=cure)
+
+
+def _ran(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["version"], row["versions"]
+
+
+def _range(row: Mapping[str, Any]) -> list[Any]:
+    plan = json.loads(row["plan"])
+    return [plan[name] for name in ("topic", "read_from", "start", "end")]

@@ -1,0 +1,163 @@
+"""A backfill over many past intervals, cut short by SIGKILL of Airflow and of all its tasks, ends with the rows of an uninterrupted one.
+
+What was streamed is simulated, so that the intervals are there at once: the topic, the ledger and the sink are real. The uninterrupted
+one replays the same intervals, one after the other, in a single process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from deltalake import DeltaTable
+from proof import Prove
+from real_airflow import Platform, measured, until
+from simulated_platform import publish, store
+from simulated_stream import BASE_MS, simulate, trades
+
+from hindcast.control.schema import ControlTable
+from hindcast.local import airflow, stack
+from hindcast.local.processes import Services, members
+from hindcast.settings import Settings, project_root
+
+pytestmark = pytest.mark.timeout(7200)
+
+PIPELINE, DAG_ID, TOPIC = "stock_stats", "replay.stock_stats", "trades"
+INTERVAL = timedelta(minutes=1)
+#: The first interval begins here: a yearly hour, so that the schedule itself adds no interval meanwhile.
+BEGAN_AT = datetime.fromtimestamp(BASE_MS / 1000, UTC)
+ROWS_EACH = 100
+
+#: Replays the intervals given as arguments, in one session.
+UNINTERRUPTED = """
+import sys
+from hindcast import catalog
+from hindcast.replay.request import ReplayRequest
+from hindcast.replay.run import run_replay
+from hindcast.settings import Settings
+from hindcast.stream.session import build
+settings = Settings()
+spark = build(settings, "uninterrupted")
+pipeline = catalog.load(settings.pipelines_dir)["stock_stats"]
+for number, (first, last) in enumerate(zip(sys.argv[1:], sys.argv[2:])):
+    request = ReplayRequest.parse(pipeline="stock_stats", run_id=f"whole-{number}", from_time=first, to_time=last)
+    run_replay(lambda: spark, settings, pipeline, request)
+spark.stop()
+"""
+
+
+@pytest.fixture
+def platform(tmp_path: Path, jars_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """A stack without workers, whose stream has read as many intervals as are asked for, and one more that keeps the last open."""
+    pipelines = tmp_path / "pipelines"
+    pipelines.mkdir()
+    (pipelines / f"{PIPELINE}.py").write_text((project_root() / "include" / "pipelines" / f"{PIPELINE}.py").read_text())
+    settings = Settings(
+        home=tmp_path, jars_dir=jars_dir, pipelines_dir=pipelines, replay_schedule=f"* {BEGAN_AT.hour} {BEGAN_AT.day} {BEGAN_AT.month} *"
+    )
+    try:
+        settings = stack.up(settings, topic=None)
+        count = (request.config.getoption("--intervals") + 1) * ROWS_EACH
+        records = trades(3, count=count, partitions=4, rate_ms=INTERVAL.total_seconds() * 1000 / ROWS_EACH)
+        publish(settings, TOPIC, records)
+        store(settings, simulate(records, seed=3, shards=2, even=True), PIPELINE)
+        yield Platform(settings, BEGAN_AT)
+    finally:
+        stack.down(settings)
+        assert [process.pid for service in Services(tmp_path).all() for process in members(service)] == []
+
+
+def hindcasts(settings: Settings, run_id: str) -> list[tuple[Any, ...]]:
+    rows = DeltaTable(settings.table("hindcasts", PIPELINE, run_id)).to_pyarrow_table().to_pylist()
+    return sorted((row["answer"], row["window"]["end"], row["ticker"], row["min_ask"], row["trades"], row["avg_ask"]) for row in rows)
+
+
+def runs_of(platform: Platform, starts: list[datetime]) -> dict[datetime, dict[str, Any]]:
+    """The backfill's runs by the beginning of their interval."""
+    found = platform.api("GET", f"/dags/{DAG_ID}/dagRuns?limit=100")["dag_runs"]
+    by_start = {datetime.fromisoformat(run["logical_date"]): run for run in found if run["logical_date"]}
+    return {start: by_start[start] for start in starts if start in by_start}
+
+
+def ended(platform: Platform, starts: list[datetime]) -> list[datetime]:
+    return [start for start, run in runs_of(platform, starts).items() if run["state"] == "success"]
+
+
+def backfill(platform: Platform, starts: list[datetime], *options: str) -> None:
+    arguments = ["--dag-id", DAG_ID, "--from-date", starts[0].isoformat(), "--to-date", starts[-1].isoformat(), *options]
+    command = [airflow.executable(), "backfill", "create", *arguments]
+    done = subprocess.run(command, env=airflow.environment(platform.settings), capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def kill_all(platform: Platform) -> list[int]:
+    """SIGKILL to the scheduler, its tasks and every other part of Airflow; the pids of replays, which must then end by themselves."""
+    replays = [p.pid for p in psutil.process_iter(["cmdline"]) if "replay.py" in " ".join(p.info["cmdline"] or []) and _ours(p, platform)]
+    killed = [process for part in airflow.components(platform.settings) for process in members(part) if process.pid not in replays]
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed, timeout=20)
+    return replays
+
+
+def _ours(process: psutil.Process, platform: Platform) -> bool:
+    try:
+        return process.environ().get("HINDCAST_HOME") == str(platform.settings.home)
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.row("backfill")
+def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupted_one(
+    platform: Platform, request: pytest.FixtureRequest, prove: Prove
+) -> None:
+    """Newest interval first, one replay at a time; after the kill each interval has one hindcast, with exactly the expected rows."""
+    number = request.config.getoption("--intervals")
+    starts = [BEGAN_AT + position * INTERVAL for position in range(number)]
+    platform.unpause(DAG_ID)
+    began = time.monotonic()
+    backfill(platform, starts, "--run-backwards", "--max-active-runs", "3")
+    until("a part of the intervals", lambda: len(ended(platform, starts)) >= max(1, number // 3), 3600)
+    until("a replay under way", lambda: [task for task in platform.tasks(DAG_ID) if task["state"] == "running"] or None)
+    before = ended(platform, starts)
+    assert min(before) > max(set(starts) - set(before), default=BEGAN_AT) - 3 * INTERVAL, "the newest intervals come first"
+    replays = kill_all(platform)
+    until("its replays gone with it", lambda: not any(psutil.pid_exists(pid) for pid in replays), 60)
+    assert set(starts) - set(before), "it was killed in the middle"
+    airflow.start(platform.settings)
+    until("every interval", lambda: len(ended(platform, starts)) == number, 3600)
+    measured(f"{number} intervals, {len(before)} before the kill: {time.monotonic() - began:.0f} s")
+
+    tasks = {datetime.fromisoformat(task["logical_date"]): task for task in platform.tasks(DAG_ID) if task["logical_date"]}
+    run_ids = [platform.xcom(tasks[start])["run_id"] for start in starts]
+    spans = sorted((task["start_date"], task["end_date"]) for start, task in tasks.items() if start in starts)
+    assert all(first[1] <= second[0] for first, second in pairwise(spans)), "one replay at a time"
+    kept = [run_id for run_id in run_ids if run_id]
+    backfill(platform, starts)  # again: reprocess behaviour none makes no run twice
+    assert [platform.xcom(tasks[start])["run_id"] for start in starts] == kept
+    assert len(set(run_ids)) == number
+
+    bounds = [start.isoformat() for start in [*starts, starts[-1] + INTERVAL]]
+    environment = {**airflow.environment(platform.settings), **platform.settings.environment()}
+    subprocess.run([sys.executable, "-c", UNINTERRUPTED, *bounds], env=environment, check=True, timeout=3600)
+    compared = 0
+    for position, run_id in enumerate(run_ids):
+        rows = hindcasts(platform.settings, run_id)
+        assert rows == hindcasts(platform.settings, f"whole-{position}"), f"interval {starts[position]}"
+        compared += len(rows)
+    assert compared > 0
+    states: dict[str, set[str]] = {}
+    for row in platform.tables.rows(ControlTable.RUNS, [("pipeline", "=", PIPELINE)]):
+        states.setdefault(row["run_id"], set()).add(row["state"])
+    cut_short = [run_id for run_id, found in states.items() if found == {"planned"}]
+    assert not set(cut_short) & set(run_ids)
+    prove("equal rows", json.dumps({"intervals": number, "rows": compared, "cut_short": len(cut_short)}))

@@ -1,0 +1,216 @@
+"""The protocol of a rewind on real tables, without a JVM: what each step leaves, and a death between any two of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction
+from one_shard import CrashError, crash_at
+from simulated_platform import SINK_SCHEMA, store
+from simulated_stream import Simulated, simulate, trades
+
+from hindcast import catalog
+from hindcast.control import shards
+from hindcast.control.desired import DesiredState, DesiredStates
+from hindcast.control.history import History
+from hindcast.control.leases import ShardState
+from hindcast.control.ledger import Ledger, Offsets
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.control.upkeep import compact
+from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings, project_root
+from hindcast.stream import reset
+from hindcast.stream.fenced_table import Fence, FencedTable
+from hindcast.testing import MemoryStore
+
+EPOCH = 1
+
+
+@dataclass
+class Paused:
+    """A pipeline of two shards that has streamed, and is paused."""
+
+    settings: Settings
+    store: MemoryStore
+    pipeline: Pipeline
+    stream: Simulated
+
+    @property
+    def sink(self) -> DeltaTable:
+        return DeltaTable(self.settings.table("sinks", self.pipeline.sink.name))
+
+    def rows(self) -> Counter[str]:
+        return Counter(map(str, self.sink.to_pyarrow_table().to_pylist()))
+
+    def filed(self, name: ControlTable) -> set[tuple[int, int]]:
+        return {(row["partition"], row["offset"]) for row in ControlTables(self.settings).rows(name)}
+
+    def plan(self, target: Offsets | None) -> reset.Plan:
+        return reset.make_plan(self.settings, self.store, self.pipeline, target)
+
+    def rewind(self, target: Offsets | None) -> dict[str, Any]:
+        return reset.run(self.settings, self.store, self.pipeline, self.plan(target), by="me", reason="a test")
+
+    def carry_on(self) -> dict[str, Any] | None:
+        return reset.carry_on(self.settings, self.store, self.pipeline)
+
+    def app(self, name: str = "v1.g0.s0", table: str = "") -> FencedTable:
+        return FencedTable(table or self.settings.table("sinks", self.pipeline.sink.name), {}, shards.app_id(self.pipeline.name, name))
+
+    @property
+    def middle(self) -> Offsets:
+        return {p: end // 2 for p, end in History.of(self.stream.ledger).committed.items()}
+
+
+@pytest.fixture
+def paused(settings_factory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Paused:
+    stream = simulate(trades(4, count=400, partitions=4, rate_ms=100.0), seed=4, shards=2, even=True)
+    stream.ledger = [replace(row, batch=row.batch + 1) for row in stream.ledger]
+    settings, leases = settings_factory(), MemoryStore()
+    store(settings, stream, "stock_stats")
+    pipeline = replace(catalog.load(project_root() / "include" / "pipelines")["stock_stats"], shards=2)
+    made = shards.create(leases, "stock_stats", 1, 2, dict.fromkeys(range(4), 0))
+    leases.commit(leases.read(), [lease.evolve(epoch=EPOCH, state=ShardState.CLOSED) for lease in made])
+    states = DesiredStates(leases)
+    states.declare(pipeline, 1)
+    states.set_state("stock_stats", DesiredState.PAUSED)
+    ends = History.of(stream.ledger).committed
+
+    class Whole:
+        """A broker that has dropped nothing."""
+
+        def __init__(self, *_: Any) -> None: ...
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def earliest(self, _: str) -> dict[int, int]:
+            return dict.fromkeys(ends, 0)
+
+        def latest(self, _: str) -> dict[int, int]:
+            return ends
+
+    monkeypatch.setattr(reset, "TopicOffsets", Whole)
+    return Paused(settings, leases, pipeline, stream)
+
+
+def test_the_sink_is_what_it_was_and_nothing_else_stays(paused: Paused) -> None:
+    """To the middle: the rows of the version that is kept, the late and poison rows of its batches, and shards that begin there."""
+    found = paused.plan(paused.middle)
+    was = Counter(map(str, DeltaTable(paused.sink.table_uri, version=found.cut.sink_version).to_pyarrow_table().to_pylist()))
+    told = paused.rewind(paused.middle)
+    assert paused.rows() == was and told["rows_kept"] == was.total() > 0
+    kept = {record.place for row in found.cut.kept for record in paused.stream.read_in(row)}
+    assert paused.filed(ControlTable.LATE_ROWS) == set(paused.stream.late) & kept != set()
+    assert paused.filed(ControlTable.DEAD_LETTERS) == paused.stream.poison & kept
+    assert Ledger(ControlTables(paused.settings)).batches("stock_stats", 1) == sorted(
+        found.cut.kept, key=lambda row: (row.shard, row.batch)
+    )
+    opened = [lease for lease in paused.store.read().leases.values() if lease.state == "OPEN"]
+    begin = {int(p): o for lease in opened for p, o in lease.checkpoint["start_offsets"].items()}
+    assert begin == found.cut.offsets and all(begin[p] <= offset for p, offset in paused.middle.items())
+
+
+def test_the_beginning_leaves_an_empty_table(paused: Paused) -> None:
+    """And a ledger without batches."""
+    paused.rewind(None)
+    assert paused.rows() == Counter() and paused.sink.to_pyarrow_table().schema.names == SINK_SCHEMA.names
+    assert Ledger(ControlTables(paused.settings)).batches("stock_stats") == []
+    assert paused.filed(ControlTable.LATE_ROWS) == paused.filed(ControlTable.DEAD_LETTERS) == set()
+
+
+@pytest.mark.parametrize("target", ["middle", "beginning"])
+def test_a_death_between_any_two_steps_ends_as_one_that_was_not_cut_short(
+    paused: Paused, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """Before step 1 all is as it was; after it no other rewind begins, and the same call goes on."""
+    found = paused.plan(paused.middle if target == "middle" else None)
+    before = paused.rows()
+    for step in range(1, 6):
+        crash_at(monkeypatch, f"reset.{step}", 1)
+        what = partial(reset.run, plan=found, by="me", reason="") if step <= 2 else reset.carry_on
+        with pytest.raises(CrashError):
+            what(paused.settings, paused.store, paused.pipeline)
+        assert bool(reset.reset.unfinished(paused.store.read().leases, "stock_stats")) is (step > 1)
+        assert (paused.rows() == before) is (step <= 2)
+        if step > 1:
+            with pytest.raises(RewindRefusedError, match="cut short"):
+                paused.plan(None)
+    crash_at(monkeypatch, "", 1)
+    assert paused.carry_on() is not None
+    assert paused.carry_on() is None
+    assert paused.rows().total() == found.rows_kept
+    assert len(Ledger(ControlTables(paused.settings)).batches("stock_stats")) == len(found.cut.kept)
+    assert sum('"reset"' in str(entry.get("hindcast")) for entry in paused.sink.history()) == 1
+
+
+def test_an_owner_that_wakes_writes_nothing_any_more(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it committed before step 2 goes with the rest; after it, its commits and its late rows are refused, its ledger rows unread."""
+    found = paused.plan(paused.middle)
+    crash_at(monkeypatch, "reset.2", 1)
+    with pytest.raises(CrashError):
+        reset.run(paused.settings, paused.store, paused.pipeline, found, by="me", reason="")
+    crash_at(monkeypatch, "", 1)
+    zombie = paused.app()
+    last = zombie.recorded()
+    assert last is not None
+    woken = Fence(last.epoch, last.batch + 1)
+    assert zombie.commit(woken, [], after=last) > 0
+    assert paused.carry_on() is not None
+    with pytest.raises((LeaseLostError, FenceMovedError)):
+        zombie.commit(Fence(last.epoch, woken.batch + 1), [], after=woken)
+    audit = paused.app(table=ControlTables(paused.settings).url(ControlTable.LATE_ROWS))
+    with pytest.raises(LeaseLostError):
+        audit.commit(woken, [], after=last)
+    ledger = Ledger(ControlTables(paused.settings))
+    late = next(row for row in found.cut.undone if row.shard == "v1.g0.s0")
+    ledger.append([replace(late, batch=woken.batch)])
+    assert len(ledger.batches("stock_stats")) == len(found.cut.kept)
+
+
+def test_files_that_were_joined_since_are_parted_again(paused: Paused) -> None:
+    """A compaction has moved rows that are kept and rows that are taken back into one file."""
+    found = paused.plan(paused.middle)
+    was = Counter(map(str, DeltaTable(paused.sink.table_uri, version=found.cut.sink_version).to_pyarrow_table().to_pylist()))
+    compact(paused.sink, {})
+    assert len(paused.sink.file_uris()) == 1
+    paused.rewind(paused.middle)
+    assert paused.rows() == was
+
+
+def test_a_compaction_that_is_under_way_is_refused(paused: Paused) -> None:
+    """It has read files that the reset took out; landing beside it would bring their rows back."""
+    stale = paused.sink
+    version = stale.version()
+    paused.rewind(paused.middle)
+    rows = paused.rows()
+    alone = CommitProperties(app_transactions=[Transaction("hindcast/compaction", version)])
+    with pytest.raises(Exception, match=r"(?i)conflict|concurrent|transaction"):
+        stale.create_write_transaction([], "append", stale.schema(), commit_properties=alone)
+    assert paused.rows() == rows
+
+
+def test_a_rewind_follows_a_rewind(paused: Paused) -> None:
+    """The second one counts what the first has kept, and no more."""
+    first = paused.rewind(paused.middle)
+    with pytest.raises(RewindRefusedError, match="nothing was read after it"):
+        paused.plan({int(p): ends[0] for p, ends in first["partitions"].items()})
+    second = paused.rewind({int(p): ends[0] // 2 for p, ends in first["partitions"].items()})
+    assert second["rows_kept"] + second["rows_replaced"] == first["rows_kept"]
+    assert paused.rows().total() == second["rows_kept"]
+    assert {shards.shard_generation(lease.status_value) for lease in paused.store.read().leases.values() if lease.state == "OPEN"} == {2}
+
+
+def test_what_is_not_exact_is_refused_with_the_cure(paused: Paused) -> None:
+    """State that depends on batches begins anew, or not at all."""
+    declared = replace(paused.pipeline, re_execute=True)
+    with pytest.raises(RewindRefusedError, match="--to earliest"):
+        reset.make_plan(paused.settings, paused.store, declared, paused.middle)
+    assert reset.make_plan(paused.settings, paused.store, declared, None).rows_kept == 0
