@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.control import reset
-from hindcast.control.commits import newest_commits
+from hindcast.control.commits import METADATA_KEY, commits_down
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.history import History
 from hindcast.control.leases import Lease
@@ -42,7 +42,7 @@ from hindcast.errors import FenceMovedError, OffsetsLostError, RewindRefusedErro
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import rewind
-from hindcast.stream.fenced_table import METADATA_KEY, BatchCommit, Fence, FencedTable
+from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.files import filesystem
 from hindcast.stream.steps import reach
 from hindcast.topics.offsets import TopicOffsets, across
@@ -231,7 +231,7 @@ def _restore(settings: Settings, pipeline: Pipeline, told: Mapping[str, Any], ep
     table = _sink(settings, pipeline)
     recorded = {shard: Fence.of(table.transaction_version(app_id(pipeline.name, shard))) for shard in epochs}
     if all(fence is not None and fence.epoch >= epochs[shard] for shard, fence in recorded.items()):
-        return next(int(entry["version"]) for entry in newest_commits(table) if '"kind": "reset"' in str(entry.get(METADATA_KEY)))
+        return next(int(entry["version"]) for entry in commits_down(table) if '"kind": "reset"' in str(entry.get(METADATA_KEY)))
     kept = {path: (size, rows) for path, size, rows in _kept_files(settings, pipeline, int(told["sink_version"]), {**told})}
     found, now = set(pa.table(table.get_add_actions())["path"].to_pylist()), int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [
