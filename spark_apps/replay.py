@@ -1,5 +1,5 @@
-"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--run-id ID]``, and
-``replay.py verdict --run-id ID``. A verdict of a pipeline whose policy is ``correct`` also corrects.
+"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--version N]
+[--run-id ID]``, and ``replay.py verdict --run-id ID``. A verdict of a pipeline whose policy is ``correct`` also corrects.
 
 Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass,
 75 the stream has not consumed the range yet (try again later), 1 anything else.
@@ -18,6 +18,8 @@ from typing import Any
 import structlog
 
 from hindcast import catalog
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, NothingLateError, VerdictFailedError
 from hindcast.leave import leave
@@ -48,7 +50,7 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
     settings = Settings()
     if asked.command == "verdict":
         run = Runs(ControlTables(settings)).succeeded(asked.run_id)
-        return _judge(settings, catalog.load(settings.pipelines_dir)[run["pipeline"]], asked.run_id)
+        return _judge(settings, catalog.load(settings.pipelines_dir).of(run["pipeline"], run["version"]), asked.run_id)
     request = ReplayRequest.parse(
         pipeline=asked.pipeline,
         run_id=asked.run_id,
@@ -60,7 +62,7 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
         late=asked.late,
         everything=asked.all,
     )
-    pipeline = catalog.load(settings.pipelines_dir)[request.pipeline]
+    pipeline = active_pipeline(catalog.load(settings.pipelines_dir), LeaseTable(settings).leases(), request.pipeline, asked.version)
     from hindcast.replay.run import run_replay
     from hindcast.verdict.expectations import check_types
 
@@ -97,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("hindcast", "judge", "correct"):
         command = commands.add_parser(name)
         command.add_argument("--pipeline", required=True)
+        command.add_argument("--version", type=int, help="one beside the active version; the active one by default")
         for option in ("--from-offsets", "--to-offsets", "--from-time", "--to-time", "--run-id"):
             command.add_argument(option, default="")
         command.add_argument("--since-last-verdict", action="store_true")

@@ -50,7 +50,7 @@ def pipelines(output: FormatOption = Format.TABLE) -> None:
             "file": f"{pipeline.file}:{pipeline.line}",
             "problem": None,
         }
-        for pipeline in found.values()
+        for pipeline in found.every()
     ]
     rows += [
         {**dict.fromkeys(rows[0] if rows else ("pipeline",)), "file": file, "problem": str(error)} for file, error in found.errors.items()
@@ -173,9 +173,15 @@ def corrections(pipeline: PipelineOption = "", output: FormatOption = Format.TAB
 
     settings = Settings()
     found = catalog.load(settings.pipelines_dir)
-    chosen = [found[pipeline]] if pipeline else list(found.values())
+    chosen = [found.of(pipeline, version) for version in found.versions(pipeline)] if pipeline else found.every()
     rows = [
-        {"pipeline": one.name, "windows_after": utc_from_ms(span.after_ms), "windows_to": utc_from_ms(span.to_ms), "run_id": span.run_id}
+        {
+            "pipeline": one.name,
+            "version": one.version,
+            "windows_after": utc_from_ms(span.after_ms),
+            "windows_to": utc_from_ms(span.to_ms),
+            "run_id": span.run_id,
+        }
         for one in chosen
         for span in Corrections(settings, one).current().ranges
     ]

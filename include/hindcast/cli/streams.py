@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Annotated, Any
@@ -24,7 +25,11 @@ ToTime = Annotated[str, typer.Option("--to-time", help="records of this broker t
 SinceLastVerdict = Annotated[bool, typer.Option("--since-last-verdict", help="what was streamed since the last verdict")]
 Late = Annotated[bool, typer.Option("--late", help="from the first window for which a late row came that no correction has")]
 All = Annotated[bool, typer.Option("--all", help="all that the topic holds and the stream has committed")]
+Version = Annotated[int, typer.Option("--version", min=0, help="one beside the active version; the active one by default")]
 RunId = Annotated[str, typer.Option("--run-id", help="a name of this run; made up by default")]
+
+#: A shard's name; see :mod:`hindcast.control.shards`.
+SHARD = re.compile(r"v\d+\.g\d+\.s\d+")
 
 app = typer.Typer()
 
@@ -64,14 +69,16 @@ def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--s
     from hindcast import catalog
     from hindcast.control.desired import DesiredStates
     from hindcast.control.lease_table import LeaseTable
+    from hindcast.control.standing import active_pipeline
     from hindcast.pipeline import check
 
     settings = Settings()
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
+    store, found = LeaseTable(settings), catalog.load(settings.pipelines_dir)
+    declared = active_pipeline(found, store.leases(), pipeline)
     check(replace(declared, shards=shards))
     if declared.re_execute:  # before a shard that does well is stopped by a wish that it cannot meet
         raise ReshardRefusedError(pipeline=pipeline)
-    states = DesiredStates(LeaseTable(settings))
+    states = DesiredStates(store)
     states.declare(declared, settings.workers)
     states.set_shards(pipeline, shards)
     print(f"{pipeline} is wanted in {shards} shards. A running pipeline's workers write them within seconds: see `hindcast leases`.")
@@ -87,12 +94,14 @@ def rebuild(
     from hindcast.control.desired import DesiredStates
     from hindcast.control.lease_table import LeaseTable
     from hindcast.control.leases import NOT_HELD
+    from hindcast.control.standing import active_pipeline
 
     settings = Settings()
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
-    version = declared.version
     store = LeaseTable(settings)
-    current = [lease.status_value for lease in shards.of_version(store.leases(), pipeline, version) if lease.state not in NOT_HELD]
+    leases = store.leases()
+    declared = active_pipeline(catalog.load(settings.pipelines_dir), leases, pipeline)
+    version = shards.shard_version(shard) if SHARD.fullmatch(shard) else declared.version
+    current = [lease.status_value for lease in shards.of_version(leases, pipeline, version) if lease.state not in NOT_HELD]
     if shard and shard not in current:
         raise BadInputError(problem=f"{pipeline} has no live shard {shard!r}", cure=f"There are: {', '.join(current) or 'none'}.")
     if not current:
@@ -110,6 +119,7 @@ def replay(
     to_time: ToTime = "",
     since_last_verdict: SinceLastVerdict = False,
     everything: All = False,
+    version: Version = 0,
     run_id: RunId = "",
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -124,7 +134,7 @@ def replay(
         everything=everything,
         run_id=run_id,
     )
-    run_app("replay.py", ["hindcast", *arguments], output)
+    run_app("replay.py", ["hindcast", *arguments, *_of_version(version)], output)
 
 
 @app.command()
@@ -136,13 +146,14 @@ def validate(
     to_time: ToTime = "",
     since_last_verdict: SinceLastVerdict = False,
     everything: All = False,
+    version: Version = 0,
     run_id: RunId = "",
     run: Annotated[str, typer.Option("--run", help="judge this replay, which is there already")] = "",
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Replay a range and judge the stream by it. Exits 3 where the verdict fails."""
     if run:
-        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, everything, run_id)
+        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, everything, run_id, bool(version))
         _known(pipeline)
         run_app("replay.py", ["verdict", "--run-id", check_name("run", run)], output)
         return
@@ -156,7 +167,7 @@ def validate(
         everything=everything,
         run_id=run_id,
     )
-    run_app("replay.py", ["judge", *arguments], output)
+    run_app("replay.py", ["judge", *arguments, *_of_version(version)], output)
 
 
 @app.command()
@@ -170,6 +181,7 @@ def correct(
     since_last_verdict: SinceLastVerdict = False,
     late: Late = False,
     everything: All = False,
+    version: Version = 0,
     run_id: RunId = "",
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -179,11 +191,14 @@ def correct(
     """
     if run:
         from hindcast import catalog
+        from hindcast.control.tables import ControlTables
+        from hindcast.replay.runs import Runs
         from hindcast.verdict.correct import correct as apply
 
-        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, late, everything, run_id)
+        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, late, everything, run_id, bool(version))
         settings = Settings()
-        Output(output).row(apply(settings, catalog.load(settings.pipelines_dir)[pipeline], check_name("run", run)))
+        of = Runs(ControlTables(settings)).succeeded(check_name("run", run))["version"]
+        Output(output).row(apply(settings, catalog.load(settings.pipelines_dir).of(pipeline, of), run))
         return
     arguments = _range(
         pipeline,
@@ -196,7 +211,11 @@ def correct(
         everything=everything,
         run_id=run_id,
     )
-    run_app("replay.py", ["correct", *arguments], output)
+    run_app("replay.py", ["correct", *arguments, *_of_version(version)], output)
+
+
+def _of_version(version: int) -> list[str]:
+    return ["--version", str(version)] if version else []
 
 
 def _check_alone(*given: str | bool) -> None:

@@ -13,7 +13,7 @@ from hindcast.clock import Clock, SystemClock
 from hindcast.control.lease_rows import LeaseRows
 from hindcast.control.leases import Lease
 from hindcast.control.schema import LEASES_RETENTION_SECONDS, ControlTable
-from hindcast.control.store import Snapshot
+from hindcast.control.store import Snapshot, after
 from hindcast.control.tables import ControlTables
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
 from hindcast.settings import Settings
@@ -69,7 +69,7 @@ class LeaseTable:
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
         """See :meth:`hindcast.control.store.LeaseStore.commit`."""
-        merged = {**snapshot.leases, **{lease.key: lease for lease in changes}}
+        merged = after(snapshot.leases, changes)
         with self._lock:
             if self._handle is None or self._handle.version() != snapshot.token:
                 raise CommitConflictError(table=self._url)  # this process has read (or written) a newer version since
