@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from hindcast import catalog
-from hindcast.control.lease_table import LeaseTable
+from hindcast.control.lease_table import read_leases
 from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, NothingLateError, VerdictFailedError
@@ -62,7 +62,7 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
         late=asked.late,
         everything=asked.all,
     )
-    pipeline = active_pipeline(catalog.load(settings.pipelines_dir), LeaseTable(settings).leases(), request.pipeline, asked.version)
+    pipeline = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), request.pipeline, asked.version)
     from hindcast.replay.run import run_replay
     from hindcast.verdict.expectations import check_types
 

@@ -68,17 +68,16 @@ def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--s
 
     from hindcast import catalog
     from hindcast.control.desired import DesiredStates
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.control.lease_table import LeaseTable, read_leases
     from hindcast.control.standing import active_pipeline
     from hindcast.pipeline import check
 
     settings = Settings()
-    store, found = LeaseTable(settings), catalog.load(settings.pipelines_dir)
-    declared = active_pipeline(found, store.leases(), pipeline)
+    declared = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), pipeline)
     check(replace(declared, shards=shards))
     if declared.re_execute:  # before a shard that does well is stopped by a wish that it cannot meet
         raise ReshardRefusedError(pipeline=pipeline)
-    states = DesiredStates(store)
+    states = DesiredStates(LeaseTable(settings))
     states.declare(declared, settings.workers)
     states.set_shards(pipeline, shards)
     print(f"{pipeline} is wanted in {shards} shards. A running pipeline's workers write them within seconds: see `hindcast leases`.")

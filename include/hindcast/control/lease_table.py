@@ -41,6 +41,7 @@ class LeaseTable:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._tables = ControlTables(settings)
         self._url = self._tables.url(ControlTable.LEASES)
+        self._options = settings.storage_options or None
         self._clock = clock or SystemClock()
         self._handle: DeltaTable | None = None
         self._rows = LeaseRows()
@@ -100,7 +101,23 @@ class LeaseTable:
         """All leases, in the order of their keys."""
         return [lease for _, lease in sorted(self.read().leases.items())]
 
+    def exists(self) -> bool:
+        """Whether anything was ever leased.
+
+        :raises StoreUnavailableError: the store does not answer
+        """
+        try:
+            return DeltaTable.is_deltatable(self._url, storage_options=self._options)
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
+
     def _forget(self) -> None:
         """Begin again with a cold open: what the table holds is not known."""
         self._handle = None
         self._rows, self._rows_version = LeaseRows(), -1
+
+
+def read_leases(settings: Settings) -> list[Lease]:
+    """All leases, in the order of their keys; none where nothing was ever leased. Whoever only reads makes no table."""
+    table = LeaseTable(settings)
+    return table.leases() if table.exists() else []

@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast import catalog
 from hindcast.catalog import Catalog
-from hindcast.control.lease_table import LeaseTable
+from hindcast.control.lease_table import read_leases
 from hindcast.control.standing import Standing, standings
 from hindcast.errors import BadInputError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
@@ -155,13 +155,13 @@ def read(pipeline: str, settings: Settings | None = None) -> Reading:
     :raises BadInputError: where it has no table yet
     """
     settings = settings or Settings()
-    found, store = catalog.load(settings.pipelines_dir), LeaseTable(settings)
-    standing = standings(store.leases()).get(pipeline)
+    found = catalog.load(settings.pipelines_dir)
+    standing = standings(read_leases(settings)).get(pipeline)
     while True:
         try:
             return _pinned(settings, found, pipeline, standing)
         except BadInputError:
-            before, standing = standing, standings(store.leases()).get(pipeline)
+            before, standing = standing, standings(read_leases(settings)).get(pipeline)
             if standing == before:  # else it was discarded after another was promoted
                 raise
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hindcast import catalog
 from hindcast.control import shards
-from hindcast.control.lease_table import LeaseTable
+from hindcast.control.lease_table import read_leases
 from hindcast.control.leases import Lease
 from hindcast.control.standing import Standing, standings
 from hindcast.settings import Settings
@@ -24,7 +24,7 @@ def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
     :raises UnknownPipelineError: where there is no pipeline of that name
     """
     found = catalog.load(settings.pipelines_dir)
-    leases = LeaseTable(settings).leases()
+    leases = read_leases(settings)
     known = standings(leases)
     declared = {(one.name, one.version): tables_of(one)[0] for one in found.every()}
     if name:
