@@ -20,6 +20,7 @@ def tell(tables: ControlTables, standing: Standing) -> Standing:
         EventKind(change.kind.value),
         f"{standing.pipeline}: {change.sentence}",
         severity=Severity.WARNING if change.despite else Severity.INFO,
+        cure=f"`hindcast back-out {standing.pipeline}` returns to the version before." if change.despite else "",
         pipeline=standing.pipeline,
         change=change.id,
         **about,

@@ -39,8 +39,7 @@ class Facts:
         verdicts = self._verdicts()
         shards = self._shards(leases)
         workers = self._workers(leases)
-        newest = _newest_by_pipeline(verdicts)
-        pipelines = [self._pipeline(desired, shards, newest.get(name)) for name, desired in sorted(desired_of(leases).items())]
+        pipelines = [self._pipeline(desired, shards, verdicts) for _, desired in sorted(desired_of(leases).items())]
         return {
             "now": self._now,
             "fleet": self._settings.fleet,
@@ -66,7 +65,7 @@ class Facts:
         return {
             "now": self._now,
             "name": name,
-            "pipeline": self._pipeline(desired, shards, verdicts[0] if verdicts else None) if desired else None,
+            "pipeline": self._pipeline(desired, shards, verdicts) if desired else None,
             "shards": shards,
             "verdicts": verdicts[:SHOWN_VERDICTS],
             "runs": self._runs([("pipeline", "=", name)])[:SHOWN_VERDICTS],
@@ -103,7 +102,9 @@ class Facts:
         verdicts = self._verdicts([("run_id", "=", run_id)])
         return str(verdicts[0]["data_docs"] or "") if verdicts else ""
 
-    def _pipeline(self, desired: Desired, shards: Iterable[Row], verdict: Row | None) -> Row:
+    def _pipeline(self, desired: Desired, shards: Iterable[Row], verdicts: Iterable[Row]) -> Row:
+        """The active version, with the newest of these verdicts that is on it."""
+        ours = (row for row in verdicts if (row["pipeline"], row["version"]) == (desired.pipeline, desired.version))
         own = [shard for shard in shards if shard["pipeline"] == desired.pipeline and shard["current"]]
         watermarks = [shard["watermark_ms"] for shard in own]
         least = min(watermarks, default=0)
@@ -118,7 +119,7 @@ class Facts:
             "over_limit": any((shard["lag"] or 0) > self._settings.lag_limit_records for shard in own),
             "watermark_ms": least,
             "watermark_age": self._watermark_age(least),
-            "verdict": verdict,
+            "verdict": next(ours, None),
         }
 
     def _shards(self, leases: Iterable[Lease]) -> list[Row]:
@@ -204,13 +205,6 @@ class Facts:
 
 def _is_shard_of(lease: Lease, owner: str) -> bool:
     return lease.status_type is StatusType.SHARD and lease.lease_owner == owner
-
-
-def _newest_by_pipeline(verdicts: Iterable[Row]) -> dict[str, Row]:
-    newest: dict[str, Row] = {}
-    for row in verdicts:
-        newest.setdefault(row["pipeline"], row)
-    return newest
 
 
 def _difference(row: Row) -> Row:
