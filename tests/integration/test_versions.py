@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_stream import MODULE
-from one_shard import CrashError, Shard, crash_at, parts
+from one_shard import Shard, parts
 from simulated_stream import Record
 
 from hindcast import catalog
@@ -239,22 +239,3 @@ def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two])
         discard(settings, NAME, 1)
     back_out(settings, NAME)
     assert windows(read(NAME, settings).arrow().to_pylist()) == windows(old)
-
-
-@pytest.mark.parametrize("step", ["promote.1", "promote.2", "promote.3", "promote.4", "promote.5"])
-def test_a_kill_between_any_two_steps_of_promotion_leaves_one_active_version(
-    two: Callable[[str], Two], monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Whatever step it died before: readers have one version, whole; the same command again ends in the same place, told once."""
-    pair = two(SAME)
-    pair.begin()
-    pair.catch_up()
-    with pytest.MonkeyPatch.context() as patched:
-        crash_at(patched, step, 1)
-        with pytest.raises(CrashError):
-            promote(pair.settings, NAME, 2, despite="a drill")
-    active = read(NAME, pair.settings).pipeline.version
-    assert active == (2 if step == "promote.5" else 1)
-    promote(pair.settings, NAME, 2, despite="a drill")
-    assert read(NAME, pair.settings).pipeline.version == 2
-    assert pair.told().count("version_promoted") == 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import psutil
 import structlog
+from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock
@@ -276,6 +277,8 @@ class Consumers:
                     return True  # somebody else files them now
         except LeaseLostError:
             return True  # somebody else does already
+        except TableNotFoundError:
+            return True  # its version was discarded, and the table for its late rows with it
         except _PASSING as error:
             _log.warning("Late and poison rows could not be filed; the next pass will.", shard=str(lease.key), reason=str(error))
             return False

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
 from hindcast import catalog
@@ -39,7 +38,7 @@ def begin(
     :param session: called once all else is well: its columns are known once Spark has analysed it
     :param start: ``earliest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
     :param new_table: readers will see other columns once it is promoted, and that is meant
-    :returns: {pipeline, version, active, tables, offsets, seam_ms, new_columns}
+    :returns: {pipeline, version, active, tables, offsets, seam_ms, changes}
     :raises BadInputError: where any part of it is wrong; nothing was changed
     """
     found = catalog.load(settings.pipelines_dir)
@@ -52,8 +51,8 @@ def begin(
     history = History.of(Ledger(ControlTables(settings)).batches(name, active.version))
     offsets = start_offsets(settings, pipeline, start, datetime.now(UTC))
     seam_ms = seam_of(pipeline, active, history, offsets)
-    here, there = columns_of(session, settings, active, stored=True), columns_of(session, settings, pipeline)
-    new = _check_columns(pipeline, active, here, there, new_table=new_table, seam=seam_ms is not None)
+    before, after = columns_of(session, settings, active, stored=True), columns_of(session, settings, pipeline)
+    new = _check_columns(pipeline, active, before, after, new_table=new_table, seam=seam_ms is not None)
     beside = Beside(version=version, state=BesideState.CATCHING_UP, shards=pipeline.shards, tables=tables_of(pipeline), seam_ms=seam_ms)
     begun = tell(ControlTables(settings), versions.begin(name, beside, offsets, columns_from=active.version, who=who))
     return {
@@ -63,7 +62,7 @@ def begin(
         "tables": list(beside.tables),
         "offsets": {str(partition): offset for partition, offset in offsets.items()},
         "seam_ms": seam_ms,
-        "new_columns": new,
+        "changes": new,
     }
 
 
@@ -153,22 +152,27 @@ def _newest_event_ms(active: Pipeline, history: History, row: LedgerRow) -> int:
     return later[0] + int(active.watermark_delay.total_seconds() * 1000)
 
 
-def columns_of(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, *, stored: bool = False) -> pa.Schema:
-    """The columns of a version's table: of the table itself where it is there already, else by analysing its query."""
+def columns_of(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, *, stored: bool = False) -> dict[str, str]:
+    """The columns of a version's table, each with its type as Delta has it: of the table itself where it is there already, else by analysing
+    its query.
+    """
+    schema = None
     if stored:
         try:
-            table = DeltaTable(settings.table("sinks", pipeline.sink.name), storage_options=settings.storage_options or None)
-            return pa.schema(table.schema().to_arrow())
+            schema = DeltaTable(settings.table("sinks", pipeline.sink.name), storage_options=settings.storage_options or None).schema()
         except TableNotFoundError:
-            pass
-    from hindcast.stream.takeover import shape_of
+            schema = None
+    if schema is None:
+        from hindcast.stream.takeover import shape_of
 
-    return shape_of(session(), pipeline).schema
+        schema = Schema.from_arrow(shape_of(session(), pipeline).schema)
+    return {field.name: field.type.to_json().strip('"') for field in schema.fields}
 
 
-def _check_columns(pipeline: Pipeline, active: Pipeline, here: pa.Schema, there: pa.Schema, *, new_table: bool, seam: bool) -> list[str]:
+def _check_columns(
+    pipeline: Pipeline, active: Pipeline, before: dict[str, str], after: dict[str, str], *, new_table: bool, seam: bool
+) -> list[str]:
     """What readers will see other than now: columns that come, go or change their type, and other keys."""
-    before, after = ({field.name: str(field.type) for field in schema} for schema in (here, there))
     retyped = [name for name in before if name in after and before[name] != after[name]]
     changed = [
         *(f"{name} comes" for name in after if name not in before),

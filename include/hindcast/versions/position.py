@@ -51,7 +51,7 @@ def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: s
         begun = by_partition(lease.checkpoint.get("start_offsets", {}))
         offsets |= ends
         for partition, end in ends.items():
-            if end > begun.get(partition, 0):
+            if end > begun.get(partition, 0) or lease.parent_shard_ids:
                 own = max(last.watermark_ms, last.floors.get(partition, 0)) if last else 0
                 final_ms[partition] = max(own, shards.final_ms(lease, str(partition)))
     return Position(offsets, final_ms)
