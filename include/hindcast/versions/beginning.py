@@ -153,7 +153,7 @@ def _newest_event_ms(active: Pipeline, history: History, row: LedgerRow) -> int:
 
 
 def columns_of(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, *, stored: bool = False) -> dict[str, str]:
-    """The columns of a version's table, each with its type as Delta has it: of the table itself where it is there already, else by analysing
+    """The columns of a version's table, each with its type as Delta has it: of the table where it is there already, else by analysing
     its query.
     """
     schema = None
