@@ -61,8 +61,9 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
         since_last_verdict=asked.since_last_verdict,
         late=asked.late,
         everything=asked.all,
+        version=asked.version,
     )
-    pipeline = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), request.pipeline, asked.version)
+    pipeline = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), request.pipeline, request.version)
     from hindcast.replay.run import run_replay
     from hindcast.verdict.expectations import check_types
 
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("hindcast", "judge", "correct"):
         command = commands.add_parser(name)
         command.add_argument("--pipeline", required=True)
-        command.add_argument("--version", type=int, help="one beside the active version; the active one by default")
+        command.add_argument("--version", type=int, default=0, help="one beside the active version; 0 for the active one")
         for option in ("--from-offsets", "--to-offsets", "--from-time", "--to-time", "--run-id"):
             command.add_argument(option, default="")
         command.add_argument("--since-last-verdict", action="store_true")

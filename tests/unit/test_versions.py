@@ -89,7 +89,7 @@ def test_the_active_version_is_the_wanted_one(tmp_path: Path) -> None:
     declare(folder, 2)
     found = catalog.load(folder)
 
-    def active(version: int | None = None) -> int:
+    def active(version: int = 0) -> int:
         return active_pipeline(found, store.read().leases.values(), NAME, version).version
 
     assert (active(), active(2), active_pipeline(found, [], NAME).version) == (1, 2, 1)

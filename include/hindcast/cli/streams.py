@@ -131,9 +131,10 @@ def replay(
         to_time=to_time,
         since_last_verdict=since_last_verdict,
         everything=everything,
+        version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["hindcast", *arguments, *_of_version(version)], output)
+    run_app("replay.py", ["hindcast", *arguments], output)
 
 
 @app.command()
@@ -164,9 +165,10 @@ def validate(
         to_time=to_time,
         since_last_verdict=since_last_verdict,
         everything=everything,
+        version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["judge", *arguments, *_of_version(version)], output)
+    run_app("replay.py", ["judge", *arguments], output)
 
 
 @app.command()
@@ -208,13 +210,10 @@ def correct(
         since_last_verdict=since_last_verdict,
         late=late,
         everything=everything,
+        version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["correct", *arguments, *_of_version(version)], output)
-
-
-def _of_version(version: int) -> list[str]:
-    return ["--version", str(version)] if version else []
+    run_app("replay.py", ["correct", *arguments], output)
 
 
 def _check_alone(*given: str | bool) -> None:

@@ -171,7 +171,7 @@ def standings(leases: Iterable[Lease]) -> dict[str, Standing]:
     return {row.stream_id: Standing.of(row) for row in rows_of(leases)}
 
 
-def active_pipeline(catalog: Catalog, leases: Iterable[Lease], name: str, version: int | None = None) -> Pipeline:
+def active_pipeline(catalog: Catalog, leases: Iterable[Lease], name: str, version: int = 0) -> Pipeline:
     """The declaration of a pipeline's active version, or of the one that is given; of its first where nothing was ever wanted of it.
 
     :raises UnknownPipelineError: where no file declares the pipeline
@@ -179,8 +179,7 @@ def active_pipeline(catalog: Catalog, leases: Iterable[Lease], name: str, versio
     """
     declared = catalog[name]
     standing = standings(leases).get(name)
-    chosen = version if version is not None else standing.active if standing else declared.version
-    return catalog.of(name, chosen)
+    return catalog.of(name, version or (standing.active if standing else declared.version))
 
 
 def caught_up(leases: Iterable[Lease]) -> list[Standing]:
