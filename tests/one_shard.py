@@ -64,7 +64,7 @@ class Shard:
         keeper = Keeper(
             self.store,
             self.clock,
-            owner=f"w{self.owners}",
+            owner=f"v{self.pipeline.version}-w{self.owners}",
             fleet="f",
             slots=50,
             lease_seconds=10.0,
