@@ -67,13 +67,10 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     assert (verdict["unexplained"], verdict["version"], verdict["passed"]) == (0, 2, True)
     compared = hindcast(stream, "versions", "compare", name)
     assert (compared["columns_only_new"], compared["missing_windows"], compared["causes"]["version"]) == (["max_ask"], 0, 0)
-    before = seen(stream)
     promoted = hindcast(stream, "promote", name, "--version", "2")
     assert promoted["seconds"] < 5
-    after = seen(stream)
     assert read(name, stream.settings).pipeline.version == 2
-    assert {end for end, _ in before} == {end for end, _ in after}
-    assert set(after.values()) == {1}
+    assert set(seen(stream).values()) == {1}
 
     fleet.kill(two)
     stream.send(third)
