@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from conftest import Broker
     from pyspark.sql import SparkSession
 
+#: Great Expectations and what it imports are not ours to mend.
+pytestmark = [
+    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+]
+
 NAME = "stock_stats"
 #: The greatest ask as well, and a least ask with a fee on top.
 SECOND = (
