@@ -129,6 +129,10 @@ ratios: env jars ## online algorithms against the batch in hindsight: competitiv
 demo: env jars ## broker, load, Airflow, stream, replay and verdict on this machine; runs until `make down`
 	@$(BIN)/hindcast demo $(if $(ONCE),--once) $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(SECONDS),--seconds "$(SECONDS)")
 
+.PHONY: demo-reprocess
+demo-reprocess: env jars ## version 2 of stock_stats beside version 1: caught up, proved, promoted, backed out; ONCE=1 stops all at the end
+	@$(BIN)/python -m hindcast.local.reprocessing $(if $(ONCE),--once) $(if $(SECONDS),--seconds "$(SECONDS)")
+
 .PHONY: down
 down: env ## stop all that `make demo` or `hindcast up` started
 	@$(BIN)/hindcast down

@@ -5,7 +5,7 @@ from hindcast.catalog import load
 from hindcast.settings import Settings
 
 settings = Settings()
-pipelines = load(settings.pipelines_dir).values()
+pipelines = load(settings.pipelines_dir).every()
 topics = sorted({topic.name for pipeline in pipelines for topic in pipeline.topics if topic.archive})
 if topics:
     dag = archive_dag(topics, settings.archive_schedule)

@@ -1,6 +1,6 @@
-"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--run-id ID]``,
-``replay.py verdict --run-id ID``, and ``replay.py benchmark --pipeline P`` of its reference range. A verdict of a pipeline whose policy is
-``correct`` also corrects.
+"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--version N]
+[--run-id ID]``, ``replay.py verdict --run-id ID``, and ``replay.py benchmark --pipeline P`` of its reference range. A verdict of a
+pipeline whose policy is ``correct`` also corrects.
 
 Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass,
 75 the stream has not consumed the range yet (try again later), 1 anything else.
@@ -19,6 +19,8 @@ from typing import Any
 import structlog
 
 from hindcast import catalog
+from hindcast.control.lease_table import read_leases
+from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, NothingLateError, VerdictFailedError
 from hindcast.leave import follow, leave
@@ -49,11 +51,12 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
     settings = Settings()
     if asked.command == "verdict":
         run = Runs(ControlTables(settings)).succeeded(asked.run_id)
-        return _judge(settings, catalog.load(settings.pipelines_dir)[run["pipeline"]], asked.run_id)
+        return _judge(settings, catalog.load(settings.pipelines_dir).of(run["pipeline"], run["version"]), asked.run_id)
     if asked.command == "benchmark":
         from hindcast.replay.reference import run_reference
 
-        batch, again = run_reference(lambda: _session(settings), settings, catalog.load(settings.pipelines_dir)[asked.pipeline])
+        pipeline = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), asked.pipeline)
+        batch, again = run_reference(lambda: _session(settings), settings, pipeline)
         return {"batch": batch.as_dict(), "re_execution": again.as_dict()}
     request = ReplayRequest.parse(
         pipeline=asked.pipeline,
@@ -65,8 +68,9 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
         since_last_verdict=asked.since_last_verdict,
         late=asked.late,
         everything=asked.all,
+        version=asked.version,
     )
-    pipeline = catalog.load(settings.pipelines_dir)[request.pipeline]
+    pipeline = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), request.pipeline, request.version)
     from hindcast.replay.run import run_replay
     from hindcast.verdict.expectations import check_types
 
@@ -103,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("hindcast", "judge", "correct"):
         command = commands.add_parser(name)
         command.add_argument("--pipeline", required=True)
+        command.add_argument("--version", type=int, default=0, help="one beside the active version; 0 for the active one")
         for option in ("--from-offsets", "--to-offsets", "--from-time", "--to-time", "--run-id"):
             command.add_argument(option, default="")
         command.add_argument("--since-last-verdict", action="store_true")

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from live_stream import check_answer, check_filed, ends, ledger, produce
+from live_stream import check_answer, check_filed, ends, produce
 from simulated_stream import Clockwork, Record, Simulated, trades
 from waiting import wait_until
 
 from hindcast.control import shards
 from hindcast.control.keeper import Keeper
+from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger
+from hindcast.control.store import LeaseStore, Snapshot
 from hindcast.control.tables import ControlTables
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
@@ -41,7 +43,7 @@ class Shard:
     pipeline: Pipeline
     servers: str
     partitions: int
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: LeaseStore = field(default_factory=MemoryStore)
     clock: FakeClock = field(default_factory=FakeClock)
     owners: int = 0
     sent: list[Record] = field(default_factory=list)
@@ -62,11 +64,11 @@ class Shard:
         keeper = Keeper(
             self.store,
             self.clock,
-            owner=f"w{self.owners}",
+            owner=f"v{self.pipeline.version}-w{self.owners}",
             fleet="f",
             slots=50,
             lease_seconds=10.0,
-            wanted=lambda *_: True,
+            wanted=self._mine,
             sleep=lambda _: None,
         )
         self.owners += 1
@@ -75,11 +77,15 @@ class Shard:
         self.clock.advance(10.5)
         keeper.step()
         keeper.step()
-        (lease,) = [row for row in self.store.read().leases.values() if row.status_type == "shard" and row.lease_owner == keeper.owner]
+        versions_own = shards.of_version(self.store.read().leases.values(), self.pipeline.name, self.pipeline.version)
+        (lease,) = [row for row in versions_own if row.lease_owner == keeper.owner]
         ledger_of = Ledger(ControlTables(self.settings))
         made = ShardConsumer(self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, lambda: 0.0)
         self.running.append(made)
         return made
+
+    def _mine(self, lease: Lease, _: Snapshot) -> bool:
+        return shards.shard_version(lease.status_value) == self.pipeline.version
 
     def consume(self, owner: ShardConsumer) -> None:
         """Wait until the owner has committed all that was sent."""
@@ -117,7 +123,7 @@ class Shard:
     def file(self) -> None:
         """File what is late or poison of every batch."""
         audit = Audit(self.spark, self.settings, self.pipeline, self.running[-1].app, self.running[-1].lease.epoch)
-        batches = ledger(self.settings, self.pipeline.name)
+        batches = Ledger(ControlTables(self.settings)).batches(self.pipeline.name, self.pipeline.version)
         while audit.run(batches) < batches[-1].batch:
             pass
 

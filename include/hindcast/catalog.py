@@ -5,59 +5,99 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hindcast.errors import HindcastError, PipelineError, UnknownPipelineError
+from hindcast.errors import HindcastError, PipelineError, UnknownPipelineError, UnknownVersionError
 from hindcast.pipeline import FORM, Pipeline, check_name, declared
 
 
 @dataclass(frozen=True)
 class Catalog(Mapping[str, Pipeline]):
-    """The pipelines by name, and what was refused. ``errors`` maps a file to what is wrong in it."""
+    """The pipelines by name, and what was refused.
 
-    pipelines: dict[str, Pipeline] = field(default_factory=dict)
+    A name may be declared in several versions, each in a file and with tables of its own. As a mapping it has the lowest of them: the one
+    that is wanted where nothing was ever wanted of the pipeline. Which one is active is a matter of the control plane
+    (:func:`hindcast.control.standing.active_pipeline`).
+
+    ``errors`` maps a file to what is wrong in it.
+    """
+
+    declared: dict[tuple[str, int], Pipeline] = field(default_factory=dict)
     errors: dict[str, HindcastError] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Pipeline:
-        check_name("pipeline", name)
-        if name not in self.pipelines:
-            known = ", ".join(sorted(self.pipelines)) or "none"
-            raise UnknownPipelineError(pipeline=name, known=known + "".join(f"; {error}" for error in self.errors.values()))
-        return self.pipelines[name]
+        return self.of(name, min(self.versions(name)))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.pipelines)
+        return iter(dict.fromkeys(name for name, _ in self.declared))
 
     def __len__(self) -> int:
-        return len(self.pipelines)
+        return len(set(self))
+
+    def versions(self, name: str) -> list[int]:
+        """The versions in which a pipeline is declared, in order.
+
+        :raises UnknownPipelineError: where it is in none
+        """
+        check_name("pipeline", name)
+        found = sorted(version for known, version in self.declared if known == name)
+        if not found:
+            known = ", ".join(sorted(self)) or "none"
+            raise UnknownPipelineError(pipeline=name, known=known + "".join(f"; {error}" for error in self.errors.values()))
+        return found
+
+    def of(self, name: str, version: int) -> Pipeline:
+        """One version of a pipeline.
+
+        :raises UnknownPipelineError: where no file declares the pipeline
+        :raises UnknownVersionError: where none declares that version
+        """
+        known = self.versions(name)
+        if version not in known:
+            others = ", ".join(map(str, known)) + "".join(f"; {error}" for error in self.errors.values())
+            raise UnknownVersionError(pipeline=name, version=version, known=others)
+        return self.declared[name, version]
+
+    def every(self) -> list[Pipeline]:
+        """Every version of every pipeline."""
+        return list(self.declared.values())
 
 
 def load(folder: Path) -> Catalog:
-    """Load every ``*.py`` of the folder, in the order of the names; a name declared twice is refused in the later file."""
+    """Load every ``*.py`` of the folder, in the order of the names; what takes the place of an earlier file is refused in the later one."""
     catalog = Catalog()
     for path in sorted(folder.glob("*.py")):
         if path.name.startswith("_"):
             continue
         try:
             found = _load_module(path)
-            for pipeline in found:
-                if pipeline.name in catalog.pipelines:
-                    first = catalog.pipelines[pipeline.name]
-                    problem = f"the name is already taken by {first.file}:{first.line}"
-                    raise PipelineError(
-                        file=str(path),
-                        line=pipeline.line,
-                        pipeline=pipeline.name,
-                        problem=problem,
-                        form="give each pipeline's function its own name",
-                    )
+            for number, pipeline in enumerate(found):
+                _check_place(pipeline, [*catalog.every(), *found[:number]])
         except HindcastError as error:
             catalog.errors[str(path)] = error
             continue
-        catalog.pipelines.update({pipeline.name: pipeline for pipeline in found})
+        catalog.declared.update({(pipeline.name, pipeline.version): pipeline for pipeline in found})
     return catalog
+
+
+def _check_place(pipeline: Pipeline, others: Iterable[Pipeline]) -> None:
+    """:raises PipelineError: where the version is declared already, or another version of the pipeline has one of its tables"""
+    for other in others:
+        if other.name != pipeline.name:
+            continue
+        where = f"{other.file}:{other.line}"
+        shared = {table.name for table in other.tables} & {table.name for table in pipeline.tables}
+        if other.version == pipeline.version:
+            problem = f"the name is already taken by {where}, in the same version"
+            form = "give each pipeline's function its own name, or the later one of a name a higher version"
+        elif shared:
+            problem = f"its table {', '.join(sorted(shared))} is that of version {other.version}, {where}"
+            form = f'each version writes tables of its own: sink=Table("{pipeline.sink.name}_v{pipeline.version}", ...)'
+        else:
+            continue
+        raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=form)
 
 
 def _load_module(path: Path) -> list[Pipeline]:

@@ -44,6 +44,14 @@ class UnknownPipelineError(BadInputError):
     """There is no pipeline named {pipeline}; the ones that load are: {known}. `hindcast pipelines` lists them."""
 
 
+class UnknownVersionError(BadInputError):
+    """No file declares version {version} of {pipeline}; there are: {known}. Put its file back, or name one of those."""
+
+
+class VersionRefusedError(BadInputError):
+    """{pipeline}: version {version} is not {action}: {problem}. Nothing has changed. {cure}"""
+
+
 class BadNameError(BadInputError):
     """{what} {name!r} is not a valid name. Use 1 to 64 of the characters A-Z a-z 0-9 . _ -"""
 

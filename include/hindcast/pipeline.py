@@ -251,6 +251,11 @@ class Pipeline:
         """What it reads, the source first: the order in which its partitions are numbered."""
         return (self.source, *(joined for joined in self.joined if isinstance(joined, Topic)))
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """What it writes."""
+        return (self.sink, self.late_sink) if self.late_sink else (self.sink,)
+
     def event_time_of(self, topic: Topic) -> str:
         return topic.event_time or self.event_time
 

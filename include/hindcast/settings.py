@@ -44,6 +44,7 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(default=10.0, ge=1.0, le=3600.0, description="a lease unchanged for this long has expired")
     trigger_seconds: float = Field(default=1.0, ge=0.0, description="least time from the start of one batch to the next")
     audit_seconds: float = Field(default=10.0, gt=0.0, description="time between two passes that file late and poison rows")
+    warm_seconds: float = Field(default=3600.0, ge=0.0, description="how long the old version is kept warm after a promotion")
     lag_limit_records: int = Field(default=100_000, ge=1, description="the supervisor wakes when a shard lags by more")
     spark_master: str = Field(default="local[2]", description="Spark master of workers and replays")
     spark_driver_memory: str = Field(default="640m", pattern=r"^\d+[mg]$", description="heap of each Spark driver")

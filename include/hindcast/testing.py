@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.store import Snapshot
+from hindcast.control.store import Snapshot, after
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
 
 
@@ -63,7 +63,7 @@ class MemoryStore:
                 raise CommitUnknownError(table="memory", reason="the test said so")
             if snapshot.token != self.commits or outcome is Outcome.CONFLICT:
                 raise CommitConflictError(table="memory")
-            self._leases.update({lease.key: lease for lease in changes})
+            self._leases = after(self._leases, changes)
             self.commits += 1
             if outcome is Outcome.UNKNOWN_WRITTEN:
                 raise CommitUnknownError(table="memory", reason="the test said so")

@@ -58,8 +58,8 @@ def test_a_refused_shard_is_marked_before_anybody_may_take_it(settings_factory: 
     assert keeper.acquire_slot(clock.advance)
     (gained,) = keeper.step().gained
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
-    pipelines: Any = {"p": SimpleNamespace(name="p")}
-    Consumers(spark, settings, pipelines, keeper, EventLog(ControlTables(settings)), clock, Backoff()).start(gained)
+    deployed: Any = SimpleNamespace(of=lambda name, _: SimpleNamespace(name=name))
+    Consumers(spark, settings, deployed, keeper, EventLog(ControlTables(settings)), clock, Backoff()).start(gained)
     row = store.read().leases[lease.key]
     assert (row.lease_owner, "it is torn" in row.detail[REFUSED]) == ("", True)
     assert keeper.step().gained == []

@@ -15,7 +15,7 @@ from hindcast.control.events import EventKind
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
-COMMAND = re.compile(r"(?:^\$ \S*|`)hindcast ((?!\.)[a-z]+)([^`\n#]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^\$ \S*|`)hindcast ((?!\.)[a-z-]+)([^`\n#]*)", re.MULTILINE)
 TARGET = re.compile(r"(?:^\$ |`)make ([a-z-]+)", re.MULTILINE)
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 

@@ -41,6 +41,7 @@ def app() -> ModuleType:
         ReplayRequest(pipeline="p", from_time=AT, to_time=AT + timedelta(hours=1)),
         ReplayRequest(pipeline="p", since_last_verdict=True),
         ReplayRequest(pipeline="p", everything=True),
+        ReplayRequest(pipeline="p", everything=True, version=2),
     ],
 )
 def test_a_request_goes_through_its_own_arguments(app: ModuleType, request_: ReplayRequest) -> None:

@@ -117,9 +117,9 @@ class ReconcileOperator(BaseOperator):
                 )
         for pipeline in catalog.values():
             desired = states.declare(pipeline, settings.workers)
-            if desired.version != pipeline.version:
+            if desired.version not in (declared := catalog.versions(pipeline.name)):
                 _log.warning(
-                    f"The stream of {pipeline.name} runs version {desired.version}, its code is at version {pipeline.version}.",
+                    f"The stream of {pipeline.name} runs version {desired.version}, its code is at version {declared[-1]}.",
                     pipeline=pipeline.name,
                 )
         return sorted(catalog.errors)

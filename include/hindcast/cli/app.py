@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 import typer
 
-from hindcast.cli import archives, deadletters, listings, operations, runs, streams
+from hindcast.cli import archives, deadletters, listings, operations, runs, streams, versions
 from hindcast.errors import HindcastError
 from hindcast.leave import leave
 
@@ -23,7 +23,8 @@ app = typer.Typer(
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(runs.app, name="runs")
 app.add_typer(archives.app, name="archive")
-for commands in (operations.app, streams.app, listings.app):
+app.add_typer(versions.listing, name="versions")
+for commands in (operations.app, streams.app, versions.app, listings.app):
     app.registered_commands.extend(commands.registered_commands)
 
 

@@ -27,7 +27,7 @@ app = typer.Typer()
 
 @app.command()
 def pipelines(output: FormatOption = Format.TABLE) -> None:
-    """List the pipelines that load, what is wanted of them, and the files that were refused."""
+    """List the pipelines that load, each in its active version, what is wanted of them, and the files that were refused."""
     from hindcast import catalog
     from hindcast.control.desired import DesiredStates
     from hindcast.control.lease_table import LeaseTable
@@ -35,10 +35,13 @@ def pipelines(output: FormatOption = Format.TABLE) -> None:
     settings = Settings()
     found = catalog.load(settings.pipelines_dir)
     wanted = {desired.pipeline: desired for desired in DesiredStates(LeaseTable(settings)).all()}
+    active = {name: wanted[name].version if name in wanted else found[name].version for name in found}
+    shown = [found.declared.get((name, version), found[name]) for name, version in active.items()]
     rows: list[dict[str, Any]] = [
         {
             "pipeline": pipeline.name,
             "version": pipeline.version,
+            "versions": found.versions(pipeline.name),
             "topic": pipeline.source.name,
             "sink": pipeline.sink.name,
             "keys": pipeline.sink.keys,
@@ -50,7 +53,7 @@ def pipelines(output: FormatOption = Format.TABLE) -> None:
             "file": f"{pipeline.file}:{pipeline.line}",
             "problem": None,
         }
-        for pipeline in found.values()
+        for pipeline in shown
     ]
     rows += [
         {**dict.fromkeys(rows[0] if rows else ("pipeline",)), "file": file, "problem": str(error)} for file, error in found.errors.items()
@@ -173,9 +176,15 @@ def corrections(pipeline: PipelineOption = "", output: FormatOption = Format.TAB
 
     settings = Settings()
     found = catalog.load(settings.pipelines_dir)
-    chosen = [found[pipeline]] if pipeline else list(found.values())
+    chosen = [found.of(pipeline, version) for version in found.versions(pipeline)] if pipeline else found.every()
     rows = [
-        {"pipeline": one.name, "windows_after": utc_from_ms(span.after_ms), "windows_to": utc_from_ms(span.to_ms), "run_id": span.run_id}
+        {
+            "pipeline": one.name,
+            "version": one.version,
+            "windows_after": utc_from_ms(span.after_ms),
+            "windows_to": utc_from_ms(span.to_ms),
+            "run_id": span.run_id,
+        }
         for one in chosen
         for span in Corrections(settings, one).current().ranges
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from hindcast.cli.listings import FormatOption
 from hindcast.cli.output import Format, Output
 from hindcast.errors import BadInputError, ReshardRefusedError
-from hindcast.pipeline import check_name
+from hindcast.pipeline import Pipeline, check_name
 from hindcast.settings import Settings, project_root
 
 PipelineArgument = Annotated[str, typer.Argument(help="the pipeline's name")]
@@ -24,9 +25,21 @@ ToTime = Annotated[str, typer.Option("--to-time", help="records of this broker t
 SinceLastVerdict = Annotated[bool, typer.Option("--since-last-verdict", help="what was streamed since the last verdict")]
 Late = Annotated[bool, typer.Option("--late", help="from the first window for which a late row came that no correction has")]
 All = Annotated[bool, typer.Option("--all", help="all that the topic holds and the stream has committed")]
+Version = Annotated[int, typer.Option("--version", min=0, help="one beside the active version; the active one by default")]
 RunId = Annotated[str, typer.Option("--run-id", help="a name of this run; made up by default")]
 
+#: A shard's name; see :mod:`hindcast.control.shards`.
+SHARD = re.compile(r"v\d+\.g\d+\.s\d+")
+
 app = typer.Typer()
+
+
+def _active(settings: Settings, pipeline: str) -> Pipeline:
+    from hindcast import catalog
+    from hindcast.control.lease_table import read_leases
+    from hindcast.control.standing import active_pipeline
+
+    return active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), pipeline)
 
 
 @app.command()
@@ -61,13 +74,12 @@ def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--s
     """Deal the pipeline's partitions into another number of shards, while it runs. Results stay exact across it."""
     from dataclasses import replace
 
-    from hindcast import catalog
     from hindcast.control.desired import DesiredStates
     from hindcast.control.lease_table import LeaseTable
     from hindcast.pipeline import check
 
     settings = Settings()
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
+    declared = _active(settings, pipeline)
     check(replace(declared, shards=shards))
     if declared.re_execute:  # before a shard that does well is stopped by a wish that it cannot meet
         raise ReshardRefusedError(pipeline=pipeline)
@@ -82,17 +94,17 @@ def rebuild(
     pipeline: PipelineArgument, shard: Annotated[str, typer.Option("--shard", help="only this one, e.g. v1.g0.s0; all by default")] = ""
 ) -> None:
     """Make the state of a pipeline's shards anew from the topic and the ledger. Results stay exact; closed windows are not touched."""
-    from hindcast import catalog
     from hindcast.control import shards
     from hindcast.control.desired import DesiredStates
     from hindcast.control.lease_table import LeaseTable
     from hindcast.control.leases import NOT_HELD
 
     settings = Settings()
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
-    version = declared.version
     store = LeaseTable(settings)
-    current = [lease.status_value for lease in shards.of_version(store.leases(), pipeline, version) if lease.state not in NOT_HELD]
+    leases = store.leases()
+    declared = _active(settings, pipeline)
+    version = shards.shard_version(shard) if SHARD.fullmatch(shard) else declared.version
+    current = [lease.status_value for lease in shards.of_version(leases, pipeline, version) if lease.state not in NOT_HELD]
     if shard and shard not in current:
         raise BadInputError(problem=f"{pipeline} has no live shard {shard!r}", cure=f"There are: {', '.join(current) or 'none'}.")
     if not current:
@@ -117,13 +129,12 @@ def rewind(
     import getpass
     import platform
 
-    from hindcast import catalog
     from hindcast.control.lease_table import LeaseTable
     from hindcast.replay.request import parse_offsets, parse_time
     from hindcast.stream import reset
 
     settings = Settings()
-    declared, store = catalog.load(settings.pipelines_dir)[pipeline], LeaseTable(settings)
+    declared, store = _active(settings, pipeline), LeaseTable(settings)
     if not dry_run and (done := reset.carry_on(settings, store, declared)) is not None:
         print(f"An earlier rewind of {pipeline} to {done['to']} had been cut short; it is done now.", file=sys.stderr)
         Output(output).row(done)
@@ -148,6 +159,7 @@ def replay(
     to_time: ToTime = "",
     since_last_verdict: SinceLastVerdict = False,
     everything: All = False,
+    version: Version = 0,
     run_id: RunId = "",
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -160,6 +172,7 @@ def replay(
         to_time=to_time,
         since_last_verdict=since_last_verdict,
         everything=everything,
+        version=version,
         run_id=run_id,
     )
     run_app("replay.py", ["hindcast", *arguments], output)
@@ -170,10 +183,9 @@ def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -
     """Replay the pipeline's reference range, as a batch and with its recorded batches. `hindcast runs compare` sets two versions side by
     side.
     """
-    from hindcast import catalog
     from hindcast.replay.reference import request_of
 
-    request_of(catalog.load(Settings().pipelines_dir)[pipeline])  # before any work starts
+    request_of(_active(Settings(), pipeline))  # before any work starts
     run_app("replay.py", ["benchmark", "--pipeline", pipeline], output)
 
 
@@ -186,13 +198,14 @@ def validate(
     to_time: ToTime = "",
     since_last_verdict: SinceLastVerdict = False,
     everything: All = False,
+    version: Version = 0,
     run_id: RunId = "",
     run: Annotated[str, typer.Option("--run", help="judge this replay, which is there already")] = "",
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Replay a range and judge the stream by it. Exits 3 where the verdict fails."""
     if run:
-        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, everything, run_id)
+        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, everything, run_id, bool(version))
         _known(pipeline)
         run_app("replay.py", ["verdict", "--run-id", check_name("run", run)], output)
         return
@@ -204,6 +217,7 @@ def validate(
         to_time=to_time,
         since_last_verdict=since_last_verdict,
         everything=everything,
+        version=version,
         run_id=run_id,
     )
     run_app("replay.py", ["judge", *arguments], output)
@@ -220,6 +234,7 @@ def correct(
     since_last_verdict: SinceLastVerdict = False,
     late: Late = False,
     everything: All = False,
+    version: Version = 0,
     run_id: RunId = "",
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -229,11 +244,14 @@ def correct(
     """
     if run:
         from hindcast import catalog
+        from hindcast.control.tables import ControlTables
+        from hindcast.replay.runs import Runs
         from hindcast.verdict.correct import correct as apply
 
-        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, late, everything, run_id)
+        _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, late, everything, run_id, bool(version))
         settings = Settings()
-        Output(output).row(apply(settings, catalog.load(settings.pipelines_dir)[pipeline], check_name("run", run)))
+        of = Runs(ControlTables(settings)).succeeded(check_name("run", run))["version"]
+        Output(output).row(apply(settings, catalog.load(settings.pipelines_dir).of(pipeline, of), run))
         return
     arguments = _range(
         pipeline,
@@ -244,6 +262,7 @@ def correct(
         since_last_verdict=since_last_verdict,
         late=late,
         everything=everything,
+        version=version,
         run_id=run_id,
     )
     run_app("replay.py", ["correct", *arguments], output)

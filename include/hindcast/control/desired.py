@@ -20,6 +20,8 @@ REFUSED, DRAINED = "refused", "drained"
 #: In the wanted row's detail: shard -> the request to rebuild it. In a shard's detail: the request that was met.
 REBUILD = "rebuild"
 _MARKS = frozenset({REFUSED, DRAINED})
+#: In the wanted row's detail: the version beside the active one (:mod:`hindcast.control.versions`), with its own number of shards.
+BESIDE = "beside"
 
 
 class DesiredState(StrEnum):
@@ -52,11 +54,21 @@ def desired_key(pipeline: str) -> LeaseKey:
 
 def desired_of(leases: Iterable[Lease]) -> dict[str, Desired]:
     """What is wanted, by pipeline, from the leases of one read."""
-    return {
-        lease.stream_id: Desired.from_lease(lease)
-        for lease in leases
-        if lease.status_type is StatusType.PIPELINE and lease.status_value == ACTIVE
-    }
+    return {lease.stream_id: Desired.from_lease(lease) for lease in rows_of(leases)}
+
+
+def wanted_versions(row: Lease) -> dict[int, int]:
+    """Version -> into how many shards it is dealt: what a wanted row wants consumed, the active version first."""
+    wanted = {int(row.detail["version"]): int(row.detail["shards"])}
+    beside = row.detail.get(BESIDE)
+    if beside and not beside["leaving"]:
+        wanted[int(beside["version"])] = int(beside["shards"])
+    return wanted
+
+
+def rows_of(leases: Iterable[Lease]) -> list[Lease]:
+    """The wanted rows among the leases of one read."""
+    return [lease for lease in leases if lease.status_type is StatusType.PIPELINE and lease.status_value == ACTIVE]
 
 
 def rebuild_request(leases: Mapping[LeaseKey, Lease], shard: LeaseKey) -> str:
@@ -103,15 +115,13 @@ class DesiredStates:
         swap(self._store, decide)
         return self.get(pipeline.name)
 
-    def set_state(self, name: str, state: DesiredState, version: int | None = None) -> Desired:
-        """Want another state, and another version where one is given. Wanting it running gives shards that were refused or drained
-        another try.
+    def set_state(self, name: str, state: DesiredState) -> Desired:
+        """Want another state. Wanting it running gives shards that were refused or drained another try.
 
         :raises UnknownPipelineError: where nothing was ever wanted of it
         """
-        changed = {} if version is None else {"version": version}
         marks = _MARKS if state is DesiredState.RUNNING else frozenset()
-        return self._change(name, lambda row: row.evolve(state=state, detail={**row.detail, **changed}), lambda _: marks)
+        return self._change(name, lambda row: row.evolve(state=state), lambda _: marks)
 
     def set_shards(self, name: str, shards: int) -> Desired:
         """Want the pipeline dealt into so many shards. Its workers write the new generation.

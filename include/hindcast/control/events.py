@@ -50,6 +50,14 @@ class EventKind(StrEnum):
     RUN_SLOW = "run_slow"
     VERDICT_FAILED = "verdict_failed"
     WINDOWS_CORRECTED = "windows_corrected"
+    # versions of a pipeline
+    REPROCESS_STARTED = "reprocess_started"
+    REPROCESS_CAUGHT_UP = "reprocess_caught_up"
+    VERSIONS_COMPARED = "versions_compared"
+    VERSION_PROMOTED = "version_promoted"
+    VERSION_BACKED_OUT = "version_backed_out"
+    VERSION_RETIRED = "version_retired"
+    VERSION_DISCARDED = "version_discarded"
     # archives of topics
     ARCHIVE_STOPPED = "archive_stopped"
     ARCHIVE_GAP = "archive_gap"

@@ -13,7 +13,7 @@ from hindcast.clock import Clock, SystemClock
 from hindcast.control.lease_rows import LeaseRows
 from hindcast.control.leases import Lease
 from hindcast.control.schema import LEASES_RETENTION_SECONDS, ControlTable
-from hindcast.control.store import Snapshot
+from hindcast.control.store import Snapshot, after
 from hindcast.control.tables import ControlTables
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
 from hindcast.settings import Settings
@@ -41,6 +41,7 @@ class LeaseTable:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._tables = ControlTables(settings)
         self._url = self._tables.url(ControlTable.LEASES)
+        self._options = settings.storage_options or None
         self._clock = clock or SystemClock()
         self._handle: DeltaTable | None = None
         self._rows = LeaseRows()
@@ -69,7 +70,7 @@ class LeaseTable:
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
         """See :meth:`hindcast.control.store.LeaseStore.commit`."""
-        merged = {**snapshot.leases, **{lease.key: lease for lease in changes}}
+        merged = after(snapshot.leases, changes)
         with self._lock:
             if self._handle is None or self._handle.version() != snapshot.token:
                 raise CommitConflictError(table=self._url)  # this process has read (or written) a newer version since
@@ -100,7 +101,23 @@ class LeaseTable:
         """All leases, in the order of their keys."""
         return [lease for _, lease in sorted(self.read().leases.items())]
 
+    def exists(self) -> bool:
+        """Whether anything was ever leased.
+
+        :raises StoreUnavailableError: the store does not answer
+        """
+        try:
+            return DeltaTable.is_deltatable(self._url, storage_options=self._options)
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
+
     def _forget(self) -> None:
         """Begin again with a cold open: what the table holds is not known."""
         self._handle = None
         self._rows, self._rows_version = LeaseRows(), -1
+
+
+def read_leases(settings: Settings) -> list[Lease]:
+    """All leases, in the order of their keys; none where nothing was ever leased. Whoever only reads makes no table."""
+    table = LeaseTable(settings)
+    return table.leases() if table.exists() else []

@@ -48,6 +48,8 @@ TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
     ShardState.TERMINATED: frozenset(),
 }
 
+#: A row that is committed in this state is taken out of the table, for good: of a shard whose version was discarded.
+REMOVED = "REMOVED"
 #: States of a shard that nobody holds: it has not begun, or it is at its end.
 NOT_HELD = frozenset({ShardState.WAIT, ShardState.TERMINATED})
 #: States in which a lease that is free or expired may be taken.

@@ -41,7 +41,7 @@ def maintain(settings: Settings) -> list[dict[str, Any]]:
     tables = ControlTables(settings)
     join = partial(compact, storage_options=settings.storage_options)
     done = [_maintain(name, tables.open(name), None if name in _WHOLE else join) for name in ControlTable]
-    sinks = sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).values()})
+    sinks = sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).every()})
     for folder, sink in product(("sinks", "corrections"), sinks):
         try:
             table = DeltaTable(settings.table(folder, sink), storage_options=settings.storage_options or None)

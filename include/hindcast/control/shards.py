@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
-from hindcast.control.desired import DRAINED, REFUSED, DesiredState, desired_key, desired_of
+from hindcast.control.desired import DRAINED, REFUSED, DesiredState, desired_key, rows_of, wanted_versions
 from hindcast.control.leases import NOT_HELD, Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.ledger import Offsets
 from hindcast.control.store import LeaseStore, Snapshot, swap
@@ -69,25 +69,32 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
 
     :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
     """
-    modulus = _modulus(pipeline, shards, start)
+    first = first_generation(pipeline, version, shards, start)
 
     def decide(snapshot: Snapshot) -> list[Lease]:
-        if of_version(snapshot.leases.values(), pipeline, version):
-            return []
-        return [
-            Lease(
-                stream_id=pipeline,
-                status_type=StatusType.SHARD,
-                status_value=shard_name(version, 0, index),
-                state=ShardState.OPEN,
-                checkpoint={"start_offsets": {str(p): start[p] for p in partitions}},
-                detail={PARTITIONS: partitions, MODULUS: modulus},
-                updated_at=datetime.now(UTC),
-            )
-            for index, partitions in enumerate(deal(start, shards, modulus))
-        ]
+        return [] if of_version(snapshot.leases.values(), pipeline, version) else first
 
     return swap(store, decide)
+
+
+def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
+    """The shards of a version that has none yet, beginning at these offsets.
+
+    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
+    """
+    modulus = _modulus(pipeline, shards, start)
+    return [
+        Lease(
+            stream_id=pipeline,
+            status_type=StatusType.SHARD,
+            status_value=shard_name(version, 0, index),
+            state=ShardState.OPEN,
+            checkpoint={"start_offsets": {str(p): start[p] for p in partitions}},
+            detail={PARTITIONS: partitions, MODULUS: modulus},
+            updated_at=datetime.now(UTC),
+        )
+        for index, partitions in enumerate(deal(start, shards, modulus))
+    ]
 
 
 def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
@@ -167,14 +174,20 @@ def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
     """(pipeline, version, shards) of what is wanted to run in another number of shards than its newest generation has."""
     found = list(leases)
     due = []
-    for desired in desired_of(found).values():
-        current = newest_generation(of_version(found, desired.pipeline, desired.version))
-        if desired.state is not DesiredState.RUNNING or not current or any(lease.state == ShardState.WAIT for lease in current):
+    for name, version, shards in _running(found):
+        current = newest_generation(of_version(found, name, version))
+        if not current or any(lease.state == ShardState.WAIT for lease in current):
             continue
         partitions = [partition for lease in current for partition in lease.detail[PARTITIONS]]
-        if len(deal(partitions, desired.shards, current[0].detail[MODULUS])) != len(current):
-            due.append((desired.pipeline, desired.version, desired.shards))
+        if len(deal(partitions, shards, current[0].detail[MODULUS])) != len(current):
+            due.append((name, version, shards))
     return due
+
+
+def _running(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
+    """(pipeline, version, shards) of all that is wanted to run."""
+    rows = [row for row in rows_of(leases) if row.state == DesiredState.RUNNING]
+    return [(row.stream_id, version, shards) for row in rows for version, shards in wanted_versions(row).items()]
 
 
 def _residues(lease: Lease, modulus: int) -> set[int]:
@@ -224,7 +237,7 @@ def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lea
 
 
 def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -> bool:
-    """Whether a shard is to be held: its pipeline is wanted in this version, nothing refused it, it has begun and is not at its end.
+    """Whether a shard is to be held: its pipeline is wanted in its version, nothing refused it, it has begun and is not at its end.
 
     :param able: whether this worker has the pipeline in that version
     """
@@ -234,7 +247,7 @@ def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -
     if row is None or row.state == DesiredState.PAUSED or lease.detail.get(REFUSED):
         return False
     version = shard_version(lease.status_value)
-    if version != row.detail["version"] or not able(lease.stream_id, version):
+    if version not in wanted_versions(row) or not able(lease.stream_id, version):
         return False
     return not (row.state == DesiredState.DRAINED and lease.detail.get(DRAINED))
 
@@ -242,8 +255,4 @@ def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -
 def pipelines_without_shards(snapshot: Snapshot) -> list[tuple[str, int, int]]:
     """(pipeline, version, shards) of what is wanted to run and has no shards yet."""
     leases = list(snapshot.leases.values())
-    return [
-        (desired.pipeline, desired.version, desired.shards)
-        for desired in desired_of(leases).values()
-        if desired.state is DesiredState.RUNNING and not of_version(leases, desired.pipeline, desired.version)
-    ]
+    return [(name, version, shards) for name, version, shards in _running(leases) if not of_version(leases, name, version)]

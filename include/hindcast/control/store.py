@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from hindcast.control.leases import Lease, LeaseKey
+from hindcast.control.leases import REMOVED, Lease, LeaseKey
 from hindcast.errors import CommitConflictError, CommitUnknownError
 
 
@@ -29,13 +29,19 @@ class LeaseStore(Protocol):
         ...
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
-        """Add or replace these leases, provided that nothing was committed since the snapshot was read.
+        """Add, replace or remove these leases (see :func:`after`), provided that nothing was committed since the snapshot was read.
 
         :raises CommitConflictError: something was; nothing is written
         :raises CommitUnknownError: it may or may not have been written; read before any retry
         :raises StoreUnavailableError: nothing is written
         """
         ...
+
+
+def after(leases: Mapping[LeaseKey, Lease], changes: Iterable[Lease]) -> dict[LeaseKey, Lease]:
+    """The leases once these changes are committed."""
+    merged = {**leases, **{lease.key: lease for lease in changes}}
+    return {key: lease for key, lease in merged.items() if lease.state != REMOVED}
 
 
 #: How often a change is decided anew on conflicts before the conflict is raised: with n writers a round has one winner, so this

@@ -51,7 +51,7 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     tables = ControlTables(settings)
     ledger = Ledger(tables)
     rows, undone = ledger.batches(pipeline.name, pipeline.version), ledger.undone(pipeline.name, pipeline.version)
-    filed = _filed(tables, rows)
+    filed = filed_batches(tables, rows)
     with TopicOffsets(settings) as topic:
         earliest, latest = across(pipeline, topic.earliest), across(pipeline, topic.latest)
         archives = _archives(settings, pipeline, topic, earliest)
@@ -136,7 +136,7 @@ def first_uncorrected_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corr
     return min(found, default=None)
 
 
-def _filed(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
+def filed_batches(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
     applications = {row.shard: app_id(row.pipeline, row.shard) for row in rows}
     filed = dict.fromkeys(applications, 2**_BATCH_BITS)
     for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):

@@ -59,7 +59,7 @@ class ReplayRequest:
 
     ``late``: from the first window for which a late row came that no correction has.
 
-    Ends are exclusive. Times are broker timestamps. ``run_id`` empty means: a new one.
+    Ends are exclusive. Times are broker timestamps. ``run_id`` empty means: a new one; ``version`` 0: the active one.
 
     :raises BadRangeError: where the parts do not make one range
     """
@@ -73,6 +73,7 @@ class ReplayRequest:
     since_last_verdict: bool = False
     late: bool = False
     everything: bool = False
+    version: int = 0
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.pipeline)
@@ -98,6 +99,7 @@ class ReplayRequest:
         since_last_verdict: bool = False,
         late: bool = False,
         everything: bool = False,
+        version: int = 0,
     ) -> Self:
         """Build a request from texts as they come from a command line or a form; an empty text is an absent one."""
         return cls(
@@ -106,6 +108,7 @@ class ReplayRequest:
             since_last_verdict=since_last_verdict,
             late=late,
             everything=everything,
+            version=version,
             from_offsets=parse_offsets(from_offsets) if from_offsets else None,
             to_offsets=parse_offsets(to_offsets) if to_offsets else None,
             from_time=parse_time(from_time) if from_time else None,
@@ -114,7 +117,7 @@ class ReplayRequest:
 
     def to_arguments(self) -> list[str]:
         """The arguments that follow ``hindcast`` or ``judge`` on the command line of ``spark_apps/replay.py``; never for a shell string."""
-        arguments = ["--pipeline", self.pipeline]
+        arguments = ["--pipeline", self.pipeline, *(["--version", str(self.version)] if self.version else [])]
         if self.from_offsets is not None and self.to_offsets is not None:
             arguments += ["--from-offsets", _offsets_text(self.from_offsets), "--to-offsets", _offsets_text(self.to_offsets)]
         if self.from_time is not None and self.to_time is not None:
@@ -134,7 +137,8 @@ class ReplayRequest:
         parts += ["since the last verdict"] if self.since_last_verdict else []
         parts += ["late rows that no correction has"] if self.late else []
         parts += ["all"] if self.everything else []
-        return f"{self.pipeline}: {' and '.join(parts) or 'nothing'}"
+        of = f"{self.pipeline} version {self.version}" if self.version else self.pipeline
+        return f"{of}: {' and '.join(parts) or 'nothing'}"
 
 
 def _offsets_text(offsets: Mapping[int, int] | None) -> str:

@@ -1,11 +1,13 @@
 """Read a pipeline's results: one view, pinned to a version of the stream's table and one of the corrections.
 
-Each window comes from one of the two, so whatever is written meanwhile no window is missing, doubled or half replaced.
+Each window comes from one of the two, so whatever is written meanwhile no window is missing, doubled or half replaced. What is read is
+the table of the pipeline's active version, and of the versions before it for windows that the active one began too late for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +16,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast import catalog
+from hindcast.catalog import Catalog
+from hindcast.control.lease_table import read_leases
+from hindcast.control.standing import Standing, standings
 from hindcast.errors import BadInputError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.serving.corrections import RUN_ID, WINDOW_END, Corrected, Corrections
@@ -37,6 +42,7 @@ class Reading:
     corrections: Corrections
     corrected: Corrected
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    earlier: tuple[Part, ...] = ()
 
     @classmethod
     def pin(
@@ -57,8 +63,25 @@ class Reading:
             raise StoreUnavailableError(table=url, action="read", reason=error) from error
         return cls(pipeline, url, table.version(), corrections, corrected, settings.storage_options)
 
+    @property
+    def _after_ms(self) -> int | None:
+        """Windows that end after it are of this version; None for all."""
+        return self.earlier[-1].to_ms if self.earlier else None
+
     def spark(self, session: SparkSession) -> DataFrame:
         """The view as a Spark frame; the session has Delta (see :mod:`hindcast.stream.session`)."""
+        from pyspark.sql import functions as F
+
+        frame = self._spark(session)
+        if self._after_ms is None:
+            return frame
+        end_us = F.unix_micros("window.end")
+        older = [part.reading.spark(session).where(part.holds(end_us)) for part in self.earlier]
+        frames = [*older, frame.where(end_us > self._after_ms * 1000)]
+        columns = [F.col(f"`{name}`") for name in frame.columns]
+        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames).select(*columns)
+
+    def _spark(self, session: SparkSession) -> DataFrame:
         from pyspark.sql import functions as F
 
         stream = session.read.format("delta").option("versionAsOf", str(self.sink_version)).load(self.sink_url)
@@ -72,6 +95,15 @@ class Reading:
 
     def arrow(self) -> pa.Table:
         """The view as one Arrow table."""
+        if self._after_ms is None:
+            return self._arrow()
+        own = self._arrow()
+        end_us = pc.field("window", "end").cast(pa.int64())
+        older = [part.reading.arrow().filter(part.holds(end_us)) for part in self.earlier]
+        tables = [*older, own.filter(end_us > self._after_ms * 1000)]
+        return pa.concat_tables(tables, promote_options="default").select(own.column_names)
+
+    def _arrow(self) -> pa.Table:
         table = DeltaTable(self.sink_url, version=self.sink_version, storage_options=self.storage_options or None)
         stream = table.to_pyarrow_dataset()
         columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
@@ -99,11 +131,45 @@ class Reading:
         return found
 
 
+@dataclass(frozen=True)
+class Part:
+    """What readers get from a version that is not active any more: the windows with ``after_ms`` < end <= ``to_ms``."""
+
+    reading: Reading
+    after_ms: int | None
+    to_ms: int
+
+    def holds(self, end_us: Any) -> Any:
+        """Whether a window is one of them, as an expression of Spark or of Arrow, over its end in epoch microseconds."""
+        until = end_us <= self.to_ms * 1000
+        return until if self.after_ms is None else until & (end_us > self.after_ms * 1000)
+
+
 def read(pipeline: str, settings: Settings | None = None) -> Reading:
-    """The newest results of a pipeline: ``read("stock_stats").pandas()``, ``.arrow()`` or ``.spark(session)``.
+    """The newest results of a pipeline, in its active version: ``read("stock_stats").pandas()``, ``.arrow()`` or ``.spark(session)``.
+
+    Which version is active, and where older windows come from, is one read of one row.
 
     :raises UnknownPipelineError: where there is no such pipeline
+    :raises UnknownVersionError: where no file declares a version that readers get
     :raises BadInputError: where it has no table yet
     """
     settings = settings or Settings()
-    return Reading.pin(settings, catalog.load(settings.pipelines_dir)[pipeline])
+    found = catalog.load(settings.pipelines_dir)
+    standing = standings(read_leases(settings)).get(pipeline)
+    while True:
+        try:
+            return _pinned(settings, found, pipeline, standing)
+        except BadInputError:
+            before, standing = standing, standings(read_leases(settings)).get(pipeline)
+            if standing == before:  # else it was discarded after another was promoted
+                raise
+
+
+def _pinned(settings: Settings, found: Catalog, name: str, standing: Standing | None) -> Reading:
+    if standing is None:
+        return Reading.pin(settings, found[name])
+    parts: list[Part] = []
+    for one in standing.earlier:
+        parts.append(Part(Reading.pin(settings, found.of(name, one.version)), parts[-1].to_ms if parts else None, one.to_ms))
+    return replace(Reading.pin(settings, found.of(name, standing.active)), earlier=tuple(parts))

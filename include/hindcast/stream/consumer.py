@@ -77,6 +77,7 @@ class ShardConsumer:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()  # the audit's thread stops a shard that ends while the main thread flushes all
         self.history: list[LedgerRow] = []
+        self.most_records = 0  # of one batch and topic; 0 for the bound of all streams
 
     # -- life --------------------------------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class ShardConsumer:
         return source.result(parsed, self.pipeline, self._position.incarnation.floors)
 
     def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
-        raw = source.stream(self._spark, self._settings, self.pipeline, topic, start)
+        raw = source.stream(self._spark, self._settings, self.pipeline, topic, start, self.most_records)
         return measure.observed(source.parse(raw, self.pipeline, topic), index)
 
     def drain(self) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import psutil
 import structlog
+from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock
@@ -35,8 +35,10 @@ from hindcast.errors import (
 )
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
+from hindcast.stream import source
 from hindcast.stream.audit import Audit
 from hindcast.stream.consumer import ShardConsumer
+from hindcast.stream.deployed import Deployed
 from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
@@ -92,16 +94,9 @@ class Consumers:
     """One query for each shard held."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        settings: Settings,
-        pipelines: Mapping[str, Pipeline],
-        keeper: Keeper,
-        events: EventLog,
-        clock: Clock,
-        backoff: Backoff,
+        self, spark: SparkSession, settings: Settings, deployed: Deployed, keeper: Keeper, events: EventLog, clock: Clock, backoff: Backoff
     ) -> None:
-        self._spark, self._settings, self._pipelines = spark, settings, pipelines
+        self._spark, self._settings, self._deployed = spark, settings, deployed
         self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
         self._ledger = Ledger(ControlTables(settings))
         self._topics = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
@@ -114,22 +109,27 @@ class Consumers:
         self.leaving = False  # the worker stops: the next owner ends what is superseded
         self.audit_due = threading.Event()  # somebody waits for what is late and poison to be filed
 
-    def pipelines(self) -> set[str]:
-        """The pipelines of which shards are held."""
-        return {key.stream_id for key in list(self._running)}
+    def versions(self) -> set[tuple[str, int]]:
+        """The pipelines and versions of which shards are held."""
+        return {(key.stream_id, shards.shard_version(key.status_value)) for key in list(self._running)}
+
+    def _pipeline(self, key: LeaseKey) -> Pipeline:
+        return self._deployed.of(key.stream_id, shards.shard_version(key.status_value))
 
     @property
     def any(self) -> bool:
         return bool(self._running)
 
-    def start(self, lease: Lease, *, request: str = "", superseded: bool = False) -> None:
+    def start(self, lease: Lease, *, request: str = "", superseded: bool = False, shadow: bool = False) -> None:
         """Take the shard over and start its query; where that fails, say why and give the lease back.
 
         :param request: the newest request to rebuild the shard, empty where there is none
         :param superseded: only end it: seal it, file what is late or poison, and start no query
+        :param shadow: its batches are bounded, so that those of the active version need not wait for long
         """
-        pipeline = self._pipelines[lease.stream_id]
+        pipeline = self._pipeline(lease.key)
         consumer = ShardConsumer(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, cpu_seconds)
+        consumer.most_records = source.MAX_RECORDS_PER_SHADOW_BATCH if shadow else 0
         # A pool for each query: Spark's fair scheduler then shares the cores between the shards of this worker.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", consumer.app)
         try:
@@ -181,7 +181,7 @@ class Consumers:
             running.drain_to = None
         elif running.drain_to is None:
             try:
-                latest = across(self._pipelines[key.stream_id], self._topics.latest)
+                latest = across(self._pipeline(key), self._topics.latest)
             except HindcastError as error:
                 _log.warning("The topic's end is not known yet; asking again.", shard=str(key), reason=str(error))
                 return
@@ -228,7 +228,7 @@ class Consumers:
         running.consumer.stop()
         if running.restart:
             again, request = running.restart
-            self.start(again, request=request)
+            self.start(again, request=request, shadow=running.consumer.most_records > 0)
             return
         self._keeper.closed(lease.key)
         self._settling.append(running)
@@ -277,6 +277,8 @@ class Consumers:
                     return True  # somebody else files them now
         except LeaseLostError:
             return True  # somebody else does already
+        except TableNotFoundError:
+            return True  # its version was discarded, and the table for its late rows with it
         except _PASSING as error:
             _log.warning("Late and poison rows could not be filed; the next pass will.", shard=str(lease.key), reason=str(error))
             return False
@@ -308,7 +310,7 @@ class Consumers:
         if isinstance(failure, HindcastError):
             return failure
         try:
-            _check_retained(self._topics, self._pipelines[lease.stream_id], lease)
+            _check_retained(self._topics, self._pipeline(lease.key), lease)
         except HindcastError as error:
             return error
         return failure

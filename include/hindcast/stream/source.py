@@ -33,6 +33,8 @@ _RECORD = "key binary, value binary, topic string, partition int, offset long, t
 #: One batch of a stream reads at most so many records of a topic: a long backlog is worked off in steps that renew, commit and can be
 #: drained.
 MAX_RECORDS_PER_BATCH = 500_000
+#: A version that catches up beside the active one shares its worker's cores with it: steps of a second or less.
+MAX_RECORDS_PER_SHADOW_BATCH = 50_000
 
 
 def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> dict[str, str]:

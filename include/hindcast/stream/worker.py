@@ -12,29 +12,33 @@ import signal
 import socket
 import threading
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 
 import structlog
 from pyspark.sql import SparkSession
 
-from hindcast import catalog
 from hindcast.clock import Clock, SystemClock
 from hindcast.control import shards
-from hindcast.control.desired import DesiredState, desired_of, rebuild_request
+from hindcast.control.desired import DesiredState, desired_of, rebuild_request, rows_of, wanted_versions
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.history import History
 from hindcast.control.keeper import STARTING, Keeper, Step
 from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
+from hindcast.control.leases import Lease, LeaseKey, StatusType
 from hindcast.control.ledger import Ledger
+from hindcast.control.standing import caught_up, due, is_shadow, standings
 from hindcast.control.store import Snapshot
 from hindcast.control.tables import ControlTables
+from hindcast.control.telling import tell
+from hindcast.control.versions import Versions
 from hindcast.errors import BadRangeError, HindcastError, StoreUnavailableError
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
 from hindcast.stream import rewind, session
 from hindcast.stream.consumers import Backoff, Consumers
+from hindcast.stream.deployed import Deployed
 from hindcast.stream.rehearsal import rehearse
 from hindcast.topics.offsets import TopicOffsets, across
 
@@ -60,9 +64,10 @@ class Worker:
         self._clock = clock or SystemClock()
         self.id = worker_id()
         self._store = LeaseTable(settings)
-        self._ledger = Ledger(ControlTables(settings))
-        self._events = EventLog(ControlTables(settings), self.id, self._clock)
-        self._pipelines = catalog.load(settings.pipelines_dir)
+        self._versions, self._tables = Versions(self._store), ControlTables(settings)
+        self._ledger = Ledger(self._tables)
+        self._events = EventLog(self._tables, self.id, self._clock)
+        self._deployed = Deployed(settings.pipelines_dir)
         self._backoff = Backoff()
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -92,14 +97,14 @@ class Worker:
             self._events.record(EventKind.NO_SLOT, message)
             return 0
         self._events.record(EventKind.WORKER_STARTED, f"Worker {self.id} holds slot {self._keeper.slot}.", pid=os.getpid())
-        for file, error in self._pipelines.errors.items():
+        for file, error in self._deployed.catalog.errors.items():
             self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=f"Mend {file}.")
         threading.Thread(target=self._renew, name="renewal", daemon=True).start()
         try:
             spark = session.build(self._settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
             self._rehearse(spark)
             self._keeper.ready()
-            consumers = Consumers(spark, self._settings, self._pipelines.pipelines, self._keeper, self._events, self._clock, self._backoff)
+            consumers = Consumers(spark, self._settings, self._deployed, self._keeper, self._events, self._clock, self._backoff)
             threading.Thread(target=self._audit, args=(consumers,), name="audit", daemon=True).start()
             clean = self._serve(consumers)
         except Exception as error:
@@ -129,14 +134,14 @@ class Worker:
     def _rehearse(self, spark: SparkSession) -> None:
         """What is loaded and compiled on first use is so before shards wait for it."""
         try:
-            wanted = desired_of(self._store.leases())
+            rows = [row for row in rows_of(self._store.leases()) if row.state == DesiredState.RUNNING]
         except StoreUnavailableError as error:
             _log.warning("What is wanted could not be read: nothing is rehearsed.", worker=self.id, reason=str(error))
             return
-        for name, desired in wanted.items():
+        for name, version in [(row.stream_id, version) for row in rows for version in wanted_versions(row)]:
             self._beat = self._clock.monotonic()
-            if desired.state is DesiredState.RUNNING and self._able(name, desired.version) and not self._stop.is_set():
-                rehearse(spark, self._settings, self._pipelines[name])
+            if self._deployed.has(name, version) and not self._stop.is_set():
+                rehearse(spark, self._settings, self._deployed.of(name, version))
         self._beat = self._clock.monotonic()
 
     # -- main --------------------------------------------------------------------------------------------------------------
@@ -164,6 +169,13 @@ class Worker:
             self._woken.clear()
 
     def _act(self, step: Step, consumers: Consumers) -> None:
+        for name, version in self._deployed.look(step.leases.values()):
+            self._say_once(
+                EventKind.PIPELINE_REFUSED,
+                f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.",
+                f"Deploy version {version}, or want the declared one.",
+                name,
+            )
         consumers.superseded = frozenset(shards.superseded(step.leases.values()))
         for key in step.lost:
             consumers.lose(key)
@@ -172,7 +184,9 @@ class Worker:
         for lease in step.gained:
             if lease.status_type is StatusType.SHARD:
                 request = rebuild_request(step.leases, lease.key)
-                consumers.start(lease, request=request, superseded=lease.key in consumers.superseded)
+                shadow = is_shadow(step.leases, lease)
+                consumers.start(lease, request=request, superseded=lease.key in consumers.superseded, shadow=shadow)
+        self._look_after_versions(step.leases)
         for name, version, count in shards.pipelines_without_shards(Snapshot(step.leases)):
             self._create_shards(name, version, count)
         for name, version, count in shards.to_reshard(step.leases.values()):
@@ -183,18 +197,26 @@ class Worker:
                 consumers.drain_to_end(lease.key, wanted=lease.stream_id in drained)
                 consumers.rebuild(lease, rebuild_request(step.leases, lease.key))
 
+    def _look_after_versions(self, leases: Mapping[LeaseKey, Lease]) -> None:
+        """Note which shadows have caught up, and end warm versions whose time is over: whichever worker is first."""
+        now = self._clock.now()
+        changes = [(seen, partial(self._versions.note_caught_up, seen)) for seen in caught_up(leases.values())]
+        over = [seen for seen in standings(leases.values()).values() if due(seen, now)]
+        changes += [(seen, partial(self._versions.retire, seen.pipeline, now)) for seen in over]
+        for seen, change in changes:
+            try:
+                tell(self._tables, seen)  # whoever made the change before may have been killed first
+                if (standing := change()) is not None:
+                    tell(self._tables, standing)
+            except HindcastError as error:
+                _log.warning("What has become of a version could not be noted; the next renewal tries again.", reason=str(error))
+
     def _create_shards(self, name: str, version: int, count: int) -> None:
-        if not self._able(name, version):
-            self._say_once(
-                EventKind.PIPELINE_REFUSED,
-                f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.",
-                f"Deploy version {version}, or want the declared one.",
-                name,
-            )
+        if not self._deployed.has(name, version):
             return
         try:
             with TopicOffsets(self._settings) as offsets:
-                start = _start_of(self._pipelines[name], offsets)
+                start = _start_of(self._deployed.of(name, version), offsets)
             created = shards.create(self._store, name, version, count, start)
         except HindcastError as error:
             self._say_once(
@@ -208,9 +230,9 @@ class Worker:
 
     def _reshard(self, name: str, version: int, count: int) -> None:
         """Write the next generation, where the topic still holds the rows from which it would make its state."""
-        if not self._able(name, version):
+        if not self._deployed.has(name, version):
             return
-        pipeline = self._pipelines[name]
+        pipeline = self._deployed.of(name, version)
         try:
             with TopicOffsets(self._settings) as offsets:
                 earliest = across(pipeline, offsets.earliest)
@@ -228,13 +250,13 @@ class Worker:
     def _look_for_partitions(self, consumers: Consumers) -> None:
         """Reshard a pipeline of which shards are held here, and whose topic has partitions that no shard has."""
         leases = self._store.leases()
-        wanted = desired_of(leases)
+        wanted = {(row.stream_id, version): count for row in rows_of(leases) for version, count in wanted_versions(row).items()}
         with TopicOffsets(self._settings) as offsets:
-            for name in consumers.pipelines():
-                current = shards.newest_generation(shards.of_version(leases, name, self._pipelines[name].version))
+            for name, version in consumers.versions() & wanted.keys():
+                current = shards.newest_generation(shards.of_version(leases, name, version))
                 had = {partition for lease in current for partition in lease.detail[shards.PARTITIONS]}
-                if current and across(self._pipelines[name], offsets.earliest).keys() - had:
-                    self._reshard(name, wanted[name].version, wanted[name].shards)
+                if current and across(self._deployed.of(name, version), offsets.earliest).keys() - had:
+                    self._reshard(name, version, wanted[name, version])
 
     def _say_once(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
         if message not in self._said:
@@ -243,10 +265,7 @@ class Worker:
 
     def _wanted(self, lease: Lease, snapshot: Snapshot) -> bool:
         held_here = lease.lease_owner == self.id
-        return shards.wanted(lease, snapshot, self._able) and (held_here or self._backoff.over(lease.key, self._clock.monotonic()))
-
-    def _able(self, name: str, version: int) -> bool:
-        return name in self._pipelines.pipelines and self._pipelines[name].version == version
+        return shards.wanted(lease, snapshot, self._deployed.has) and (held_here or self._backoff.over(lease.key, self._clock.monotonic()))
 
     # -- the other threads ---------------------------------------------------------------------------------------------------
 

@@ -63,6 +63,9 @@ class Difference:
 class Comparison:
     """Exact counts and some samples. Rows are counted as often as they stand in a table; ``changed`` and ``rounding`` count keys.
 
+    ``by_column``: column -> in how many keys it differs from the online answer by more than rounding. ``unexplained_late``: the keys with
+    unexplained differences in windows for which rows came late.
+
     ``ratios``: numeric column -> ``worst`` (farthest from 1) and ``mean`` of stream / hindsight over the keys that both hold.
     """
 
@@ -78,6 +81,8 @@ class Comparison:
     nondeterministic: int
     captured_results: float
     ratios: dict[str, dict[str, float]]
+    by_column: dict[str, int]
+    unexplained_late: int
     samples: tuple[Difference, ...]
 
     @property
@@ -222,6 +227,9 @@ def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
         yield F.sum(name).alias(name)
     for name in ("changed", "rounding", "explained", "nondeterministic"):
         yield F.count_if(F.col(name)).alias(name)
+    yield F.count_if(F.col("unexplained") & (F.col("late_rows") > 0)).alias("unexplained_late")
+    for name in kinds:
+        yield F.count_if(F.array_contains("changed_columns", name)).alias(f"changed_{name}")
     floats = [name for name, kind in kinds.items() if isinstance(kind, DoubleType | FloatType)]
     sizes = [F.when(F.array_contains("rounded_columns", name), _relative(F.col("s_min")[name], F.col("o_min")[name])) for name in floats]
     yield F.max(F.greatest(*sizes, F.lit(0.0), F.lit(0.0))).alias("greatest_rounding")
@@ -254,6 +262,8 @@ def _comparison(totals: Row, kinds: dict[str, DataType], samples: tuple[Differen
         greatest_rounding=float(totals["greatest_rounding"] or 0.0),
         captured_results=int(totals["held"]) / rows if rows else 1.0,
         ratios=ratios,
+        by_column={name: int(totals[f"changed_{name}"]) for name in kinds if totals[f"changed_{name}"]},
+        unexplained_late=int(totals["unexplained_late"] or 0),
         samples=samples,
     )
 

@@ -13,6 +13,7 @@ from hindcast.control.desired import Desired, desired_of
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import NOT_HELD, Lease, StatusType
 from hindcast.control.schema import ControlTable
+from hindcast.control.standing import Standing, standings
 from hindcast.control.tables import Condition, ControlTables
 from hindcast.settings import Settings
 
@@ -39,8 +40,8 @@ class Facts:
         verdicts = self._verdicts()
         shards = self._shards(leases)
         workers = self._workers(leases)
-        newest = _newest_by_pipeline(verdicts)
-        pipelines = [self._pipeline(desired, shards, newest.get(name)) for name, desired in sorted(desired_of(leases).items())]
+        known = standings(leases)
+        pipelines = [self._pipeline(desired, known[name], shards, verdicts) for name, desired in sorted(desired_of(leases).items())]
         return {
             "now": self._now,
             "fleet": self._settings.fleet,
@@ -66,7 +67,7 @@ class Facts:
         return {
             "now": self._now,
             "name": name,
-            "pipeline": self._pipeline(desired, shards, verdicts[0] if verdicts else None) if desired else None,
+            "pipeline": self._pipeline(desired, standings(leases)[name], shards, verdicts) if desired else None,
             "shards": shards,
             "verdicts": verdicts[:SHOWN_VERDICTS],
             "runs": self._runs([("pipeline", "=", name)])[:SHOWN_VERDICTS],
@@ -103,7 +104,9 @@ class Facts:
         verdicts = self._verdicts([("run_id", "=", run_id)])
         return str(verdicts[0]["data_docs"] or "") if verdicts else ""
 
-    def _pipeline(self, desired: Desired, shards: Iterable[Row], verdict: Row | None) -> Row:
+    def _pipeline(self, desired: Desired, standing: Standing, shards: Iterable[Row], verdicts: Iterable[Row]) -> Row:
+        """The active version, with the newest of these verdicts that is on it."""
+        ours = (row for row in verdicts if (row["pipeline"], row["version"]) == (desired.pipeline, desired.version))
         own = [shard for shard in shards if shard["pipeline"] == desired.pipeline and shard["current"]]
         watermarks = [shard["watermark_ms"] for shard in own]
         least = min(watermarks, default=0)
@@ -111,6 +114,7 @@ class Facts:
             "name": desired.pipeline,
             "state": desired.state.value,
             "version": desired.version,
+            "beside": f"{standing.beside.version} {standing.beside.state.value.replace('_', ' ')}" if standing.beside else "",
             "shards": desired.shards,
             "workers": desired.workers,
             "owned": sum(bool(shard["owner"]) for shard in own),
@@ -118,7 +122,7 @@ class Facts:
             "over_limit": any((shard["lag"] or 0) > self._settings.lag_limit_records for shard in own),
             "watermark_ms": least,
             "watermark_age": self._watermark_age(least),
-            "verdict": verdict,
+            "verdict": next(ours, None),
         }
 
     def _shards(self, leases: Iterable[Lease]) -> list[Row]:
@@ -204,13 +208,6 @@ class Facts:
 
 def _is_shard_of(lease: Lease, owner: str) -> bool:
     return lease.status_type is StatusType.SHARD and lease.lease_owner == owner
-
-
-def _newest_by_pipeline(verdicts: Iterable[Row]) -> dict[str, Row]:
-    newest: dict[str, Row] = {}
-    for row in verdicts:
-        newest.setdefault(row["pipeline"], row)
-    return newest
 
 
 def _difference(row: Row) -> Row:

@@ -1,0 +1,270 @@
+"""Change which versions of a pipeline are wanted: the active one, which readers get, and at most one beside it.
+
+All of it is in the one row that says what is wanted of the pipeline (:mod:`hindcast.control.standing`), so each change is one
+compare-and-swap, and whoever reads that row reads a consistent answer:
+
+- *begin* puts a new version beside the active one, with its shards; it is ``CATCHING_UP``, then ``LIVE``;
+- *promote* makes it the active one and leaves the old one beside it, ``WARM``: consumed as before, so that *back out* is one swap, too;
+- *retire* ends the warm version once its time is over; its table stays, as readers may get older windows from it;
+- *leave* and *remove* discard the version beside: first nobody wants its shards any more, then they are gone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from hindcast.control import shards
+from hindcast.control.desired import desired_key
+from hindcast.control.leases import REMOVED, Lease
+from hindcast.control.ledger import Offsets
+from hindcast.control.standing import SHADOW, Beside, BesideState, Change, ChangeKind, Earlier, Standing, due, standings
+from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.control.tables import utc_from_ms
+from hindcast.errors import UnknownPipelineError, VersionRefusedError
+
+
+class Versions:
+    """Reads and changes which versions are wanted. Every refusal is decided on the very snapshot that would be changed."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+
+    def of(self, name: str) -> Standing:
+        """:raises UnknownPipelineError: where nothing was ever wanted of it"""
+        return _standing(self._store.read(), name)[1]
+
+    def begin(self, name: str, beside: Beside, start: Offsets, *, columns_from: int, who: str = "") -> Standing:
+        """Put a version beside the active one, with its shards, in one commit.
+
+        :param columns_from: the active version whose columns it was checked against
+        :raises VersionRefusedError: where it is no newer than the active one, or one is beside it already
+        """
+
+        def decide(standing: Standing, snapshot: Snapshot) -> tuple[Standing, list[Lease]]:
+            check_room(standing, beside.version)
+            refused = Refusal(name, beside.version, "started")
+            if standing.active != columns_from:
+                raise refused(f"version {standing.active} became active meanwhile", "Start it again.")
+            if shards.of_version(snapshot.leases.values(), name, beside.version):
+                raise refused("it has shards already", "Raise the version: a version is never used for something else.")
+            change = _change(ChangeKind.STARTED, beside.version, standing.active, who, offsets=start)
+            first = shards.first_generation(name, beside.version, beside.shards, start)
+            return replace(standing, beside=beside, change=change), first
+
+        return self._swap(name, decide)
+
+    def note_caught_up(self, seen: Standing) -> Standing | None:
+        """Say that the version beside has reached its topic's end; None where somebody else was faster."""
+
+        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]] | None:
+            beside = standing.beside
+            if beside is None or seen.beside is None or (beside.version, beside.state) != (seen.beside.version, BesideState.CATCHING_UP):
+                return None
+            change = _change(ChangeKind.CAUGHT_UP, beside.version, standing.active)
+            return replace(standing, beside=replace(beside, state=BesideState.LIVE), change=change), []
+
+        return self._try(seen.pipeline, decide)
+
+    def promote(
+        self,
+        name: str,
+        version: int,
+        tables: tuple[str, ...],
+        *,
+        until: datetime,
+        barrier: Offsets,
+        since: str,
+        who: str = "",
+        despite: str = "",
+    ) -> Standing:
+        """Make the version beside the active one: the swap by which readers switch.
+
+        :param tables: what the version that is active now writes
+        :param until: the old version is kept warm until then
+        :param barrier: the offsets up to which the old version had read when the new one was found to have read as far
+        :param since: the id of the change after which the version was proved: none may have come in between
+        :raises VersionRefusedError: where it is not beside the active one, or something has changed since it was looked at
+        """
+
+        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]]:
+            beside = check_shadow(standing, version, "promoted")
+            if standing.change is None or standing.change.id != since:
+                raise Refusal(name, version, "promoted")("something changed while it was looked at", "See `hindcast versions`; try again.")
+            old = Beside(
+                version=standing.active,
+                state=BesideState.WARM,
+                shards=standing.shards,
+                tables=tables,
+                until=until,
+                earlier=standing.earlier,
+            )
+            change = _change(ChangeKind.PROMOTED, version, version, who, despite=despite, offsets=barrier)
+            return (
+                replace(
+                    standing,
+                    active=version,
+                    shards=beside.shards,
+                    tables=beside.tables,
+                    beside=old,
+                    earlier=_joined(standing, beside.seam_ms),
+                    change=change,
+                ),
+                [],
+            )
+
+        return self._swap(name, decide)
+
+    def back_out(self, name: str, *, who: str = "") -> Standing:
+        """Make the warm version the active one again; the other goes on beside it.
+
+        :raises VersionRefusedError: where no version is kept warm
+        """
+
+        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]]:
+            warm = standing.beside
+            if warm is None or warm.state is not BesideState.WARM or warm.leaving:
+                problem = "no version before it is kept warm"
+                cure = f"`hindcast versions --pipeline {name}` lists what there is; the old rules can be started as a new version."
+                raise Refusal(name, standing.active, "backed out")(problem, cure)
+            # What it lacks against the version that it goes back beside: whatever readers had from others while it was active.
+            seam_ms = standing.earlier[-1].to_ms if standing.earlier else None
+            newer = Beside(version=standing.active, state=BesideState.LIVE, shards=standing.shards, tables=standing.tables, seam_ms=seam_ms)
+            change = _change(ChangeKind.BACKED_OUT, standing.active, warm.version, who)
+            return (
+                replace(
+                    standing, active=warm.version, shards=warm.shards, tables=warm.tables, beside=newer, earlier=warm.earlier, change=change
+                ),
+                [],
+            )
+
+        return self._swap(name, decide)
+
+    def retire(self, name: str, now: datetime) -> Standing | None:
+        """End a warm version whose time is over; None where there is none."""
+
+        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]] | None:
+            if not due(standing, now) or standing.beside is None:
+                return None
+            change = _change(ChangeKind.RETIRED, standing.beside.version, standing.active)
+            return replace(standing, beside=None, change=change), []
+
+        return self._try(name, decide)
+
+    def leave(self, name: str, version: int) -> Standing:
+        """Want nobody to consume the version beside any more: the first half of discarding it.
+
+        :raises VersionRefusedError: where it is active, not there, or readers still get windows from it
+        """
+
+        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]] | None:
+            refused, beside = Refusal(name, version, "discarded"), standing.beside
+            if version == standing.active:
+                raise refused("it is the active one", f"`hindcast back-out {name}` returns to the one before, while that is kept warm.")
+            if beside is None or beside.version != version:
+                raise refused("it is not beside the active one", f"`hindcast versions --pipeline {name}` lists what there is.")
+            if parts := [one.to_ms for one in standing.earlier if one.version == version]:
+                raise refused(
+                    f"readers get windows that end by {utc_from_ms(parts[-1]).isoformat()} from it",
+                    "Keep it: nothing else holds those windows.",
+                )
+            return None if beside.leaving else (replace(standing, beside=replace(beside, leaving=True)), [])
+
+        return self._try(name, decide) or self.of(name)
+
+    def remove(self, name: str, version: int, *, who: str = "") -> Standing | None:
+        """Remove the version beside and its shards: the second half of discarding it; None where that is done already."""
+
+        def decide(standing: Standing, snapshot: Snapshot) -> tuple[Standing, list[Lease]] | None:
+            if standing.beside is None or standing.beside.version != version or not standing.beside.leaving:
+                return None
+            gone = [lease.evolve(state=REMOVED) for lease in shards.of_version(snapshot.leases.values(), name, version)]
+            change = _change(ChangeKind.DISCARDED, version, standing.active, who)
+            return replace(standing, beside=None, change=change), gone
+
+        return self._try(name, decide)
+
+    def _swap(self, name: str, decide: Callable[[Standing, Snapshot], tuple[Standing, list[Lease]]]) -> Standing:
+        found = self._try(name, decide)
+        assert found is not None
+        return found
+
+    def _try(self, name: str, decide: Callable[[Standing, Snapshot], tuple[Standing, list[Lease]] | None]) -> Standing | None:
+        """Decide and commit once; the standing that was written, None where nothing had to be."""
+        wrote: list[tuple[str, Standing]] = []
+        token = uuid.uuid4().hex
+
+        def once(snapshot: Snapshot) -> list[Lease]:
+            row, standing = _standing(snapshot, name)
+            if row.detail.get("written_by") == token:
+                return []  # an earlier commit of unknown outcome had landed
+            decided = decide(standing, snapshot)
+            wrote.clear()
+            if decided is None:
+                return []
+            wrote.append((token, decided[0]))
+            written = decided[0].written(row)
+            return [written.evolve(detail={**written.detail, "written_by": token}), *decided[1]]
+
+        swap(self._store, once)
+        return wrote[-1][1] if wrote else None
+
+
+def check_room(standing: Standing, version: int) -> None:
+    """:raises VersionRefusedError: where the version is no newer than the active one, or another is beside that already"""
+    refused, beside = Refusal(standing.pipeline, version, "started"), standing.beside
+    if version <= standing.active:
+        raise refused(f"version {standing.active} is active", "A new version has a higher number.")
+    if beside is None:
+        return
+    what = "is being discarded" if beside.leaving else f"is {beside.state.value.replace('_', ' ')}"
+    room = f"`hindcast discard {standing.pipeline} --version {beside.version}` makes room for it"
+    cure = f"Wait until {beside.until.isoformat()}: it is kept warm until then." if beside.until else f"{room}."
+    raise refused(f"version {beside.version} {what} beside the active one", cure)
+
+
+def check_shadow(standing: Standing, version: int, action: str) -> Beside:
+    """The version beside the active one, where it is a shadow.
+
+    :raises VersionRefusedError: where it is not
+    """
+    refused, beside = Refusal(standing.pipeline, version, action), standing.beside
+    if version == standing.active:
+        raise refused("it is active already", f"`hindcast versions --pipeline {standing.pipeline}` lists what there is.")
+    if beside is None or beside.version != version or beside.state not in SHADOW or beside.leaving:
+        cure = f"`hindcast reprocess {standing.pipeline} --version {version}` starts one that was never used."
+        raise refused("it is not a shadow of the active version", cure)
+    return beside
+
+
+class Refusal:
+    """Makes the error of one refused command."""
+
+    def __init__(self, pipeline: str, version: int, action: str) -> None:
+        self._fields = {"pipeline": pipeline, "version": version, "action": action}
+
+    def __call__(self, problem: str, cure: str) -> VersionRefusedError:
+        return VersionRefusedError(**self._fields, problem=problem, cure=cure)
+
+
+def _standing(snapshot: Snapshot, name: str) -> tuple[Lease, Standing]:
+    row = snapshot.leases.get(desired_key(name))
+    if row is None:
+        raise UnknownPipelineError(pipeline=name, known=", ".join(sorted(standings(snapshot.leases.values()))) or "none")
+    return row, Standing.of(row)
+
+
+def _joined(standing: Standing, seam_ms: int | None) -> tuple[Earlier, ...]:
+    """Where readers get the windows up to the seam from, once the version beside is active."""
+    if seam_ms is None:
+        return ()
+    kept = tuple(Earlier(one.version, min(one.to_ms, seam_ms)) for one in standing.earlier)
+    whole = (*kept, Earlier(standing.active, seam_ms))
+    return tuple(one for number, one in enumerate(whole) if not number or one.to_ms > whole[number - 1].to_ms)
+
+
+def _change(kind: ChangeKind, version: int, active: int, who: str = "", *, despite: str = "", offsets: Offsets | None = None) -> Change:
+    now = datetime.now(UTC)
+    return Change(id=uuid.uuid4().hex[:12], kind=kind, version=version, active=active, at=now, who=who, despite=despite, offsets=offsets)

@@ -1,0 +1,1 @@
+"""Reprocess a pipeline: a new version beside the active one, compared, promoted, backed out or discarded."""

@@ -1,0 +1,65 @@
+"""How far a version is, by what its own table says: the ledger and the leases learn it some seconds later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltalake.exceptions import TableNotFoundError
+
+from hindcast.control import shards
+from hindcast.control.leases import Lease
+from hindcast.control.ledger import Offsets, by_partition
+from hindcast.settings import Settings
+from hindcast.stream.fenced_table import BatchCommit, FencedTable
+
+
+@dataclass(frozen=True)
+class Position:
+    """Up to which offsets a version has committed, and by partition which windows are final: those that end at or before it (epoch
+    milliseconds). A partition of which nothing was read yet closes no window and is left out of ``final_ms``.
+    """
+
+    offsets: Offsets
+    final_ms: Offsets
+
+    @property
+    def horizon_ms(self) -> int:
+        """All windows that end at or before it are final; 0 for none."""
+        return min(self.final_ms.values(), default=0)
+
+    def behind(self, other: Position) -> int:
+        """How many records the other has read that this one has not."""
+        return sum(max(0, end - self.offsets.get(partition, 0)) for partition, end in other.offsets.items())
+
+    def covers(self, other: Position) -> bool:
+        """Whether it has read all that the other has, and closed every window that the other has closed."""
+        return self.behind(other) == 0 and self.horizon_ms >= other.horizon_ms
+
+
+def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: str, version: int) -> Position:
+    """Where a version stands.
+
+    :param sink: the name of its table
+    :raises StoreUnavailableError: the store does not answer
+    """
+    offsets: Offsets = {}
+    final_ms: Offsets = {}
+    for lease in shards.newest_generation(shards.of_version(leases, pipeline, version)):
+        last = _last(settings, sink, pipeline, lease)
+        ends = last.end_offsets if last else by_partition(shards.ends(lease))
+        begun = by_partition(lease.checkpoint.get("start_offsets", {}))
+        offsets |= ends
+        for partition, end in ends.items():
+            if end > begun.get(partition, 0) or lease.parent_shard_ids:
+                own = max(last.watermark_ms, last.floors.get(partition, 0)) if last else 0
+                final_ms[partition] = max(own, shards.final_ms(lease, str(partition)))
+    return Position(offsets, final_ms)
+
+
+def _last(settings: Settings, sink: str, pipeline: str, lease: Lease) -> BatchCommit | None:
+    table = FencedTable(settings.table("sinks", sink), settings.storage_options, shards.app_id(pipeline, lease.status_value))
+    try:
+        return next(table.commits(), None)
+    except TableNotFoundError:
+        return None

@@ -1,0 +1,162 @@
+"""Promote the version beside the active one, and back out of that.
+
+The steps; a kill between any two leaves readers with one version:
+
+1. a *barrier*: the offsets up to which the active version has committed, read from its own table;
+2. wait until the new version has committed them too, and has closed every window that the old one had closed by then;
+3. it was proved since it caught up: its newest verdict passed, and so did the newest comparison of both;
+4. one compare-and-swap makes it the active version. Readers switch at once; the old version goes on beside it, warm;
+5. an event says so. Whoever is killed before it is finished by the next command of that pipeline.
+
+Backing out is steps 4 and 5 alone: it must never wait for the version that one backs out of.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hindcast import catalog
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.schema import ControlTable
+from hindcast.control.standing import BesideState, ChangeKind, Standing, tables_at
+from hindcast.control.tables import ControlTables, utc_from_ms
+from hindcast.control.telling import tell
+from hindcast.control.versions import Refusal, Versions, check_shadow
+from hindcast.settings import Settings
+from hindcast.stream.steps import reach
+from hindcast.versions.compare import newest_comparison
+from hindcast.versions.position import Position, position
+
+#: How long a version that has caught up may take to read what the active one had read: some batches of each.
+WAIT_SECONDS = 15.0
+POLL_SECONDS = 0.1
+
+
+def promote(
+    settings: Settings, name: str, version: int, *, despite: str = "", who: str = "", sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
+    """Make the version the active one; one that is already, by the last change, is left so.
+
+    :param despite: why it is promoted although it was not proved, or has not caught up; kept in the event
+    :returns: {pipeline, version, before, promoted, barrier, behind_records, warm_until, seconds, swap_seconds}
+    :raises VersionRefusedError: where it is no shadow of the active version, not proved or behind; nothing was changed
+    """
+    began = time.monotonic()
+    store = LeaseTable(settings)
+    versions = Versions(store)
+    standing = tell(ControlTables(settings), versions.of(name))
+    if standing.active == version and standing.change is not None and standing.change.kind is ChangeKind.PROMOTED:
+        return {"pipeline": name, "version": version, "promoted": False, "seconds": round(time.monotonic() - began, 3)}
+    beside = check_shadow(standing, version, "promoted")
+    tables = tables_at(catalog.load(settings.pipelines_dir), standing)
+    if not despite:
+        check_proved(settings, standing, version)
+    reach("promote.1")
+    barrier = _position(settings, store, name, standing.active, tables)
+    reach("promote.2")
+    deadline = time.monotonic() + (0.0 if despite else WAIT_SECONDS)
+    while not (now := _position(settings, store, name, version, beside.tables)).covers(barrier) and time.monotonic() < deadline:
+        sleep(POLL_SECONDS)
+    reach("promote.3")
+    if not despite:
+        _check_caught_up(standing, version, now, barrier)
+        check_proved(settings, standing, version)
+    reach("promote.4")
+    swapping = time.monotonic()
+    assert standing.change is not None
+    promoted = versions.promote(
+        name,
+        version,
+        tables,
+        until=datetime.now(UTC) + timedelta(seconds=settings.warm_seconds),
+        barrier=barrier.offsets,
+        since=standing.change.id,
+        who=who,
+        despite=despite,
+    )
+    swapped = time.monotonic()
+    reach("promote.5")
+    tell(ControlTables(settings), promoted)
+    assert promoted.beside is not None and promoted.beside.until is not None
+    return {
+        "pipeline": name,
+        "version": version,
+        "before": standing.active,
+        "promoted": True,
+        "barrier": {str(partition): offset for partition, offset in sorted(barrier.offsets.items())},
+        "behind_records": now.behind(barrier),
+        "warm_until": promoted.beside.until.isoformat(),
+        "seconds": round(time.monotonic() - began, 3),
+        "swap_seconds": round(swapped - swapping, 3),
+    }
+
+
+def back_out(settings: Settings, name: str, *, who: str = "") -> dict[str, Any]:
+    """Return to the version that was active before the last promotion; where that was done by the last change, it is left so.
+
+    :returns: {pipeline, version, before, backed_out, seconds}
+    :raises VersionRefusedError: where no version is kept warm; nothing was changed
+    """
+    began = time.monotonic()
+    versions = Versions(LeaseTable(settings))
+    standing = tell(ControlTables(settings), versions.of(name))
+    done = standing.change is not None and standing.change.kind is ChangeKind.BACKED_OUT
+    if not done:
+        standing = versions.back_out(name, who=who)
+        reach("back_out.2")
+        tell(ControlTables(settings), standing)
+    assert standing.beside is not None
+    return {
+        "pipeline": name,
+        "version": standing.active,
+        "before": standing.beside.version,
+        "backed_out": not done,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def check_proved(settings: Settings, standing: Standing, version: int) -> None:
+    """:raises VersionRefusedError: where the version's newest verdict or comparison since it caught up is missing or failed"""
+    refused, name = Refusal(standing.pipeline, version, "promoted"), standing.pipeline
+    despite = 'or give --despite "reason"'
+    change = standing.change
+    if change is None or standing.beside is None or standing.beside.state is not BesideState.LIVE:
+        raise refused("it has not caught up with its topic", f"`hindcast versions --pipeline {name}` shows its lag; wait, {despite}.")
+    tables = ControlTables(settings)
+    rows = tables.rows(ControlTable.VERDICTS, [("pipeline", "=", name), ("version", "=", version), ("judged_at", ">=", change.at)])
+    verdict = max(rows, key=lambda row: row["judged_at"], default=None)
+    judge = f"hindcast validate {name} --version {version} --all"
+    if verdict is None:
+        raise refused("it has no verdict since it caught up", f"`{judge}` judges it, {despite}.")
+    if not verdict["passed"]:
+        failed = "; ".join(json.loads(verdict["failed"])) or f"{verdict['unexplained']} differences are unexplained"
+        raise refused(f"its newest verdict, of run {verdict['run_id']}, failed: {failed}", f"Mend it and `{judge}`, {despite}.")
+    compared = newest_comparison(tables, name, version, standing.active, change.at)
+    if compared is None:
+        raise refused(f"it was not compared with version {standing.active}", f"`hindcast versions compare {name}` does, {despite}.")
+    if compared["failed"]:
+        cure = f"See the comparison's event in `hindcast events`, {despite}."
+        raise refused(f"the comparison with version {standing.active} failed: {'; '.join(compared['failed'])}", cure)
+
+
+def _check_caught_up(standing: Standing, version: int, now: Position, barrier: Position) -> None:
+    refused, name = Refusal(standing.pipeline, version, "promoted"), standing.pipeline
+    cure = f'Wait until `hindcast versions --pipeline {name}` shows no lag, or give --despite "reason".'
+    if not now.covers(barrier):
+        problem = f"it is {now.behind(barrier)} records behind version {standing.active}"
+        if not now.behind(barrier):
+            ends = [utc_from_ms(each.horizon_ms).isoformat() for each in (now, barrier)]
+            problem = f"its windows are final up to {ends[0]}, those of version {standing.active} up to {ends[1]}"
+        raise refused(problem, cure)
+    seam_ms = standing.beside.seam_ms if standing.beside else None
+    if seam_ms is not None and barrier.horizon_ms < seam_ms:
+        until = utc_from_ms(seam_ms).isoformat()
+        raise refused(f"readers will get the windows that end by {until} from version {standing.active}, where some are open", cure)
+
+
+def _position(settings: Settings, store: LeaseTable, name: str, version: int, tables: tuple[str, ...]) -> Position:
+    return position(settings, tables[0].removeprefix("sinks/"), store.leases(), name, version)

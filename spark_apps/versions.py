@@ -1,0 +1,63 @@
+"""Begin a new version of a pipeline, or compare it with the active one: ``versions.py begin --pipeline P --version N --from START
+[--new-table] [--by WHO]`` and ``versions.py compare --pipeline P``.
+
+The last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input, 3 a comparison that did not pass, 75 try again later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import structlog
+
+from hindcast.errors import HindcastError
+from hindcast.leave import leave
+from hindcast.settings import Settings
+from hindcast.versions.beginning import begin
+from hindcast.versions.compare import compare_versions
+
+FAILED = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    asked = _parser().parse_args(arguments)
+    settings = Settings()
+    try:
+        if asked.command == "compare":
+            result = compare_versions(lambda: _session(settings), settings, asked.pipeline)
+        else:
+            result = begin(
+                lambda: _session(settings), settings, asked.pipeline, asked.version, asked.start, new_table=asked.new_table, who=asked.by
+            )
+    except HindcastError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(result, default=str))
+    return 0 if result.get("passed", True) else FAILED
+
+
+def _session(settings: Settings) -> Any:
+    from hindcast.stream.session import build
+
+    return build(settings, "hindcast-versions")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    started = commands.add_parser("begin")
+    started.add_argument("--pipeline", required=True)
+    started.add_argument("--version", type=int, required=True)
+    started.add_argument("--from", dest="start", required=True)
+    started.add_argument("--new-table", action="store_true")
+    started.add_argument("--by", default="")
+    commands.add_parser("compare").add_argument("--pipeline", required=True)
+    return parser
+
+
+if __name__ == "__main__":
+    leave(main())

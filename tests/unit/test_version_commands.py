@@ -1,0 +1,367 @@
+"""What the commands of a pipeline's versions do to real tables, without a JVM: promotion step by step, readers, discarding, the listing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from live_stream import MODULE
+from one_shard import CrashError, crash_at
+from simulated_platform import SINK_SCHEMA, instant
+
+from hindcast import catalog, read
+from hindcast.cli.app import run
+from hindcast.control import shards
+from hindcast.control.desired import DesiredStates
+from hindcast.control.events import EventKind, EventLog
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.schema import ControlTable
+from hindcast.control.standing import Beside, BesideState
+from hindcast.control.store import swap
+from hindcast.control.tables import ControlTables
+from hindcast.control.versions import Versions
+from hindcast.errors import HindcastError, TryLaterError, VersionRefusedError
+from hindcast.serving.corrections import CorrectedRange, Corrections, stamped
+from hindcast.settings import Settings
+from hindcast.stream.worker import Worker
+from hindcast.testing import FakeClock
+from hindcast.versions import promotion
+from hindcast.versions.discarding import discard
+from hindcast.versions.listing import list_versions
+from hindcast.versions.promotion import back_out, promote
+
+NAME = "stock_stats"
+
+
+@pytest.fixture
+def two(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A pipeline whose version 1 has windows that end at 5 to 9 s, beside a version 2 that has read as far."""
+    settings = settings_factory(pipelines_dir=tmp_path)
+    for version, table in ((1, NAME), (2, f"{NAME}_v2")):
+        text = MODULE.replace('Table("{name}"', f'Table("{table}"')
+        (tmp_path / f"{NAME}_{version}.py").write_text(text.format(topic="t", name=NAME, version=version, shards=1))
+    store = LeaseTable(settings)
+    DesiredStates(store).declare(catalog.load(tmp_path)[NAME], 1)
+    shards.create(store, NAME, 1, 1, {0: 0})
+    put(settings, NAME, range(5, 10), "one")
+    monkeypatch.setattr(promotion, "WAIT_SECONDS", 0.0)
+    return settings
+
+
+def put(settings: Settings, table: str, ends: Iterable[int], ticker: str, **more: Any) -> None:
+    """A row for each window's end, in seconds."""
+    rows = [
+        {"window": {"start": instant(end * 1000 - 5000), "end": instant(end * 1000)}, "ticker": ticker, "trades": 1, **more} for end in ends
+    ]
+    schema = SINK_SCHEMA
+    for name in more:
+        schema = schema.append(pa.field(name, pa.float64()))
+    write_deltalake(settings.table("sinks", table), pa.Table.from_pylist(rows, schema=schema), mode="append")
+
+
+def begin(settings: Settings, seam_ms: int | None = None) -> Versions:
+    versions = Versions(LeaseTable(settings))
+    tables = (f"sinks/{NAME}_v2", f"corrections/{NAME}_v2")
+    beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=tables, seam_ms=seam_ms)
+    versions.begin(NAME, beside, {0: 0}, columns_from=1)
+    return versions
+
+
+def at(settings: Settings, version: int, end: int, watermark_ms: int, owner: str = "") -> None:
+    """The lease of the version's shard says that it has read up to there."""
+
+    def told(snapshot: Any) -> list[Any]:
+        (lease,) = shards.of_version(snapshot.leases.values(), NAME, version)
+        checkpoint = {**lease.checkpoint, "end_offsets": {"0": end}, "watermark_ms": watermark_ms, "batch": 1}
+        return [lease.evolve(checkpoint=checkpoint, lease_owner=owner)]
+
+    swap(LeaseTable(settings), told)
+
+
+def proved(settings: Settings, *, passed: bool = True, failed: Iterable[str] = (), compared: bool = True, judged: bool = True) -> None:
+    """Version 2 has caught up; then it was judged and compared."""
+    versions = Versions(LeaseTable(settings))
+    versions.note_caught_up(versions.of(NAME))
+    tables = ControlTables(settings)
+    if judged:
+        verdict = {"run_id": "r", "pipeline": NAME, "version": 2, "passed": passed, "failed": "[]", "unexplained": int(not passed)}
+        tables.append(ControlTable.VERDICTS, [{**verdict, "judged_at": datetime.now(UTC)}])
+    if compared:
+        comparison = {"version": 2, "with": 1, "failed": list(failed)}
+        EventLog(tables).record(EventKind.VERSIONS_COMPARED, "Compared.", pipeline=NAME, comparison=comparison)
+
+
+def caught_up(settings: Settings) -> None:
+    """Both have read the same, and version 2 has the same windows."""
+    begin(settings)
+    put(settings, f"{NAME}_v2", range(5, 10), "two", max_ask=1.0)
+    at(settings, 1, 50, 9_000)
+    at(settings, 2, 50, 9_000)
+    proved(settings)
+
+
+def seen(settings: Settings) -> Counter[tuple[int, str]]:
+    """What readers get: (end of the window in seconds, ticker) of each row."""
+    rows = read(NAME, settings).arrow().to_pylist()
+    return Counter((int(row["window"]["end"].timestamp()), row["ticker"]) for row in rows)
+
+
+def told(settings: Settings) -> list[str]:
+    rows = ControlTables(settings).rows(ControlTable.EVENTS, [("pipeline", "=", NAME)])
+    return [row["kind"] for row in sorted(rows, key=lambda row: row["at"])]
+
+
+def test_readers_change_over_at_once_and_back(two: Settings) -> None:
+    """A promotion and a back-out are a commit each, under 5 s, and each has its event; done again they change nothing."""
+    caught_up(two)
+    assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
+    done = promote(two, NAME, 2, who="ada")
+    assert (done["promoted"], done["before"], done["barrier"], done["seconds"] < 5) == (True, 1, {"0": 50}, True)
+    assert seen(two) == {(end, "two"): 1 for end in range(5, 10)}
+    assert "max_ask" in read(NAME, two).pandas().columns
+    assert not promote(two, NAME, 2)["promoted"]
+    back = back_out(two, NAME)
+    assert (back["version"], back["backed_out"], back["seconds"] < 5) == (1, True, True)
+    assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
+    assert not back_out(two, NAME)["backed_out"]
+    assert told(two)[-2:] == ["version_promoted", "version_backed_out"]
+    assert told(two).count("version_promoted") == 1
+    with pytest.raises(VersionRefusedError, match="no verdict since it caught up"):
+        promote(two, NAME, 2)
+
+
+@pytest.mark.parametrize("step", [f"promote.{number}" for number in range(1, 6)])
+def test_a_kill_between_any_two_steps_leaves_one_active_version(two: Settings, step: str) -> None:
+    """Whatever step it died before, readers have one version, whole; the same command again ends in the same place, told once."""
+    caught_up(two)
+    with pytest.MonkeyPatch.context() as patched:
+        crash_at(patched, step, 1)
+        with pytest.raises(CrashError):
+            promote(two, NAME, 2)
+    ticker = "two" if step == "promote.5" else "one"
+    assert seen(two) == {(end, ticker): 1 for end in range(5, 10)}
+    promote(two, NAME, 2)
+    assert seen(two) == {(end, "two"): 1 for end in range(5, 10)}
+    assert told(two).count("version_promoted") == 1
+
+
+def test_a_kill_of_a_back_out_leaves_it_to_the_next_command(two: Settings) -> None:
+    """Readers are back; the event that was not written is, once."""
+    caught_up(two)
+    promote(two, NAME, 2)
+    with pytest.MonkeyPatch.context() as patched:
+        crash_at(patched, "back_out.2", 1)
+        with pytest.raises(CrashError):
+            back_out(two, NAME)
+    assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
+    assert not back_out(two, NAME)["backed_out"]
+    assert told(two).count("version_backed_out") == 1
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        (lambda _: None, "it has not caught up"),
+        (lambda s: proved(s, judged=False), "it has no verdict since it caught up"),
+        (lambda s: proved(s, passed=False), "its newest verdict, of run r, failed: 1 differences are unexplained"),
+        (lambda s: proved(s, compared=False), "it was not compared with version 1"),
+        (lambda s: proved(s, failed=["3 windows are only in version 1"]), "the comparison with version 1 failed: 3 windows"),
+        (lambda s: (proved(s), at(s, 1, 60, 9_000)), "it is 10 records behind version 1"),
+        (lambda s: (proved(s), at(s, 1, 50, 9_001)), "its windows are final up to 1970-01-01T00:00:09"),
+    ],
+)
+def test_what_is_not_proved_is_promoted_for_a_reason_alone(two: Settings, prepare: Callable[[Settings], object], says: str) -> None:
+    """Without --despite nothing changes; with it readers change over, and the reason and who gave it are kept."""
+    begin(two)
+    put(two, f"{NAME}_v2", range(5, 10), "two")
+    at(two, 1, 50, 9_000)
+    at(two, 2, 50, 9_000)
+    prepare(two)
+    before = LeaseTable(two).leases()
+    with pytest.raises(VersionRefusedError, match=says):
+        promote(two, NAME, 2)
+    assert LeaseTable(two).leases() == before
+    promote(two, NAME, 2, despite="version 1 is wrong", who="ada")
+    (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_promoted")])
+    assert "although it was not proved: version 1 is wrong" in event["message"]
+    assert json.loads(event["detail"])["who"] == "ada"
+
+
+def test_readers_get_each_window_once_across_the_seam(two: Settings) -> None:
+    """Windows up to the seam are the old version's, with its corrections and no value in new columns; later ones the new version's."""
+    begin(two, seam_ms=7_000)
+    put(two, f"{NAME}_v2", range(6, 10), "two", max_ask=1.0)
+    at(two, 1, 50, 9_000)
+    at(two, 2, 50, 9_000)
+    proved(two)
+    found = catalog.load(two.pipelines_dir)
+    rows = pa.Table.from_pylist(
+        [{"window": {"start": instant(1000), "end": instant(6000)}, "ticker": "batch", "trades": 2}], schema=SINK_SCHEMA
+    )
+    by = CorrectedRange(5_000, 6_000, "run", {0: 50})
+    assert Corrections(two, found.of(NAME, 1)).replace(stamped(pa.dataset.dataset(rows), None, "run", SINK_SCHEMA.names), by)
+    assert not Corrections(two, found.of(NAME, 2)).current().ranges
+    promote(two, NAME, 2)
+    assert seen(two) == {(5, "one"): 1, (6, "batch"): 1, (7, "one"): 1, (8, "two"): 1, (9, "two"): 1}
+    asks = {row["window"]["end"].timestamp(): row["max_ask"] for row in read(NAME, two).arrow().to_pylist()}
+    assert asks == {5.0: None, 6.0: None, 7.0: None, 8.0: 1.0, 9.0: 1.0}
+    (old,) = [row for row in list_versions(two, NAME) if row["version"] == 1]
+    assert (old["state"], old["readers_to_ms"]) == ("warm", 7_000)
+    back_out(two, NAME)
+    assert seen(two) == {(5, "one"): 1, (6, "batch"): 1, (7, "one"): 1, (8, "one"): 1, (9, "one"): 1}
+
+
+def test_a_seam_that_is_still_open_in_the_old_version_is_waited_for(two: Settings) -> None:
+    """Readers would miss what the old version has not closed yet."""
+    begin(two, seam_ms=9_500)
+    at(two, 1, 50, 9_000)
+    at(two, 2, 50, 9_000)
+    proved(two)
+    with pytest.raises(VersionRefusedError, match="from version 1, where some are open"):
+        promote(two, NAME, 2)
+
+
+def test_a_discarded_version_leaves_nothing(two: Settings) -> None:
+    """Shards, checkpoints and tables go; the active version's stay, and so does what history says."""
+    caught_up(two)
+    folders = [Path(two.checkpoint(NAME, folder)) for folder in ("v1.g0.s0", "v2.g0.s0", "v2.g0.s0.r1.e2")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    done = discard(two, NAME, 2, who="ada")
+    assert (done["active"], max(done["deleted"])) == (1, f"sinks/{NAME}_v2")
+    assert [folder.exists() for folder in folders] == [True, False, False]
+    assert not Path(two.table("sinks", f"{NAME}_v2")).exists()
+    assert [lease.status_value for lease in LeaseTable(two).leases()] == ["active", "v1.g0.s0"]
+    assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
+    assert told(two)[-1] == "version_discarded"
+    with pytest.raises(VersionRefusedError, match="it is not beside the active one"):
+        discard(two, NAME, 2)
+
+
+@pytest.mark.parametrize("step", [f"discard.{number}" for number in range(1, 6)])
+def test_a_discarding_that_was_killed_is_finished_by_the_next(two: Settings, step: str) -> None:
+    """Nobody can promote what is half gone, and the same command goes on from there."""
+    caught_up(two)
+    with pytest.MonkeyPatch.context() as patched:
+        crash_at(patched, step, 1)
+        with pytest.raises(CrashError):
+            discard(two, NAME, 2)
+    assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
+    if step != "discard.1":
+        with pytest.raises(VersionRefusedError, match="it is not a shadow"):
+            promote(two, NAME, 2)
+    if step == "discard.5":
+        Versions(LeaseTable(two)).retire(NAME, datetime.now(UTC))
+        assert list_versions(two, NAME)[1]["state"] == "declared"
+    else:
+        discard(two, NAME, 2)
+        assert told(two).count("version_discarded") == 1
+    assert not Path(two.table("sinks", f"{NAME}_v2")).exists()
+
+
+def test_a_shard_that_is_held_is_waited_for_until_its_lease_has_expired(two: Settings) -> None:
+    """Whoever holds it may be writing. A dead owner's lease is still for a whole lease; a living one's moves."""
+    caught_up(two)
+    at(two, 2, 50, 9_000, owner="dead")
+    clock = FakeClock()
+    discard(two, NAME, 2, clock=clock, sleep=lambda _: clock.advance(1.0))
+    assert two.lease_seconds <= clock.monotonic() <= two.lease_seconds + 2
+
+
+def test_a_shard_whose_owner_goes_on_is_not_taken_from_under_it(two: Settings) -> None:
+    """It is tried again later; nothing was deleted."""
+    caught_up(two)
+    at(two, 2, 50, 9_000, owner="alive")
+    clock = FakeClock()
+
+    def renew(_: float) -> None:
+        clock.advance(5.0)
+        swap(LeaseTable(two), lambda snapshot: [one.renewed() for one in snapshot.leases.values() if one.lease_owner == "alive"])
+
+    with pytest.raises(TryLaterError, match="alive still holds shards"):
+        discard(two, NAME, 2, clock=clock, sleep=renew)
+    assert Path(two.table("sinks", f"{NAME}_v2")).exists()
+
+
+def test_a_reader_between_a_promotion_and_a_discarding_reads_again(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had read that version 1 is active, and finds its table gone: the row says by now which one to read."""
+    caught_up(two)
+    real = catalog.load
+
+    def promote_meanwhile(folder: Path) -> Any:
+        monkeypatch.setattr(catalog, "load", real)
+        return real(folder)
+
+    monkeypatch.setattr(catalog, "load", promote_meanwhile)
+    from hindcast.serving import reading
+
+    leases = reading.read_leases(two)
+    answers = [leases]
+    monkeypatch.setattr(reading, "read_leases", lambda settings: answers.pop() if answers else LeaseTable(settings).leases())
+    promote(two, NAME, 2)
+    discard(two, NAME, 1)
+    assert seen(two) == {(end, "two"): 1 for end in range(5, 10)}
+
+
+def test_the_commands_refuse_with_exit_code_2(two: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown pipelines and versions, and nothing to promote, back out of or discard: said on stderr."""
+    for name, value in two.environment().items():
+        monkeypatch.setenv(name, value)
+    for arguments, says in (
+        (["promote", "nothing", "--version", "2"], "There is no pipeline named nothing"),
+        (["promote", NAME, "--version", "2"], "it is not a shadow"),
+        (["back-out", NAME], "no version before it is kept warm"),
+        (["discard", NAME, "--version", "2"], "it is not beside the active one"),
+        (["versions", "--pipeline", "nothing"], "There is no pipeline named nothing"),
+    ):
+        assert run(arguments) == 2, arguments
+        assert says in capsys.readouterr().err
+    assert run(["versions", "--output", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["version"], row["state"], row["table"]) for row in rows] == [
+        (1, "active", f"sinks/{NAME}"),
+        (2, "declared", f"sinks/{NAME}_v2"),
+    ]
+
+
+def test_a_warm_version_is_listed_until_its_time_is_over(two: Settings) -> None:
+    """Then it is older than the active one and consumed no more; its table stays."""
+    caught_up(two)
+    promote(two, NAME, 2)
+    until = list_versions(two, NAME)[0]["warm_until"]
+    assert until is not None
+    assert Versions(LeaseTable(two)).retire(NAME, until + timedelta(seconds=1)) is not None
+    assert [row["state"] for row in list_versions(two, NAME)] == ["older", "active"]
+    with pytest.raises(HindcastError, match="no version before it is kept warm"):
+        back_out(two, NAME)
+    assert Path(two.table("sinks", NAME)).exists()
+
+
+def test_a_worker_notes_what_becomes_of_versions(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that a shadow has caught up and ends a warm version in its time, and writes the events that killed commands owe."""
+    worker = Worker(two)
+    begin(two)  # whoever did that was killed before its event
+    at(two, 1, 50, 9_000)
+
+    def look() -> str:
+        worker._look_after_versions(LeaseTable(two).read().leases)
+        standing = Versions(LeaseTable(two)).of(NAME)
+        return standing.beside.state.value if standing.beside else ""
+
+    assert look() == "catching_up"
+    at(two, 2, 50, 9_000)
+    assert look() == "live"
+    assert told(two) == ["reprocess_started", "reprocess_caught_up"]
+    promote(two, NAME, 2, despite="a drill")
+    assert look() == "warm"
+    until = Versions(LeaseTable(two)).of(NAME).beside.until  # type: ignore[union-attr]
+    monkeypatch.setattr(worker._clock, "now", lambda: until)
+    assert look() == ""
+    assert told(two)[-2:] == ["version_promoted", "version_retired"]

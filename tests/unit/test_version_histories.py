@@ -1,0 +1,109 @@
+"""Random histories of a pipeline's versions: one is active, readers get each window once and whole, whatever is done in whatever order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hindcast.control import shards
+from hindcast.control.desired import DesiredState, desired_key, wanted_versions
+from hindcast.control.leases import Lease, StatusType
+from hindcast.control.standing import Beside, BesideState
+from hindcast.control.store import swap
+from hindcast.control.versions import Versions
+from hindcast.errors import VersionRefusedError
+from hindcast.testing import MemoryStore
+
+NAME = "p"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Histories(RuleBasedStateMachine):
+    """Any order of start, promotion, back-out, retirement and discarding, each tried whether it is allowed or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+
+        detail = {"version": 1, "shards": 1, "workers": 1}
+        row = Lease(stream_id=NAME, status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail=detail)
+        swap(self.store, lambda _: [row])
+        self.versions = Versions(self.store)
+        self.seams: dict[int, int] = {1: 0}  # version -> it has all windows that end after it
+        self.deleted: set[int] = set()
+        self.next = 2
+
+    @rule(seam=st.one_of(st.none(), st.integers(1, 100)))
+    def begin(self, seam: int | None) -> None:
+        try:
+            beside = Beside(version=self.next, state=BesideState.CATCHING_UP, shards=1, tables=(), seam_ms=seam)
+            self.versions.begin(NAME, beside, {0: 0}, columns_from=self.versions.of(NAME).active)
+        except VersionRefusedError:
+            return
+        self.seams[self.next] = seam or 0
+        self.next += 1
+
+    @rule(version=st.integers(1, 9))
+    def promote(self, version: int) -> None:
+        standing = self.versions.of(NAME)
+        since = standing.change.id if standing.change else ""
+        try:
+            self.versions.promote(NAME, version, (f"sinks/p_{standing.active}",), until=NOW, barrier={0: 1}, since=since)
+        except VersionRefusedError:
+            return
+        assert version not in self.deleted
+
+    @rule()
+    def back_out(self) -> None:
+        before = self.versions.of(NAME)
+        try:
+            after = self.versions.back_out(NAME)
+        except VersionRefusedError:
+            return
+        assert before.beside is not None
+        assert (after.active, after.earlier) == (before.beside.version, before.beside.earlier)
+
+    @rule()
+    def retire(self) -> None:
+        self.versions.retire(NAME, NOW)
+
+    @precondition(lambda self: self.versions.of(NAME).beside is not None)
+    @rule(finish=st.booleans())
+    def discard(self, finish: bool) -> None:
+        beside = self.versions.of(NAME).beside
+        assert beside is not None
+        try:
+            self.versions.leave(NAME, beside.version)
+        except VersionRefusedError:
+            return
+        if finish:
+            self.versions.remove(NAME, beside.version)
+            self.deleted.add(beside.version)
+
+    @invariant()
+    def one_version_is_active_and_readers_get_each_window_once_and_whole(self) -> None:
+        standing = self.versions.of(NAME)
+        assert standing.active not in self.deleted
+        assert standing.beside is None or standing.beside.version != standing.active
+        ends = [one.to_ms for one in standing.earlier]
+        assert ends == sorted(set(ends))
+        for window_end in range(1, 102):
+            holders = [one.version for one in standing.earlier if window_end <= one.to_ms][:1] or [standing.active]
+            assert window_end > self.seams[holders[0]]
+            assert holders[0] not in self.deleted
+
+    @invariant()
+    def the_wanted_versions_have_their_shards_and_the_discarded_have_none(self) -> None:
+        snapshot = self.store.read()
+        wanted = wanted_versions(snapshot.leases[desired_key(NAME)])
+        held = {shards.shard_version(key.status_value) for key in snapshot.leases if key.status_type == StatusType.SHARD}
+        assert set(wanted) - {1} <= held
+        assert not held & self.deleted
+        assert len(wanted) <= 2
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,338 @@
+"""The versions of a pipeline: one row, one active version, and readers who see each window once, whatever is done in whatever order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from live_stream import MODULE
+
+from hindcast import catalog
+from hindcast.control import shards
+from hindcast.control.desired import DesiredState, DesiredStates, desired_key
+from hindcast.control.history import History
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import REMOVED, Lease, StatusType
+from hindcast.control.ledger import LedgerRow
+from hindcast.control.schema import ControlTable
+from hindcast.control.standing import Beside, BesideState, Earlier, Standing, active_pipeline, caught_up, is_shadow
+from hindcast.control.store import swap
+from hindcast.control.tables import ControlTables
+from hindcast.control.telling import tell
+from hindcast.control.versions import Versions
+from hindcast.errors import PipelineError, TryLaterError, UnknownVersionError, VersionRefusedError
+from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
+from hindcast.stream.deployed import Deployed
+from hindcast.testing import MemoryStore, Outcome
+from hindcast.versions.beginning import seam_of
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NAME = "p"
+
+
+def declare(folder: Path, version: int = 1, *, name: str = NAME, table: str = "") -> Pipeline:
+    text = MODULE.replace('Table("{name}"', f'Table("{table or f"{name}_{version}"}"')
+    (folder / f"{name}_{version}.py").write_text(text.format(topic="t", name=name, version=version, shards=1))
+    return catalog.load(folder).of(name, version)
+
+
+def wanting(store: MemoryStore, folder: Path) -> Versions:
+    """Version 1 is wanted, and has its shard."""
+    DesiredStates(store).declare(declare(folder), 1)
+    shards.create(store, NAME, 1, 1, {0: 0})
+    return Versions(store)
+
+
+def shadow(version: int = 2, seam_ms: int | None = None) -> Beside:
+    return Beside(version=version, state=BesideState.CATCHING_UP, shards=1, tables=(f"sinks/p_{version}",), seam_ms=seam_ms)
+
+
+def begun(versions: Versions, version: int = 2, seam_ms: int | None = None, active: int = 1) -> Standing:
+    return versions.begin(NAME, shadow(version, seam_ms), {0: 0}, columns_from=active)
+
+
+def promoted(versions: Versions, version: int = 2) -> Standing:
+    since = versions.of(NAME).change
+    assert since is not None
+    return versions.promote(NAME, version, ("sinks/p_1",), until=NOW, barrier={0: 7}, since=since.id)
+
+
+def test_a_folder_may_hold_several_versions_of_a_name(tmp_path: Path) -> None:
+    """The lowest is the one that is wanted first; each has tables of its own, and the same version twice is refused as before."""
+    declare(tmp_path)
+    declare(tmp_path, 2)
+    (tmp_path / "p_9.py").write_text((tmp_path / "p_1.py").read_text())
+    found = catalog.load(tmp_path)
+    assert (list(found), len(found), found[NAME].version, found.versions(NAME)) == ([NAME], 1, 1, [1, 2])
+    assert [one.version for one in found.every()] == [1, 2]
+    assert "in the same version" in str(found.errors[str(tmp_path / "p_9.py")])
+    with pytest.raises(UnknownVersionError, match="version 3 of p; there are: 1, 2"):
+        found.of(NAME, 3)
+
+
+def test_two_versions_never_share_a_table(tmp_path: Path) -> None:
+    """The later file is refused, and told how to write it."""
+    declare(tmp_path, table="same")
+    with pytest.raises(UnknownVersionError, match="its table same is that of version 1"):
+        declare(tmp_path, 2, table="same")
+    (error,) = catalog.load(tmp_path).errors.values()
+    assert isinstance(error, PipelineError)
+
+
+def test_the_active_version_is_the_wanted_one(tmp_path: Path) -> None:
+    """Whatever is deployed: the row decides, the lowest where there is none, and one that is not deployed is said to be so."""
+    store, folder = MemoryStore(), tmp_path
+    versions = wanting(store, folder)
+    declare(folder, 2)
+    found = catalog.load(folder)
+
+    def active(version: int = 0) -> int:
+        return active_pipeline(found, store.read().leases.values(), NAME, version).version
+
+    assert (active(), active(2), active_pipeline(found, [], NAME).version) == (1, 2, 1)
+    begun(versions)
+    promoted(versions)
+    assert active() == 2
+    (folder / "p_2.py").unlink()
+    with pytest.raises(UnknownVersionError, match="version 2"):
+        active_pipeline(catalog.load(folder), store.read().leases.values(), NAME)
+
+
+def test_a_shadow_is_consumed_beside_the_active_version(tmp_path: Path) -> None:
+    """Its shards come with it in one commit; both versions are wanted until one is discarded or retired."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    commits = store.commits
+    begun(versions)
+    assert store.commits == commits + 1
+    (first, second) = (shards.of_version(store.read().leases.values(), NAME, version)[0] for version in (1, 2))
+
+    def wanted() -> tuple[bool, ...]:
+        return tuple(shards.wanted(lease, store.read(), lambda *_: True) for lease in (first, second))
+
+    assert wanted() == (True, True)
+    assert (is_shadow(store.read().leases, first), is_shadow(store.read().leases, second)) == (False, True)
+    DesiredStates(store).set_state(NAME, DesiredState.PAUSED)
+    assert wanted() == (False, False)
+    DesiredStates(store).set_state(NAME, DesiredState.RUNNING)
+    promoted(versions)
+    assert wanted() == (True, True)
+    assert not is_shadow(store.read().leases, second)
+    assert versions.retire(NAME, NOW - timedelta(seconds=1)) is None
+    assert versions.retire(NAME, NOW) is not None
+    assert wanted() == (False, True)
+
+
+def test_a_promotion_leaves_every_lease_as_it_is(tmp_path: Path) -> None:
+    """Workers of both versions hold on to what they hold: only the wanted row changes, and it changes once."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    begun(versions)
+    key = shards.of_version(store.read().leases.values(), NAME, 1)[0].key
+    swap(store, lambda snapshot: [snapshot.leases[key].given_to("w")])
+    before, commits = dict(store.read().leases), store.commits
+    promoted(versions)
+    after = dict(store.read().leases)
+    assert store.commits == commits + 1
+    assert [one for one in after if after[one] != before[one]] == [desired_key(NAME)]
+    versions.back_out(NAME)
+    assert store.commits == commits + 2
+    assert versions.of(NAME).active == 1
+
+
+def leave(versions: Versions, version: int = 2) -> Standing:
+    return versions.leave(NAME, version)
+
+
+def back_out(versions: Versions) -> Standing:
+    return versions.back_out(NAME)
+
+
+@pytest.mark.parametrize(
+    ("before", "act", "says"),
+    [
+        ([], lambda v: begun(v, 1), "version 1 is active"),
+        ([begun], lambda v: begun(v, 3), "version 2 is catching up beside the active one"),
+        ([begun, leave], lambda v: begun(v, 3), "version 2 is being discarded"),
+        ([begun, promoted], lambda v: begun(v, 3, active=2), "it is kept warm until then"),
+        ([], lambda v: begun(v, active=9), "version 1 became active meanwhile"),
+        ([begun], lambda v: promoted(v, 3), "it is not a shadow"),
+        ([begun], lambda v: v.promote(NAME, 2, (), until=NOW, barrier={}, since="old"), "something changed while it was looked at"),
+        ([begun, promoted], promoted, "it is active already"),
+        ([begun, leave], promoted, "it is not a shadow"),
+        ([], back_out, "no version before it is kept warm"),
+        ([begun], back_out, "no version before it is kept warm"),
+        ([begun, promoted, lambda v: v.retire(NAME, NOW)], back_out, "no version before it is kept warm"),
+        ([begun, promoted, lambda v: leave(v, 1)], back_out, "no version before it is kept warm"),
+        ([], lambda v: leave(v, 1), "it is the active one"),
+        ([], leave, "it is not beside the active one"),
+        ([lambda v: begun(v, seam_ms=5), promoted], lambda v: leave(v, 1), "readers get windows that end by"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    tmp_path: Path, before: list[Callable[[Versions], object]], act: Callable[[Versions], object], says: str
+) -> None:
+    """Each refusal is bad input, says what is wrong, and writes nothing."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    for step in before:
+        step(versions)
+    commits = store.commits
+    with pytest.raises(VersionRefusedError, match=says) as caught:
+        act(versions)
+    assert (caught.value.exit_code, store.commits) == (2, commits)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CONFLICT, Outcome.UNKNOWN_LOST, Outcome.UNKNOWN_WRITTEN])
+def test_a_commit_of_unknown_outcome_is_made_once(outcome: Outcome) -> None:
+    """Conflicts and lost answers: the version is begun, promoted and backed out of once each, without a refusal of its own work."""
+    plan: list[Outcome] = []
+    store = MemoryStore(lambda: plan.pop(0) if plan else Outcome.OK)
+    detail = {"version": 1, "shards": 1, "workers": 1}
+
+    row = Lease(stream_id=NAME, status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail=detail)
+    swap(store, lambda _: [row])
+    versions = Versions(store)
+    for act, active in ((begun, 1), (promoted, 2), (lambda one: one.back_out(NAME), 1)):
+        plan.append(outcome)
+        act(versions)
+        assert versions.of(NAME).active == active
+        plan.clear()
+
+
+def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -> None:
+    """Its last plan took all of the topic, or it is as far as the active version is; a shard without a batch has not."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    begun(versions)
+
+    def at(version: int, end: int, **detail: int) -> bool:
+        (lease,) = shards.of_version(store.read().leases.values(), NAME, version)
+        told = lease.evolve(checkpoint={**lease.checkpoint, "end_offsets": {"0": end}, "batch": 1}, detail={**lease.detail, **detail})
+        swap(store, lambda _: [told])
+        return bool(caught_up(store.read().leases.values()))
+
+    assert not caught_up(store.read().leases.values())
+    assert not at(1, 50)
+    assert not at(2, 40, lag_records=10)
+    assert at(2, 45, lag_records=0)
+    assert not at(2, 46, lag_records=5)
+    assert at(2, 50, lag_records=5)
+    (seen,) = caught_up(store.read().leases.values())
+    noted = versions.note_caught_up(seen)
+    assert noted is not None
+    assert noted.beside is not None
+    assert noted.beside.state is BesideState.LIVE
+    assert versions.note_caught_up(seen) is None
+    assert not caught_up(store.read().leases.values())
+
+
+def test_a_removed_row_is_gone_from_the_table(settings: Settings) -> None:
+    """In memory and in Delta: a row that is committed as removed is in no later read, and may be made again."""
+    for store in (MemoryStore(), LeaseTable(settings)):
+        (lease,) = shards.create(store, NAME, 1, 1, {0: 0})
+        swap(store, lambda snapshot: [one.evolve(state=REMOVED) for one in snapshot.leases.values()])
+        assert lease.key not in store.read().leases
+        assert shards.create(store, NAME, 1, 1, {0: 0})
+
+
+def test_an_event_is_written_once_also_after_a_kill(settings: Settings, tmp_path: Path) -> None:
+    """Whoever comes next writes the event of a change whose author was killed; nobody writes it twice."""
+    store, tables = MemoryStore(), ControlTables(settings)
+    versions = wanting(store, tmp_path)
+    begun(versions)
+    for _ in range(2):
+        tell(tables, versions.of(NAME))
+    (event,) = tables.rows(ControlTable.EVENTS)
+    assert (event["kind"], event["pipeline"]) == ("reprocess_started", NAME)
+    assert "Version 2 begins beside version 1" in event["message"]
+
+
+def test_a_version_that_is_deployed_while_a_worker_runs_is_loaded_once_it_is_wanted(tmp_path: Path) -> None:
+    """What was loaded stays as it was: a query that runs goes on with the code that it was started with."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    deployed = Deployed(tmp_path)
+    first = deployed.of(NAME, 1)
+    declare(tmp_path, 2)
+    assert deployed.look(store.read().leases.values()) == []
+    assert not deployed.has(NAME, 2)
+    begun(versions)
+    assert deployed.look(store.read().leases.values()) == []
+    assert deployed.has(NAME, 2)
+    versions.leave(NAME, 2)
+    versions.remove(NAME, 2)
+    begun(versions, 3)
+    assert deployed.look(store.read().leases.values()) == [(NAME, 3)]
+    assert deployed.of(NAME, 1) is first
+
+
+def row(shard: str, batch: int, start: int, end: int, **measured: int | None) -> LedgerRow:
+    values = {
+        "late_watermark_ms": 0,
+        "watermark_ms": 0,
+        "min_event_ms": 0,
+        "max_event_ms": None,
+        "input_rows": end - start,
+        "poison_rows": 0,
+        **measured,
+    }
+    return LedgerRow(
+        **values,  # type: ignore[arg-type]
+        pipeline=NAME,
+        version=1,
+        shard=shard,
+        epoch=1,
+        batch=batch,
+        worker="w",
+        topic="t",
+        start_offsets={0: start},
+        end_offsets={0: end},
+        output_rows=0,
+        batch_seconds=None,
+        cpu_seconds=None,
+        sink_version=batch,
+        started_at=None,
+        committed_at=NOW,
+    )
+
+
+def test_the_seam_lies_after_every_window_that_lacks_rows(tmp_path: Path) -> None:
+    """No window that ends after it has a row before the start: it is a window's length past the newest event before the start."""
+    old, new = declare(tmp_path), declare(tmp_path, 2)
+    history = History.of([row("v1.g0.s0", 1, 0, 10, max_event_ms=20_000), row("v1.g0.s0", 2, 10, 20, max_event_ms=90_000)])
+    assert seam_of(new, old, history, {0: 0}) is None
+    assert seam_of(new, old, history, {0: 5}) == 25_000
+    assert seam_of(new, old, history, {0: 10}) == 25_000
+    assert seam_of(new, old, history, {0: 11}) == 95_000
+    with pytest.raises(TryLaterError, match="up to 20"):
+        seam_of(new, old, history, {0: 21})
+    assert seam_of(new, old, History.of([]), {0: 21}) is None
+
+
+def test_a_seam_follows_from_the_next_watermark_where_nothing_was_measured(tmp_path: Path) -> None:
+    """A worker that died took its last batch's measurements with it: the next batch's watermark is the newest event less the delay."""
+    old, new = declare(tmp_path), declare(tmp_path, 2)
+    lost = row("v1.g0.s0", 1, 0, 10, input_rows=None, poison_rows=None)
+    with pytest.raises(TryLaterError, match="not known yet"):
+        seam_of(new, old, History.of([lost]), {0: 5})
+    known = History.of([lost, row("v1.g0.s0", 2, 10, 20, watermark_ms=30_000, max_event_ms=50_000)])
+    assert seam_of(new, old, known, {0: 5}) == 30_000 + 10_000 + 5_000
+
+
+def test_earlier_windows_come_from_the_version_that_has_them(tmp_path: Path) -> None:
+    """Version 3 began before version 2 did: readers get the oldest windows from 1, and none from 2."""
+    versions = wanting(MemoryStore(), tmp_path)
+    begun(versions, 2, 50)
+    assert promoted(versions).earlier == (Earlier(1, 50),)
+    versions.retire(NAME, NOW)
+    begun(versions, 3, 80, active=2)
+    assert promoted(versions, 3).earlier == (Earlier(1, 50), Earlier(2, 80))
+    assert versions.back_out(NAME).earlier == (Earlier(1, 50),)
+    versions.leave(NAME, 3)
+    versions.remove(NAME, 3)
+    begun(versions, 4, 30, active=2)
+    assert promoted(versions, 4).earlier == (Earlier(1, 30),)
