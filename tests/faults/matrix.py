@@ -40,6 +40,7 @@ ROWS = {
     "F28": "replay and verdict beside the live stream, compaction and vacuum",
     "F29": "starved of memory, CPU, file handles",
     "F30": "several processes append to one sink table",
+    "reprocess": "Airflow killed while a reprocessing waits for a person, and while it watches a promotion",
     "nemesis": "one to three faults at a time, healed, every oracle checked",
 }
 

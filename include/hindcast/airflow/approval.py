@@ -132,7 +132,7 @@ def approval_text(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
     ]
     intro = (
         f"{new.capitalize()} of {escaped(comparison['pipeline'])} beside {old}, at equal offsets, over {comparison['windows']} windows "
-        f"that both have closed (the last ends at {escaped(comparison['until'])}); only the old version has {comparison['missing_windows']} "
+        f"that both have closed (the last ends at {escaped(comparison['until'])}); only the old one has {comparison['missing_windows']} "
         f"of them. {same} rows are the same, {changed} changed."
     )
     own = f"{proof} Its own verdict, {escaped(verdict['run_id'])}: {verdict['unexplained']} unexplained differences{share}."
