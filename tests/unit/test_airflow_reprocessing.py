@@ -37,7 +37,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 NAME = "stock_stats"
 TASK = {"task_id": "task", "pipeline": NAME, "version": "2"}
-#: What spark_apps/versions.py does in the end when it promotes.
+#: What spark_apps/versions.py does in the end when it begins, and when it promotes.
+BEGIN = """
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.standing import Beside, BesideState
+from hindcast.control.versions import Versions
+from hindcast.settings import Settings
+beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
+Versions(LeaseTable(Settings())).begin("stock_stats", beside, {0: 0}, columns_from=1)
+"""
 SWAP = """
 from datetime import UTC, datetime, timedelta
 from hindcast.control.lease_table import LeaseTable
@@ -256,6 +264,17 @@ def test_the_reason_is_used_only_where_it_is_needed(app: App, home: Settings, pr
     app.ends(0, code=SWAP)
     promote("a reason").execute(context)
     assert standing(home).change.despite == ""
+
+
+def test_what_an_outlived_child_did_counts(app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]) -> None:
+    """The child of a try that was given up goes on, and may be the faster one: what it began or promoted is there, once, and is told."""
+    app.ends(0, code=BEGIN + "sys.exit(2)")
+    assert StartVersionOperator(**TASK).execute(context)["begun"] is False
+    versions(home).note_caught_up(standing(home))
+    app.ends(0, code=SWAP + "sys.exit(1)")
+    done = promote().execute(context)
+    assert (standing(home).active, done["promoted"], done["change"]) == (2, False, change(home))
+    assert len(told(home, "version_promoted")) == 1
 
 
 @pytest.mark.parametrize(("endings", "despite"), [((2,), ""), ((2, 2), "a reason")])

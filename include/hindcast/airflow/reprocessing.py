@@ -15,6 +15,7 @@ import structlog
 from airflow.sdk.exceptions import AirflowFailException
 
 from hindcast.airflow.approval import Answer
+from hindcast.airflow.children import Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.operators import AppOperator, given
 from hindcast.airflow.version_triggers import News, PromotedTrigger, ShadowTrigger, look_at_promoted, look_at_shadow
@@ -99,13 +100,20 @@ class StartVersionOperator(_VersionOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         with refusals():
             start = self._start()
-        beside = self.standing().beside
-        if beside is not None and beside.version == self.number and beside.state in SHADOW and not beside.leaving:
+        begun: dict[str, Any] = {"pipeline": self.pipeline, "version": self.number, "begun": False}
+        if self._is_shadow():
             _log.info(f"Version {self.number} of {self.pipeline} is beside the active one already: going on with it.")
-            return {"pipeline": self.pipeline, "version": self.number, "begun": False}
+            return begun
         by = f"--by={context['dag'].dag_id}"
         new_table = ["--new-table"] if str(self.new_table).lower() == "true" else []
-        return {**self.result_of(self.run_app(["begin", *self.about(), f"--from={start}", by, *new_table])), "begun": True}
+        ended = self.run_app(["begin", *self.about(), f"--from={start}", by, *new_table])
+        if ended.exit_code and self._is_shadow():  # by the child of a try that was given up, which outlived it
+            return begun
+        return {**self.result_of(ended), "begun": True}
+
+    def _is_shadow(self) -> bool:
+        beside = self.standing().beside
+        return beside is not None and beside.version == self.number and beside.state in SHADOW and not beside.leaving
 
     def _start(self) -> str:
         """:raises BadRangeError: where the field is empty that the choice asks for"""
@@ -195,18 +203,24 @@ class PromoteVersionOperator(_VersionOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         if self.approval["answer"] != Answer.PROMOTE:
             raise AirflowFailException("Nobody approved the promotion. Clear the task that asks, and answer it.")
-        result: dict[str, Any] = {"pipeline": self.pipeline, "version": self.number, "promoted": False}
-        if self.standing().active != self.number:
-            arguments = ["promote", *self.about(), f"--since={self.caught_up['since']}", f"--by={self.approval['who']}"]
-            ended = self.run_app(arguments)
-            if ended.exit_code == BadInputError.exit_code and self.approval["despite"]:
-                _log.warning("It was not proved; promoting it for the reason given.", despite=self.approval["despite"])
-                ended = self.run_app([*arguments, f"--despite={self.approval['despite']}"])
-            result = self.result_of(ended)
-        change = self.standing().change
+        standing, result = self.standing(), {"pipeline": self.pipeline, "version": self.number, "promoted": False}
+        if standing.active != self.number:
+            ended = self._promote()
+            standing = self.standing()
+            if standing.active != self.number or not ended.exit_code:
+                result = self.result_of(ended)
+        change = tell(ControlTables(Settings()), standing).change
         promotion = change if change is not None and (change.kind, change.version) == (ChangeKind.PROMOTED, self.number) else None
         at = promotion.at if promotion else datetime.now(UTC)
         return {**result, "change": promotion.id if promotion else "", "at": at.isoformat()}
+
+    def _promote(self) -> Ended:
+        arguments = ["promote", *self.about(), f"--since={self.caught_up['since']}", f"--by={self.approval['who']}"]
+        ended = self.run_app(arguments)
+        if ended.exit_code == BadInputError.exit_code and self.approval["despite"]:
+            _log.warning("It was not proved; promoting it for the reason given.", despite=self.approval["despite"])
+            return self.run_app([*arguments, f"--despite={self.approval['despite']}"])
+        return ended
 
 
 class DiscardVersionOperator(_VersionOperator):
