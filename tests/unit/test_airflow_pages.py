@@ -15,8 +15,11 @@ from fleet_sample import FAILED_RUN, RUN, desired, difference, put, run, shard, 
 
 from hindcast.clock import SystemClock
 from hindcast.control.events import EventKind, EventLog
+from hindcast.control.lease_table import LeaseTable
 from hindcast.control.schema import ControlTable
+from hindcast.control.standing import Beside, BesideState
 from hindcast.control.tables import ControlTables
+from hindcast.control.versions import Versions
 from hindcast.settings import Settings
 
 with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries call deprecated
@@ -130,6 +133,13 @@ def test_the_overview_shows_who_owns_what(viewer: TestClient) -> None:
     text = viewer.get("").text
     for expected in ("order_totals", "paused", "streams-1-4000-a1b2c3", "v1.g0.s1", "48,211", "99.931 %", RUN, "supervisor woke", "quiet"):
         assert expected in text
+
+
+def test_the_overview_shows_the_version_beside_the_active_one(viewer: TestClient, settings: Settings) -> None:
+    """Which one it is, and what it is there for."""
+    beside = Beside(version=7, state=BesideState.CATCHING_UP, shards=1, tables=())
+    Versions(LeaseTable(settings)).begin("stock_stats", beside, {0: 0}, columns_from=1)
+    assert "beside it: 7 catching up" in viewer.get("/").text
 
 
 def test_a_verdict_names_the_rows_that_differ(viewer: TestClient) -> None:

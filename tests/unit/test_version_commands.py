@@ -30,6 +30,7 @@ from hindcast.control.versions import Versions
 from hindcast.errors import HindcastError, TryLaterError, VersionRefusedError
 from hindcast.serving.corrections import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
+from hindcast.stream.worker import Worker
 from hindcast.testing import FakeClock
 from hindcast.versions import promotion
 from hindcast.versions.discarding import discard
@@ -359,3 +360,26 @@ def test_a_warm_version_is_listed_until_its_time_is_over(two: Settings) -> None:
     with pytest.raises(HindcastError, match="no version before it is kept warm"):
         back_out(two, NAME)
     assert Path(two.table("sinks", NAME)).exists()
+
+
+def test_a_worker_notes_what_becomes_of_versions(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that a shadow has caught up and ends a warm version in its time, and writes the events that killed commands owe."""
+    worker = Worker(two)
+    begin(two)  # whoever did that was killed before its event
+    at(two, 1, 50, 9_000)
+
+    def look() -> str:
+        worker._look_after_versions(LeaseTable(two).read().leases)
+        standing = Versions(LeaseTable(two)).of(NAME)
+        return standing.beside.state.value if standing.beside else ""
+
+    assert look() == "catching_up"
+    at(two, 2, 50, 9_000)
+    assert look() == "live"
+    assert told(two) == ["reprocess_started", "reprocess_caught_up"]
+    promote(two, NAME, 2, despite="a drill")
+    assert look() == "warm"
+    until = Versions(LeaseTable(two)).of(NAME).beside.until  # type: ignore[union-attr]
+    monkeypatch.setattr(worker._clock, "now", lambda: until)
+    assert look() == ""
+    assert told(two)[-2:] == ["version_promoted", "version_retired"]

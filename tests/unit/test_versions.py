@@ -258,11 +258,15 @@ def test_a_version_that_is_deployed_while_a_worker_runs_is_loaded_once_it_is_wan
     deployed = Deployed(tmp_path)
     first = deployed.of(NAME, 1)
     declare(tmp_path, 2)
-    deployed.look(store.read().leases.values())
+    assert deployed.look(store.read().leases.values()) == []
     assert not deployed.has(NAME, 2)
     begun(versions)
-    deployed.look(store.read().leases.values())
+    assert deployed.look(store.read().leases.values()) == []
     assert deployed.has(NAME, 2)
+    versions.leave(NAME, 2)
+    versions.remove(NAME, 2)
+    begun(versions, 3)
+    assert deployed.look(store.read().leases.values()) == [(NAME, 3)]
     assert deployed.of(NAME, 1) is first
 
 

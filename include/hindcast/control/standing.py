@@ -171,6 +171,16 @@ def standings(leases: Iterable[Lease]) -> dict[str, Standing]:
     return {row.stream_id: Standing.of(row) for row in rows_of(leases)}
 
 
+def tables_of(pipeline: Pipeline) -> tuple[str, ...]:
+    """What a version writes, its sink first, as folder and name below the root of the tables."""
+    return (*(f"sinks/{table.name}" for table in pipeline.tables), f"corrections/{pipeline.sink.name}")
+
+
+def tables_at(found: Catalog, standing: Standing) -> tuple[str, ...]:
+    """The same of the active version."""
+    return standing.tables or tables_of(found.of(standing.pipeline, standing.active))
+
+
 def active_pipeline(catalog: Catalog, leases: Iterable[Lease], name: str, version: int = 0) -> Pipeline:
     """The declaration of a pipeline's active version, or of the one that is given; of its first where nothing was ever wanted of it.
 

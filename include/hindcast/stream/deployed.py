@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hindcast import catalog
@@ -30,14 +31,23 @@ class Deployed:
         """:raises UnknownPipelineError, UnknownVersionError: where it is not deployed"""
         return self.catalog.of(name, version)
 
-    def look(self, leases: Iterable[Lease]) -> None:
-        """Load the folder again where something is wanted that was not in it, and its files have changed since."""
+    def look(self, leases: Iterable[Lease]) -> list[tuple[str, int]]:
+        """Load the folder again where something is wanted that was not in it, and its files have changed since.
+
+        :returns: the pipelines and versions that are wanted and not deployed
+        """
         wanted = [(row.stream_id, version) for row in rows_of(leases) for version in wanted_versions(row)]
-        if all(self.has(*one) for one in wanted) or (files := self._stamps()) == self._files:
-            return
-        found = catalog.load(self._folder)
-        self._files = files
-        self.catalog = Catalog({**found.declared, **self.catalog.declared}, found.errors)
+        if all(self.has(*one) for one in wanted):
+            return []
+        if (files := self._stamps()) != self._files:
+            found = catalog.load(self._folder)
+            self._files = files
+            self.catalog = Catalog({**found.declared, **self.catalog.declared}, found.errors)
+        return [one for one in wanted if not self.has(*one)]
 
     def _stamps(self) -> dict[str, int]:
-        return {str(path): path.stat().st_mtime_ns for path in self._folder.glob("*.py")}
+        found = {}
+        for path in self._folder.glob("*.py"):
+            with suppress(FileNotFoundError):  # it may go while this looks
+                found[str(path)] = path.stat().st_mtime_ns
+        return found

@@ -64,9 +64,9 @@ class Worker:
         self._clock = clock or SystemClock()
         self.id = worker_id()
         self._store = LeaseTable(settings)
-        self._versions = Versions(self._store)
-        self._ledger = Ledger(ControlTables(settings))
-        self._events = EventLog(ControlTables(settings), self.id, self._clock)
+        self._versions, self._tables = Versions(self._store), ControlTables(settings)
+        self._ledger = Ledger(self._tables)
+        self._events = EventLog(self._tables, self.id, self._clock)
         self._deployed = Deployed(settings.pipelines_dir)
         self._backoff = Backoff()
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
@@ -169,7 +169,13 @@ class Worker:
             self._woken.clear()
 
     def _act(self, step: Step, consumers: Consumers) -> None:
-        self._deployed.look(step.leases.values())
+        for name, version in self._deployed.look(step.leases.values()):
+            self._say_once(
+                EventKind.PIPELINE_REFUSED,
+                f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.",
+                f"Deploy version {version}, or want the declared one.",
+                name,
+            )
         consumers.superseded = frozenset(shards.superseded(step.leases.values()))
         for key in step.lost:
             consumers.lose(key)
@@ -193,25 +199,20 @@ class Worker:
 
     def _look_after_versions(self, leases: Mapping[LeaseKey, Lease]) -> None:
         """Note which shadows have caught up, and end warm versions whose time is over: whichever worker is first."""
-        try:
-            changed = [self._versions.note_caught_up(seen) for seen in caught_up(leases.values())]
-            now = self._clock.now()
-            changed += [self._versions.retire(seen.pipeline, now) for seen in standings(leases.values()).values() if due(seen, now)]
-        except HindcastError as error:
-            _log.warning("What has become of a version could not be noted; the next renewal tries again.", reason=str(error))
-            return
-        for standing in changed:
-            if standing is not None:
-                tell(ControlTables(self._settings), standing)
+        now = self._clock.now()
+        changes = [(seen, partial(self._versions.note_caught_up, seen)) for seen in caught_up(leases.values())]
+        over = [seen for seen in standings(leases.values()).values() if due(seen, now)]
+        changes += [(seen, partial(self._versions.retire, seen.pipeline, now)) for seen in over]
+        for seen, change in changes:
+            try:
+                tell(self._tables, seen)  # whoever made the change before may have been killed first
+                if (standing := change()) is not None:
+                    tell(self._tables, standing)
+            except HindcastError as error:
+                _log.warning("What has become of a version could not be noted; the next renewal tries again.", reason=str(error))
 
     def _create_shards(self, name: str, version: int, count: int) -> None:
         if not self._deployed.has(name, version):
-            self._say_once(
-                EventKind.PIPELINE_REFUSED,
-                f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.",
-                f"Deploy version {version}, or want the declared one.",
-                name,
-            )
             return
         try:
             with TopicOffsets(self._settings) as offsets:

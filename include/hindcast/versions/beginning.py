@@ -11,11 +11,10 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
 from hindcast import catalog
-from hindcast.catalog import Catalog
 from hindcast.control.history import History, may_hold
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets
-from hindcast.control.standing import Beside, BesideState, Standing
+from hindcast.control.standing import Beside, BesideState, tables_of
 from hindcast.control.tables import ControlTables
 from hindcast.control.telling import tell
 from hindcast.control.versions import Refusal, Versions, check_room
@@ -64,16 +63,6 @@ def begin(
         "seam_ms": seam_ms,
         "changes": new,
     }
-
-
-def tables_of(pipeline: Pipeline) -> tuple[str, ...]:
-    """What a version writes, its sink first, as folder and name below the root of the tables."""
-    return (*(f"sinks/{table.name}" for table in pipeline.tables), f"corrections/{pipeline.sink.name}")
-
-
-def tables_at(found: Catalog, standing: Standing) -> tuple[str, ...]:
-    """The same of the active version."""
-    return standing.tables or tables_of(found.of(standing.pipeline, standing.active))
 
 
 def start_offsets(settings: Settings, pipeline: Pipeline, text: str, now: datetime) -> Offsets:

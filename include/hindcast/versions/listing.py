@@ -8,9 +8,8 @@ from hindcast import catalog
 from hindcast.control import shards
 from hindcast.control.lease_table import read_leases
 from hindcast.control.leases import Lease
-from hindcast.control.standing import Standing, standings
+from hindcast.control.standing import Standing, standings, tables_of
 from hindcast.settings import Settings
-from hindcast.versions.beginning import tables_of
 
 ACTIVE, DISCARDING, OLDER, DECLARED = "active", "discarding", "older", "declared"
 COLUMNS = ["pipeline", "version", "state", "lag_records", "watermark_ms", "table", "warm_until", "seam_ms", "readers_to_ms"]

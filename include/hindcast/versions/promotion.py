@@ -22,13 +22,12 @@ from typing import Any
 from hindcast import catalog
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.schema import ControlTable
-from hindcast.control.standing import BesideState, ChangeKind, Standing
+from hindcast.control.standing import BesideState, ChangeKind, Standing, tables_at
 from hindcast.control.tables import ControlTables, utc_from_ms
 from hindcast.control.telling import tell
 from hindcast.control.versions import Refusal, Versions, check_shadow
 from hindcast.settings import Settings
 from hindcast.stream.steps import reach
-from hindcast.versions.beginning import tables_at
 from hindcast.versions.compare import newest_comparison
 from hindcast.versions.position import Position, position
 

@@ -13,6 +13,7 @@ from hindcast.control.desired import Desired, desired_of
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import NOT_HELD, Lease, StatusType
 from hindcast.control.schema import ControlTable
+from hindcast.control.standing import Standing, standings
 from hindcast.control.tables import Condition, ControlTables
 from hindcast.settings import Settings
 
@@ -39,7 +40,8 @@ class Facts:
         verdicts = self._verdicts()
         shards = self._shards(leases)
         workers = self._workers(leases)
-        pipelines = [self._pipeline(desired, shards, verdicts) for _, desired in sorted(desired_of(leases).items())]
+        known = standings(leases)
+        pipelines = [self._pipeline(desired, known[name], shards, verdicts) for name, desired in sorted(desired_of(leases).items())]
         return {
             "now": self._now,
             "fleet": self._settings.fleet,
@@ -65,7 +67,7 @@ class Facts:
         return {
             "now": self._now,
             "name": name,
-            "pipeline": self._pipeline(desired, shards, verdicts) if desired else None,
+            "pipeline": self._pipeline(desired, standings(leases)[name], shards, verdicts) if desired else None,
             "shards": shards,
             "verdicts": verdicts[:SHOWN_VERDICTS],
             "runs": self._runs([("pipeline", "=", name)])[:SHOWN_VERDICTS],
@@ -102,7 +104,7 @@ class Facts:
         verdicts = self._verdicts([("run_id", "=", run_id)])
         return str(verdicts[0]["data_docs"] or "") if verdicts else ""
 
-    def _pipeline(self, desired: Desired, shards: Iterable[Row], verdicts: Iterable[Row]) -> Row:
+    def _pipeline(self, desired: Desired, standing: Standing, shards: Iterable[Row], verdicts: Iterable[Row]) -> Row:
         """The active version, with the newest of these verdicts that is on it."""
         ours = (row for row in verdicts if (row["pipeline"], row["version"]) == (desired.pipeline, desired.version))
         own = [shard for shard in shards if shard["pipeline"] == desired.pipeline and shard["current"]]
@@ -112,6 +114,7 @@ class Facts:
             "name": desired.pipeline,
             "state": desired.state.value,
             "version": desired.version,
+            "beside": f"{standing.beside.version} {standing.beside.state.value.replace('_', ' ')}" if standing.beside else "",
             "shards": desired.shards,
             "workers": desired.workers,
             "owned": sum(bool(shard["owner"]) for shard in own),
