@@ -5,7 +5,7 @@ Each looks at what is there before it acts, and acts by one compare-and-swap: a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -30,7 +30,7 @@ from hindcast.settings import Settings
 from hindcast.versions.discarding import discard
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
 _log = structlog.get_logger(__name__)
 
@@ -58,8 +58,8 @@ def refusals() -> Iterator[None]:
 class _VersionOperator(AppOperator):
     """:param version: a number or its text"""
 
-    template_fields = ("pipeline", "version")
-    operator_extra_links = (ControlRoomLink(),)
+    template_fields: Collection[str] = ("pipeline", "version")
+    operator_extra_links: Collection[BaseOperatorLink] = (ControlRoomLink(),)
     app = "versions.py"
 
     def __init__(self, *, pipeline: str, version: Any, **kwargs: Any) -> None:
@@ -158,7 +158,7 @@ class JudgeVersionOperator(_VersionOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         return self.judge(context, everything=True)
 
-    def judge(self, context: Context, **what: bool) -> dict[str, Any]:
+    def judge(self, context: Context, **what: Any) -> dict[str, Any]:
         """:param what: the range, as :meth:`hindcast.replay.request.ReplayRequest.parse` takes it"""
         run_id = new_run_id(self.pipeline, datetime.now(UTC))
         context["ti"].xcom_push(key=RUN_ID, value=run_id)
