@@ -1,5 +1,6 @@
-"""Begin a new version of a pipeline, or compare it with the active one: ``versions.py begin --pipeline P --version N --from START
-[--new-table] [--by WHO]`` and ``versions.py compare --pipeline P``.
+"""Begin a new version of a pipeline, compare it with the active one, or promote it: ``versions.py begin --pipeline P --version N
+--from START [--new-table] [--by WHO]``, ``versions.py compare --pipeline P``, and ``versions.py promote --pipeline P --version N
+[--despite REASON] [--since CHANGE] [--by WHO]``.
 
 The last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input, 3 a comparison that did not pass, 75 try again later.
 """
@@ -18,6 +19,7 @@ from hindcast.leave import leave
 from hindcast.settings import Settings
 from hindcast.versions.beginning import begin
 from hindcast.versions.compare import compare_versions
+from hindcast.versions.promotion import promote
 
 FAILED = 3
 
@@ -29,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if asked.command == "compare":
             result = compare_versions(lambda: _session(settings), settings, asked.pipeline)
+        elif asked.command == "promote":
+            result = promote(settings, asked.pipeline, asked.version, despite=asked.despite, who=asked.by, since=asked.since)
         else:
             result = begin(
                 lambda: _session(settings), settings, asked.pipeline, asked.version, asked.start, new_table=asked.new_table, who=asked.by
@@ -55,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     started.add_argument("--from", dest="start", required=True)
     started.add_argument("--new-table", action="store_true")
     started.add_argument("--by", default="")
+    promoted = commands.add_parser("promote")
+    promoted.add_argument("--pipeline", required=True)
+    promoted.add_argument("--version", type=int, required=True)
+    for option in ("--despite", "--since", "--by"):
+        promoted.add_argument(option, default="")
     commands.add_parser("compare").add_argument("--pipeline", required=True)
     return parser
 

@@ -41,6 +41,7 @@ ROWS = {
     "F29": "starved of memory, CPU, file handles",
     "F30": "several processes append to one sink table",
     "backfill": "the processes of Airflow and of its tasks killed in the middle of a backfill",
+    "reprocess": "Airflow killed while a reprocessing waits for a person, and while it watches a promotion",
     "nemesis": "one to three faults at a time, healed, every oracle checked",
 }
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 FILES = sorted((project_root() / "dags").glob("*.py"))
 PIPELINES = ("bin_packing", "click_enrichment", "rent_or_buy", "retries", "sentences", "stock_stats", "web_log", "word_count")
-ALL = sorted(["maintain", "supervise", *(f"{job}.{pipeline}" for job in ("replay", "validate") for pipeline in PIPELINES)])
+ALL = sorted(["maintain", "supervise", *(f"{job}.{pipeline}" for job in ("replay", "reprocess", "validate") for pipeline in PIPELINES)])
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def dags(loaded: tuple[dict[str, DAG], dict[str, float]]) -> dict[str, DAG]:
 
 
 def test_every_job_has_its_dags(loaded: tuple[dict[str, DAG], dict[str, float]]) -> None:
-    """One supervise and one maintain; a replay and a validate for each pipeline."""
+    """One supervise and one maintain; a replay, a reprocess and a validate for each pipeline."""
     dags, seconds = loaded
     assert sorted(dags) == ALL
     print({name: round(value, 3) for name, value in seconds.items()})  # noqa: T201 - measured, not asserted
@@ -70,7 +70,7 @@ def test_parsing_loads_neither_great_expectations_nor_a_jvm() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("dag_id", ["maintain", "replay.stock_stats", "supervise", "validate.stock_stats"])
+@pytest.mark.parametrize("dag_id", ["maintain", "replay.stock_stats", "reprocess.stock_stats", "supervise", "validate.stock_stats"])
 def test_a_dag_survives_its_way_into_the_database(dags: dict[str, DAG], dag_id: str) -> None:
     """The scheduler and the triggerer only ever see the serialized form."""
     serialized = DagSerialization.to_dict(dags[dag_id])
@@ -115,6 +115,60 @@ def test_validate_waits_for_the_replays_asset_and_judges_one_run_a_task(dags: di
     outlet = dags["replay.stock_stats"].get_task("hindcast").outlets[0]
     assert [asset.uri for asset in dag.timetable.asset_condition.objects] == [outlet.uri]
     assert dag.get_task("judge").is_mapped
+
+
+def test_reprocess_asks_a_person_before_it_promotes(dags: dict[str, DAG]) -> None:
+    """Started by hand alone, one run at a time; a promotion comes after the answer, and is watched."""
+    dag = dags["reprocess.stock_stats"]
+    assert (type(dag.timetable).__name__, dag.max_active_runs, dag.catchup) == ("NullTimetable", 1, False)
+    after = {task.task_id: task.upstream_task_ids for task in dag.tasks}
+    assert after == {
+        "start": set(),
+        "caught_up": {"start"},
+        "judge": {"caught_up"},
+        "compare": {"judge"},
+        "approve": {"compare", "judge"},
+        "promote": {"approve", "caught_up"},
+        "discard": {"approve"},
+        "watch": {"promote"},
+    }
+    assert all(task.trigger_rule == "all_success" for task in dag.tasks)
+    assert all(task.retries > 0 for task in dag.tasks), "a task that died with Airflow is tried again"
+    approve = dag.get_task("approve")
+    assert approve.options_mapping == {"Promote": "promote", "Discard": "discard"}
+    assert list(approve.params) == ["despite"]
+
+
+def test_reprocess_proposes_the_newest_version(dags: dict[str, DAG]) -> None:
+    """And a watch that ends while the old version is still warm."""
+    params = dags["reprocess.stock_stats"].params
+    assert (params["version"], params["from"], params["watch_minutes"], params["approval_hours"]) == (2, "earliest", 30.0, 24.0)
+    assert dags["reprocess.word_count"].params["version"] == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({}, {"version": 3, "new_table": True, "approval_hours": 0.5, "watch_minutes": 60}),
+        *({"from": "offsets", "from_offsets": {"0": 5}}, {"from": "a time", "from_time": "2026-01-01T00:00:00+00:00"}),
+    ],
+)
+def test_the_form_takes_a_reprocessing(dags: dict[str, DAG], values: dict[str, Any]) -> None:
+    """Whether such a version is declared is seen when it is begun: the file may be newer than the form."""
+    filled(dags["reprocess.stock_stats"], values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"version": 0}, {"version": "2; id"}, {"from": "latest"}, {"from_offsets": {"0": -1}}, {"new_table": "yes"}),
+        *({"approval_hours": 0}, {"approval_hours": 1000}, {"watch_minutes": -1}, {"watch_minutes": 61}),
+    ],
+)
+def test_the_form_refuses_what_is_no_reprocessing(dags: dict[str, DAG], values: dict[str, Any]) -> None:
+    """Before any task is started. A watch longer than the old version is warm could not return to it."""
+    with pytest.raises(ParamValidationError):
+        filled(dags["reprocess.stock_stats"], values)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,24 @@ def test_what_is_not_proved_is_promoted_for_a_reason_alone(two: Settings, prepar
     assert json.loads(event["detail"])["who"] == "ada"
 
 
+def test_what_was_approved_is_promoted_and_nothing_else(two: Settings) -> None:
+    """Bound to the change after which it was approved, a promotion is refused once another has come; so is a back-out of a promotion."""
+    caught_up(two)
+    versions = Versions(LeaseTable(two))
+    approved = versions.of(NAME).change
+    assert approved is not None
+    promote(two, NAME, 2, since=approved.id)
+    promotion = versions.of(NAME).change
+    back_out(two, NAME)
+    with pytest.raises(VersionRefusedError, match="something changed since it was approved"):
+        promote(two, NAME, 2, despite="never mind", since=approved.id)
+    promote(two, NAME, 2, despite="never mind")
+    assert promotion is not None
+    with pytest.raises(VersionRefusedError, match="something changed since that promotion"):
+        versions.back_out(NAME, since=promotion.id)
+    assert versions.of(NAME).active == 2
+
+
 def test_readers_get_each_window_once_across_the_seam(two: Settings) -> None:
     """Windows up to the seam are the old version's, with its corrections and no value in new columns; later ones the new version's."""
     begin(two, seam_ms=7_000)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 
+from hindcast.airflow.approval import Answer, ApprovePromotionOperator
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.operators import (
     ArchiveOperator,
@@ -17,6 +18,16 @@ from hindcast.airflow.operators import (
     MaintainOperator,
     RangeChoice,
     ValidateOperator,
+)
+from hindcast.airflow.reprocessing import (
+    AwaitCaughtUpOperator,
+    CompareVersionsOperator,
+    DiscardVersionOperator,
+    JudgeVersionOperator,
+    PromoteVersionOperator,
+    StartChoice,
+    StartVersionOperator,
+    WatchPromotedOperator,
 )
 from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
@@ -50,6 +61,17 @@ Each hindcast raises an asset event, on which `validate.{name}` judges it.
   e.g. `{{"0": 100, "1": 200}}`.
 
 A range that the stream has not consumed yet is tried again; a range that cannot be replayed fails at once and says why.
+"""
+
+REPROCESS_DOC = """
+Brings a new version of `{name}` beside the active one, and asks a person before readers get it.
+
+- Trigger it by hand; the form says which version and where it begins. A version that is beside the active one already is gone on with.
+- *approve* waits for an answer, which the comparison in its text is for. Without one in time nothing is changed.
+- After a promotion *watch* returns to the old version if a verdict of the new one fails. The old version is kept warm for
+  {warm:g} minutes.
+
+Each task may be retried or cleared: what is done already is not done twice.
 """
 
 CORRECT_DOC = """
@@ -177,6 +199,70 @@ def validate_dag(pipeline: Pipeline) -> DAG:
             map_index_template="{{ task.run_id }}",
             **RETRIES,
         ).expand(run_id=found.output)
+    return dag
+
+
+def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DAG:
+    """Start a version, wait until it has caught up, prove it, ask, promote or discard it, and watch it.
+
+    :param versions: those that are declared; the form proposes the highest
+    :param warm_seconds: how long the old version is kept warm: a longer watch could not return to it
+    """
+    warm_minutes = warm_seconds / 60.0
+    with DAG(
+        dag_id=f"reprocess.{name}",
+        schedule=None,
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        tags=TAGS,
+        description=f"Brings a new version of {name} beside the active one, and promotes it once a person has approved it",
+        doc_md=REPROCESS_DOC.format(name=name, warm=warm_minutes),
+        params={
+            "version": Param(max(versions), type="integer", minimum=1, title="Version", description="As its file declares it"),
+            "from": Param(StartChoice.EARLIEST.value, type="string", enum=[choice.value for choice in StartChoice], title="From"),
+            "from_time": _time("From time", "Broker timestamp of the first records"),
+            "from_offsets": _offsets("From offsets", "First offset of each partition"),
+            "new_table": Param(False, type="boolean", title="New table", description="Readers will see other columns: that is meant"),
+            "approval_hours": Param(
+                24.0, type="number", exclusiveMinimum=0, maximum=720, title="Approval hours", description="How long an answer is waited for"
+            ),
+            "watch_minutes": Param(
+                min(30.0, warm_minutes),
+                type="number",
+                minimum=0,
+                maximum=warm_minutes,
+                title="Watch minutes",
+                description="A verdict that fails so soon after the promotion returns to the old version",
+            ),
+        },
+    ) as dag:
+        about: dict[str, Any] = {"pipeline": name, "version": "{{ params.version }}", **RETRIES}
+        start = StartVersionOperator(
+            task_id="start",
+            start="{{ params['from'] }}",
+            from_time="{{ params.from_time or '' }}",
+            from_offsets="{{ params.from_offsets | tojson }}",
+            new_table="{{ params.new_table }}",
+            **about,
+        )
+        caught_up = AwaitCaughtUpOperator(task_id="caught_up", **about)
+        judge = JudgeVersionOperator(task_id="judge", max_active_tis_per_dag=REPLAYS_AT_ONCE, **about)
+        compare = CompareVersionsOperator(task_id="compare", **about)
+        approve = ApprovePromotionOperator(
+            task_id="approve",
+            pipeline=name,
+            verdict=judge.output,
+            comparison=compare.output,
+            hours="{{ params.approval_hours }}",
+            tasks={Answer.PROMOTE: "promote", Answer.DISCARD: "discard"},
+            **RETRIES,
+        )
+        promote = PromoteVersionOperator(task_id="promote", approval=approve.output, caught_up=caught_up.output, **about)
+        discard = DiscardVersionOperator(task_id="discard", **about)
+        watch = WatchPromotedOperator(task_id="watch", promoted=promote.output, minutes="{{ params.watch_minutes }}", **about)
+        start >> caught_up >> judge >> compare >> approve >> [promote, discard]
+        promote >> watch
     return dag
 
 

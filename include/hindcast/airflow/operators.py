@@ -42,7 +42,7 @@ class RangeChoice(StrEnum):
     ALL = "everything"
 
 
-class _AppOperator(BaseOperator):
+class AppOperator(BaseOperator):
     """Runs one of spark_apps/ as a child process and turns its exit code into what Airflow should do next."""
 
     app: str
@@ -51,12 +51,12 @@ class _AppOperator(BaseOperator):
         super().__init__(**kwargs)
         self._child: Child | None = None
 
-    def _run_app(self, arguments: Sequence[str]) -> Ended:
+    def run_app(self, arguments: Sequence[str]) -> Ended:
         self._child = Child(Settings(), self.app, arguments)
         _log.info("Running the application.", app=self.app, arguments=list(arguments))
         return self._child.run(_log.info)
 
-    def _result(self, ended: Ended) -> dict[str, Any]:
+    def result_of(self, ended: Ended) -> dict[str, Any]:
         """The JSON object of a child that ended well.
 
         :raises TryLaterError: the stream is not that far yet: Airflow tries again
@@ -76,7 +76,9 @@ class _AppOperator(BaseOperator):
             self._child.kill()
 
 
-class _ReplayAppOperator(_AppOperator):
+class ReplayAppOperator(AppOperator):
+    """Runs the application of replays and verdicts."""
+
     app = "replay.py"
 
     def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
@@ -84,7 +86,7 @@ class _ReplayAppOperator(_AppOperator):
         self.pipeline = pipeline
 
 
-class HindcastReplayOperator(_ReplayAppOperator):
+class HindcastReplayOperator(ReplayAppOperator):
     """Replay a range of a pipeline's topic as a batch, and say through an asset event that its hindcast is there.
 
     A run has an id of its own for each try, so that a try that was given up never writes into the next one's table.
@@ -122,7 +124,7 @@ class HindcastReplayOperator(_ReplayAppOperator):
             raise AirflowFailException(str(error)) from error
         _log.info(f"Replaying {request.describe()} as run {request.run_id}.")
         context["ti"].xcom_push(key=RUN_ID, value=request.run_id)
-        result = self._result(self._run_app(["hindcast", *request.to_arguments()]))
+        result = self.result_of(self.run_app(["hindcast", *request.to_arguments()]))
         if "run_id" not in result:
             raise AirflowSkipException(result["note"])
         asset_event = context["outlet_events"][hindcast_asset(self.pipeline)]
@@ -146,11 +148,11 @@ class HindcastReplayOperator(_ReplayAppOperator):
                 )
             fields = {"from_time": interval_start.isoformat(), "to_time": interval_end.isoformat()}
         elif choice is RangeChoice.TIMES:
-            fields = {"from_time": _given(self.from_time, "from_time", choice), "to_time": _given(self.to_time, "to_time", choice)}
+            fields = {"from_time": given(self.from_time, "from_time", choice), "to_time": given(self.to_time, "to_time", choice)}
         elif choice is RangeChoice.OFFSETS:
             fields = {
-                "from_offsets": _given(self.from_offsets, "from_offsets", choice),
-                "to_offsets": _given(self.to_offsets, "to_offsets", choice),
+                "from_offsets": given(self.from_offsets, "from_offsets", choice),
+                "to_offsets": given(self.to_offsets, "to_offsets", choice),
             }
         elif choice is RangeChoice.SINCE_LAST_VERDICT:
             fields = {"since_last_verdict": True}
@@ -163,7 +165,11 @@ class HindcastReplayOperator(_ReplayAppOperator):
         )
 
 
-def _given(text: str, name: str, choice: RangeChoice) -> str:
+def given(text: str, name: str, choice: StrEnum) -> str:
+    """The text of a field that the choice asks for.
+
+    :raises BadRangeError: where it is empty
+    """
     if text in {"", "null", "None"}:  # how a form's empty field reaches a template
         raise BadRangeError(range=choice, problem=f"{name} is empty", cure=f"Fill {name} in.")
     return text
@@ -203,7 +209,7 @@ class FindHindcastsOperator(BaseOperator):
         return found
 
 
-class ValidateOperator(_ReplayAppOperator):
+class ValidateOperator(ReplayAppOperator):
     """Compare one hindcast with the stream's table. Fails, without a retry, where the verdict does."""
 
     template_fields = ("pipeline", "run_id")
@@ -215,12 +221,12 @@ class ValidateOperator(_ReplayAppOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         context["ti"].xcom_push(key=RUN_ID, value=self.run_id)
-        ended = self._run_app(["verdict", "--run-id", self.run_id])
+        ended = self.run_app(["verdict", "--run-id", self.run_id])
         if ended.exit_code == VerdictFailedError.exit_code:
             context["ti"].xcom_push(key="verdict", value=ended.result)
             self._name_differences()
             raise AirflowFailException(ended.reason)
-        verdict = self._result(ended)
+        verdict = self.result_of(ended)
         context["ti"].xcom_push(key="verdict", value=verdict)
         _log.info(
             f"{self.pipeline} holds: {verdict.get('unexplained')} unexplained differences, captured {verdict.get('captured')}.",
@@ -242,21 +248,21 @@ class ValidateOperator(_ReplayAppOperator):
             _log.error(f"{len(rows) - NAMED_DIFFERENCES} more differences were kept; the verdict's page shows them.")
 
 
-class BenchmarkOperator(_ReplayAppOperator):
+class BenchmarkOperator(ReplayAppOperator):
     """Replay the pipeline's reference range as a batch and with its recorded batches; `hindcast runs` keeps what they cost."""
 
     template_fields = ("pipeline",)
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        done = self._result(self._run_app(["benchmark", "--pipeline", check_name("pipeline", self.pipeline)]))
+        done = self.result_of(self.run_app(["benchmark", "--pipeline", check_name("pipeline", self.pipeline)]))
         for way in ("batch", "re_execution"):
             run = done[way]
             _log.info(f"{self.pipeline} as {way}: {run['rows_per_second']:,.0f} rows/s.", run_id=run["run_id"], note=run.get("note"))
         return done
 
 
-class ArchiveOperator(_AppOperator):
+class ArchiveOperator(AppOperator):
     """Archive what a topic holds and its archive does not. A gap fails the task at once: a person must accept it."""
 
     template_fields = ("topic",)
@@ -268,7 +274,7 @@ class ArchiveOperator(_AppOperator):
         self.topic = topic
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        done = self._result(self._run_app(["run", check_name("topic", self.topic)]))
+        done = self.result_of(self.run_app(["run", check_name("topic", self.topic)]))
         _log.info(f"{self.topic} is archived up to its end.", rows=done.get("rows"), bytes=done.get("bytes"), steps=done.get("steps"))
         return done
 

@@ -117,10 +117,11 @@ class Versions:
 
         return self._swap(name, decide)
 
-    def back_out(self, name: str, *, who: str = "") -> Standing:
+    def back_out(self, name: str, *, who: str = "", since: str = "") -> Standing:
         """Make the warm version the active one again; the other goes on beside it.
 
-        :raises VersionRefusedError: where no version is kept warm
+        :param since: the id of the promotion that is to be undone; without it the last one is
+        :raises VersionRefusedError: where no version is kept warm, or another change came after that promotion
         """
 
         def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]]:
@@ -129,6 +130,9 @@ class Versions:
                 problem = "no version before it is kept warm"
                 cure = f"`hindcast versions --pipeline {name}` lists what there is; the old rules can be started as a new version."
                 raise Refusal(name, standing.active, "backed out")(problem, cure)
+            if since and (standing.change is None or standing.change.id != since):
+                cure = "See `hindcast versions`; `hindcast back-out` undoes the last promotion, whichever that was."
+                raise Refusal(name, standing.active, "backed out")("something changed since that promotion", cure)
             # What it lacks against the version that it goes back beside: whatever readers had from others while it was active.
             seam_ms = standing.earlier[-1].to_ms if standing.earlier else None
             newer = Beside(version=standing.active, state=BesideState.LIVE, shards=standing.shards, tables=standing.tables, seam_ms=seam_ms)

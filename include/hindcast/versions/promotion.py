@@ -37,11 +37,19 @@ POLL_SECONDS = 0.1
 
 
 def promote(
-    settings: Settings, name: str, version: int, *, despite: str = "", who: str = "", sleep: Callable[[float], None] = time.sleep
+    settings: Settings,
+    name: str,
+    version: int,
+    *,
+    despite: str = "",
+    who: str = "",
+    since: str = "",
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
     """Make the version the active one; one that is already, by the last change, is left so.
 
     :param despite: why it is promoted although it was not proved, or has not caught up; kept in the event
+    :param since: the id of the change after which it was approved: none may have come in between
     :returns: {pipeline, version, before, promoted, barrier, behind_records, warm_until, seconds, swap_seconds}
     :raises VersionRefusedError: where it is no shadow of the active version, not proved or behind; nothing was changed
     """
@@ -52,6 +60,8 @@ def promote(
     if standing.active == version and standing.change is not None and standing.change.kind is ChangeKind.PROMOTED:
         return {"pipeline": name, "version": version, "promoted": False, "seconds": round(time.monotonic() - began, 3)}
     beside = check_shadow(standing, version, "promoted")
+    if since and (standing.change is None or standing.change.id != since):
+        raise Refusal(name, version, "promoted")("something changed since it was approved", "Compare it again, and approve that.")
     tables = tables_at(catalog.load(settings.pipelines_dir), standing)
     if not despite:
         check_proved(settings, standing, version)

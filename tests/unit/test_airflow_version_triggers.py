@@ -1,0 +1,136 @@
+"""The triggers of a reprocessing, awaited as the triggerer does, over real tables."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import airflow_home  # noqa: F401 - before Airflow
+import pytest
+from airflow._shared.module_loading import import_string
+from fleet_sample import desired, put, verdict
+
+from hindcast.airflow import version_triggers
+from hindcast.airflow.version_triggers import PromotedTrigger, ShadowTrigger, look_at_promoted
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.schema import ControlTable
+from hindcast.control.standing import Beside, BesideState
+from hindcast.control.tables import ControlTables
+from hindcast.control.versions import Versions
+from hindcast.settings import Settings
+
+NAME = "stock_stats"
+DEADLINE_SECONDS = 20
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
+    """Version 2 catches up beside version 1; the triggers find it through the environment, as in the triggerer."""
+    monkeypatch.setenv("HINDCAST_HOME", str(tmp_path))
+    monkeypatch.setattr(version_triggers, "FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(version_triggers, "MOST_WAIT_SECONDS", 0.1)
+    made = Settings()
+    put(made, desired())
+    beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
+    versions(made).begin(NAME, beside, {0: 0}, columns_from=1)
+    return made
+
+
+def versions(settings: Settings) -> Versions:
+    return Versions(LeaseTable(settings))
+
+
+def promote(settings: Settings) -> datetime:
+    versions(settings).note_caught_up(versions(settings).of(NAME))
+    change = versions(settings).of(NAME).change
+    assert change is not None
+    until = datetime.now(UTC) + timedelta(hours=1)
+    done = versions(settings).promote(NAME, 2, ("sinks/stock_stats",), until=until, barrier={0: 7}, since=change.id)
+    assert done.change is not None
+    return done.change.at
+
+
+async def fired(trigger: Any, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
+    async with asyncio.timeout(seconds):
+        event = await anext(trigger.run())
+    return event.payload
+
+
+@pytest.mark.parametrize(
+    "trigger", [ShadowTrigger(NAME, 2), PromotedTrigger(NAME, 2, "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00")]
+)
+def test_serialize_rebuilds_an_equal_trigger(trigger: Any) -> None:
+    """The class path can be imported and the arguments make the same trigger."""
+    path, arguments = trigger.serialize()
+    assert import_string(path)(**arguments).serialize() == trigger.serialize()
+
+
+async def test_it_waits_while_the_version_catches_up(settings: Settings) -> None:
+    """Then it says since which change the version is live."""
+    waiting = asyncio.create_task(fired(ShadowTrigger(NAME, 2)))
+    with pytest.raises(TimeoutError):
+        await fired(ShadowTrigger(NAME, 2), seconds=1)
+    assert not waiting.done()
+    live = versions(settings).note_caught_up(versions(settings).of(NAME))
+    assert live is not None and live.change is not None
+    assert await waiting == {"news": "live", "since": live.change.id}
+
+
+@pytest.mark.parametrize("what", ["leaving", "discarded", "promoted", "another"])
+async def test_a_version_that_is_no_shadow_is_gone(settings: Settings, what: str) -> None:
+    """Nobody waits for what will not come."""
+    if what == "promoted":
+        promote(settings)
+    elif what != "another":
+        versions(settings).leave(NAME, 2)
+        if what == "discarded":
+            versions(settings).remove(NAME, 2)
+    assert await fired(ShadowTrigger(NAME, 3 if what == "another" else 2)) == {"news": "gone"}
+
+
+async def test_a_promoted_version_is_watched_to_the_end(settings: Settings) -> None:
+    """Verdicts since the promotion count, those before it do not."""
+    tables = ControlTables(settings)
+    tables.append(ControlTable.VERDICTS, [verdict("before", version=2, passed=False, judged_at=datetime.now(UTC) - timedelta(hours=1))])
+    at = promote(settings)
+    tables.append(ControlTable.VERDICTS, [verdict("of-1", passed=False, judged_at=datetime.now(UTC))])
+    tables.append(ControlTable.VERDICTS, [verdict("good", version=2, judged_at=datetime.now(UTC))])
+    until = at + timedelta(minutes=5)
+    assert look_at_promoted(settings, NAME, 2, at, until) is None
+    assert await fired(PromotedTrigger(NAME, 2, at.isoformat(), at.isoformat())) == {"news": "over", "verdicts": 1}
+
+
+async def test_a_verdict_that_fails_is_news(settings: Settings) -> None:
+    """At once, whatever is left of the time; also when a better one came after it."""
+    at = promote(settings)
+    waiting = asyncio.create_task(fired(PromotedTrigger(NAME, 2, at.isoformat(), (at + timedelta(hours=1)).isoformat())))
+    rows = [
+        verdict("bad", version=2, passed=False, unexplained=4, judged_at=datetime.now(UTC)),
+        verdict("good", version=2, judged_at=datetime.now(UTC) + timedelta(seconds=1)),
+    ]
+    ControlTables(settings).append(ControlTable.VERDICTS, rows)
+    assert await waiting == {"news": "failed", "run_id": "bad", "unexplained": 4}
+
+
+async def test_a_version_that_is_active_no_more_is_news(settings: Settings) -> None:
+    """Somebody backed out by hand."""
+    at = promote(settings)
+    versions(settings).back_out(NAME)
+    event = await fired(PromotedTrigger(NAME, 2, at.isoformat(), (at + timedelta(hours=1)).isoformat()))
+    assert event == {"news": "inactive"}
+
+
+async def test_a_store_that_is_away_does_not_end_the_wait(settings: Settings) -> None:
+    """It looks again until the table can be read; two at once disturb neither each other nor the tables."""
+    log = Path(settings.table("control", "leases")) / "_delta_log"
+    hidden = log.rename(log.with_name("hidden"))
+    log.write_text("not a folder")
+    both = [asyncio.create_task(fired(ShadowTrigger(NAME, 2))) for _ in range(2)]
+    await asyncio.sleep(0.5)  # some looks that must all fail
+    assert not any(task.done() for task in both)
+    log.unlink()
+    hidden.rename(log)
+    versions(settings).note_caught_up(versions(settings).of(NAME))
+    assert [event["news"] for event in await asyncio.gather(*both)] == ["live", "live"]
