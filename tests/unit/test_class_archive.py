@@ -31,11 +31,13 @@ def own(tmp_path: Path) -> Settings:
 
 
 def practice_that(monkeypatch: pytest.MonkeyPatch, code: int, content: str) -> None:
-    """Stands for the practice session: it writes so much and ends so."""
+    """Stands for the practice session: it writes so much and ends so; with -1 it hangs."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         if content:
             Path(command[-1]).write_text(content)
+        if code == -1:
+            raise subprocess.TimeoutExpired(command, 1.0)
         return subprocess.CompletedProcess(command, code, "", "java.lang.Trouble")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -64,10 +66,10 @@ def test_it_is_made_once_and_replaces_the_one_of_another_jvm(own: Settings, monk
 
 
 @pytest.mark.usefixtures("java")
-@pytest.mark.parametrize(("code", "content"), [(1, ""), (1, "half"), (0, "")])
+@pytest.mark.parametrize(("code", "content"), [(1, ""), (1, "half"), (0, ""), (-1, "half")])
 def test_a_practice_session_that_breaks_leaves_nothing(own: Settings, monkeypatch: pytest.MonkeyPatch, code: int, content: str) -> None:
     """Its last words are told, and no half archive is left for a session to find."""
     practice_that(monkeypatch, code, content)
-    with pytest.raises(PrerequisiteError, match=r"java\.lang\.Trouble"):
+    with pytest.raises(PrerequisiteError, match=r"java\.lang\.Trouble|took more than"):
         class_archive.make(own, lambda _: None)
     assert not list(own.spark_jars_dir.iterdir())
