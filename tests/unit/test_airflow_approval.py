@@ -68,7 +68,15 @@ def answer(option: Answer, despite: str = "") -> dict[str, Any]:
 
 
 class Instance:
+    """What a task instance is to the operator."""
+
     id = "ti-1"
+
+    def __init__(self) -> None:
+        self.pushed: dict[str, Any] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.pushed[key] = value
 
 
 def test_it_waits_for_the_stated_time_and_holds_no_slot(approve: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
@@ -85,8 +93,9 @@ def test_it_waits_for_the_stated_time_and_holds_no_slot(approve: Callable[..., A
 @pytest.mark.parametrize(("option", "task"), [(Answer.PROMOTE, "promote"), (Answer.DISCARD, "discard")])
 def test_an_answer_leads_to_its_task(approve: Callable[..., Any], branched: list[str], option: Answer, task: str) -> None:
     """And says who gave it."""
-    done = approve().execute_complete({}, answer(option))
-    assert done == {"answer": option.value, "despite": "", "who": "mira"}
+    instance = Instance()
+    approve().execute_complete({"ti": instance}, answer(option))
+    assert instance.pushed == {"answer": {"answer": option.value, "despite": "", "who": "mira"}}
     assert branched == [task]
 
 
@@ -107,8 +116,10 @@ def test_what_is_not_proved_needs_a_reason(
             task.execute_complete({}, answer(Answer.PROMOTE, blank))
     assert "Nothing has changed. Clear this task" in str(refused.value)
     assert branched == []
-    assert task.execute_complete({}, answer(Answer.PROMOTE, " the old one was wrong "))["despite"] == "the old one was wrong"
-    task.execute_complete({}, answer(Answer.DISCARD))
+    instance = Instance()
+    task.execute_complete({"ti": instance}, answer(Answer.PROMOTE, " the old one was wrong "))
+    assert instance.pushed["answer"]["despite"] == "the old one was wrong"
+    task.execute_complete({"ti": instance}, answer(Answer.DISCARD))
     assert branched == ["promote", "discard"]
 
 
@@ -124,7 +135,7 @@ def test_no_answer_in_time_changes_nothing(approve: Callable[..., Any], branched
 def test_an_answer_that_is_no_text_is_refused(approve: Callable[..., Any], branched: list[str], despite: Any) -> None:
     """The REST API takes anything; the form's rule is kept here."""
     with pytest.raises(ParamValidationError):
-        approve().execute_complete({}, {**answer(Answer.PROMOTE), "params_input": {"despite": despite}})
+        approve().execute_complete({"ti": Instance()}, {**answer(Answer.PROMOTE), "params_input": {"despite": despite}})
     assert branched == []
 
 

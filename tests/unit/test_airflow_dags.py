@@ -137,6 +137,7 @@ def test_reprocess_asks_a_person_before_it_promotes(dags: dict[str, DAG]) -> Non
     approve = dag.get_task("approve")
     assert approve.options_mapping == {"Promote": "promote", "Discard": "discard"}
     assert list(approve.params) == ["despite"]
+    assert dag.get_task("promote").approval.key == "answer", "a branching task returns nothing"
 
 
 def test_reprocess_proposes_the_newest_version(dags: dict[str, DAG]) -> None:

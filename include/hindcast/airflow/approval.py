@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SHOWN_SAMPLES = 5
 SHOWN_CHARACTERS = 160
 REASON_CHARACTERS = 500
+ANSWER = "answer"
 
 _CAUSES = {"late_in_one_version": "a row came late for one of the versions alone", "version": "the versions' own rules"}
 
@@ -36,7 +37,7 @@ class ApprovePromotionOperator(HITLBranchOperator):
     Without an answer in time nothing is changed and the task fails. A promotion of a version that was not proved needs a reason, which
     the form asks for.
 
-    Returns (XCom) {answer, despite, who}.
+    Pushes {answer, despite, who} as the XCom :data:`ANSWER`: a branching task ends by an exception of Airflow's, and returns nothing.
 
     :param verdict: the new version's own verdict, as the task that judged it returned it
     :param comparison: with the active version, as the task that compared them returned it
@@ -73,7 +74,7 @@ class ApprovePromotionOperator(HITLBranchOperator):
         self.response_timeout = timedelta(hours=float(self.hours))
         super().execute(context)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, str]:
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         reason = str((event.get("params_input") or {}).get("despite") or "").strip()
         unproved = problems(self.verdict, self.comparison)
         if event.get("chosen_options") == [Answer.PROMOTE.value] and unproved and not reason:
@@ -81,9 +82,11 @@ class ApprovePromotionOperator(HITLBranchOperator):
                 f"Version {self.comparison['version']} of {self.pipeline} was not proved: {'; '.join(unproved)}. Nothing has changed. "
                 "Clear this task to be asked again, and give the reason for a promotion in the field Despite, or discard it."
             )
-        super().execute_complete(context, event)
-        user = event.get("responded_by_user") or {}
-        return {"answer": event["chosen_options"][0], "despite": reason, "who": str(user.get("name") or user.get("id") or "")}
+        if "error" not in event:
+            user = event.get("responded_by_user") or {}
+            answer = {"answer": event["chosen_options"][0], "despite": reason, "who": str(user.get("name") or user.get("id") or "")}
+            context["ti"].xcom_push(key=ANSWER, value=answer)
+        return super().execute_complete(context, event)
 
     def process_trigger_event_error(self, event: dict[str, Any]) -> None:
         """:raises AirflowFailException: a retry would ask again without anybody's having said so"""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG, CronDataIntervalTimetable, Param
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param, XComArg
 
-from hindcast.airflow.approval import Answer, ApprovePromotionOperator
+from hindcast.airflow.approval import ANSWER, Answer, ApprovePromotionOperator
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.operators import (
     ArchiveOperator,
@@ -258,7 +258,7 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
             tasks={Answer.PROMOTE: "promote", Answer.DISCARD: "discard"},
             **RETRIES,
         )
-        promote = PromoteVersionOperator(task_id="promote", approval=approve.output, caught_up=caught_up.output, **about)
+        promote = PromoteVersionOperator(task_id="promote", approval=XComArg(approve, ANSWER), caught_up=caught_up.output, **about)
         discard = DiscardVersionOperator(task_id="discard", **about)
         watch = WatchPromotedOperator(task_id="watch", promoted=promote.output, minutes="{{ params.watch_minutes }}", **about)
         start >> caught_up >> judge >> compare >> approve >> [promote, discard]
