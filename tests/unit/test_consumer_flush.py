@@ -36,12 +36,9 @@ def test_two_threads_that_flush_write_a_batch_once(settings_factory: Callable[..
     pipeline, ledger = catalog.load(project_root() / "include" / "pipelines")["stock_stats"], SlowLedger()
     nothing: Any = None
     consumer = ShardConsumer(nothing, settings_factory(), pipeline, lease, nothing, ledger, FakeClock(), lambda: 0.0)  # type: ignore[arg-type]
-    unknown: Any = dict.fromkeys(
-        ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
-    )
     known: Any = {"pipeline": "stock_stats", "version": 1, "shard": "v1.g0.s0", "worker": "w", "topic": "trades"}
     numbers = dict.fromkeys(("epoch", "batch", "late_watermark_ms", "watermark_ms", "output_rows", "sink_version"), 1)
-    row = LedgerRow(**known, **numbers, **unknown, start_offsets={0: 0}, end_offsets={0: 9}, committed_at=datetime.now(UTC))
+    row = LedgerRow.unmeasured(**known, **numbers, start_offsets={0: 0}, end_offsets={0: 9}, committed_at=datetime.now(UTC))
     consumer._rows = [row]
     threads = [threading.Thread(target=consumer.flush) for _ in range(2)]
     threads[0].start()

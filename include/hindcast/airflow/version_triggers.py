@@ -55,7 +55,7 @@ def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str,
     if beside.state is BesideState.LIVE:
         assert standing.change is not None
         return {"news": News.LIVE.value, "since": standing.change.id}
-    own = shards.newest_generation(shards.of_version(store.leases(), pipeline, version))
+    own = shards.newest_of_version(store.leases(), pipeline, version)
     lag = sum(int(lease.detail.get("lag_records") or 0) for lease in own)
     _log.info(f"Version {version} of {pipeline} catches up.", lag_records=lag, held=sum(bool(lease.lease_owner) for lease in own))
     return None

@@ -14,6 +14,7 @@ from hindcast.control.tables import Condition, ControlTables
 #: Offsets of one topic: partition -> offset. An end is exclusive: the offset of the next record to read.
 Offsets = dict[int, int]
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
+_MEASURED = ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
 
 
 def offsets_to_json(offsets: Mapping[int, int]) -> str:
@@ -55,6 +56,12 @@ class LedgerRow:
     started_at: datetime | None
     committed_at: datetime
     floors: Offsets = field(default_factory=dict)
+
+    @classmethod
+    def unmeasured(cls, **known: Any) -> Self:
+        """A row without what only Spark could measure."""
+        unknown: dict[str, Any] = dict.fromkeys(_MEASURED)
+        return cls(**known, **unknown)
 
     @property
     def is_reset(self) -> bool:

@@ -16,7 +16,7 @@ from hindcast.control.desired import DesiredState, desired_key
 from hindcast.control.history import History
 from hindcast.control.leases import Lease, ShardState, StatusType
 from hindcast.control.ledger import LedgerRow, Offsets, by_partition
-from hindcast.control.shards import MODULUS, PARTITIONS, RESET, newest_generation, of_version, shard_generation, shard_name, shard_version
+from hindcast.control.shards import MODULUS, PARTITIONS, RESET, newest_of_version, shard_generation, shard_name, shard_version
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import RewindRefusedError
 
@@ -61,11 +61,6 @@ def cut(rows: Sequence[LedgerRow], target: Mapping[int, int] | None, begun: Mapp
     )
 
 
-def current(leases: Mapping[Any, Lease], pipeline: str, version: int) -> list[Lease]:
-    """The newest generation of a version's shards."""
-    return newest_generation(of_version(leases.values(), pipeline, version))
-
-
 def unfinished(leases: Mapping[Any, Lease], pipeline: str) -> list[Lease]:
     """The shards of a reset that has begun and not ended."""
     return [
@@ -88,7 +83,7 @@ def check_still(pipeline: str, version: int, to: str, leases: Mapping[Any, Lease
     if row.detail["version"] != version:
         problem = f"version {row.detail['version']} is the active one and version {version} is declared"
         raise RewindRefusedError(**refused, problem=problem, cure="Rewind the version that runs.")
-    shards = current(leases, pipeline, version)
+    shards = newest_of_version(leases.values(), pipeline, version)
     if not shards:
         raise RewindRefusedError(**refused, problem="it has no shards yet", cure="There is nothing to take back before it has run.")
     for lease in shards:
@@ -114,7 +109,7 @@ def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Leas
         if any(lease.detail[RESET]["id"] == record["id"] for lease in unfinished(snapshot.leases, pipeline)):
             return []  # this very commit, whose outcome was unknown
         check_still(pipeline, version, str(record["to"]), snapshot.leases)
-        shards = current(snapshot.leases, pipeline, version)
+        shards = newest_of_version(snapshot.leases.values(), pipeline, version)
         if {lease.key: lease.epoch for lease in shards} != epochs:
             problem = "its shards have changed hands since this was planned"
             raise RewindRefusedError(pipeline=pipeline, to=record["to"], problem=problem, cure="Ask again: it is planned anew.")
@@ -161,11 +156,7 @@ def end(store: LeaseStore, pipeline: str) -> list[Lease]:
 
 def reset_row(pipeline: str, version: int, topic: str, shard: str, kept: int, epoch: int, offsets: Offsets, sink_version: int) -> LedgerRow:
     """The ledger's row that takes back the shard's batches after ``kept``."""
-    unknown: dict[str, Any] = dict.fromkeys(
-        ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
-    )
-    return LedgerRow(
-        **unknown,
+    return LedgerRow.unmeasured(
         pipeline=pipeline,
         version=version,
         shard=shard,

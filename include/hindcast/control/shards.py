@@ -104,7 +104,7 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
     """
 
     def decide(snapshot: Snapshot) -> list[Lease]:
-        current = newest_generation(of_version(snapshot.leases.values(), pipeline, version))
+        current = newest_of_version(snapshot.leases.values(), pipeline, version)
         if not current or any(lease.state == ShardState.WAIT for lease in current):
             return []
         before = {partition for lease in current for partition in lease.detail[PARTITIONS]}
@@ -175,7 +175,7 @@ def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
     found = list(leases)
     due = []
     for name, version, shards in _running(found):
-        current = newest_generation(of_version(found, name, version))
+        current = newest_of_version(found, name, version)
         if not current or any(lease.state == ShardState.WAIT for lease in current):
             continue
         partitions = [partition for lease in current for partition in lease.detail[PARTITIONS]]
@@ -224,6 +224,11 @@ def newest_generation(shards: Iterable[Lease]) -> list[Lease]:
     newest = max((shard_generation(lease.status_value) for lease in found), default=0)
     of_it = [lease for lease in found if shard_generation(lease.status_value) == newest]
     return sorted(of_it, key=lambda lease: int(lease.status_value.rsplit(".s", maxsplit=1)[1]))
+
+
+def newest_of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
+    """The newest generation of one version of a pipeline."""
+    return newest_generation(of_version(leases, pipeline, version))
 
 
 def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:

@@ -197,7 +197,7 @@ class Versions:
 
     def _try(self, name: str, decide: Callable[[Standing, Snapshot], tuple[Standing, list[Lease]] | None]) -> Standing | None:
         """Decide and commit once; the standing that was written, None where nothing had to be."""
-        wrote: list[tuple[str, Standing]] = []
+        wrote: list[Standing] = []
         token = uuid.uuid4().hex
 
         def once(snapshot: Snapshot) -> list[Lease]:
@@ -208,12 +208,12 @@ class Versions:
             wrote.clear()
             if decided is None:
                 return []
-            wrote.append((token, decided[0]))
+            wrote.append(decided[0])
             written = decided[0].written(row)
             return [written.evolve(detail={**written.detail, "written_by": token}), *decided[1]]
 
         swap(self._store, once)
-        return wrote[-1][1] if wrote else None
+        return wrote[-1] if wrote else None
 
 
 def check_room(standing: Standing, version: int) -> None:

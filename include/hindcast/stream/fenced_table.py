@@ -75,10 +75,7 @@ class BatchCommit:
     def as_ledger_row(self, topic: str) -> LedgerRow:
         """The batch as the ledger has it, without what only Spark could measure."""
         shared: dict[str, Any] = {name: getattr(self, name) for name in type(self).__dataclass_fields__ if name not in _NOT_IN_LEDGER}
-        unknown: dict[str, Any] = dict.fromkeys(
-            ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
-        )
-        return LedgerRow(**shared, **unknown, topic=topic, committed_at=utc_from_ms(self.committed_ms))
+        return LedgerRow.unmeasured(**shared, topic=topic, committed_at=utc_from_ms(self.committed_ms))
 
     @classmethod
     def from_history(cls, entry: dict[str, Any]) -> Self:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -70,11 +69,7 @@ def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dic
 
 def _batch(pipeline: Pipeline, start: Offsets, end: Offsets) -> LedgerRow:
     """One batch of these offsets, as the audit reads it; of the rest only what it needs."""
-    unknown: dict[str, Any] = dict.fromkeys(
-        ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
-    )
-    return LedgerRow(
-        **unknown,
+    return LedgerRow.unmeasured(
         pipeline=pipeline.name,
         version=pipeline.version,
         shard="rehearsal",

@@ -34,7 +34,7 @@ from hindcast.control.history import History
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, Offsets, by_partition, offsets_to_json
 from hindcast.control.schema import ControlTable
-from hindcast.control.shards import RESET, app_id
+from hindcast.control.shards import RESET, app_id, newest_of_version
 from hindcast.control.store import LeaseStore
 from hindcast.control.tables import ControlTables, utc_from_ms
 from hindcast.control.upkeep import COMPACTION
@@ -95,7 +95,7 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
         problem = "an earlier rewind was cut short"
         raise RewindRefusedError(**refused, problem=problem, cure=f"`hindcast rewind {pipeline.name}` carries it to its end.")
     reset.check_still(pipeline.name, pipeline.version, to, leases)
-    shards = tuple(reset.current(leases, pipeline.name, pipeline.version))
+    shards = tuple(newest_of_version(leases.values(), pipeline.name, pipeline.version))
     rows = Ledger(ControlTables(settings)).batches(pipeline.name, pipeline.version)
     history = History.of(rows)
     with TopicOffsets(settings) as topic:

@@ -253,7 +253,7 @@ class Worker:
         wanted = {(row.stream_id, version): count for row in rows_of(leases) for version, count in wanted_versions(row).items()}
         with TopicOffsets(self._settings) as offsets:
             for name, version in consumers.versions() & wanted.keys():
-                current = shards.newest_generation(shards.of_version(leases, name, version))
+                current = shards.newest_of_version(leases, name, version)
                 had = {partition for lease in current for partition in lease.detail[shards.PARTITIONS]}
                 if current and across(self._deployed.of(name, version), offsets.earliest).keys() - had:
                     self._reshard(name, version, wanted[name, version])

@@ -35,7 +35,7 @@ def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
 
 
 def _row(leases: list[Lease], standing: Standing | None, name: str, version: int, table: str) -> dict[str, Any]:
-    own = shards.newest_generation(shards.of_version(leases, name, version))
+    own = shards.newest_of_version(leases, name, version)
     beside = standing.beside if standing and standing.beside and standing.beside.version == version else None
     lags = [int(lease.detail.get("lag_records") or 0) for lease in own]
     offsets = {partition: end for lease in own for partition, end in shards.ends(lease).items()}

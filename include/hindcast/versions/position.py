@@ -45,7 +45,7 @@ def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: s
     """
     offsets: Offsets = {}
     final_ms: Offsets = {}
-    for lease in shards.newest_generation(shards.of_version(leases, pipeline, version)):
+    for lease in shards.newest_of_version(leases, pipeline, version):
         last = _last(settings, sink, pipeline, lease)
         ends = last.end_offsets if last else by_partition(shards.ends(lease))
         begun = by_partition(lease.checkpoint.get("start_offsets", {}))
