@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import airflow_home  # noqa: F401 - before Airflow
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
-from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -208,7 +208,7 @@ def test_the_form_refuses_what_is_no_run(dags: dict[str, DAG], run_id: str) -> N
 
 def filled(dag: DAG, values: dict[str, Any]) -> None:
     """Fill the DAG's form in, as the API server does when a run is triggered."""
-    params = ParamsDict({name: dag.params.get_param(name) for name in dag.params})
+    params = deepcopy(dag.params)  # resolving a value keeps it
     params.update(values)
     params.validate()
 
