@@ -45,9 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _session(settings: Settings) -> Any:
-    from hindcast.stream.session import build
+    from hindcast.stream.session import QUICK_COMPILER, build
 
-    return build(settings, "hindcast-versions")
+    return build(settings, "hindcast-versions", options=QUICK_COMPILER)
 
 
 def _parser() -> argparse.ArgumentParser:

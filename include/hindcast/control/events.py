@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -88,7 +89,7 @@ class EventLog:
         epoch: int | None = None,
         **detail: Any,
     ) -> None:
-        """Append one event. ``message`` is one sentence; ``detail`` is kept as JSON."""
+        """Append one event. ``message`` is one sentence; ``detail`` is kept as JSON, and what of it is no object itself is logged too."""
         row = {
             "event_id": uuid.uuid4().hex,
             "at": self._clock.now(),
@@ -103,7 +104,8 @@ class EventLog:
             "detail": json.dumps(detail, default=str, sort_keys=True),
         }
         log = {Severity.INFO: _log.info, Severity.WARNING: _log.warning, Severity.ERROR: _log.error}[severity]
-        log(message, kind=kind.value, pipeline=pipeline, shard=shard, cure=cure, **detail)
+        short = {name: value for name, value in detail.items() if not isinstance(value, Mapping)}
+        log(message, kind=kind.value, pipeline=pipeline, shard=shard, cure=cure, **short)
         try:
             self._tables.append(ControlTable.EVENTS, [row])
         except StoreUnavailableError as error:

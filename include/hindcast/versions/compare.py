@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -31,6 +32,7 @@ from hindcast.control.telling import tell
 from hindcast.control.versions import Refusal, Versions
 from hindcast.errors import TryLaterError
 from hindcast.pipeline import Mode, Pipeline
+from hindcast.replay.batch import cached
 from hindcast.replay.facts import filed_batches
 from hindcast.settings import Settings
 from hindcast.verdict.compare import Comparison, Kind, Sides, compare
@@ -67,15 +69,16 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     tables = ControlTables(settings)
     barrier = _barrier(tables, new, old, standing)
     spark = session()
-    frames = [_closed(spark, settings, one, barrier) for one in (new, old)]
-    kinds = [{field.name: field.dataType.simpleString() for field in frame.schema.fields} for frame in frames]
-    common = [column for column in kinds[1] if kinds[0].get(column) == kinds[1][column]]
-    keyed = new.window is not None or new.re_execute or new.sink.mode is Mode.UPSERT
-    keys = list(new.sink.keys) if keyed else []
-    late = _late_for_one(spark, tables, new, old, barrier) if new.window is not None else None
-    sides = [frame.select(*[f"`{column}`" for column in common]) for frame in frames]
-    result = compare(Sides(sides[0], sides[1], sides[1], keys, late), SAMPLES)
-    missing = _missing_windows(frames[0], frames[1], late) if new.window is not None else 0
+    with ExitStack() as kept:
+        frames = [kept.enter_context(cached(_closed(spark, settings, one, barrier))) for one in (new, old)]
+        kinds = [{field.name: field.dataType.simpleString() for field in frame.schema.fields} for frame in frames]
+        common = [column for column in kinds[1] if kinds[0].get(column) == kinds[1][column]]
+        keyed = new.window is not None or new.re_execute or new.sink.mode is Mode.UPSERT
+        keys = list(new.sink.keys) if keyed else []
+        late = kept.enter_context(cached(_late_for_one(spark, tables, new, old, barrier))) if new.window is not None else None
+        sides = [frame.select(*[f"`{column}`" for column in common]) for frame in frames]
+        result = compare(Sides(sides[0], sides[1], sides[1], keys, late), SAMPLES)
+        missing = _missing_windows(frames[0], frames[1], late) if new.window is not None else 0
     row = _row(new, old, barrier, result, missing) | {
         "columns_only_old": sorted(set(kinds[1]) - set(common)),
         "columns_only_new": sorted(set(kinds[0]) - set(common)),
