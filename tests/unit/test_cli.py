@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from hindcast.cli.app import run
+from hindcast.control import reset, shards
 from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import ShardState
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.local.processes import Services
@@ -171,6 +174,15 @@ def test_pause_resume_and_drain_write_the_desired_state(hindcast: Hindcast) -> N
         assert ended.returncode == 0, ended.stderr
         (row,) = [row for row in json.loads(hindcast("pipelines", "-o", "json").stdout) if row["pipeline"] == "stock_stats"]
         assert row["wanted"] == wanted
+
+
+def test_resume_says_what_a_rewind_that_was_cut_short_waits_for(hindcast: Hindcast, settings: Settings) -> None:
+    """Its shards wait for the rewind's own end, so the stream would stand still in silence."""
+    assert hindcast("pause", "stock_stats").stderr == ""
+    store = LeaseTable(settings)
+    (shard,) = shards.create(store, "stock_stats", 1, 1, {0: 0})
+    store.commit(store.read(), [shard.evolve(state=ShardState.WAIT, detail={**shard.detail, reset.RESET: {}})])
+    assert "`hindcast rewind stock_stats` carries it to its end" in hindcast("resume", "stock_stats").stderr
 
 
 def test_state_that_depends_on_batches_is_not_dealt_to_other_shards(hindcast: Hindcast, settings: Settings) -> None:

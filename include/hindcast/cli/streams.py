@@ -296,12 +296,16 @@ def _want(pipeline: str, state: str) -> None:
     from hindcast import catalog
     from hindcast.control.desired import DesiredState, DesiredStates
     from hindcast.control.lease_table import LeaseTable
+    from hindcast.control.reset import unfinished
 
     settings = Settings()
-    states = DesiredStates(LeaseTable(settings))
+    store = LeaseTable(settings)
+    states = DesiredStates(store)
     states.declare(catalog.load(settings.pipelines_dir)[pipeline], settings.workers)
     desired = states.set_state(pipeline, DesiredState(state))
     print(f"{pipeline} is wanted {desired.state.value}. Its workers follow within seconds: see `hindcast leases`.")
+    if unfinished(store.read().leases, pipeline):
+        print(f"A rewind of it was cut short, so its shards wait: `hindcast rewind {pipeline}` carries it to its end.", file=sys.stderr)
 
 
 def run_app(script: str, arguments: list[str], form: Format) -> None:
