@@ -15,7 +15,7 @@ from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, LeaseKey
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.errors import CheckpointRefusedError, LeaseLostError, StoreUnavailableError
+from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.stream import consumers
 from hindcast.stream.consumers import Backoff, Consumers
@@ -102,6 +102,26 @@ def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(settings: S
     assert audit.passes == 4
     (event,) = ControlTables(settings).rows(ControlTable.EVENTS)
     assert (event["kind"], bool(event["cure"])) == ("audit_failed", True)
+
+
+@pytest.mark.parametrize("how", ["its lease ran out", "somebody took it", "its query failed", "it is refused"])
+def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: str) -> None:
+    """Its pipeline may have been paused in that moment, and then nobody takes it. What waits for an operator is left to whoever goes on."""
+    audit = Failing()
+    worker = settling(settings, audit)
+    (running,) = worker._settling
+    worker._settling.clear()
+    key = running.consumer.lease.key
+    worker._running[key] = running
+    failure = {"its query failed": RuntimeError("no"), "it is refused": OffsetGapError(pipeline="p")}.get(how)
+    running.consumer.__dict__.update(stop=lambda: None, failure=failure)
+    held: Any = SimpleNamespace(owner="w", holds=lambda *_: failure is not None, closed=lambda _: None, report=lambda *_, **__: None)
+    worker._keeper = held
+    worker._diagnosed = lambda _, found: found  # type: ignore[method-assign]
+    worker.lose(key) if how == "somebody took it" else worker.tick()
+    worker.audit()
+    assert audit.passes == (how != "it is refused")
+    assert not worker.any
 
 
 def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(settings: Settings) -> None:

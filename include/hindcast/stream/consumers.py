@@ -102,7 +102,7 @@ class Consumers:
         self._topics = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
         self._asking = ThreadPoolExecutor(1, "topics")
         self._running: dict[LeaseKey, _Running] = {}
-        self._settling: list[_Running] = []  # given up, with late and poison rows still to be filed
+        self._settling: list[_Running] = []  # given up or lost, with late and poison rows still to be filed
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
         self._auditing = threading.Lock()
         self.superseded: frozenset[LeaseKey] = frozenset()  # shards of an older generation: to be ended
@@ -191,6 +191,7 @@ class Consumers:
         """Stop at once: somebody else owns the shard."""
         if (running := self._running.pop(key, None)) is not None:
             running.consumer.stop()
+            self._settling.append(running)
             self._lost(running.consumer.lease)
 
     def tick(self) -> None:
@@ -199,14 +200,15 @@ class Consumers:
             consumer, lease = running.consumer, running.consumer.lease
             failure = consumer.failure
             if not self._keeper.holds(key, lease.epoch):
-                del self._running[key]
-                consumer.stop()
+                self.lose(key)
                 self._keeper.closed(key)
-                self._lost(lease)
             elif failure is not None:
                 del self._running[key]
                 consumer.stop()
-                self._failed(lease, self._diagnosed(lease, failure))
+                cause = self._diagnosed(lease, failure)
+                if not _is_refusal(cause):
+                    self._settling.append(running)
+                self._failed(lease, cause)
             elif running.draining and consumer.drained:
                 self._drained(running)
             elif running.drain_to is not None and all(
@@ -251,8 +253,8 @@ class Consumers:
     def audit(self) -> None:
         """File late and poison rows of every shard held, and of those just given up (from the audit's own thread).
 
-        A shard that was given up is finished here, since nobody may take it for long. Whoever does take it seals these tables with its
-        first pass, and ours is then refused.
+        A shard that was given up, or lost, is finished here, since nobody may take it for long: its pipeline may be paused. Whoever does
+        take it seals these tables with its first pass, and ours is then refused.
         """
         with self._auditing:
             self.audit_due.clear()
@@ -328,7 +330,7 @@ class Consumers:
     def _failed(self, lease: Lease, error: BaseException) -> None:
         if isinstance(error, LeaseLostError):
             self._lost(lease)
-        elif isinstance(error, HindcastError) and not isinstance(error, _PASSING):
+        elif _is_refusal(error):
             kind = EventKind.OFFSETS_LOST if isinstance(error, OffsetsLostError) else EventKind.SHARD_REFUSED
             self._keeper.report(lease.key, lease.epoch, detail={REFUSED: str(error)})
             cure = f"When it is mended: hindcast resume {lease.stream_id}"
@@ -343,6 +345,11 @@ class Consumers:
                 self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: _first_line(error)})
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be lost.
         self._keeper.closed(lease.key)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the shard waits for an operator."""
+    return isinstance(error, HindcastError) and not isinstance(error, _PASSING)
 
 
 def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> None:
