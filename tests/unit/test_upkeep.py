@@ -56,6 +56,15 @@ def short_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "LEASES_RETENTION_SECONDS", 1)
 
 
+def test_a_table_that_cannot_be_opened_is_left_to_the_next_time(store: LeaseTable, settings: Settings) -> None:
+    """Upkeep runs in a thread of its own: what it raised would end in a stack trace that nobody can act on."""
+    torn = folder(settings) / "_delta_log" / f"{DeltaTable(folder(settings)).version() + 1:020}.json"
+    torn.write_text("no commit")
+    assert "could not be opened" in store.upkeep.run()["skipped"]
+    torn.unlink()
+    assert store.upkeep.run()["skipped"] == ""
+
+
 def test_renewals_alone_keep_the_table_small(short_retention: None, store: LeaseTable, settings: Settings) -> None:
     """After many renewals and a pause, the next renewals leave few files and a short log, and no maintenance was asked for."""
     for _ in range(2 * upkeep.DELETE_EVERY):

@@ -30,6 +30,7 @@ from pyarrow.fs import PyFileSystem
 
 from hindcast.control.schema import APPENDED_RETENTION_HOURS, ControlTable
 from hindcast.control.statistics import statistics
+from hindcast.errors import StoreUnavailableError
 
 _log = structlog.get_logger(__name__)
 
@@ -166,7 +167,7 @@ class Upkeep:
             deleted = tidy_leases(self._open, version) if whole else tidy_appended(self._open, self._options)
         except CommitFailedError as error:
             skipped = f"a writer was faster: {error}"
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, StoreUnavailableError) as error:
             skipped = str(error)
             _log.warning("A table could not be tidied; it is tried again later.", table=self._name.value, reason=skipped)
         seconds = round(time.monotonic() - started, 3)
