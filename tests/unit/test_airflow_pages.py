@@ -151,6 +151,13 @@ def test_a_verdict_names_the_rows_that_differ(viewer: TestClient) -> None:
     assert "131.4" not in text, "a column that is equal on both sides is not shown"
 
 
+def test_a_verdict_without_windows_says_how_many_rows_it_compared(viewer: TestClient, settings: Settings) -> None:
+    """It would look as if nothing had been compared."""
+    ControlTables(settings).append(ControlTable.VERDICTS, [verdict("no-windows", windows_compared=0, rows_compared=268_927)])
+    assert "<b>268,927</b><span>rows compared</span>" in viewer.get("verdicts/no-windows").text
+    assert "<b>3,600</b><span>windows compared</span>" in viewer.get(f"verdicts/{RUN}").text
+
+
 def test_an_empty_platform_has_an_overview(settings: Settings) -> None:
     """Before the first worker and the first verdict, the page says what to do."""
     app = create_app(lambda: settings)
