@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,8 +23,23 @@ from hindcast.replay.batch import answers_url, run_batch
 from hindcast.replay.online import keep_online
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run import plan_replay
+from hindcast.settings import Settings
 from hindcast.stream import at_once, source
 from hindcast.stream.reexecution import RecordedBatches, recorded_batches
+
+#: A batch of words through a pipeline with state of its own, in a session that has had no stream: what a replay is.
+ALONE = """
+from hindcast import catalog
+from hindcast.settings import Settings, project_root
+from hindcast.stream import session, source
+spark = session.build(Settings(), "alone")
+pipeline = catalog.load(project_root() / "include" / "pipelines")["sentences"]
+session.keep_state_for(spark, pipeline)
+columns = "speaker string, word string, _partition int, _offset long"
+words = spark.createDataFrame([("ann", "It", 0, 0), ("bob", "Yes.", 0, 1), ("ann", "works.", 0, 2)], columns)
+print(sorted(row["sentence"] for row in source.transform([words], pipeline).collect()))
+spark.stop()
+"""
 
 Make = Callable[..., Workload]
 Transform = Callable[..., DataFrame]
@@ -150,3 +168,10 @@ def test_the_online_answer_is_made_once(workload: Make, monkeypatch: pytest.Monk
     assert len(runs) == 2
     assert answer(made, "online") == answer(made, "hindsight")
     assert len(answer(made, "online")) == 2
+
+
+def test_a_session_that_has_run_no_stream_has_what_state_needs(settings: Settings) -> None:
+    """Stores of state ask a coordinator that Spark starts with a session's first stream. A replay has none."""
+    command, environment = [sys.executable, "-c", ALONE], {**os.environ, **settings.environment()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["['It works.', 'Yes.']"], done.stderr[-3000:]

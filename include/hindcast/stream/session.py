@@ -88,5 +88,7 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
     if "://" not in settings.checkpoint("any"):
         builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)
     session = builder.getOrCreate()
+    # Stores of state ask a coordinator that the session's manager of streams starts; without one a batch with such state fails.
+    _ = session.streams
     session.sparkContext.setLogLevel("WARN")
     return session
