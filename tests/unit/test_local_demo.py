@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,8 +12,9 @@ import pytest
 
 from hindcast import catalog
 from hindcast.control.ledger import LedgerRow
-from hindcast.errors import VerdictFailedError
-from hindcast.local.demo import LEAST_WINDOWS, check, covering_batches, least_windows
+from hindcast.errors import ServiceError, VerdictFailedError
+from hindcast.local import airflow
+from hindcast.local.demo import LEAST_WINDOWS, Demo, check, covering_batches, least_windows
 from hindcast.pipeline import Window
 from hindcast.settings import Settings
 
@@ -111,3 +113,26 @@ def test_windows_needed_follow_the_slide(settings: Settings) -> None:
     assert least_windows(replace(stock_stats, window=Window("10 seconds"))) == 18
     assert least_windows(replace(stock_stats, window=Window("1 hour"))) == 1
     assert least_windows(replace(stock_stats, window=None)) == 0
+
+
+def test_a_busy_airflow_is_asked_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer, and a DAG that is not parsed yet, are waited for, and named where they last; the end of a connection is no stack trace."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(ServiceError, match="did not answer GET /x"):
+            airflow.request(address, "GET", "/x")
+    answers = [ServiceError(service="airflow", problem="did not answer", log=""), ServiceError(service="airflow", problem="404", log="")]
+
+    def request(*_: object, **__: object) -> None:
+        if answers:
+            raise answers.pop(0)
+
+    monkeypatch.setattr(airflow, "request", request)
+    monkeypatch.setattr(airflow, "login", lambda _: "token")
+    demo = Demo(settings, catalog.load(settings.pipelines_dir)["stock_stats"])
+    ticks: list[str] = []
+    monkeypatch.setattr(demo, "_tick", lambda _, detail, *__: ticks.append(detail))
+    demo._unpause("supervise")
+    assert len(ticks) == 2
+    assert "did not answer" in ticks[0]

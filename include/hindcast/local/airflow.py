@@ -183,7 +183,7 @@ def health(settings: Settings) -> dict[str, str]:
     """The status of each component as Airflow itself reports it; empty where the API server does not answer."""
     try:
         answer = request(settings.airflow_url, "GET", "/api/v2/monitor/health")
-    except (OSError, http.client.HTTPException, ServiceError):
+    except ServiceError:
         return {}
     return {name: str((answer.get(name) or {}).get("status")) for name in _HEALTHS}
 
@@ -192,7 +192,7 @@ def request(address: str, method: str, path: str, body: Any = None, token: str =
     """One call of Airflow's REST API; returns the decoded JSON.
 
     :param address: ``http://host:port``
-    :raises ServiceError: where the answer is not a success
+    :raises ServiceError: where there is no answer, or it is not a success
     """
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
     try:
@@ -200,6 +200,8 @@ def request(address: str, method: str, path: str, body: Any = None, token: str =
         connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
         response = connection.getresponse()
         content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ServiceError(service="airflow", problem=f"did not answer {method} {path}: {error}", log=address) from error
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:

@@ -149,18 +149,17 @@ class Demo:
         token = airflow.login(self.settings)
         for dag in dags:
             with self._waiting(f"Airflow to read the DAG {dag}", _PARSED_SECONDS) as tick:
-                while not self._unpaused(dag, token):
-                    tick("")
+                while problem := self._refusal(dag, token):
+                    tick(problem)
         self.say(f"Unpaused {', '.join(dags)}.")
 
-    def _unpaused(self, dag: str, token: str) -> bool:
+    def _refusal(self, dag: str, token: str) -> str:
+        """Why the DAG could not be unpaused, e.g. that it is not parsed yet; empty where it is."""
         try:
             airflow.request(self.settings.airflow_url, "PATCH", f"/api/v2/dags/{dag}", {"is_paused": False}, token)
         except ServiceError as error:
-            if "with 404" in str(error):
-                return False  # not parsed yet
-            raise
-        return True
+            return str(error)
+        return ""
 
     def _wait_owned(self) -> None:
         """Until every shard has an owner and has committed a batch or reads already."""
@@ -246,9 +245,11 @@ class Demo:
 
     def _raise_if_failed(self, dag: str, token: str, run_id: str, since: datetime) -> None:
         """:raises ServiceError: where the DAG's run has failed, or a run of it that began since"""
-        runs = airflow.request(self.settings.airflow_url, "GET", f"/api/v2/dags/{dag}/dagRuns?order_by=-run_after&limit=20", token=token)[
-            "dag_runs"
-        ]
+        path = f"/api/v2/dags/{dag}/dagRuns?order_by=-run_after&limit=20"
+        try:
+            runs = airflow.request(self.settings.airflow_url, "GET", path, token=token)["dag_runs"]
+        except ServiceError:
+            return  # a busy one is asked again
         for found in runs:
             ours = found["dag_run_id"] == run_id if run_id else datetime.fromisoformat(found["queued_at"] or found["run_after"]) >= since
             if ours and found["state"] == _FAILED_RUN and self._nothing_judged(since):
