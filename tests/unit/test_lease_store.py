@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
@@ -164,7 +165,6 @@ def test_a_row_of_a_newer_schema_is_refused(settings: Settings) -> None:
 def test_a_foreign_table_is_refused(settings: Settings) -> None:
     """A Delta table of other columns in the place of the leases is refused and left alone."""
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     url = settings.table("control", "leases")
     write_deltalake(url, pa.table({"x": [1]}))
@@ -194,3 +194,18 @@ def test_an_empty_commit_in_the_log_is_refused(settings: Settings, which: int) -
     broken.write_text("")
     with pytest.raises(StoreUnavailableError, match=broken.name):
         LeaseTable(settings).read()
+
+
+@pytest.mark.parametrize(("which", "refused"), [(2, False), (4, True)])
+def test_only_commits_since_the_last_checkpoint_are_looked_at(settings: Settings, which: int, refused: bool) -> None:
+    store = LeaseTable(settings)
+    for owner in "abcd":
+        store.commit(store.read(), [lease(lease_owner=owner)])
+    url = settings.table("control", "leases")
+    DeltaTable(url, version=3).create_checkpoint()
+    sorted((Path(url) / "_delta_log").glob("*.json"))[which].write_text("")
+    if refused:
+        with pytest.raises(StoreUnavailableError, match=f"{which:020d}.json"):
+            LeaseTable(settings).read()
+    else:
+        assert [found.lease_owner for found in LeaseTable(settings).leases()] == ["d"]

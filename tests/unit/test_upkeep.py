@@ -184,7 +184,7 @@ def test_a_sleeper_finds_the_newest_leases(short_retention: None, store: LeaseTa
     for _ in range(5):
         swap(store, renew)
     time.sleep(1.1)  # Delta compares the ages of files with its own clock
-    upkeep.tidy_leases(lambda: DeltaTable(str(folder(settings))), store.read().token)
+    upkeep.tidy_leases(lambda version=None: DeltaTable(str(folder(settings)), version=version), store.read().token)
     store.upkeep.run()
     assert not (folder(settings) / "_delta_log" / f"{snapshot.token + 1:020d}.json").exists()
     with pytest.raises((CommitConflictError, CommitUnknownError)):

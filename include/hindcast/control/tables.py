@@ -41,16 +41,16 @@ class ControlTables:
     def url(self, name: ControlTable) -> str:
         return self._settings.table("control", name)
 
-    def open(self, name: ControlTable) -> DeltaTable:
-        """The table at its newest version, made on first use.
+    def open(self, name: ControlTable, version: int | None = None) -> DeltaTable:
+        """The table at its newest version or at one that is there, made on first use.
 
         :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
         :raises StoreUnavailableError: where the store does not answer
         """
         url, options = self.url(name), self._settings.storage_options
-        refuse_empty_commits(url)
+        refuse_empty_commits(url, newest_only=True)
         try:
-            table = DeltaTable(url, storage_options=options or None)
+            table = DeltaTable(url, version=version, storage_options=options or None)
         except TableNotFoundError:
             table = self._create(name)
         except (DeltaError, OSError) as error:
@@ -107,18 +107,22 @@ class ControlTables:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
 
 
-def refuse_empty_commits(url: str) -> None:
+def refuse_empty_commits(url: str, *, newest_only: bool = False) -> None:
     """Refuse a table on a local disk whose log has an empty commit file, as a machine that lost its power may leave one.
 
     delta-rs takes such a file for a commit that did nothing: what it held would be skipped in silence.
 
+    :param newest_only: whether nobody reads a version before the last checkpoint, so that the commits before it need no look
     :raises StoreUnavailableError: naming the file
     """
     if "://" in url:
         return  # an object store never shows a part of an object
     with suppress(FileNotFoundError), os.scandir(Path(url) / "_delta_log") as log:
-        for entry in log:
-            if entry.name.endswith(".json") and entry.stat().st_size == 0:
+        entries = list(log)
+        # Names begin with their version in twenty digits, so they are in the order of the versions.
+        first = max((entry.name for entry in entries if ".checkpoint." in entry.name), default="") if newest_only else ""
+        for entry in entries:
+            if entry.name > first and entry.name.endswith(".json") and entry.stat().st_size == 0:
                 reason = f"the commit {entry.name} of its log is empty, and skipping it would lose rows: restore that file"
                 raise StoreUnavailableError(table=url, action="read", reason=reason)
 
