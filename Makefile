@@ -121,6 +121,10 @@ bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
 bench-pipelines: env jars ## each example's replay beside a batch by hand, and its re-execution beside the live stream (PIPELINE, ROWS)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/pipeline_cost.py $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(ROWS),--rows "$(ROWS)")
 
+.PHONY: bench-catch-up
+bench-catch-up: env jars ## a new version's way through a backlog, beside an available-now job by hand (ROWS)
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/catch_up.py $(if $(ROWS),--rows "$(ROWS)")
+
 .PHONY: ratios
 ratios: env jars ## online algorithms against the batch in hindsight: competitive ratios, printed and drawn
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/competitive_ratios.py $(if $(SEED),--seed "$(SEED)")

@@ -204,6 +204,8 @@ def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.
     ended.set()
     for thread in threads:
         thread.join()
+    for one in keepers:
+        one._store.upkeep.wait()
     expect(sum(load.values()) == 100, f"no lease is without an owner: {dict(load)}")
     # The commits of the two periods themselves take some hundredths of a period.
     return [Figure("periods until a joining worker has its share", seconds / period, 2.1, f"periods of {period:g} s")]
@@ -311,7 +313,7 @@ os._exit(0)
 """
 
 
-def cold_reads(homes: dict[str, Path], table: str, rounds: int = 9) -> dict[str, list[float]]:
+def cold_reads(homes: dict[str, Path], table: str, rounds: int = 25) -> dict[str, list[float]]:
     """Seconds of the first read in a new process, imports left out; the homes take turns."""
     found: dict[str, list[float]] = {name: [] for name in homes}
     for _ in range(rounds):

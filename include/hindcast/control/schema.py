@@ -199,7 +199,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
 }
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.
-LEASES_RETENTION_SECONDS = 300
+LEASES_RETENTION_SECONDS = 120
 #: A reader of the other control tables may take minutes.
 APPENDED_RETENTION_HOURS = 1
 

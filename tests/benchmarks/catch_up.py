@@ -1,0 +1,132 @@
+"""How fast a new version of a pipeline catches up, beside an available-now job written by hand: ``make bench-catch-up``.
+
+The same records of one topic are read from the earliest offset to its end, again and again in one session, by turns:
+
+``version``   a new version, as the worker of a shadow runs it: sealed, fenced, a ledger row for each batch; then what is late or poison
+              of all its batches is filed. (A worker files beside its query. Here it is one after the other, so both count in full.)
+``by_hand``   a structured stream with ``availableNow``, the same transformation and the same bound on a batch, Spark's Delta sink, and
+              no account of any row.
+
+Both must have made the same rows. The first pair warms up and is left out. The last line is one JSON object of medians; exits 1 where a
+version has less than 0.9 of the speed of the job by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+from deltalake import DeltaTable
+from pipeline_cost import PARTITIONS, send
+from pyspark.sql import SparkSession
+from workload import Workload, renamed
+
+from hindcast import catalog
+from hindcast.local import broker, jars
+from hindcast.pipeline import Pipeline, Table
+from hindcast.settings import Settings, project_root
+from hindcast.stream import session, source
+
+NAME = "stock_stats"
+LEAST_SPEED = 0.9
+
+
+def version(workload: Workload) -> dict[str, float]:
+    """Seconds of one shadow's life: until the topic's end is committed, and until every row is accounted for."""
+    started = time.monotonic()
+    owner = workload.own()
+    owner.most_records = source.MAX_RECORDS_PER_SHADOW_BATCH
+    owner.start()
+    workload.consume(owner)
+    caught_up = time.monotonic() - started
+    workload.retire(owner)
+    before = time.monotonic()
+    workload.file()
+    return {"version": caught_up, "filing": time.monotonic() - before}
+
+
+def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, number: int) -> float:
+    """Seconds of the job that somebody would write for a backlog."""
+    session.keep_state_for(spark, pipeline)
+    started = time.monotonic()
+    start = dict.fromkeys(range(PARTITIONS), 0)
+    raw = source.stream(spark, workload.settings, pipeline, pipeline.source, start, source.MAX_RECORDS_PER_SHADOW_BATCH)
+    result = source.result([source.parse(raw, pipeline)], pipeline, {})
+    folder = workload.settings.checkpoint("by-hand", f"job-{number}")
+    table = workload.settings.table("sinks", f"by_hand_{number}")
+    query = (
+        result.writeStream.format("delta").outputMode("append").option("checkpointLocation", folder).trigger(availableNow=True).start(table)
+    )
+    query.awaitTermination()
+    return time.monotonic() - started
+
+
+def rows_of(settings: Settings, name: str) -> int:
+    found: int = DeltaTable(settings.table("sinks", name)).to_pyarrow_table().num_rows
+    return found
+
+
+def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> dict[str, Any]:
+    declared = renamed(catalog.load(project_root() / "include" / "pipelines")[NAME], "catch-up")
+    first = Workload(spark, settings, declared, settings.bootstrap_servers, PARTITIONS)
+    first.begin()
+    send(first, NAME, rows)
+    found = defaultdict[str, list[float]](list)
+    for number in range(pairs + 1):
+        shadow = replace(declared, version=number + 2, sink=Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys))
+        workload = Workload(spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts)
+        for side in ("version", "by_hand") if number % 2 else ("by_hand", "version"):
+            seconds = version(workload) if side == "version" else {side: by_hand(spark, workload, declared, number)}
+            for name, value in seconds.items():
+                found[name].append(value)
+                print(f"pair {number}: {name} {value:.1f} s", file=sys.stderr, flush=True)
+        made, expected = rows_of(settings, shadow.sink.name), rows_of(settings, f"by_hand_{number}")
+        if made != expected or not made:
+            raise SystemExit(f"The result is wrong: the version made {made:,} rows, the job by hand {expected:,}.")
+    kept = {name: values[1:] for name, values in found.items()}
+    speeds = [hand / (own + filing) for own, filing, hand in zip(kept["version"], kept["filing"], kept["by_hand"], strict=True)]
+    streams = [hand / own for own, hand in zip(kept["version"], kept["by_hand"], strict=True)]
+    return {
+        "pipeline": NAME,
+        "rows": rows,
+        "pairs": pairs,
+        **{f"{name}_seconds": round(statistics.median(values), 2) for name, values in kept.items()},
+        "speed_by_hand_ratio": round(statistics.median(streams), 2),
+        "with_filing_ratio": round(statistics.median(speeds), 2),
+    }
+
+
+def main() -> int:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=structlog.make_filtering_bound_logger(30))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--pairs", type=int, default=3)
+    asked = parser.parse_args()
+    own = Settings()
+    with tempfile.TemporaryDirectory(prefix="hindcast-catch-up-", ignore_cleanup_errors=True) as folder:
+        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0})
+        with redirect_stdout(sys.stderr):
+            jars.fetch(settings)
+        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+        spark = session.build(settings, "catch-up")
+        try:
+            result = measure(spark, settings, asked.rows, asked.pairs)
+        finally:
+            spark.stop()
+            broker.stop(settings)
+    print(json.dumps({**result, "passed": result["speed_by_hand_ratio"] >= LEAST_SPEED}))  # noqa: T201 - the result
+    return 0 if result["speed_by_hand_ratio"] >= LEAST_SPEED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
