@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -67,7 +68,13 @@ class Audit:
         if not todo:
             return done
         target = Fence(self._epoch, todo[-1].batch)
-        rows = self._located(todo)
+        rows = _unaccounted(self._located(todo), self._pipeline).persist(StorageLevel.MEMORY_AND_DISK)  # each account reads the few again
+        try:
+            return self._file(rows, todo, target, filed)
+        finally:
+            rows.unpersist()
+
+    def _file(self, rows: DataFrame, todo: Sequence[LedgerRow], target: Fence, filed: Sequence[Fence | None]) -> int:
         for account, before in zip(self._accounts, filed, strict=True):
             if before is not None and before.batch >= target.batch:
                 continue
@@ -79,7 +86,8 @@ class Audit:
             try:
                 table.commit(target, written, after=before)
             except FenceMovedError:
-                return done  # an older owner filed them in the meantime: the next pass starts from what it filed
+                # An older owner filed them in the meantime: the next pass starts from what it filed.
+                return min(fence.batch if fence else 0 for fence in filed)
         return target.batch
 
     def rehearse(self, batch: LedgerRow, folder: Path) -> None:
@@ -147,6 +155,12 @@ def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
         F.col("_windows_total").alias("windows_total"),
         F.col("_value").alias("value"),
     )
+
+
+def _unaccounted(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The rows that some account has to name."""
+    _, late = window_counts(pipeline)
+    return rows.where(F.col("_reason").isNotNull() | (late > 0))
 
 
 def _late(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
