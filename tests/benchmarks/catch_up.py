@@ -5,7 +5,7 @@ The same records of one topic are read from the earliest offset to its end, agai
 ``version``   a new version, as the worker of a shadow runs it: sealed, fenced, a ledger row for each batch, and a thread that files what
               is late or poison of the batches so far. Until the topic's end is committed; ``filed`` is until every row is accounted for.
 ``by_hand``   a structured stream with ``availableNow``, the same transformation and the same bound on a batch, Spark's Delta sink, and
-              no account of any row.
+              no account of any row. ``at_once`` is that job with all records in one batch: nobody could run it beside a live version.
 
 Both must have made the same rows. The first pair warms up and is left out. The last line is one JSON object of medians; exits 1 where a
 version has less than 0.9 of the speed of the job by hand.
@@ -21,8 +21,10 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +77,15 @@ def file_beside(workload: Workload, owner: ShardConsumer, ended: threading.Event
             ended.wait(0.1)
 
 
-def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, number: int) -> float:
+def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, name: str, most: int = 0) -> float:
     """Seconds of the job that somebody would write for a backlog."""
     session.keep_state_for(spark, pipeline)
     started = time.monotonic()
     start = dict.fromkeys(range(PARTITIONS), 0)
-    raw = source.stream(spark, workload.settings, pipeline, pipeline.source, start, source.MAX_RECORDS_PER_SHADOW_BATCH)
+    raw = source.stream(spark, workload.settings, pipeline, pipeline.source, start, most)
     result = source.result([source.parse(raw, pipeline)], pipeline, {})
-    folder = workload.settings.checkpoint("by-hand", f"job-{number}")
-    table = workload.settings.table("sinks", f"by_hand_{number}")
+    folder = workload.settings.checkpoint("by-hand", name)
+    table = workload.settings.table("sinks", name)
     query = (
         result.writeStream.format("delta").outputMode("append").option("checkpointLocation", folder).trigger(availableNow=True).start(table)
     )
@@ -106,22 +108,30 @@ def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> d
     for number in range(pairs + 1):
         shadow = replace(declared, version=number + 2, sink=Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys))
         workload = Workload(spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts)
-        for side in ("version", "by_hand") if number % 2 else ("by_hand", "version"):
-            seconds = version(workload) if side == "version" else {side: by_hand(spark, workload, declared, number)}
-            for name, value in seconds.items():
-                found[name].append(value)
-                _log.warning("Measured.", pair=number, what=name, seconds=round(value, 2))
-        made, expected = rows_of(settings, shadow.sink.name), rows_of(settings, f"by_hand_{number}")
-        if made != expected or not made:
-            raise SystemExit(f"The result is wrong: the version made {made:,} rows, the job by hand {expected:,}.")
+        sides: dict[str, Callable[[], float | dict[str, float]]] = {
+            "version": partial(version, workload),
+            "by_hand": partial(by_hand, spark, workload, declared, f"by_hand_{number}", source.MAX_RECORDS_PER_SHADOW_BATCH),
+            "at_once": partial(by_hand, spark, workload, declared, f"at_once_{number}"),
+        }
+        for side in sides if number % 2 else reversed(sides):
+            measured = sides[side]()
+            for name, seconds in measured.items() if isinstance(measured, dict) else [(side, measured)]:
+                found[name].append(seconds)
+                _log.warning("Measured.", pair=number, what=name, seconds=round(seconds, 2))
+        made = [rows_of(settings, table) for table in (shadow.sink.name, f"by_hand_{number}", f"at_once_{number}")]
+        if len(set(made[:2])) > 1 or not all(made):
+            raise SystemExit(f"The result is wrong: the version and the jobs by hand made {made} rows.")
     kept = {name: values[1:] for name, values in found.items()}
-    speeds = [hand / own for own, hand in zip(kept["version"], kept["by_hand"], strict=True)]
+    ratio = {
+        side: statistics.median(hand / own for own, hand in zip(kept["version"], kept[side], strict=True))
+        for side in ("by_hand", "at_once")
+    }
     return {
         "pipeline": NAME,
         "rows": rows,
         "pairs": pairs,
         **{f"{name}_seconds": round(statistics.median(values), 2) for name, values in kept.items()},
-        "speed_by_hand_ratio": round(statistics.median(speeds), 2),
+        **{f"speed_{side}_ratio": round(value, 2) for side, value in ratio.items()},
     }
 
 

@@ -34,7 +34,7 @@ _RECORD = "key binary, value binary, topic string, partition int, offset long, t
 #: drained.
 MAX_RECORDS_PER_BATCH = 500_000
 #: A version that catches up beside the active one shares its worker's cores with it: steps of a second or less.
-MAX_RECORDS_PER_SHADOW_BATCH = 50_000
+MAX_RECORDS_PER_SHADOW_BATCH = 25_000
 
 
 def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> dict[str, str]:
