@@ -4,10 +4,11 @@
 object; exits 1 where a bound does not hold. Each check also looks at what it wrote: no lease may be lost.
 
 ``renewal``    one commit renews 10, 100 and 1,000 leases, taking turns; the medians of a commit and of a whole round
-``core``       keepers at a 10 s lease, their renewals back to back: CPU time a renewal, and so a second of lease time
+``core``       keepers at a 10 s lease, their renewals back to back: CPU time a renewal, and so a second of lease time; then half a minute
+               in real time, with the looks between the renewals
 ``balance``    100 leases on four workers (threads, each with its own table and the real clock); a fifth joins
 ``growth``     10,000 renewals, faster than in life and with a retention that is shorter by as much; files, and a cold open
-``appended``   5,000 appends to ``events``; a cold read, and the files that it reads
+``appended``   5,000 appends to ``events``, faster than in life and with a log that is shorter by as much; a cold read, and its files
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,13 +23,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import structlog
+from append_cost import appended
 from deltalake import DeltaTable
+from figures import Figure, cold_reads, expect
 
 from hindcast.clock import SystemClock
 from hindcast.control.keeper import RENEWALS, Keeper
@@ -37,7 +38,6 @@ from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.control.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
 from hindcast.control.store import Snapshot, swap
-from hindcast.control.tables import ControlTables
 from hindcast.control.upkeep import CHECKPOINT_EVERY
 from hindcast.settings import Settings
 
@@ -45,20 +45,6 @@ LEASE_SECONDS = 10.0
 WORKERS = 4
 #: Commits a second of four workers at a 10 s lease: what 10,000 renewals are spread over in life.
 LIFE_RATE = WORKERS * RENEWALS / LEASE_SECONDS
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure and the bound that it is held to."""
-
-    name: str
-    value: float
-    bound: float | None = None
-    unit: str = ""
-
-    @property
-    def holds(self) -> bool:
-        return self.bound is None or self.value <= self.bound
 
 
 def shards(count: int, owner: str = "") -> list[Lease]:
@@ -161,7 +147,34 @@ def core(base: Path, steps: int = 150) -> list[Figure]:
         figures.append(Figure(f"CPU of a renewal, {of}", 1000 * used, unit="ms"))
         share = 100 * used * RENEWALS / LEASE_SECONDS
         figures.append(Figure(f"core a worker, {of}", share, 1.0 if leases <= 100 else None, "%"))
+        figures.append(Figure(f"core a worker, {of}, in real time", _in_real_time(keepers), unit="%"))
     return figures
+
+
+def _in_real_time(keepers: list[Keeper], seconds: float = 30.0) -> float:
+    """The share of a core that a worker takes which also looks between its renewals, in %. Each has a thread, as in a worker."""
+    ended = threading.Event()
+
+    def serve(one: Keeper) -> None:
+        due = 0.0
+        while not ended.wait(one.look_seconds):
+            if (now := time.monotonic()) >= due or one.look():
+                due = now + one.renewal_seconds
+                one.step()
+
+    threads = [threading.Thread(target=serve, args=(one,)) for one in keepers]
+    for thread in threads:
+        thread.start()
+        time.sleep(LEASE_SECONDS / RENEWALS / len(keepers))  # their renewals are not to meet
+    started, cpu = time.monotonic(), time.process_time()
+    time.sleep(seconds)  # what they take meanwhile is measured
+    used = (time.process_time() - cpu) / (time.monotonic() - started)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    for one in keepers:
+        one._store.upkeep.wait()
+    return 100 * used / len(keepers)
 
 
 def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.0) -> list[Figure]:
@@ -268,65 +281,6 @@ def growth(base: Path, renewals: int = 10_000, leases: int = 100) -> list[Figure
 def _renewed(snapshot: Snapshot) -> list[Lease]:
     now = datetime.now(UTC)
     return [lease.renewed(updated_at=now) for lease in snapshot.leases.values()]
-
-
-def appended(base: Path, appends: int = 5_000) -> list[Figure]:
-    """What 10,000 appends of one row leave behind, beside the same rows in one append."""
-    many, one = ControlTables(Settings(home=base / "many")), ControlTables(Settings(home=base / "one"))
-    rows = [
-        {"event_id": str(number), "at": datetime.now(UTC), "severity": "info", "kind": "shard_taken", "message": "m", "detail": "{}"}
-        for number in range(appends)
-    ]
-    one.append(ControlTable.EVENTS, rows)
-    times = []
-    for row in rows:
-        started = time.perf_counter()
-        many.append(ControlTable.EVENTS, [row])
-        times.append(time.perf_counter() - started)
-    many.upkeep[ControlTable.EVENTS].wait()
-    ids = Counter(row["event_id"] for row in many.rows(ControlTable.EVENTS))
-    expect(ids == Counter(str(number) for number in range(appends)), f"{appends} events are there, each once")
-    reads = cold_reads({"many": base / "many", "one": base / "one"}, "events")
-    tenth = appends // 10
-    return [
-        Figure("files that a read opens", len(many.open(ControlTable.EVENTS).file_uris())),
-        Figure("an append, first tenth", 1000 * statistics.median(times[:tenth]), unit="ms"),
-        Figure("an append, last tenth", 1000 * statistics.median(times[-tenth:]), unit="ms"),
-        Figure("cold read, all rows in one append", 1000 * statistics.median(reads["one"]), unit="ms"),
-        Figure(f"cold read, {appends:,} appends", 1000 * statistics.median(reads["many"]), unit="ms"),
-    ]
-
-
-_COLD = """
-import os, sys, time
-import pyarrow.dataset, pyarrow.parquet  # else the first read would import them
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
-from hindcast.settings import Settings
-settings = Settings(home=sys.argv[1])
-read = LeaseTable(settings).leases if sys.argv[2] == "leases" else lambda: ControlTables(settings).rows(ControlTable(sys.argv[2]))
-started = time.perf_counter()
-read()
-print(time.perf_counter() - started, flush=True)
-os._exit(0)
-"""
-
-
-def cold_reads(homes: dict[str, Path], table: str, rounds: int = 25) -> dict[str, list[float]]:
-    """Seconds of the first read in a new process, imports left out; the homes take turns."""
-    found: dict[str, list[float]] = {name: [] for name in homes}
-    for _ in range(rounds):
-        for name, home in homes.items():
-            done = subprocess.run([sys.executable, "-c", _COLD, str(home), table], capture_output=True, text=True, check=True)
-            found[name].append(float(done.stdout))
-    return found
-
-
-def expect(what: bool, sentence: str) -> None:
-    """:raises SystemExit: where a check's result is wrong, so its figures mean nothing"""
-    if not what:
-        raise SystemExit(f"The result is wrong; it should be that {sentence}.")
 
 
 CHECKS: dict[str, Callable[[Path], list[Figure]]] = {

@@ -14,8 +14,8 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -113,6 +113,23 @@ def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs
     return {"pipeline": name, "rows": rows, "batches": len(plan.batches), **shown}
 
 
+@contextmanager
+def session_and_broker(app: str, **changes: Any) -> Iterator[tuple[SparkSession, Settings]]:
+    """A session and a broker of their own, in a folder that is gone afterwards; ``changes`` are settings of the session."""
+    own = Settings()
+    with tempfile.TemporaryDirectory(prefix=f"hindcast-{app}-", ignore_cleanup_errors=True) as folder:
+        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0})
+        with redirect_stdout(sys.stderr):
+            jars.fetch(settings)
+        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+        spark = session.build(settings.model_copy(update=changes), app)
+        try:
+            yield spark, settings
+        finally:
+            spark.stop()
+            broker.stop(settings)
+
+
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     every = sorted(catalog.load(project_root() / "include" / "pipelines"))
@@ -121,19 +138,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--pairs", type=int, default=3)
     asked = parser.parse_args()
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix="hindcast-pipelines-") as folder:
-        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0})
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
-        spark = session.build(settings.model_copy(update={"spark_driver_memory": "2g"}), "pipeline-cost")
-        try:
-            for name in asked.pipeline or every:
-                print(json.dumps(measure(spark, settings, name, asked.rows, asked.pairs)), flush=True)  # noqa: T201 - the result
-        finally:
-            spark.stop()
-            broker.stop(settings)
+    with session_and_broker("pipeline-cost", spark_driver_memory="2g") as (spark, settings):
+        for name in asked.pipeline or every:
+            print(json.dumps(measure(spark, settings, name, asked.rows, asked.pairs)), flush=True)  # noqa: T201 - the result
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import Any
 
 from hindcast import catalog
 from hindcast.control import shards
-from hindcast.control.ledger import LedgerRow
+from hindcast.control.ledger import Ledger, LedgerRow
+from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings, project_root
 from hindcast.stream.consumer import ShardConsumer
 from hindcast.testing import FakeClock, MemoryStore
@@ -30,16 +31,25 @@ class SlowLedger:
         self.rows += rows
 
 
+def consumer_of(settings: Settings, ledger: Any) -> ShardConsumer:
+    """A consumer that has no query."""
+    (lease,) = shards.create(MemoryStore(), "stock_stats", 1, 1, {0: 0})
+    pipeline = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
+    nothing: Any = None
+    return ShardConsumer(nothing, settings, pipeline, lease, nothing, ledger, FakeClock(), lambda: 0.0)
+
+
+def row(batch: int) -> LedgerRow:
+    known: Any = {"pipeline": "stock_stats", "version": 1, "shard": "v1.g0.s0", "worker": "w", "topic": "trades", "batch": batch}
+    numbers = dict.fromkeys(("epoch", "late_watermark_ms", "watermark_ms", "output_rows", "sink_version"), 1)
+    return LedgerRow.unmeasured(**known, **numbers, start_offsets={0: 0}, end_offsets={0: 9}, committed_at=datetime.now(UTC))
+
+
 def test_two_threads_that_flush_write_a_batch_once(settings_factory: Callable[..., Settings]) -> None:
     """The one that comes second finds nothing left: a batch twice in the history would have its late and poison rows filed twice."""
-    (lease,) = shards.create(MemoryStore(), "stock_stats", 1, 1, {0: 0})
-    pipeline, ledger = catalog.load(project_root() / "include" / "pipelines")["stock_stats"], SlowLedger()
-    nothing: Any = None
-    consumer = ShardConsumer(nothing, settings_factory(), pipeline, lease, nothing, ledger, FakeClock(), lambda: 0.0)  # type: ignore[arg-type]
-    known: Any = {"pipeline": "stock_stats", "version": 1, "shard": "v1.g0.s0", "worker": "w", "topic": "trades"}
-    numbers = dict.fromkeys(("epoch", "batch", "late_watermark_ms", "watermark_ms", "output_rows", "sink_version"), 1)
-    row = LedgerRow.unmeasured(**known, **numbers, start_offsets={0: 0}, end_offsets={0: 9}, committed_at=datetime.now(UTC))
-    consumer._rows = [row]
+    ledger = SlowLedger()
+    consumer = consumer_of(settings_factory(), ledger)
+    consumer._rows = [row(1)]
     threads = [threading.Thread(target=consumer.flush) for _ in range(2)]
     threads[0].start()
     assert ledger.asked.wait(WAIT_SECONDS)
@@ -48,4 +58,25 @@ def test_two_threads_that_flush_write_a_batch_once(settings_factory: Callable[..
     ledger.go_on.set()
     for thread in threads:
         thread.join(WAIT_SECONDS)
-    assert (ledger.rows, consumer.history, consumer._rows) == ([row], [row], [])
+    assert (len(ledger.rows), consumer.unfiled(0), consumer._rows) == (1, ledger.rows, [])
+
+
+def test_what_is_filed_is_forgotten_and_what_others_committed_is_read(settings_factory: Callable[..., Settings]) -> None:
+    """A consumer keeps the batches whose late and poison rows wait, its own and, from the ledger, those of owners before it; no others."""
+    settings = settings_factory()
+    ledger = Ledger(ControlTables(settings))
+    ledger.append([row(batch) for batch in range(1, 6)])
+    consumer = consumer_of(settings, ledger)
+    consumer._history, consumer._history_after = [row(5)], 4  # as it is once the shard was taken over
+    for batch in (6, 7):
+        consumer._rows = [row(batch)]
+        consumer.flush()
+    numbers = lambda filed: [entry.batch for entry in consumer.unfiled(filed)]  # noqa: E731 - short
+    assert numbers(5) == [6, 7]
+    assert [entry.batch for entry in consumer._history] == [6, 7]
+    assert numbers(2) == [3, 4, 5, 6, 7]
+    assert numbers(2) == [3, 4, 5, 6, 7]
+    consumer._rows = [row(8)]
+    consumer.flush()
+    assert numbers(6) == [7, 8]
+    assert numbers(8) == [] == consumer._history

@@ -76,6 +76,9 @@ class Failing:
         self.failures = list(failures)
         self.passes = 0
 
+    def filed(self) -> int:
+        return 0
+
     def run(self, _: object) -> int:
         self.passes += 1
         if self.failures:
@@ -89,7 +92,7 @@ def settling(settings: Settings, audit: Failing) -> Consumers:
     (lease,) = shards.create(store, "p", 1, 1, {0: 0})
     keeper = Keeper(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
     made = Consumers(SimpleNamespace(), settings, {}, keeper, EventLog(ControlTables(settings)), clock, Backoff())  # type: ignore[arg-type]
-    made._settling.append(consumers._Running(SimpleNamespace(lease=lease, history=[]), audit))  # type: ignore[arg-type]
+    made._settling.append(consumers._Running(SimpleNamespace(lease=lease, unfiled=lambda _: []), audit))  # type: ignore[arg-type]
     return made
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from live_stream import declare
 
@@ -148,6 +150,25 @@ def test_the_ledger_is_read_in_order_and_a_repaired_batch_once(settings: Setting
     ledger.append([row(9, input_rows=None), row(9), row(10, input_rows=None)])
     assert [(entry.batch, entry.input_rows) for entry in ledger.batches("p", 1)] == [(2, 1), (9, 1), (10, 1)]
     assert ledger.batches("other") == []
+
+
+@hypothesis_settings(deadline=None, max_examples=40)
+@given(
+    written=st.lists(st.tuples(st.sampled_from(["v1.g0.s0", "v1.g0.s1"]), st.integers(-5, 6), st.sampled_from([1, None])), max_size=12),
+    after=st.integers(0, 6),
+)
+def test_the_end_of_the_ledger_is_that_of_the_whole(written: list[tuple[str, int, int | None]], after: int) -> None:
+    """Whether it was repaired or reset: the newest batches, and those after one, are the ones that a reader of all rows would pick."""
+    with TemporaryDirectory() as home:
+        ledger = Ledger(ControlTables(Settings(home=Path(home))))
+        ledger.append([row(batch, shard=shard, input_rows=rows) for shard, batch, rows in written])
+        every = ledger.batches("p", 1)
+        last = {entry.shard: entry for entry in every}
+        assert ledger.newest("p", 1) == [last[shard] for shard in sorted(last)]
+        for shard in ("v1.g0.s0", "v1.g0.s1"):
+            assert ledger.batches("p", 1, shard, after=after) == [
+                entry for entry in every if entry.shard == shard and (not after or entry.batch > after)
+            ]
 
 
 def test_maintenance_changes_no_row(settings: Settings, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def taken(settings: Settings, lease: Lease) -> FencedTable:
     shard = lease.status_value
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", shard))
     sink.create(SCHEMA)
-    takeover.seal(sink, PIPELINE, lease, "w", Ledger(ControlTables(settings)).batches("p", 1))
+    takeover.seal(sink, PIPELINE, lease, "w", Ledger(ControlTables(settings)).newest("p", 1))
     return sink
 
 

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,9 +17,10 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from hindcast.control import schema, upkeep
+from hindcast.control import tables as tables_module
 from hindcast.control.lease_table import BELIEVED_SECONDS, LeaseTable
 from hindcast.control.leases import Lease, StatusType
-from hindcast.control.schema import ControlTable
+from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, ControlTable
 from hindcast.control.store import Snapshot, swap
 from hindcast.control.tables import ControlTables
 from hindcast.errors import CommitConflictError, CommitUnknownError
@@ -212,6 +214,23 @@ def test_appended_rows_are_joined_into_few_files(settings: Settings, monkeypatch
         tables.upkeep[ControlTable.EVENTS].wait()
     assert len(tables.open(ControlTable.EVENTS).file_uris()) < 12
     assert Counter(row["event_id"] for row in tables.rows(ControlTable.EVENTS)) == Counter(str(number) for number in range(25))
+
+
+def test_an_append_that_landed_late_is_made_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped in the middle of an append may have written where the log was deleted: its rows are there all the same."""
+    clock, pauses = FakeClock(), [APPENDED_LOG_RETENTION_SECONDS / 2 + 1, 0.0]
+
+    def stopped(*arguments: Any, **options: Any) -> None:
+        clock.advance(pauses.pop(0))
+        if pauses:
+            return  # into the gap
+        write_deltalake(*arguments, **options)
+
+    monkeypatch.setattr(tables_module, "write_deltalake", stopped)
+    tables = ControlTables(settings, clock)
+    tables.append(ControlTable.EVENTS, [{"event_id": "1", "at": datetime.now(UTC)}])
+    assert [row["event_id"] for row in tables.rows(ControlTable.EVENTS)] == ["1"]
+    assert not pauses
 
 
 def test_appends_and_compaction_at_once_lose_nothing(settings: Settings) -> None:

@@ -18,6 +18,7 @@ from hindcast.control.ledger import Offsets
 from hindcast.control.tables import ControlTables
 from hindcast.errors import ArchiveFailedError, HindcastError, innermost
 from hindcast.settings import Settings
+from hindcast.stream.session import cached
 from hindcast.stream.source import archived_range, kafka_range
 from hindcast.topics.offsets import TopicOffsets
 
@@ -116,8 +117,7 @@ def _add(found: dict[str, Any], compared: DataFrame) -> None:
         .when(F.col("archived") > 1, "doubled")
         .when(F.size("columns") > 0, "changed")
     )
-    rows = compared.withColumn("kind", kind).persist()
-    try:
+    with cached(compared.withColumn("kind", kind)) as rows:
         counts = rows.agg(F.count("*").alias("compared"), F.count("kind").alias("differences")).first()
         assert counts is not None
         found["compared"] += counts["compared"]
@@ -126,5 +126,3 @@ def _add(found: dict[str, Any], compared: DataFrame) -> None:
             worst = rows.where(F.col("kind").isNotNull()).orderBy("partition", "offset").limit(SAMPLES - len(found["samples"]))
             names = ("partition", "offset", "kind", "columns")
             found["samples"] += [{name: row[name] for name in names} for row in worst.collect()]
-    finally:
-        rows.unpersist()

@@ -36,9 +36,12 @@ def loads(leases: Collection[Lease], live: Collection[str], observer: Observer) 
 def to_take(leases: Collection[Lease], me: str, live: Collection[str], observer: Observer) -> list[Lease]:
     """The free and expired leases that bring this worker up to its target."""
     shared = [lease for lease in leases if lease.state in TAKEABLE]
-    room = target(len(shared), len(live)) - loads(shared, live, observer)[me]
     # A lease that this worker holds on paper but lost in truth (it slept through it) is taken again like any other.
-    return shuffled((lease for lease in takeable(shared, observer) if lease.lease_owner != me), me)[: max(room, 0)]
+    loose = [lease for lease in takeable(shared, observer) if lease.lease_owner != me]
+    if not loose:  # as in nearly every look
+        return []
+    room = target(len(shared), len(live)) - loads(shared, live, observer)[me]
+    return shuffled(loose, me)[: max(room, 0)]
 
 
 def to_steal(leases: Collection[Lease], me: str, live: Collection[str], observer: Observer) -> list[Lease]:

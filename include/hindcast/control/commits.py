@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
@@ -77,9 +77,13 @@ def create_table(
     """
     options = storage_options or None
     try:
-        with suppress(CommitFailedError):  # somebody else made it at the same moment
-            DeltaTable.create(url, schema, mode="ignore", name=name, configuration=configuration, storage_options=options)
-        found = [field.name for field in DeltaTable(url, storage_options=options).schema().fields]
+        try:
+            table = DeltaTable(url, storage_options=options)
+        except TableNotFoundError:
+            with suppress(CommitFailedError):  # somebody else made it at the same moment
+                DeltaTable.create(url, schema, mode="ignore", name=name, configuration=configuration, storage_options=options)
+            table = DeltaTable(url, storage_options=options)
+        found = [field.name for field in table.schema().fields]
     except (DeltaError, OSError) as error:
         raise StoreUnavailableError(table=url, action="created", reason=error) from error
     if found != schema.names:

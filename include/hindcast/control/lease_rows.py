@@ -1,15 +1,15 @@
 """Leases as rows of a table, and rows as leases, at the price of what has changed.
 
 A worker renews all it holds several times a lease, and nearly everything in those rows is as it was: the same names, the same JSON.
-So what was last read or written is remembered. A row that reads the same gives the same :class:`Lease` again, a lease whose
-``checkpoint`` and ``detail`` are equal to what the remembered texts say is written with those texts, and a column in which nothing
-has changed is written as it is.
+So what was last read or written is remembered. A row that reads the same gives the same :class:`Lease` again, and one with the same
+JSON parses none of it. A lease whose ``checkpoint`` and ``detail`` are equal to what the remembered texts say is written with those
+texts, and a column in which nothing has changed is written as it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -20,14 +20,16 @@ from hindcast.control.leases import Lease, LeaseKey
 from hindcast.control.schema import SCHEMA_VERSION, SCHEMAS, ControlTable
 
 _SCHEMA = SCHEMAS[ControlTable.LEASES]
-#: The columns that hold a lease's fields as they are; the others hold JSON, or are the same in all rows.
-_PLAIN = [name for name in _SCHEMA.names if name not in {"checkpoint", "detail", "schema_version"}]
-_NAMES = [*_PLAIN, "checkpoint", "detail", "schema_version"]
-_plain = attrgetter(*_PLAIN)
+#: How to find each column's value in a lease, or, of those that hold JSON, in its texts.
+_OF_KEYS = {name: attrgetter(name) for name in LeaseKey._fields}
+_OF_TEXTS = {"checkpoint": itemgetter(0), "detail": itemgetter(1)}
+_OTHERS = {name: attrgetter(name) for name in _SCHEMA.names if name not in {*_OF_KEYS, *_OF_TEXTS, "schema_version"}}
+_others = attrgetter(*_OTHERS)
+_NAMES = [*_OF_KEYS, *_OTHERS, *_OF_TEXTS, "schema_version"]
 _to_json = json.JSONEncoder(sort_keys=True).encode
 
-
-_checkpoint, _detail = itemgetter(0), itemgetter(1)
+#: By name, the values of a column and the same as Arrow has them.
+_Columns = dict[str, tuple[tuple[Any, ...], pa.Array]]
 
 
 class _Texts(NamedTuple):
@@ -53,7 +55,7 @@ class LeaseRows:
 
     leases: Mapping[LeaseKey, Lease] = field(default_factory=dict)
     _texts: Mapping[LeaseKey, _Texts] = field(default_factory=dict)
-    _columns: Mapping[str, tuple[tuple[Any, ...], pa.Array]] = field(default_factory=dict)
+    _columns: _Columns = field(default_factory=dict)
 
     def read(self, data: pa.Table, table: str) -> LeaseRows:
         """The rows of a whole table that is another version of this one.
@@ -65,34 +67,52 @@ class LeaseRows:
         texts: dict[LeaseKey, _Texts] = {}
         columns = {name: self._read_column(name, data.column(name).combine_chunks()) for name in _NAMES}
         for row in zip(*(values for values, _ in columns.values()), strict=True):
-            key = LeaseKey(*row[:3])
+            key, others = LeaseKey(*row[:3]), row[3:-3]
             known, text = self.leases.get(key), self._texts.get(key, _NONE)
-            if known is not None and text[:2] == row[-3:-1] and row[-1] == SCHEMA_VERSION and _plain(known) == row[:-3]:
-                leases[key], texts[key] = known, text
-            else:
+            if known is None or text[:2] != row[-3:-1] or row[-1] != SCHEMA_VERSION:
                 leases[key] = Lease.from_row(dict(zip(_NAMES, row, strict=True)), table)
                 texts[key] = _Texts.of(*row[-3:-1])
+                continue
+            if _others(known) != others:
+                changes = dict(zip(_OTHERS, others, strict=True))
+                known = known.evolve(**changes | {"parent_shard_ids": list(changes["parent_shard_ids"] or [])})
+            leases[key], texts[key] = known, text
         return LeaseRows(leases, texts, columns)
 
     def write(self, leases: Mapping[LeaseKey, Lease]) -> tuple[pa.Table, LeaseRows]:
         """The whole table of these leases, and its rows, which are what a reader of it will find."""
         keys = sorted(leases)
         ordered = [leases[key] for key in keys]
-        known = [self._texts.get(key, _NONE) for key in keys]
-        same = [text[2] == lease.checkpoint and text[3] == lease.detail for text, lease in zip(known, ordered, strict=True)]
-        for index in [index for index, unchanged in enumerate(same) if not unchanged]:
+        same_keys = bool(keys) and keys == [*self.leases]
+        known = [*self._texts.values()] if same_keys else [self._texts.get(key, _NONE) for key in keys]
+        changed = [
+            index
+            for index, (text, lease) in enumerate(zip(known, ordered, strict=True))
+            if text[2] != lease.checkpoint or text[3] != lease.detail
+        ]
+        for index in changed:
             # New JSON: what a reader finds is what the text says, where e.g. a tuple has become a list.
             text = _Texts.of(_to_json(ordered[index].checkpoint), _to_json(ordered[index].detail))
             known[index], ordered[index] = text, ordered[index].evolve(checkpoint=json.loads(text[0]), detail=json.loads(text[1]))
-        rows = [*zip(*map(_plain, ordered), strict=True)] or [()] * len(_PLAIN)
-        values = (*rows, tuple(map(_checkpoint, known)), tuple(map(_detail, known)), (SCHEMA_VERSION,) * len(keys))
-        columns = {name: self._written_column(name, column) for name, column in zip(_NAMES, values, strict=True)}
+        same_texts = same_keys and not changed
+        columns = self._written(_OTHERS, ordered)
+        columns |= self._kept(_OF_KEYS) if same_keys else self._written(_OF_KEYS, ordered)
+        columns |= self._kept(_OF_TEXTS) if same_texts else self._written(_OF_TEXTS, known)
+        columns["schema_version"] = self._written_column("schema_version", (SCHEMA_VERSION,) * len(keys))
         data = pa.table([columns[name][1] for name in _SCHEMA.names], schema=_SCHEMA)
-        return data, LeaseRows(dict(zip(keys, ordered, strict=True)), dict(zip(keys, known, strict=True)), columns)
+        texts = self._texts if same_texts else dict(zip(keys, known, strict=True))
+        return data, LeaseRows(dict(zip(keys, ordered, strict=True)), texts, columns)
+
+    def _kept(self, names: Iterable[str]) -> _Columns:
+        """Columns of the same rows, in which nothing has changed."""
+        return {name: self._columns[name] for name in names}
+
+    def _written(self, found: Mapping[str, Callable[[Any], Any]], rows: Sequence[Any]) -> _Columns:
+        return {name: self._written_column(name, tuple(map(find, rows))) for name, find in found.items()}
 
     def _read_column(self, name: str, array: pa.Array) -> tuple[tuple[Any, ...], pa.Array]:
         known = self._columns.get(name)
-        return known if known is not None and known[1].equals(array) else (tuple(array.to_pylist()), array)
+        return known if known is not None and known[1].equals(array) else (_values(array), array)
 
     def _written_column(self, name: str, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], pa.Array]:
         known = self._columns.get(name)
@@ -102,3 +122,12 @@ class LeaseRows:
         if values and values.count(values[0]) == len(values):  # as the instant of a renewal, which is slow to convert
             return values, pa.repeat(pa.scalar(values[0], type=kind), len(values))
         return values, pa.array(values, type=kind)
+
+
+def _values(array: pa.Array) -> tuple[Any, ...]:
+    """The column's values. Instants, of which many rows have the same, are each converted once."""
+    if not pa.types.is_timestamp(array.type):
+        return tuple(array.to_pylist())
+    encoded = array.dictionary_encode(null_encoding="encode")
+    distinct = encoded.dictionary.to_pylist()
+    return tuple(distinct[index] for index in encoded.indices.to_pylist())

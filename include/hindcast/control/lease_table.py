@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, PostCommitHookProperties, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from hindcast.clock import Clock, SystemClock
+from hindcast.control.lease_log import newer
 from hindcast.control.lease_rows import LeaseRows
 from hindcast.control.leases import Lease
-from hindcast.control.schema import LEASES_RETENTION_SECONDS, ControlTable
+from hindcast.control.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable
 from hindcast.control.store import Snapshot, after
 from hindcast.control.tables import ControlTables
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
@@ -33,7 +36,7 @@ _PLAIN = WriterProperties(
 
 
 class LeaseTable:
-    """The ``leases`` table. Safe for threads; a handle is opened once and brought up to date by each read.
+    """The ``leases`` table. Safe for threads; a handle is opened once and brought up to date by each commit.
 
     The rows are kept as they were last read or written, so that a read of a version that this process wrote itself reads no file.
     """
@@ -44,6 +47,7 @@ class LeaseTable:
         self._options = settings.storage_options or None
         self._clock = clock or SystemClock()
         self._handle: DeltaTable | None = None
+        self._folder = None if "://" in self._url else Path(self._url)
         self._rows = LeaseRows()
         self._rows_version = -1
         self._read_at = 0.0
@@ -53,27 +57,52 @@ class LeaseTable:
     def read(self) -> Snapshot:
         """See :meth:`hindcast.control.store.LeaseStore.read`. The token is the version that was read."""
         with self._lock:
+            now = self._clock.monotonic()
             try:
-                self._read_at = self._clock.monotonic()
-                if self._handle is None:
-                    self._handle = self._tables.open(ControlTable.LEASES)
-                else:
-                    self._handle.update_incremental()
-                version = self._handle.version()
-                if version != self._rows_version:
-                    self._rows = self._rows.read(self._handle.to_pyarrow_table(), self._url)
-                    self._rows_version = version
+                if not self._follow(now):
+                    self._read()
             except (DeltaError, OSError, pa.ArrowException) as error:
                 self._forget()
                 raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
-            return Snapshot(self._rows.leases, token=version)
+            self._read_at = now
+            return Snapshot(self._rows.leases, token=self._rows_version)
+
+    def _follow(self, now: float) -> bool:
+        """Read what the log has after the version whose rows are known; False where that does not tell what the leases are."""
+        if self._folder is None or self._rows_version < 0 or now - self._read_at > BELIEVED_SECONDS:
+            return False
+        found = newer(self._folder, self._rows_version)
+        if found is None:
+            return False
+        version, file = found
+        if file is not None:
+            try:
+                data = pq.ParquetFile(file).read(use_threads=False)
+            except (OSError, pa.ArrowException):
+                return False
+            if data.schema.names != SCHEMAS[ControlTable.LEASES].names:
+                return False
+            self._rows = self._rows.read(data, self._url)
+        self._rows_version = version
+        return True
+
+    def _read(self) -> None:
+        """Read the table's newest version as Delta's own reader finds it."""
+        if self._handle is None:
+            self._handle = self._tables.open(ControlTable.LEASES)
+        else:
+            self._handle.update_incremental()
+        if (version := self._handle.version()) != self._rows_version:
+            self._rows = self._rows.read(self._handle.to_pyarrow_table(), self._url)
+            self._rows_version = version
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
         """See :meth:`hindcast.control.store.LeaseStore.commit`."""
         merged = after(snapshot.leases, changes)
         with self._lock:
-            if self._handle is None or self._handle.version() != snapshot.token:
+            if self._handle is None or self._rows_version != snapshot.token:
                 raise CommitConflictError(table=self._url)  # this process has read (or written) a newer version since
+            self._catch_up(snapshot.token)
             data, rows = self._rows.write(merged)
             try:
                 write_deltalake(
@@ -96,6 +125,23 @@ class LeaseTable:
             version = self._handle.version()
             self._rows, self._rows_version = rows, version
         self.upkeep.committed(version)
+
+    def _catch_up(self, version: int) -> None:
+        """Bring the handle, which lags behind while the log is followed, to the version that is committed on.
+
+        :raises CommitConflictError: where a newer one is there
+        :raises StoreUnavailableError: nothing is written
+        """
+        assert self._handle is not None
+        if self._handle.version() == version:
+            return
+        try:
+            self._handle.update_incremental()
+        except (DeltaError, OSError) as error:
+            self._forget()
+            raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
+        if self._handle.version() != version:
+            raise CommitConflictError(table=self._url)
 
     def leases(self) -> list[Lease]:
         """All leases, in the order of their keys."""

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import Condition, ControlTables
 
@@ -112,32 +115,55 @@ class Ledger:
     def append(self, rows: Iterable[LedgerRow]) -> None:
         self._tables.append(ControlTable.CHECKPOINTS, [row.as_row() for row in rows])
 
-    def batches(self, pipeline: str, version: int | None = None, shard: str | None = None) -> list[LedgerRow]:
-        """The committed batches in the order (shard, batch)."""
-        found = self._rows(pipeline, version, shard)
-        kept: dict[tuple[int, str], int] = {}
-        for row in found:
-            if row.is_reset:
-                kept[row.version, row.shard] = min(row.kept, kept.get((row.version, row.shard), row.kept))
-        newest: dict[tuple[int, str, int], LedgerRow] = {}
-        for row in found:
-            if row.is_reset or row.batch > kept.get((row.version, row.shard), row.batch):
-                continue
-            key = (row.version, row.shard, row.batch)
-            known = newest.get(key)
-            if known is None or (known.input_rows is None and row.input_rows is not None):
-                newest[key] = row
-        return [newest[key] for key in sorted(newest)]
+    def batches(self, pipeline: str, version: int | None = None, shard: str | None = None, *, after: int = 0) -> list[LedgerRow]:
+        """The committed batches in the order (shard, batch); only those with a greater number than ``after``."""
+        found = self._read(pipeline, version, shard)
+        return _standing(found.filter((pc.field("batch") > after) | _IS_RESET) if after else found)
+
+    def newest(self, pipeline: str, version: int) -> list[LedgerRow]:
+        """The last committed batch of each shard, in the order of their names. Of a long ledger nothing else is made into rows."""
+        found = self._read(pipeline, version)
+        resets = found.filter(_IS_RESET)
+        for shard, batch in zip(resets["shard"].to_pylist(), resets["batch"].to_pylist(), strict=True):
+            found = found.filter((pc.field("shard") != shard) | (pc.field("batch") <= -1 - batch))
+        last = found.filter(~_IS_RESET).group_by("shard").aggregate([("batch", "max")])
+        of_each = zip(last["shard"].to_pylist(), last["batch_max"].to_pylist(), strict=True)
+        return [row for shard, batch in sorted(of_each) for row in _standing(found.filter(_is(shard, batch)))]
 
     def undone(self, pipeline: str, version: int) -> list[Undone]:
         """What was taken back, by the resets of a version, the oldest first."""
-        found = self._rows(pipeline, version)
-        versions = sorted({row.sink_version for row in found if row.is_reset})
-        batches = self.batches(pipeline, version)
+        found = self._read(pipeline, version)
+        versions = sorted(set(found.filter(_IS_RESET)["sink_version"].to_pylist()))
+        batches = _standing(found)
         return [Undone(max((row.sink_version for row in batches if row.sink_version < reset), default=-1), reset) for reset in versions]
 
-    def _rows(self, pipeline: str, version: int | None, shard: str | None = None) -> list[LedgerRow]:
+    def _read(self, pipeline: str, version: int | None, shard: str | None = None) -> pa.Table:
         where: list[Condition] = [("pipeline", "=", pipeline)]
         where += [("version", "=", version)] if version is not None else []
         where += [("shard", "=", shard)] if shard is not None else []
-        return [LedgerRow.from_row(row) for row in self._tables.rows(ControlTable.CHECKPOINTS, where)]
+        return self._tables.read(ControlTable.CHECKPOINTS, where)
+
+
+_IS_RESET = pc.field("batch") < 0
+
+
+def _is(shard: str, batch: int) -> pc.Expression:
+    return (pc.field("shard") == shard) & (pc.field("batch") == batch)
+
+
+def _standing(table: pa.Table) -> list[LedgerRow]:
+    """The batches that no reset took back, each once, in order: of two rows of one batch the one that Spark has measured."""
+    found = [LedgerRow.from_row(row) for row in table.to_pylist()]
+    kept: dict[tuple[int, str], int] = {}
+    for row in found:
+        if row.is_reset:
+            kept[row.version, row.shard] = min(row.kept, kept.get((row.version, row.shard), row.kept))
+    newest: dict[tuple[int, str, int], LedgerRow] = {}
+    for row in found:
+        if row.is_reset or row.batch > kept.get((row.version, row.shard), row.batch):
+            continue
+        key = (row.version, row.shard, row.batch)
+        known = newest.get(key)
+        if known is None or (known.input_rows is None and row.input_rows is not None):
+            newest[key] = row
+    return [newest[key] for key in sorted(newest)]

@@ -200,8 +200,10 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.
 LEASES_RETENTION_SECONDS = 120
-#: A reader of the other control tables may take minutes.
+#: A reader of the other control tables may take minutes, so files that were replaced are kept for this long.
 APPENDED_RETENTION_HOURS = 1
+#: The log of the other control tables, which nobody reads at an older version. Each append lists it, and some get several a second.
+APPENDED_LOG_RETENTION_SECONDS = 300
 
 
 def configuration(name: ControlTable) -> dict[str, str]:
@@ -218,7 +220,7 @@ def configuration(name: ControlTable) -> dict[str, str]:
         }
     return {
         "delta.checkpointInterval": "50",
-        "delta.logRetentionDuration": f"interval {APPENDED_RETENTION_HOURS} hours",
+        "delta.logRetentionDuration": f"interval {APPENDED_LOG_RETENTION_SECONDS} seconds",
         # Twice as long as files are kept, so that no checkpoint forgets a replaced file before the upkeep has deleted it.
         "delta.deletedFileRetentionDuration": f"interval {2 * APPENDED_RETENTION_HOURS} hours",
         "delta.enableExpiredLogCleanup": "true",

@@ -40,8 +40,11 @@ class LeaseStore(Protocol):
 
 def after(leases: Mapping[LeaseKey, Lease], changes: Iterable[Lease]) -> dict[LeaseKey, Lease]:
     """The leases once these changes are committed."""
-    merged = {**leases, **{lease.key: lease for lease in changes}}
-    return {key: lease for key, lease in merged.items() if lease.state != REMOVED}
+    changed = {lease.key: lease for lease in changes}
+    merged = {**leases, **changed}
+    for key in [key for key, lease in changed.items() if lease.state == REMOVED]:
+        del merged[key]
+    return merged
 
 
 #: How often a change is decided anew on conflicts before the conflict is raised: with n writers a round has one winner, so this

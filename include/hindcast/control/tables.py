@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,13 +16,18 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from hindcast.control.schema import SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
+from hindcast.clock import Clock, SystemClock
+from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
 from hindcast.control.upkeep import Upkeep
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 
 #: One condition of a read: (column, one of = != < <= > >= in, value); conditions are joined by AND. Values are never put into SQL.
 Condition = tuple[str, str, Any]
+
+#: An append that lands later than this after it was begun is made again: see :meth:`ControlTables.append`. Half of the time for which the
+#: log is kept, so that clocks may differ by the other half.
+_BELIEVED_SECONDS = APPENDED_LOG_RETENTION_SECONDS / 2
 
 _retry_conflicts = retry(
     retry=retry_if_exception_type(CommitFailedError),
@@ -32,10 +38,16 @@ _retry_conflicts = retry(
 
 
 class ControlTables:
-    """The control tables below ``settings.tables_url``/control. Rows go in and come out as dictionaries."""
+    """The control tables below ``settings.tables_url``/control. Rows go in and come out as dictionaries. Safe for threads.
 
-    def __init__(self, settings: Settings) -> None:
+    A table is opened once to be appended to, and anew for each read.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._appended: dict[ControlTable, DeltaTable] = {}
         self.upkeep = {name: Upkeep(name, partial(self.open, name), settings.storage_options) for name in tuple(ControlTable)}
 
     def url(self, name: ControlTable) -> str:
@@ -77,7 +89,11 @@ class ControlTables:
             raise StoreUnavailableError(table=url, action="created", reason=error) from error
 
     def append(self, name: ControlTable, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append the rows in one commit; missing columns become null. Appends never conflict with each other."""
+        """Append the rows in one commit; missing columns become null. Appends never conflict with each other.
+
+        A process that slept in the middle may wake when the log after the version it has read is deleted, and then commits into the gap,
+        where nobody reads. So what landed late is appended again: at least once, and twice where the first was no gap.
+        """
         if not rows:
             return
         schema = SCHEMAS[name]
@@ -90,19 +106,28 @@ class ControlTables:
 
     @_retry_conflicts
     def _append(self, name: ControlTable, data: pa.Table) -> None:
-        table = self.open(name)
-        write_deltalake(table, data, mode="append")
-        self.upkeep[name].committed(table.version())
+        with self._lock:
+            began = self._clock.monotonic()
+            table = self._appended.pop(name, None)  # put back once it has served: after an error the next append opens it anew
+            if table is None:
+                table = self.open(name)
+            else:
+                table.update_incremental()
+            write_deltalake(table, data, mode="append")
+            if (late := self._clock.monotonic() - began) > _BELIEVED_SECONDS:
+                raise CommitFailedError(f"it landed {late:.0f} s after it was begun")
+            self._appended[name], version = table, table.version()
+        self.upkeep[name].committed(version)
 
-    def rows(
-        self, name: ControlTable, where: Iterable[Condition] = (), version: int | None = None, columns: list[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """All rows that meet every condition, in no order; of an older version, and of some columns only, where they are given."""
+    def rows(self, name: ControlTable, where: Iterable[Condition] = ()) -> list[dict[str, Any]]:
+        """All rows that meet every condition, in no order."""
+        return list(self.read(name, where).to_pylist())
+
+    def read(self, name: ControlTable, where: Iterable[Condition] = ()) -> pa.Table:
+        """The same rows as a table, for whoever needs few of many."""
         table = self.open(name)
         try:
-            if version is not None:
-                table.load_as_version(version)
-            return list(table.to_pyarrow_table(columns=columns, filters=list(where) or None).to_pylist())
+            return table.to_pyarrow_table(filters=list(where) or None)
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import structlog
 from deltalake import DeltaTable
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -96,23 +95,13 @@ def _read(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Pla
     parsed = read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams)
     size = F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0))
     if len(parsed) == 1:
-        with cached(place(spark, parsed[0].withColumn("_bytes", size).drop("_topic", "_key", "_value"), plan, pipeline)) as rows:
+        with session.cached(place(spark, parsed[0].withColumn("_bytes", size).drop("_topic", "_key", "_value"), plan, pipeline)) as rows:
             yield rows, [usable(rows)]
         return
     with ExitStack() as kept:
-        topics = [kept.enter_context(cached(frame.withColumn("_bytes", size).drop("_topic", "_key", "_value"))) for frame in parsed]
+        topics = [kept.enter_context(session.cached(frame.withColumn("_bytes", size).drop("_topic", "_key", "_value"))) for frame in parsed]
         common = ("_partition", "_offset", "_timestamp", "_event_at", "_reason", "_bytes")
         yield place(spark, in_common(topics, common), plan, pipeline), [usable(frame) for frame in topics]
-
-
-@contextmanager
-def cached(rows: DataFrame) -> Iterator[DataFrame]:
-    """The frame, kept in memory and then on local disk for as long as the context lasts."""
-    rows.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield rows
-    finally:
-        rows.unpersist()
 
 
 def _count(rows: DataFrame, pipeline: Pipeline, plan: Plan, run_id: str) -> Counted:

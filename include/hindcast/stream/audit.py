@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -20,7 +19,7 @@ from hindcast.control.tables import ControlTables
 from hindcast.errors import FenceMovedError
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import files, source, takeover
+from hindcast.stream import files, session, source, takeover
 from hindcast.stream.fenced_table import Fence, FencedTable
 
 #: Batches that one pass takes together: each is a row of a broadcast join.
@@ -58,7 +57,7 @@ class Audit:
             self._accounts.append(_Account(table, lambda located, _: self._handled(_late(located, pipeline)), self._may_be_late))
 
     def run(self, batches: Sequence[LedgerRow]) -> int:
-        """File what is not filed yet of these batches (all that the shard committed, in order); return up to which batch it is.
+        """File what is not filed yet of these batches (all that the shard committed after filed ones, in order); return up to which it is.
 
         :raises LeaseLostError: where a later epoch has filed rows
         """
@@ -68,33 +67,26 @@ class Audit:
         if not todo:
             return done
         target = Fence(self._epoch, todo[-1].batch)
-        rows = _unaccounted(self._located(todo), self._pipeline).persist(StorageLevel.MEMORY_AND_DISK)  # each account reads the few again
-        try:
-            return self._file(rows, todo, target, filed)
-        finally:
-            rows.unpersist()
-
-    def _file(self, rows: DataFrame, todo: Sequence[LedgerRow], target: Fence, filed: Sequence[Fence | None]) -> int:
-        for account, before in zip(self._accounts, filed, strict=True):
-            if before is not None and before.batch >= target.batch:
-                continue
-            fresh = rows.where(F.col("_batch") > (before.batch if before else 0))
-            table, written = account.table, []
-            if account.may_have(todo):
-                name = f"{todo[-1].shard}-e{self._epoch}-b{target.batch}"
-                written = files.write_files(account.frame(fresh, todo[-1]), table.url, table.storage_options, name)
-            try:
-                table.commit(target, written, after=before)
-            except FenceMovedError:
-                # An older owner filed them in the meantime: the next pass starts from what it filed.
-                return min(fence.batch if fence else 0 for fence in filed)
+        with session.cached(self._unaccounted(todo)) as rows:  # each account reads these few, not the topic again
+            for account, before in zip(self._accounts, filed, strict=True):
+                if before is not None and before.batch >= target.batch:
+                    continue
+                fresh = rows.where(F.col("_batch") > (before.batch if before else 0))
+                table, written = account.table, []
+                if account.may_have(todo):
+                    name = f"{todo[-1].shard}-e{self._epoch}-b{target.batch}"
+                    written = files.write_files(account.frame(fresh, todo[-1]), table.url, table.storage_options, name)
+                try:
+                    table.commit(target, written, after=before)
+                except FenceMovedError:
+                    return done  # an older owner filed them in the meantime: the next pass starts from what it filed
         return target.batch
 
     def rehearse(self, batch: LedgerRow, folder: Path) -> None:
         """Write what a pass would file of this batch into a folder that nobody reads."""
-        rows = self._located([batch])
-        for number, account in enumerate(self._accounts):
-            files.write_files(account.frame(rows, batch), folder.as_uri(), {}, f"a{number}")
+        with session.cached(self._unaccounted([batch])) as rows:
+            for number, account in enumerate(self._accounts):
+                files.write_files(account.frame(rows, batch), folder.as_uri(), {}, f"a{number}")
 
     def filed(self) -> int:
         """The last batch of the shard whose late and poison rows are filed; 0 before the first."""
@@ -111,6 +103,11 @@ class Audit:
         assert self._pipeline.late is not None
         source.carry_code(self._pipeline.late)
         return self._pipeline.late(late.select(*self._pipeline.source.columns, *source.PLACE_COLUMNS))
+
+    def _unaccounted(self, batches: Sequence[LedgerRow]) -> DataFrame:
+        """The records of these batches that some account has to name, as :meth:`_located` gives them."""
+        _, late = window_counts(self._pipeline)
+        return self._located(batches).where(F.col("_reason").isNotNull() | (late > 0))
 
     def _located(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches, parsed, each with ``_batch`` and ``_late_watermark_ms`` of the batch that read it."""
@@ -155,12 +152,6 @@ def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
         F.col("_windows_total").alias("windows_total"),
         F.col("_value").alias("value"),
     )
-
-
-def _unaccounted(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The rows that some account has to name."""
-    _, late = window_counts(pipeline)
-    return rows.where(F.col("_reason").isNotNull() | (late > 0))
 
 
 def _late(rows: DataFrame, pipeline: Pipeline) -> DataFrame:

@@ -76,7 +76,8 @@ class ShardConsumer:
         self._committed = 0
         self._lock = threading.Lock()
         self._flushing = threading.Lock()  # the audit's thread stops a shard that ends while the main thread flushes all
-        self.history: list[LedgerRow] = []
+        self._history: list[LedgerRow] = []  # each batch in the ledger after this one:
+        self._history_after = 0
         self.most_records = 0  # of one batch and topic; 0 for the bound of all streams
 
     # -- life --------------------------------------------------------------------------------------------------------------
@@ -89,11 +90,13 @@ class ShardConsumer:
         shape = takeover.shape_of(self._spark, self.pipeline)
         self.sink.create(shape.schema)
         name, shard, version = self.pipeline.name, self.lease.status_value, shard_version(self.lease.status_value)
-        batches = self._ledger.batches(name, version)
+        batches = self._ledger.newest(name, version)
         self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, batches)
-        self.history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, shard, batches)
+        self._history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, shard, batches)
+        if self._history:
+            self._history_after = self._history[0].batch - 1
         if self._position.fence.batch:
-            self._report(self.history[-1].sink_version)
+            self._report(self._history[-1].sink_version)
         return shape.fingerprint
 
     def start(self, rebuild: str = "", *, allowed: Callable[[], object] = lambda: None) -> str:
@@ -170,8 +173,8 @@ class ShardConsumer:
         if self.pipeline.re_execute:
             life = rewind.Incarnation(folder, 1, {})
             self._wal.remove()
-            if self.history:
-                self._rerun = Rerun(self._spark, self._settings, self.pipeline, self._wal, self.history)
+            if history := self._ledger.batches(self.pipeline.name, self.pipeline.version, shard):
+                self._rerun = Rerun(self._spark, self._settings, self.pipeline, self._wal, history)
         else:
             life = rewind.Incarnation(folder, position.fence.batch, floors)
             self._wal.begin(self._spark, ends)
@@ -374,9 +377,22 @@ class ShardConsumer:
                 ready = [row for row in self._rows if row.input_rows is not None or not active or row is not self._rows[-1]]
             if ready:
                 self._ledger.append(ready)
-                self.history += ready
+                self._history += ready
                 with self._lock:
                     self._rows = [row for row in self._rows if row not in ready]
+
+    def unfiled(self, filed: int) -> list[LedgerRow]:
+        """The shard's batches in the ledger after one whose late and poison rows are filed, as are those before it: these are forgotten.
+
+        :raises StoreUnavailableError: where earlier owners' batches could not be read
+        """
+        with self._flushing:
+            if filed < self._history_after:
+                self._history = self._ledger.batches(self.pipeline.name, self.pipeline.version, self.lease.status_value, after=filed)
+            else:
+                self._history = [row for row in self._history if row.batch > filed]
+            self._history_after = filed
+            return list(self._history)
 
 
 class _DrainedError(Exception):

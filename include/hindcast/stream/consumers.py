@@ -61,6 +61,7 @@ DAMAGED = "damaged"
 class _Running:
     consumer: ShardConsumer
     audit: Audit
+    filed: int | None = None  # the last batch whose late and poison rows are filed, where it is known
     rebuilt: str = ""  # the newest request to rebuild when it was started
     met: str | None = None  # a request to rebuild, or "" for damage, that its first batch will have met
     draining: bool = False
@@ -270,12 +271,15 @@ class Consumers:
 
     def _audit(self, running: _Running, *, to_the_end: bool = False) -> bool:
         """One pass; whether it went well. One that fails is tried again by the next, and must never end the stream."""
-        lease, batches = running.consumer.lease, list(running.consumer.history)
+        lease = running.consumer.lease
         try:
-            done = running.audit.run(batches)
-            while to_the_end and batches and done < batches[-1].batch:
-                before, done = done, running.audit.run(batches)
-                if done <= before:
+            if running.filed is None:
+                running.filed = running.audit.filed()
+            batches = running.consumer.unfiled(running.filed)
+            running.filed = running.audit.run(batches)
+            while to_the_end and batches and running.filed < batches[-1].batch:
+                before, running.filed = running.filed, running.audit.run(batches)
+                if running.filed <= before:
                     return True  # somebody else files them now
         except LeaseLostError:
             return True  # somebody else does already

@@ -6,10 +6,13 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
-from pyspark.sql import SparkSession
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.errors import PrerequisiteError
 from hindcast.pipeline import Pipeline
@@ -92,3 +95,13 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
     _ = session.streams
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+@contextmanager
+def cached(rows: DataFrame) -> Iterator[DataFrame]:
+    """The frame, kept in memory and then on local disk for as long as the context lasts."""
+    rows.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield rows
+    finally:
+        rows.unpersist()

@@ -60,8 +60,8 @@ class Position:
 def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]) -> Position:
     """Step 2: fence all older epochs off and return where the shard stands from now on for good.
 
-    :param batches: the ledger's rows of all shards of the version, in order and read before: a batch comes into the ledger after it came
-        into the sink
+    :param batches: the ledger's last row of each shard of the version, read before: a batch comes into the ledger after it came into the
+        sink
     :raises LeaseLostError: where a newer epoch has sealed it already
     :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was damaged, replaced or restored
     :raises SinkCommitsLostError: where it is another shard's batch that the sink does not hold
@@ -131,7 +131,7 @@ def _first_incarnation(lease: Lease) -> Incarnation:
 
 
 def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, shard: str, batches: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Step 3: add what the ledger lacks; return all the shard's rows in the order of their batches."""
+    """Step 3: add what the ledger lacks; return the last row that it had, if any, and those that were added."""
     reach("takeover.3")
     known = [row for row in batches if row.shard == shard]
     last = known[-1].batch if known else 0

@@ -32,9 +32,9 @@ from hindcast.control.telling import tell
 from hindcast.control.versions import Refusal, Versions
 from hindcast.errors import TryLaterError
 from hindcast.pipeline import Mode, Pipeline
-from hindcast.replay.batch import cached
 from hindcast.replay.facts import filed_batches
 from hindcast.settings import Settings
+from hindcast.stream.session import cached
 from hindcast.verdict.compare import Comparison, Kind, Sides, compare
 
 SAMPLES = 20

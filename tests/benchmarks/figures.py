@@ -1,0 +1,54 @@
+"""What a benchmark of the control tables measures: figures with their bounds, and reads by a process that knows nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure and the bound that it is held to."""
+
+    name: str
+    value: float
+    bound: float | None = None
+    unit: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return self.bound is None or self.value <= self.bound
+
+
+_COLD = """
+import os, sys, time
+import pyarrow.dataset, pyarrow.parquet  # else the first read would import them
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+settings = Settings(home=sys.argv[1])
+read = LeaseTable(settings).leases if sys.argv[2] == "leases" else lambda: ControlTables(settings).rows(ControlTable(sys.argv[2]))
+started = time.perf_counter()
+read()
+print(time.perf_counter() - started, flush=True)
+os._exit(0)
+"""
+
+
+def cold_reads(homes: dict[str, Path], table: str, rounds: int = 25) -> dict[str, list[float]]:
+    """Seconds of the first read in a new process, imports left out; the homes take turns."""
+    found: dict[str, list[float]] = {name: [] for name in homes}
+    for _ in range(rounds):
+        for name, home in homes.items():
+            done = subprocess.run([sys.executable, "-c", _COLD, str(home), table], capture_output=True, text=True, check=True)
+            found[name].append(float(done.stdout))
+    return found
+
+
+def expect(what: bool, sentence: str) -> None:
+    """:raises SystemExit: where a check's result is wrong, so its figures mean nothing"""
+    if not what:
+        raise SystemExit(f"The result is wrong; it should be that {sentence}.")

@@ -1,0 +1,190 @@
+"""Who follows the log of the leases finds what Delta's own reader finds, or leaves it to that reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from hindcast.control.lease_log import newer
+from hindcast.control.lease_table import BELIEVED_SECONDS, LeaseTable
+from hindcast.control.leases import REMOVED, Lease, StatusType
+from hindcast.control.schema import ControlTable
+from hindcast.control.store import swap
+from hindcast.errors import CommitConflictError
+from hindcast.settings import Settings
+from hindcast.testing import FakeClock
+
+RESTED = BELIEVED_SECONDS + 1
+
+
+def shard(number: int = 0) -> Lease:
+    return Lease(stream_id="trades", status_type=StatusType.SHARD, status_value=f"v1.g0.s{number}", parent_shard_ids=["a"])
+
+
+def add(number: int) -> Callable[[LeaseTable], object]:
+    return lambda table: swap(table, lambda _: [shard(number)])
+
+
+def renew(table: LeaseTable) -> None:
+    swap(table, lambda snapshot: [lease.renewed() for lease in snapshot.leases.values()])
+
+
+def remove_all(table: LeaseTable) -> None:
+    swap(table, lambda snapshot: [replace(lease, state=REMOVED) for lease in snapshot.leases.values()])
+
+
+def tidy(table: LeaseTable) -> None:
+    table.upkeep.run(table.read().token)
+
+
+def foreign(**options: str) -> Callable[[LeaseTable], None]:
+    """What somebody else's tool may do to the table: write a copy of its rows that nobody has renewed, under other names."""
+
+    def write(table: LeaseTable) -> None:
+        handle = DeltaTable(table._url)
+        rows = handle.to_pyarrow_table(filters=[("lease_counter", "=", 0)])
+        write_deltalake(handle, rows.set_column(2, "status_value", [[f"foreign {number}" for number in range(rows.num_rows)]]), **options)
+
+    return write
+
+
+def set_property(table: LeaseTable) -> None:
+    DeltaTable(table._url).alter.set_table_properties({"delta.dataSkippingNumIndexedCols": "1"})
+
+
+STEPS = {
+    "a renewal": [renew],
+    "many renewals": [renew] * 7,
+    "a new lease": [add(1)],
+    "a vacuum": [renew, tidy],
+    "a vacuum before a renewal": [tidy, renew],
+    "all removed": [remove_all],
+    "removed and added": [remove_all, add(2)],
+    "an append": [foreign(mode="append")],
+    "an append before a renewal": [foreign(mode="append"), renew],
+    "an overwrite of some rows": [renew, add(1), foreign(mode="overwrite", predicate="lease_counter = 0")],
+    "an overwrite of all rows": [add(1), foreign(mode="overwrite")],
+    "a property": [set_property],
+    "a property before a renewal": [set_property, renew],
+}
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def pair(settings: Settings, clock: FakeClock) -> tuple[LeaseTable, LeaseTable]:
+    """Two clients of a table of one shard: both have read it."""
+    one, two = LeaseTable(settings), LeaseTable(settings, clock)
+    add(0)(one)
+    two.read()
+    return one, two
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_the_log_says_what_the_table_holds(
+    pair: tuple[LeaseTable, LeaseTable], settings: Settings, steps: list[Callable[[LeaseTable], object]]
+) -> None:
+    """After each step of another client, be it a foreign tool, both clients find what a new one finds, and either can go on."""
+    one, two = pair
+    for step in steps:
+        step(one)
+        assert two.read().leases == one.read().leases == LeaseTable(settings).read().leases
+    renew(two)
+    renew(one)
+    assert two.read() == one.read() == LeaseTable(settings).read()
+
+
+def test_who_follows_the_log_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewals and vacuums of others are read without Delta's reader; only a commit needs it."""
+    one, two = pair
+    monkeypatch.setattr(two, "_read", lambda: pytest.fail("Delta's reader was asked"))
+    for step in (renew, renew, tidy, renew):
+        step(one)
+        assert two.read().leases == one.read().leases
+    renew(two)
+    assert two.read().leases == one.read().leases
+
+
+def test_a_client_that_rested_asks_the_table(pair: tuple[LeaseTable, LeaseTable], clock: FakeClock) -> None:
+    """Where the log after the version that was read may be deleted, that there is no next entry says nothing."""
+    one, two = pair
+    renew(one)
+    renew(one)
+    version = two.read().token
+    for _ in range(3):
+        renew(one)
+    log = Path(one._url) / "_delta_log"
+    DeltaTable(one._url).create_checkpoint()
+    (log / f"{version + 1:020d}.json").unlink()
+    clock.advance(RESTED)
+    assert two.read().leases == one.read().leases
+
+
+def test_a_commit_on_what_was_followed_is_still_a_compare_and_swap(pair: tuple[LeaseTable, LeaseTable], settings: Settings) -> None:
+    """A client whose handle lags behind what it has read commits on just that version, or not at all."""
+    one, two = pair
+    renew(one)
+    snapshot = two.read()
+    two.commit(snapshot, [shard(7)])
+    assert [lease.key for lease in LeaseTable(settings).leases()] == [shard(0).key, shard(7).key]
+    renew(one)
+    snapshot = two.read()
+    renew(one)
+    with pytest.raises(CommitConflictError):
+        two.commit(snapshot, [shard(8)])
+    assert two.read().leases == one.read().leases
+    assert shard(8).key not in one.read().leases
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"add"', '{"add": 1}', '{"commitInfo": {}}'])
+def test_an_entry_that_cannot_be_understood_is_left_to_the_table(tmp_path: Path, text: str) -> None:
+    """What is torn, or of another shape, is nothing to guess at."""
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log" / f"{5:020d}.json").write_text(text)
+    assert newer(tmp_path, 4) is None
+    assert newer(tmp_path, 5) == (5, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"add": {"path": "a%20b.parquet"}},
+        {"add": {"path": "../b.parquet"}},
+        {"add": {"deletionVector": {"storageType": "u"}}},
+        {"commitInfo": {"operation": "MERGE"}},
+        {"commitInfo": {"operationParameters": {"mode": "Append"}}},
+        {"commitInfo": {"operationParameters": {"mode": "Overwrite", "predicate": "epoch = 1"}}},
+        {"metaData": {"id": "other columns"}},
+        {"txn": {"appId": "another", "version": 1}},
+    ],
+    ids=str,
+)
+def test_an_entry_that_says_more_is_left_to_the_table(pair: tuple[LeaseTable, LeaseTable], change: dict[str, dict[str, object]]) -> None:
+    """What is not a whole overwrite by one plain file that lies in the table's folder is Delta's reader's business."""
+    one, _ = pair
+    version = one.read().token
+    renew(one)
+    folder = Path(one._url)
+    assert newer(folder, version) is not None
+    entry = folder / "_delta_log" / f"{version + 1:020d}.json"
+    actions: list[dict[str, dict[str, object]]] = [json.loads(line) for line in entry.read_text().splitlines()]
+    (kind,) = change
+    if not any(kind in action for action in actions):
+        actions.append({kind: {}})
+    changed = [{kind: action[kind] | change[kind]} if kind in action else action for action in actions]
+    entry.write_text("\n".join(json.dumps(action) for action in changed))
+    assert newer(folder, version) is None
+
+
+def test_the_table_lies_where_its_name_says(settings: Settings) -> None:
+    """A store that is not a local disk is asked by Delta's reader alone."""
+    assert LeaseTable(settings)._folder == Path(settings.table("control", ControlTable.LEASES))
+    assert LeaseTable(settings.model_copy(update={"tables_url": "s3://bucket/tables"}))._folder is None
