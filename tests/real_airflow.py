@@ -18,8 +18,8 @@ from hindcast.local import airflow
 from hindcast.local.processes import Service, Services
 from hindcast.settings import Settings
 
-#: For a machine that does much else: on idle cores nothing here takes a tenth of it, and nothing waits longer than its condition takes.
-DEADLINE_SECONDS = 900.0
+#: For a machine that does much else: on idle cores nothing here takes a quarter of it, and nothing waits longer than its condition takes.
+DEADLINE_SECONDS = 450.0
 ENDED = {"success", "failed"}
 
 Found = TypeVar("Found")

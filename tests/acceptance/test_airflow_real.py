@@ -140,18 +140,20 @@ def quiet(platform: Platform, fleet: dict[str, Any]) -> Iterator[None]:
 
 
 def want(platform: Platform, state: DesiredState) -> None:
-    """Want another state of both pipelines, and wait until the supervisor has seen it and watches again."""
-    platform.watching()
-    known = len(platform.events("supervisor_woke"))
+    """Want another state of both pipelines, and wait until the supervisor has reconciled with both and watches again.
+
+    It may wake between the two wishes, for one or for both: what tells is what its newest reconciliation saw.
+    """
+    states = DesiredStates(LeaseTable(platform.settings))
     for pipeline in PIPELINES:
-        DesiredStates(LeaseTable(platform.settings)).set_state(pipeline, state)
+        states.set_state(pipeline, state)
 
-    def told() -> list[dict[str, Any]] | None:
-        woken = platform.events("supervisor_woke")[known:]
-        said = " ".join(event["message"] for event in woken)
-        return woken if all(f"{pipeline} is to be {state.value}" in said for pipeline in PIPELINES) else None
+    def seen() -> dict[str, Any] | None:
+        newest = [task for task in platform.tasks("supervise") if task["task_id"] == "reconcile" and task["state"] == "success"][-1]
+        desired = platform.xcom(newest)["seen"]["desired"]
+        return newest if all(desired[pipeline].startswith(f"{state.value} ") for pipeline in PIPELINES) else None
 
-    platform.watching(after=until("the supervisor has seen it", told)[-1]["at"].isoformat())
+    platform.watching(after=until(f"the supervisor to see that both are to be {state.value}", seen)["start_date"])
 
 
 def shards_of(platform: Platform) -> list[Lease]:
