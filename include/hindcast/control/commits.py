@@ -68,8 +68,8 @@ def create_table(
     cure: str,
     name: str | None = None,
     configuration: Mapping[str, str] | None = None,
-) -> None:
-    """Make the table where there is none, beside others who may make it at the same moment.
+) -> DeltaTable:
+    """Open the table, or make it where there is none, beside others who may make it at the same moment.
 
     :param cure: what to do about a table with other columns
     :raises SchemaVersionError: where there is one with other columns
@@ -88,6 +88,7 @@ def create_table(
         raise StoreUnavailableError(table=url, action="created", reason=error) from error
     if found != schema.names:
         raise SchemaVersionError(table=url, found=f"with the columns {', '.join(found)}", supported=", ".join(schema.names), cure=cure)
+    return table
 
 
 def until_it_lands(url: str, attempt: Callable[[], _Result], *failures: type[Exception]) -> _Result:

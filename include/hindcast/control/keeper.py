@@ -39,7 +39,7 @@ RENEWALS = 4
 SETTLE_SECONDS = 60.0
 #: Looks in one lease. A death, a wish or a hand-over is seen at most one look late; a look writes nothing, and reads no file where
 #: nothing was committed.
-LOOKS = 32
+LOOKS = 64
 
 
 @dataclass

@@ -89,10 +89,10 @@ class ShardConsumer:
         """
         shape = takeover.shape_of(self._spark, self.pipeline)
         self.sink.create(shape.schema)
-        name, shard, version = self.pipeline.name, self.lease.status_value, shard_version(self.lease.status_value)
-        batches = self._ledger.newest(name, version)
-        self._position = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, batches)
-        self._history = takeover.repair_ledger(self._ledger, self.sink, self.pipeline, shard, batches)
+        batches = self._ledger.newest(self.pipeline.name, shard_version(self.lease.status_value))
+        self._position, missing = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, batches)
+        self._history = [row for row in batches if row.shard == self.lease.status_value]
+        self._history += takeover.repair_ledger(self._ledger, self.pipeline, missing)
         if self._history:
             self._history_after = self._history[0].batch - 1
         if self._position.fence.batch:

@@ -116,7 +116,9 @@ class FencedTable:
 
         :raises SchemaVersionError: where there is one with other columns
         """
-        create_table(self.url, schema, self.storage_options, "Give the pipeline's new result its own table, or drop the old one.")
+        refuse_empty_commits(self.url)
+        cure = "Give the pipeline's new result its own table, or drop the old one."
+        self._table = create_table(self.url, schema, self.storage_options, cure)
 
     def recorded(self) -> Fence | None:
         """The application's place in the newest version of the table; None before its first commit."""

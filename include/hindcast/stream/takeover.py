@@ -1,11 +1,11 @@
 """Taking a shard over: from the moment its lease is ours to the moment its query may start.
 
 1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.control.keeper`).
-2. *Seal* the sink: an empty commit of (our epoch, last batch). From here on no commit of an older epoch can land, so what the
-   sink holds is final, whatever a paused owner does on waking. A sink that lacks a batch of the ledger, be it of another shard, is
-   refused and left as it is.
+2. *Seal* the sink: an empty commit of (our epoch, last batch), right after the shard's commits that were read before it. From here on
+   no commit of an older epoch can land, so what was read is final, whatever a paused owner does on waking. A sink that lacks a batch
+   of the ledger, be it of another shard, is refused and left as it is.
 3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are added from the
-   metadata of the sink's commits.
+   metadata of the commits that were read.
 4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has none yet; a damaged one,
    or one that an operator wants rebuilt, is as good as none: the state is made anew by rewinding (:mod:`hindcast.stream.rewind`).
 5. Start the query; its first batch must begin where the sink ends.
@@ -57,8 +57,11 @@ class Position:
         return {partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0)) for partition in self.end_offsets}
 
 
-def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]) -> Position:
-    """Step 2: fence all older epochs off and return where the shard stands from now on for good.
+def seal(
+    sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]
+) -> tuple[Position, list[BatchCommit]]:
+    """Step 2: fence all older epochs off and return where the shard stands from now on for good, and its batches after the last one that
+    the ledger has, the oldest first.
 
     :param batches: the ledger's last row of each shard of the version, read before: a batch comes into the ledger after it came into the
         sink
@@ -68,11 +71,13 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batch
     """
     reach("takeover.2")
     known = [row for row in batches if row.shard == lease.status_value]
+    filed = known[-1].batch if known else 0
     reached = max((row.sink_version for row in batches), default=-1)
     restore = f"Restore the table {sink.url}, or raise the pipeline's version, with a new sink table."
     while True:
         recorded = sink.recorded()
-        last = next(sink.commits(), None) if recorded is not None else None
+        commits = list(sink.commits(stop_after=filed)) if recorded is not None else []
+        last = commits[0] if commits else None
         if recorded is not None and last is None:
             cure = "Raise the pipeline's version, with a new sink table: it starts anew from the topic."
             raise OffsetGapError(
@@ -86,11 +91,11 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batch
         start = last.end_offsets if last else by_partition(lease.checkpoint["start_offsets"])
         life = Incarnation(last.checkpoint, last.base, last.floors) if last else _first_incarnation(lease)
         batch = recorded.batch if recorded else 0
-        if known and known[-1].batch > batch:  # a seal on top would stay when the lost commit is restored
+        if filed > batch:  # a seal on top would stay when the lost commit is restored
             raise OffsetGapError(
                 pipeline=pipeline.name,
                 shard=lease.status_value,
-                batch=known[-1].batch + 1,
+                batch=filed + 1,
                 start=known[-1].end_offsets,
                 recorded=f"batch {batch}, offsets {start}",
                 cure=restore,
@@ -121,7 +126,8 @@ def seal(sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batch
             sink.commit(fence, [], metadata.as_metadata(), after=recorded)
         except FenceMovedError:
             continue  # an older owner committed while we were reading: it was in time, so read again what it wrote
-        return Position(fence, start, watermark, life)
+        missing = [commit for commit in reversed(commits) if commit.kind == "batch" and commit.batch > filed]
+        return Position(fence, start, watermark, life), missing
 
 
 def _first_incarnation(lease: Lease) -> Incarnation:
@@ -130,15 +136,12 @@ def _first_incarnation(lease: Lease) -> Incarnation:
     return Incarnation("", 0, floors) if lease.parent_shard_ids else Incarnation(lease.status_value, 1, floors)
 
 
-def repair_ledger(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, shard: str, batches: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Step 3: add what the ledger lacks; return the last row that it had, if any, and those that were added."""
+def repair_ledger(ledger: Ledger, pipeline: Pipeline, missing: Sequence[BatchCommit]) -> list[LedgerRow]:
+    """Step 3: add what the ledger lacks, and return it."""
     reach("takeover.3")
-    known = [row for row in batches if row.shard == shard]
-    last = known[-1].batch if known else 0
-    found = [commit for commit in sink.commits(stop_after=last) if commit.kind == "batch" and commit.batch > last]
-    missing = [commit.as_ledger_row(pipeline.source.name) for commit in reversed(found)]
-    ledger.append(missing)
-    return [*known, *missing]
+    rows = [commit.as_ledger_row(pipeline.source.name) for commit in missing]
+    ledger.append(rows)
+    return rows
 
 
 def check_query(pipeline: Pipeline, lease: Lease, fingerprint: str) -> None:
