@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hindcast.control import shards
 from hindcast.control.keeper import Keeper
@@ -32,6 +36,43 @@ def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore
     assert b.look()
     assert store.commits == commits
     assert {lease.key for lease in b.step().gained} == {key}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a renews", "b renews", "nothing"]), st.floats(0.0, LEASE)), max_size=20))
+def test_what_a_look_remembers_never_changes_its_answer(moves: list[tuple[str, float]]) -> None:
+    """Whatever expires or is written between two looks, each says what one says that remembers nothing. Each reading moves the clock."""
+
+    class Ticking(FakeClock):
+        def monotonic(self) -> float:
+            self.advance(0.125)
+            return super().monotonic()
+
+    store, clock = MemoryStore(), Ticking()
+    add_shards(store, 2)
+    common: dict[str, Any] = {"fleet": "f", "slots": 2, "lease_seconds": LEASE, "wanted": lambda *_: True}
+    a, b = (Keeper(store, clock, owner=owner, **common) for owner in "ab")
+    for one in (a, b):
+        assert one.acquire_slot(lambda _: None)
+    for move, seconds in moves:
+        {"a renews": a.step, "b renews": b.step, "nothing": lambda: None}[move]()
+        said = b.look()
+        assert said or not b._look_at(store.read()) or b.look()
+        clock.advance(seconds)
+
+
+def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """Nearly every look is one of these, and costs no more than the read."""
+    add_shards(store, 2)
+    weighed = []
+    one = keeper("a", wanted=lambda *_: weighed.append(1) or True)
+    one.step()
+    assert not one.look()
+    times = len(weighed)
+    clock.advance(1)
+    assert not one.look()
+    assert len(weighed) == times
+    shards.create(store, "q", 1, 1, {0: 0})
+    assert one.look()
 
 
 def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:

@@ -96,6 +96,7 @@ class Keeper:
         self._slot: LeaseKey | None = None
         self._draining = False
         self._lost_at = -SETTLE_SECONDS
+        self._idle: tuple[Any, float] = None, 0.0  # of this version a look said that nothing is to be done, and when that ends
         self._closed = threading.Event()
         self._stepping = threading.Lock()  # one step at a time
         self._lock = threading.RLock()  # what is held; never kept while the store is asked, so that holds() answers at once
@@ -157,24 +158,36 @@ class Keeper:
         """Note which counters moved; True where the next renewal should not be waited for: something is to be taken, opened, closed,
         or was lost.
 
+        What is neither written nor expires is not looked at twice; where only this worker's own patience ends (a shard that failed here
+        may be tried again), the next renewal sees it.
+
         :raises StoreUnavailableError: the store does not answer
         """
         snapshot = self._store.read()
         with self._lock:
-            self._observer.observe(snapshot.leases.values())
-            superseded = shards.superseded(snapshot.leases.values())
-            for key, held in self._held.items():
-                row = snapshot.leases.get(key)
-                if row is None or not self._owns(row, held):
-                    return True
-                if not held.closing and self._must_close(row, snapshot, superseded):
-                    return True
-            if self._draining or self._slot not in self._held or self._held[self._slot].detail.get(STARTING):
+            version, until = self._idle
+            now = self._clock.monotonic()  # before what follows: what expires meanwhile ends it
+            if snapshot.token == version and now < until:
                 return False
-            wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
-            given = any(row.lease_owner == self.owner and row.key not in self._held for row in wanted)
-            takes = balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer)
-            return given or bool(takes) or bool(shards.opened(snapshot.leases))
+            due = self._look_at(snapshot)
+            self._idle = (None, 0.0) if due else (snapshot.token, self._observer.next_expiry(now))
+            return due
+
+    def _look_at(self, snapshot: Snapshot) -> bool:
+        self._observer.observe(snapshot.leases.values())
+        superseded = shards.superseded(snapshot.leases.values())
+        for key, held in self._held.items():
+            row = snapshot.leases.get(key)
+            if row is None or not self._owns(row, held):
+                return True
+            if not held.closing and self._must_close(row, snapshot, superseded):
+                return True
+        if self._draining or self._slot not in self._held or self._held[self._slot].detail.get(STARTING):
+            return False
+        wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
+        given = any(row.lease_owner == self.owner and row.key not in self._held for row in wanted)
+        takes = balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer)
+        return given or bool(takes) or bool(shards.opened(snapshot.leases))
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until a consumer has closed: True where one has, so that its lease is given away at once."""
@@ -257,6 +270,7 @@ class Keeper:
     def _apply(self, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
         written = {lease.key: lease for lease in changes}
         superseded = shards.superseded(snapshot.leases.values())
+        self._idle = None, 0.0
         gained, lost, close = [], [], []
         for key, held in list(self._held.items()):
             row = written.get(key)

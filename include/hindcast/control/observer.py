@@ -6,6 +6,7 @@ lease expired. Two hosts' wall clocks are never compared (the rule of KCL's and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from hindcast.clock import Clock
@@ -40,6 +41,11 @@ class Observer:
     def expired(self, lease: Lease) -> bool:
         """Whether an owned lease has been still for a whole lease. A free one is not expired, it is free."""
         return not lease.free and self.unchanged_seconds(lease) >= self._lease_seconds
+
+    def next_expiry(self, after: float) -> float:
+        """When, on this clock, the next of the observed leases expires that has not by ``after``, if none changes; infinity for never."""
+        owned = (since + self._lease_seconds for (owner, _, _), since in self._seen.values() if owner)
+        return min((at for at in owned if at > after), default=math.inf)
 
     def alive(self, lease: Lease) -> bool:
         """Whether the lease has an owner that may still be renewing it."""

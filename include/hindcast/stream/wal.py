@@ -7,6 +7,7 @@ after a crash is planned from ``offsets/N``, so it is the same batch. The files 
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -106,9 +107,9 @@ class SparkCheckpoint:
         if not self._fs.exists(path):
             return []
         found = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(self._fs.listStatus(path))
-        # One string: asked for one by one, the names of a hundred batches are several hundred calls into the JVM.
-        names = [line.rpartition("/")[2] for line in self._jvm.org.apache.commons.lang3.StringUtils.join(found, "\n\n").split("\n\n")]
-        return sorted(int(name) for name in names if name.isdigit())
+        # As one string, "{.../offsets/0,.../offsets/1}": asked for one by one, a hundred names are several hundred calls into the JVM.
+        text = self._jvm.org.apache.commons.lang3.ArrayUtils.toString(found)
+        return sorted(int(number) for number in re.findall(rf"/{folder}/(\d+)(?=[,}}])", text))
 
     def _read(self, name: str) -> str | None:
         path = self._jvm.org.apache.hadoop.fs.Path(self._root, name)
