@@ -117,7 +117,7 @@ def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: st
     key = running.consumer.lease.key
     worker._running[key] = running
     failure = {"its query failed": RuntimeError("no"), "it is refused": OffsetGapError(pipeline="p")}.get(how)
-    running.consumer.__dict__.update(stop=lambda: None, failure=failure)
+    running.consumer.__dict__.update(stop=lambda: None, failure=failure, progressed=True)
     held: Any = SimpleNamespace(owner="w", holds=lambda *_: failure is not None, closed=lambda _: None, report=lambda *_, **__: None)
     worker._keeper = held
     worker._diagnosed = lambda _, found: found  # type: ignore[method-assign]

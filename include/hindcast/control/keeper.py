@@ -37,6 +37,8 @@ RENEWALS = 4
 #: A worker that stood still for so long that it lost shards asks nobody for any until this has passed. One that stands still again and
 #: again would have them handed to it, and taken from it, each time. What is free or expired it takes at once.
 SETTLE_SECONDS = 60.0
+#: For so many leases a worker that has died has not renewed its slot when others begin, and end, to take its shards over.
+SUSPECTED = (0.5, 1.5)
 #: Looks in one lease. A death, a wish or a hand-over is seen at most one look late; a look writes nothing, and reads no file where
 #: nothing was committed.
 LOOKS = 64
@@ -188,6 +190,13 @@ class Keeper:
         given = any(row.lease_owner == self.owner and row.key not in self._held for row in wanted)
         takes = balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer)
         return given or bool(takes) or bool(shards.opened(snapshot.leases))
+
+    def suspects(self) -> bool:
+        """Whether another worker of the fleet may have died of late, and its shards are about to be taken over."""
+        with self._lock:
+            still = self._observer.still_seconds(self._fleet, StatusType.SLOT)
+        least, most = (leases * self.lease_seconds for leases in SUSPECTED)
+        return any(least < seconds < most for owner, seconds in still.items() if owner != self.owner)
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until a consumer has closed: True where one has, so that its lease is given away at once."""

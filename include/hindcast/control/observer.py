@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from hindcast.clock import Clock
-from hindcast.control.leases import Lease, LeaseKey
+from hindcast.control.leases import Lease, LeaseKey, StatusType
 
 
 class Observer:
@@ -46,6 +46,16 @@ class Observer:
         """When, on this clock, the next of the observed leases expires that has not by ``after``, if none changes; infinity for never."""
         owned = (since + self._lease_seconds for (owner, _, _), since in self._seen.values() if owner)
         return min((at for at in owned if at > after), default=math.inf)
+
+    def still_seconds(self, stream_id: str, kind: StatusType) -> dict[str, float]:
+        """By owner, for how long its leases of a stream and kind have been seen as they are now."""
+        now = self._clock.monotonic()
+        found = (
+            (owner, now - since)
+            for key, ((owner, _, _), since) in self._seen.items()
+            if owner and (key.stream_id, key.status_type) == (stream_id, kind)
+        )
+        return dict(found)
 
     def alive(self, lease: Lease) -> bool:
         """Whether the lease has an owner that may still be renewing it."""

@@ -72,13 +72,12 @@ class ShardConsumer:
         self._refusal: Exception | None = None
         self._draining = threading.Event()
         self._rows: list[LedgerRow] = []  # committed, not yet in the ledger; the last may still lack what Spark measured
-        self._last_cpu = 0.0
-        self._committed = 0
-        self._lock = threading.Lock()
-        self._flushing = threading.Lock()  # the audit's thread stops a shard that ends while the main thread flushes all
+        self._last_cpu, self._committed = 0.0, 0
+        self._lock, self._flushing = threading.Lock(), threading.Lock()  # the audit may stop a shard while the main thread flushes all
         self._history: list[LedgerRow] = []  # each batch in the ledger after this one:
         self._history_after = 0
         self.most_records = 0  # of one batch and topic; 0 for the bound of all streams
+        self.give_way: Callable[[], object] = lambda: None  # before each batch but the first; may wait
 
     # -- life --------------------------------------------------------------------------------------------------------------
 
@@ -251,6 +250,8 @@ class ShardConsumer:
     # -- a batch -------------------------------------------------------------------------------------------------------------
 
     def _commit_batch(self, frame: DataFrame, spark_batch: int) -> None:
+        if self.progressed:
+            self.give_way()
         if self._draining.is_set():
             raise _DrainedError
         try:

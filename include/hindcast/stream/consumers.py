@@ -39,6 +39,7 @@ from hindcast.stream import source
 from hindcast.stream.audit import Audit
 from hindcast.stream.consumer import ShardConsumer
 from hindcast.stream.deployed import Deployed
+from hindcast.stream.precedence import Precedence
 from hindcast.topics.offsets import TopicOffsets, across
 
 _log = structlog.get_logger(__name__)
@@ -106,6 +107,7 @@ class Consumers:
         self._settling: list[_Running] = []  # given up or lost, with late and poison rows still to be filed
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
         self._auditing = threading.Lock()
+        self._precedence = Precedence(clock)
         self.superseded: frozenset[LeaseKey] = frozenset()  # shards of an older generation: to be ended
         self.leaving = False  # the worker stops: the next owner ends what is superseded
         self.audit_due = threading.Event()  # somebody waits for what is late and poison to be filed
@@ -128,9 +130,11 @@ class Consumers:
         :param superseded: only end it: seal it, file what is late or poison, and start no query
         :param shadow: its batches are bounded, so that those of the active version need not wait for long
         """
+        self._precedence.begin(lease.key)
         pipeline = self._pipeline(lease.key)
         consumer = ShardConsumer(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, cpu_seconds)
         consumer.most_records = source.MAX_RECORDS_PER_SHADOW_BATCH if shadow else 0
+        consumer.give_way = self._precedence.give_way
         # A pool for each query: Spark's fair scheduler then shares the cores between the shards of this worker.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", consumer.app)
         try:
@@ -197,6 +201,7 @@ class Consumers:
 
     def tick(self) -> None:
         """Look after every query: fence off what is no longer ours, report what failed, give away what has drained."""
+        self._precedence.keep(key for key, running in self._running.items() if not (running.consumer.progressed or running.draining))
         for key, running in list(self._running.items()):
             consumer, lease = running.consumer, running.consumer.lease
             failure = consumer.failure
@@ -272,6 +277,7 @@ class Consumers:
     def _audit(self, running: _Running, *, to_the_end: bool = False) -> bool:
         """One pass; whether it went well. One that fails is tried again by the next, and must never end the stream."""
         lease = running.consumer.lease
+        self._precedence.give_way()
         try:
             if running.filed is None:
                 running.filed = running.audit.filed()

@@ -41,7 +41,9 @@ class SparkCheckpoint:
     def __init__(self, spark: SparkSession, url: str, *, pipeline: Pipeline, shard: str) -> None:
         context: Any = spark.sparkContext
         self._jvm = context._jvm
-        self._root = self._jvm.org.apache.hadoop.fs.Path(url)
+        # Looked up once: each name on the way to a class is a call into the JVM.
+        self._path, self._io = self._jvm.org.apache.hadoop.fs.Path, self._jvm.org.apache.commons.io.IOUtils
+        self._root = self._path(url)
         self._fs = self._root.getFileSystem(context._jsc.hadoopConfiguration())
         self.url, self._pipeline, self._shard = url, pipeline, shard
 
@@ -103,7 +105,7 @@ class SparkCheckpoint:
                 raise self._damaged(f"commits/{number} is torn or empty")
 
     def _numbers(self, folder: str) -> list[int]:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._root, folder)
+        path = self._path(self._root, folder)
         if not self._fs.exists(path):
             return []
         found = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(self._fs.listStatus(path))
@@ -112,12 +114,12 @@ class SparkCheckpoint:
         return sorted(int(number) for number in re.findall(rf"/{folder}/(\d+)(?=[,}}])", text))
 
     def _read(self, name: str) -> str | None:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        path = self._path(self._root, name)
         if not self._fs.exists(path):
             return None
         stream = self._fs.open(path)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(self._io.toString(stream, "UTF-8"))
         finally:
             stream.close()
 
@@ -162,10 +164,10 @@ class SparkCheckpoint:
         self._fs.delete(self._root, True)
 
     def _delete(self, name: str) -> None:
-        self._fs.delete(self._jvm.org.apache.hadoop.fs.Path(self._root, name), True)
+        self._fs.delete(self._path(self._root, name), True)
 
     def _write(self, name: str, text: str) -> None:
-        stream = self._fs.create(self._jvm.org.apache.hadoop.fs.Path(self._root, name), True)
+        stream = self._fs.create(self._path(self._root, name), True)
         try:
             stream.write(bytearray(text.encode()))
         finally:

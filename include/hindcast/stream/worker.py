@@ -288,6 +288,8 @@ class Worker:
     def _audit(self, consumers: Consumers) -> None:
         while not self._ended.is_set():
             consumers.audit_due.wait(self._settings.audit_seconds)
+            while self._keeper.suspects() and not self._ended.is_set():
+                self._ended.wait(self._keeper.look_seconds)  # a pass takes seconds, and shards may be taken over before it ends
             if self._ended.is_set():
                 return
             consumers.audit()

@@ -1,0 +1,75 @@
+"""A shard that stands still goes first: what runs beside its take-over waits for it, and never for long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from hindcast.control.keeper import Keeper
+from hindcast.control.leases import LeaseKey, StatusType
+from hindcast.stream.precedence import SECONDS, Precedence
+from hindcast.testing import FakeClock
+
+LEASE = 10.0
+ONE, OTHER = (LeaseKey("p", StatusType.SHARD, f"v1.g0.s{number}") for number in range(2))
+
+
+def waiting(precedence: Precedence) -> threading.Thread:
+    """Something that gives way; it ends once nothing stands still."""
+    thread = threading.Thread(target=precedence.give_way)
+    thread.start()
+    return thread
+
+
+def test_all_gives_way_until_every_shard_is_served() -> None:
+    """Two are taken at once: the first one's batch lets nobody pass yet."""
+    precedence = Precedence(FakeClock())
+    precedence.begin(ONE)
+    precedence.begin(OTHER)
+    thread = waiting(precedence)
+    precedence.keep([OTHER])
+    thread.join(0.1)
+    assert thread.is_alive()
+    precedence.keep([])
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def test_nothing_waits_where_no_shard_stands_still_or_for_long(clock: FakeClock) -> None:
+    """A shard without new records commits nothing: the others go on after a while, and meet no wait any more."""
+    precedence = Precedence(clock)
+    precedence.give_way()
+    precedence.begin(ONE)
+    clock.advance(SECONDS)
+    precedence.give_way()
+    precedence.keep([ONE])
+    precedence.give_way()
+    precedence.begin(OTHER)
+    thread = waiting(precedence)
+    precedence.keep([])
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def test_a_worker_is_suspected_from_half_a_lease_without_a_renewal_until_its_shards_are_taken(
+    clock: FakeClock, keeper: Callable[..., Keeper]
+) -> None:
+    """One that renews, or left long ago, or is oneself, is not."""
+    one, other = keeper("a"), keeper("b")
+    one.step()
+    assert not one.suspects()
+    clock.advance(0.4 * LEASE)
+    one.look()
+    assert not one.suspects()
+    clock.advance(0.2 * LEASE)
+    one.look()
+    assert one.suspects(), "b has not renewed for 0.6 leases"
+    other.step()
+    one.look()
+    assert not one.suspects()
+    clock.advance(1.4 * LEASE)
+    one.look()
+    assert one.suspects(), "its shards may just be on their way"
+    clock.advance(0.2 * LEASE)
+    one.look()
+    assert not one.suspects(), "nobody waits for a worker that is gone"
