@@ -43,6 +43,8 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
             allowed()
             raise CheckpointRefusedError(pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it.")
 
+        def prepare(self) -> None: ...
+
         def stop(self) -> None: ...
 
     monkeypatch.setattr(consumers, "ShardConsumer", Refusing)

@@ -32,7 +32,7 @@ from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.shards import app_id, shard_version
-from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, OffsetGapError, StoreUnavailableError
+from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, StoreUnavailableError
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.settings import Settings
 from hindcast.stream import files, measure, rewind, session, source, takeover
@@ -68,6 +68,7 @@ class ShardConsumer:
         self._query: StreamingQuery | None = None
         self._position: takeover.Position | None = None
         self._start: Offsets = {}
+        self._prepared: tuple[tuple[Offsets, Offsets], DataFrame] | None = None  # for a start and floors, the query's frame
         self._rerun: Rerun | None = None  # while it runs there is no query
         self._refusal: Exception | None = None
         self._draining = threading.Event()
@@ -98,11 +99,18 @@ class ShardConsumer:
             self._report(self._history[-1].sink_version)
         return shape.fingerprint
 
+    def prepare(self) -> None:
+        """Make the query's frame as it is where a checkpoint is gone on with. It needs nothing of the sink: another thread may make it
+        while that is sealed.
+        """
+        place = by_partition(self.lease.checkpoint["start_offsets"]), by_partition(self.lease.checkpoint.get("floors", {}))
+        self._prepared = place, self._frame(*place)
+
     def start(self, rebuild: str = "", *, allowed: Callable[[], object] = lambda: None) -> str:
         """Take the shard over and start its query (the steps are in :mod:`hindcast.stream.takeover`).
 
         :param rebuild: why its state is to be made anew; empty where its checkpoint is to be gone on with
-        :param allowed: called once the sink is sealed; raises where nothing must be read
+        :param allowed: called once the sink is sealed; waits for what is done beside, and raises where nothing must be read
         :returns: why its state was made anew, empty where it was not
         :raises HindcastError: where it cannot go on exactly where the sink stands; nothing was read
         """
@@ -128,13 +136,14 @@ class ShardConsumer:
             self._refusal = error
 
     def _begin(self) -> None:
-        assert self._wal is not None
+        assert self._wal is not None and self._position is not None
         self._last_cpu = self._cpu_seconds()
+        place = self._start, self._position.incarnation.floors
+        frame = self._prepared[1] if self._prepared is not None and self._prepared[0] == place else self._frame(*place)
         session.keep_state_for(self._spark, self.pipeline)
         reach("takeover.5")
         self._query = (
-            self._frame(self._start)
-            .writeStream.queryName(f"{self.pipeline.name}.{self.lease.status_value}")
+            frame.writeStream.queryName(f"{self.pipeline.name}.{self.lease.status_value}")
             .foreachBatch(self._commit_batch)
             .outputMode(source.output_mode(self.pipeline))
             .option("checkpointLocation", self._wal.url)
@@ -184,10 +193,9 @@ class ShardConsumer:
         url = self._settings.checkpoint(self.pipeline.name, folder)
         return SparkCheckpoint(self._spark, url, pipeline=self.pipeline, shard=self.lease.status_value)
 
-    def _frame(self, start: Offsets) -> DataFrame:
-        assert self._position is not None
+    def _frame(self, start: Offsets, floors: Offsets) -> DataFrame:
         parsed = [self._observed(index, topic, start) for index, topic in enumerate(self.pipeline.topics)]
-        return source.result(parsed, self.pipeline, self._position.incarnation.floors)
+        return source.result(parsed, self.pipeline, floors)
 
     def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
         raw = source.stream(self._spark, self._settings, self.pipeline, topic, start, self.most_records)
@@ -274,7 +282,7 @@ class ShardConsumer:
             files.run(frame)  # the sink holds this batch, or it is the one that rewinds: only Spark's state needs it
             return
         start = self._wal.planned(spark_batch - 1).end_offsets if spark_batch else by_partition(self.lease.checkpoint["start_offsets"])
-        self._check_chain(fence.batch, start)
+        position.check_follows(self.pipeline, self.lease, fence.batch, start)
         watermark_ms = max(plan.watermark_ms, position.watermark_ms)  # after a rewinding Spark's own begins at 0 again
         reach("sink.2")  # 2. data files, named by no commit
         written, output_rows = self._written(frame, fence)
@@ -317,18 +325,6 @@ class ShardConsumer:
         if rows.group_by(keys).aggregate([]).num_rows < rows.num_rows:
             raise DoubledKeyError(pipeline=self.pipeline.name, keys=", ".join(keys), batch=fence.batch)
         return Upsert(rows, keys), rows.num_rows
-
-    def _check_chain(self, batch: int, start: Offsets) -> None:
-        assert self._position is not None
-        if batch != self._position.fence.batch + 1 or start != self._position.end_offsets:
-            raise OffsetGapError(
-                pipeline=self.pipeline.name,
-                shard=self.lease.status_value,
-                batch=batch,
-                start=start,
-                recorded=f"batch {self._position.fence.batch}, offsets {self._position.end_offsets}",
-                cure=f"`hindcast rebuild {self.pipeline.name} --shard {self.lease.status_value}` makes its state anew from the topic.",
-            )
 
     # -- what the ledger and the lease learn -----------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Consumers:
         self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
         self._ledger = Ledger(ControlTables(settings))
         self._topics = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
-        self._asking = ThreadPoolExecutor(1, "topics")
+        self._beside = ThreadPoolExecutor(2, "take-over")
         self._running: dict[LeaseKey, _Running] = {}
         self._settling: list[_Running] = []  # given up or lost, with late and poison rows still to be filed
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
@@ -143,12 +143,12 @@ class Consumers:
             if superseded:
                 consumer.seal()
             else:
-                # The broker is asked while the sink is sealed: the shard stands still for as long as both take.
-                retained = self._asking.submit(_check_retained, self._topics, pipeline, lease)
+                # While the sink is sealed the broker is asked and the query made: the shard stands still for as long as all takes.
+                beside = [self._beside.submit(_check_retained, self._topics, pipeline, lease), self._beside.submit(consumer.prepare)]
                 try:
-                    rebuilt = consumer.start(rebuilt, allowed=retained.result)
+                    rebuilt = consumer.start(rebuilt, allowed=lambda: [task.result() for task in beside])
                 finally:
-                    wait([retained])
+                    wait(beside)
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             consumer.stop()
             self._failed(lease, error)

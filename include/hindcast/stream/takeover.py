@@ -52,6 +52,18 @@ class Position:
         number = self.fence.batch - self.incarnation.base
         return number if number >= 0 else None
 
+    def check_follows(self, pipeline: Pipeline, lease: Lease, batch: int, start: Offsets) -> None:
+        """:raises OffsetGapError: where a batch does not begin where the sink ends"""
+        if batch != self.fence.batch + 1 or start != self.end_offsets:
+            raise OffsetGapError(
+                pipeline=pipeline.name,
+                shard=lease.status_value,
+                batch=batch,
+                start=start,
+                recorded=f"batch {self.fence.batch}, offsets {self.end_offsets}",
+                cure=f"`hindcast rebuild {pipeline.name} --shard {lease.status_value}` makes its state anew from the topic.",
+            )
+
     def floors(self) -> Offsets:
         """By partition, what is final: windows that end at or before it are in the sink."""
         return {partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0)) for partition in self.end_offsets}
