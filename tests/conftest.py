@@ -7,6 +7,7 @@ Each test run has its own homes and free ports, so it stands beside a running de
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,8 +46,12 @@ def _own_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _plain_logs() -> None:
-    """Logs go where the test's output goes: Airflow, once imported, would keep them on a stream that an earlier test has closed."""
+    """Logs go where the errors of the running test go: Airflow, once imported, would keep them on a stream that an earlier test has closed.
+
+    Never where its output goes: a thread that tidies a table would write into the JSON that a command prints.
+    """
     structlog.reset_defaults()
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 @pytest.fixture(scope="session")
