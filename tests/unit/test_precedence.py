@@ -51,23 +51,23 @@ def test_nothing_waits_where_no_shard_stands_still_or_for_long(clock: FakeClock)
     assert not thread.is_alive()
 
 
-def test_a_worker_is_suspected_from_half_a_lease_without_a_renewal_until_its_shards_are_taken(
+def test_a_worker_is_suspected_once_a_renewal_is_overdue_and_until_its_shards_are_taken(
     clock: FakeClock, keeper: Callable[..., Keeper]
 ) -> None:
     """One that renews, or left long ago, or is oneself, is not."""
     one, other = keeper("a"), keeper("b")
     one.step()
     assert not one.suspects()
-    clock.advance(0.4 * LEASE)
+    clock.advance(0.3 * LEASE)
     one.look()
     assert not one.suspects()
     clock.advance(0.2 * LEASE)
     one.look()
-    assert one.suspects(), "b has not renewed for 0.6 leases"
+    assert one.suspects(), "b has not renewed for half a lease"
     other.step()
     one.look()
     assert not one.suspects()
-    clock.advance(1.4 * LEASE)
+    clock.advance(1.3 * LEASE)
     one.look()
     assert one.suspects(), "its shards may just be on their way"
     clock.advance(0.2 * LEASE)

@@ -37,8 +37,9 @@ RENEWALS = 4
 #: A worker that stood still for so long that it lost shards asks nobody for any until this has passed. One that stands still again and
 #: again would have them handed to it, and taken from it, each time. What is free or expired it takes at once.
 SETTLE_SECONDS = 60.0
-#: For so many leases a worker that has died has not renewed its slot when others begin, and end, to take its shards over.
-SUSPECTED = (0.5, 1.5)
+#: A worker that has not renewed its slot for so many leases may have died (a renewal is due each quarter), and its shards may still be
+#: on their way to others (they expire after one).
+SUSPECTED = (0.35, 1.35)
 #: Looks in one lease. A death, a wish or a hand-over is seen at most one look late; a look writes nothing, and reads no file where
 #: nothing was committed.
 LOOKS = 64

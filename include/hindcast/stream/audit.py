@@ -40,6 +40,7 @@ class Audit:
 
     def __init__(self, spark: SparkSession, settings: Settings, pipeline: Pipeline, app: str, epoch: int) -> None:
         self._spark, self._settings, self._pipeline, self._epoch = spark, settings, pipeline, epoch
+        self.give_way: Callable[[], object] = lambda: None  # between the parts of a pass; may wait
         tables = ControlTables(settings)
 
         def account(name: ControlTable, rows: Callable[..., DataFrame], may_have: Callable[[Sequence[LedgerRow]], bool]) -> _Account:
@@ -73,6 +74,7 @@ class Audit:
                     continue
                 fresh = rows.where(F.col("_batch") > (before.batch if before else 0))
                 table, written = account.table, []
+                self.give_way()
                 if account.may_have(todo):
                     name = f"{todo[-1].shard}-e{self._epoch}-b{target.batch}"
                     written = files.write_files(account.frame(fresh, todo[-1]), table.url, table.storage_options, name)

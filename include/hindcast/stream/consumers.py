@@ -154,6 +154,7 @@ class Consumers:
             self._failed(lease, error)
             return
         audit = Audit(self._spark, self._settings, pipeline, consumer.app, lease.epoch)
+        audit.give_way = self._precedence.give_way
         self._running[lease.key] = _Running(consumer, audit, rebuilt=request, draining=superseded)
         message = f"{self._keeper.owner} {'ends' if superseded else 'consumes'} {lease.key} in epoch {lease.epoch}."
         self._record(EventKind.SHARD_TAKEN, message, lease)
