@@ -35,7 +35,7 @@ from hindcast.settings import Settings, project_root
 ROWS_PER_SECOND = 100.0
 #: What each owner has committed before one is killed: a fleet at work, not one that is being put together.
 BATCHES = 5
-#: Between two looks at the tables. What is measured comes from their stamps; looking takes CPU from the fleet (every 0.5 s, a third of a core).
+#: Between two looks at the tables. What is measured comes from their stamps; looks take CPU from the fleet (each 0.5 s: a third of a core).
 LOOK_SECONDS = 3.0
 BAR = 40
 
