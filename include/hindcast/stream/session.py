@@ -28,7 +28,7 @@ _STATE_ON_DISK = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSto
 #: JVM options for many small batches: the quick compiler alone. The slow one competes with a young JVM's batches for the cores for minutes
 #: (the first batch of a query 6.5 instead of 10.0 s, the tenth 0.5 instead of 1.0 s, on 2 cores with two workers).
 QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-#: One JVM beside others on a small machine. A heap that is given back at once is full again at once: with 10 to 30 % left free a worker's JVM
+#: One JVM beside others on a small machine. A heap given back at once is full again at once: with 10 to 30 % left free a worker's JVM
 #: stood still for 0.3 to 1 s each 5 to 30 s (19 whole collections in its first 5 minutes; 5 with what is set here).
 _SMALL_JVM = (
     "-XX:+UseSerialGC -Xmn192m -XX:MetaspaceSize=192m -XX:MinHeapFreeRatio=40 -XX:MaxHeapFreeRatio=70"
