@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hindcast.control import shards
-from hindcast.control.keeper import Keeper
+from hindcast.control.keeper import LOOKS, Keeper
 from hindcast.control.leases import Lease, LeaseKey
 from hindcast.control.store import Snapshot
 from hindcast.testing import FakeClock, MemoryStore
@@ -73,6 +74,24 @@ def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(store: Memor
     assert len(weighed) == times
     shards.create(store, "q", 1, 1, {0: 0})
     assert one.look()
+
+
+def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """Looks are a part of a lease apart, but the one that finds an expired lease is not late; nor is any wait ever none at all."""
+    add_shards(store, 1)
+    keeper("a").step()
+    b = keeper("b")
+    often = b.look_seconds
+    assert often == LEASE / LOOKS
+    clock.advance(LEASE / 2)
+    assert not b.look()
+    clock.advance(LEASE / 2 - often / 4)
+    assert not b.look()
+    assert b.look_seconds == pytest.approx(often / 4)
+    clock.advance(b.look_seconds)
+    assert b.look_seconds == often
+    assert b.look()
+    assert b.look_seconds == often
 
 
 def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:

@@ -40,9 +40,9 @@ SETTLE_SECONDS = 60.0
 #: A worker that has not renewed its slot for so many leases may have died (a renewal is due each quarter), and its shards may still be
 #: on their way to others (they expire after one).
 SUSPECTED = (0.35, 1.35)
-#: Looks in one lease. A death, a wish or a hand-over is seen at most one look late; a look writes nothing, and reads no file where
-#: nothing was committed.
-LOOKS = 64
+#: Looks in one lease, at least. A death, a wish or a hand-over is seen at most one look late; a look writes nothing, and reads no file
+#: where nothing was committed. What it costs is the waking of a thread.
+LOOKS = 32
 
 
 @dataclass
@@ -110,7 +110,11 @@ class Keeper:
 
     @property
     def look_seconds(self) -> float:
-        return self.lease_seconds / LOOKS
+        """How long to wait for the next look: no longer than until something that was seen expires."""
+        with self._lock:
+            left = self._idle[1] - self._clock.monotonic()
+        often = self.lease_seconds / LOOKS
+        return min(often, left) if left > 0 else often
 
     @property
     def slot(self) -> LeaseKey | None:
