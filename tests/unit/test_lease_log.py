@@ -39,7 +39,7 @@ def remove_all(table: LeaseTable) -> None:
 
 
 def tidy(table: LeaseTable) -> None:
-    table.upkeep.run(table.read().token)
+    table.upkeep.run()
 
 
 def foreign(**options: str) -> Callable[[LeaseTable], None]:

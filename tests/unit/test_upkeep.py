@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hindcast.control import schema, upkeep
 from hindcast.control import tables as tables_module
 from hindcast.control.lease_table import BELIEVED_SECONDS, LeaseTable
 from hindcast.control.leases import Lease, StatusType
-from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, ControlTable
+from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, LEASES_CHECKPOINT_EVERY, ControlTable
 from hindcast.control.store import Snapshot, swap
 from hindcast.control.tables import ControlTables
 from hindcast.errors import CommitConflictError, CommitUnknownError
@@ -69,13 +70,13 @@ def test_a_table_that_cannot_be_opened_is_left_to_the_next_time(store: LeaseTabl
 
 def test_renewals_alone_keep_the_table_small(short_retention: None, store: LeaseTable, settings: Settings) -> None:
     """After many renewals and a pause, the next renewals leave few files and a short log, and no maintenance was asked for."""
-    for _ in range(2 * upkeep.DELETE_EVERY):
+    for _ in range(2 * upkeep.EVERY):
         swap(store, renew)
     time.sleep(1.1)  # Delta compares the ages of files with its own clock
-    for _ in range(upkeep.DELETE_EVERY):
+    for _ in range(upkeep.EVERY):
         swap(store, renew)
         store.upkeep.wait()  # as in life, where the next renewal is far away
-    every = upkeep.DELETE_EVERY
+    every = upkeep.EVERY
     assert len(data_files(settings)) <= every + 1
     assert len(list((folder(settings) / "_delta_log").glob("*.json"))) <= 2 * every
     assert LeaseTable(settings).leases()[0].lease_counter == 3 * every
@@ -91,7 +92,7 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
         return 0
 
     monkeypatch.setattr(upkeep, "tidy_leases", slow)
-    monkeypatch.setattr(upkeep, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(upkeep, "EVERY", 2)
     store = LeaseTable(settings)
     swap(store, lambda _: [shard()])
     for _ in range(10):
@@ -103,19 +104,21 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
 
 
 def test_a_process_that_ends_at_once_ends_well(settings: Settings) -> None:
-    """A process whose last commit begins an upkeep finishes it and ends with 0."""
+    """A process whose last commit begins an upkeep finishes it and ends with 0; on the way its commits were checkpointed."""
     code = f"""
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
 from hindcast.control.store import swap
 from hindcast.settings import Settings
 store = LeaseTable(Settings(home={str(settings.home)!r}))
-for number in range({upkeep.CHECKPOINT_EVERY}):
+for number in range({upkeep.EVERY}):
     swap(store, lambda _: [Lease(stream_id="a", status_type=StatusType.SHARD, status_value=str(number))])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (folder(settings) / "_delta_log" / f"{upkeep.CHECKPOINT_EVERY:020d}.checkpoint.parquet").exists()
+    checkpoints = sorted(int(path.name.split(".")[0]) for path in (folder(settings) / "_delta_log").glob("*.checkpoint.parquet"))
+    assert checkpoints[0] == LEASES_CHECKPOINT_EVERY - 1
+    assert {after - before for before, after in pairwise(checkpoints)} == {LEASES_CHECKPOINT_EVERY}
 
 
 def test_two_that_tidy_at_once_lose_no_renewal(short_retention: None, store: LeaseTable, settings: Settings) -> None:
@@ -186,7 +189,6 @@ def test_a_sleeper_finds_the_newest_leases(short_retention: None, store: LeaseTa
     for _ in range(5):
         swap(store, renew)
     time.sleep(1.1)  # Delta compares the ages of files with its own clock
-    upkeep.tidy_leases(lambda version=None: DeltaTable(str(folder(settings)), version=version), store.read().token)
     store.upkeep.run()
     assert not (folder(settings) / "_delta_log" / f"{snapshot.token + 1:020d}.json").exists()
     with pytest.raises((CommitConflictError, CommitUnknownError)):
@@ -207,7 +209,7 @@ def test_a_commit_that_lands_late_is_not_believed(store: LeaseTable, settings: S
 
 def test_appended_rows_are_joined_into_few_files(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is appended to row by row compacts itself, and each row is there once."""
-    monkeypatch.setattr(upkeep, "EVERY_APPENDS", 10)
+    monkeypatch.setattr(upkeep, "EVERY", 10)
     tables = ControlTables(settings)
     for number in range(25):
         tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])

@@ -27,8 +27,9 @@ BELIEVED_SECONDS = LEASES_RETENTION_SECONDS / 2
 
 #: delta-rs is told not to retry: its own retry would rebase our rows onto rows we never read.
 _NO_RETRY = CommitProperties(max_commit_retries=0)
-#: Checkpoints and the deletion of old logs are the upkeep's, off the path of a renewal.
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+#: A version is checkpointed by the commit that made it: a reader of a checkpoint that two write at once finds neither the old nor the
+#: new. The deletion of old logs is the upkeep's, off the path of a renewal.
+_CHECKPOINT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 #: One file that is always read whole: neither statistics nor dictionaries pay.
 _PLAIN = WriterProperties(
     compression="LZ4_RAW", default_column_properties=ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
@@ -77,7 +78,7 @@ class LeaseTable:
         version, file = found
         if file is not None:
             try:
-                data = pq.ParquetFile(file).read(use_threads=False)
+                data = pq.ParquetFile(pa.BufferReader(file.read_bytes()), pre_buffer=False).read(use_threads=False)
             except (OSError, pa.ArrowException):
                 return False
             if data.schema.names != SCHEMAS[ControlTable.LEASES].names:
@@ -111,7 +112,7 @@ class LeaseTable:
                     mode="overwrite",
                     writer_properties=_PLAIN,
                     commit_properties=_NO_RETRY,
-                    post_commithook_properties=_NO_HOOKS,
+                    post_commithook_properties=_CHECKPOINT,
                 )
             except CommitFailedError as error:
                 self._forget()

@@ -53,8 +53,8 @@ class ControlTables:
     def url(self, name: ControlTable) -> str:
         return self._settings.table("control", name)
 
-    def open(self, name: ControlTable, version: int | None = None) -> DeltaTable:
-        """The table at its newest version or at one that is there, made on first use.
+    def open(self, name: ControlTable) -> DeltaTable:
+        """The table at its newest version, made on first use.
 
         :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
         :raises StoreUnavailableError: where the store does not answer
@@ -62,7 +62,7 @@ class ControlTables:
         url, options = self.url(name), self._settings.storage_options
         refuse_empty_commits(url, newest_only=True)
         try:
-            table = DeltaTable(url, version=version, storage_options=options or None)
+            table = DeltaTable(url, storage_options=options or None)
         except TableNotFoundError:
             table = self._create(name)
         except (DeltaError, OSError) as error:

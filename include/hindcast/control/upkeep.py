@@ -1,9 +1,8 @@
 """Tables that are committed to all day keep themselves small.
 
-Whoever commits a version that is a multiple of a small number tidies the table in a thread of its own, so no writer waits for it; the
+Whoever commits a version that is a multiple of :data:`EVERY` tidies the table in a thread of its own, so no writer waits for it; the
 others go on meanwhile. Two that do it at once are safe: what both would delete is gone, or one of them is refused and leaves it to
-the next. Only the checkpoint must have one author, for a reader of one that is being replaced finds neither the old nor the new: a
-version is checkpointed by the process that committed it.
+the next. Checkpoints are written by the commits themselves.
 
 What no version within the retention needs is deleted. ``leases`` is only ever read at its newest version, for milliseconds, so it
 keeps minutes; a reader that slept through them gets an error and reads again.
@@ -17,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,12 +33,9 @@ from hindcast.errors import StoreUnavailableError
 
 _log = structlog.get_logger(__name__)
 
-#: Versions of ``leases`` between two checkpoints: a cold open reads one small file for each version since the last (nine: 4 ms of 17),
-#: and between two deletions of what is old.
-CHECKPOINT_EVERY, DELETE_EVERY = 5, 50
-#: Versions of the other tables between two compactions: each append leaves a file, which costs a reader nearly 2 ms. Whoever takes a
-#: shard over reads the ledger first.
-EVERY_APPENDS = 50
+#: Versions of a table between two times. Each append leaves a file, which costs a reader nearly 2 ms, and whoever takes a shard over
+#: reads the ledger first.
+EVERY = 50
 #: Files of appended rows are joined up to this size. Larger ones are left alone, so that a long history is not rewritten for a few rows.
 COMPACTED_BYTES = 8 * 1024 * 1024
 #: Files that are joined in one commit: what has to be in memory at once.
@@ -51,28 +47,18 @@ ATTEMPTS = 5
 _NO_RETRY = CommitProperties(max_commit_retries=0)
 
 
-class OpenTable(Protocol):
-    """Opens one table at its newest version, or at one that is there."""
-
-    def __call__(self, version: int | None = None) -> DeltaTable: ...
-
-
+#: Opens one table at its newest version.
+OpenTable = Callable[[], DeltaTable]
 _T = TypeVar("_T")
 
 
-def tidy_leases(open_table: OpenTable, version: int | None = None) -> int:
+def tidy_leases(open_table: OpenTable) -> int:
     """Drop the leases' log before the last checkpoint and the files that no recent version names; return how many files went.
-
-    :param version: a version to checkpoint first, which this process has committed; only some of them are followed by a deletion
 
     Files whose commit was refused are dropped, too. One whose commit is still under way is not lost: the vacuum first commits its
     start on the version it has read, which Delta refuses where the leases were written since; once that commit is there, no commit
     that was decided before it is accepted (the leases are committed without retries).
     """
-    if version is not None:
-        open_table(version=version).create_checkpoint()
-        if version % DELETE_EVERY:
-            return 0
     open_table().cleanup_metadata()
     return len(_decided_anew(open_table, lambda table: table.vacuum(dry_run=False, full=True, commit_properties=_NO_RETRY)))
 
@@ -144,30 +130,28 @@ class Upkeep:
 
     def __init__(self, name: ControlTable, open_table: OpenTable, storage_options: dict[str, str]) -> None:
         self._name, self._open, self._options = name, open_table, storage_options
-        self._every = CHECKPOINT_EVERY if name is ControlTable.LEASES else EVERY_APPENDS
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def committed(self, version: int) -> None:
         """Say that this process has committed a version. Returns at once."""
-        if version % self._every:
+        if version % EVERY:
             return
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 # Not a daemon: Python ends by joining it. One that still ran in native code meanwhile would crash the process at its end.
-                self._thread = threading.Thread(target=self.run, args=(version,), name=f"upkeep-{self._name}")
+                self._thread = threading.Thread(target=self.run, name=f"upkeep-{self._name}")
                 self._thread.start()
 
-    def run(self, version: int | None = None) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Tidy now; what cannot be done now is left to the next time and never an error of the writer.
 
-        :param version: the version that this process has committed, where it has
         :returns: {files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
         """
         started, deleted, skipped = time.monotonic(), 0, ""
         try:
             whole = self._name is ControlTable.LEASES
-            deleted = tidy_leases(self._open, version) if whole else tidy_appended(self._open, self._options)
+            deleted = tidy_leases(self._open) if whole else tidy_appended(self._open, self._options)
         except CommitFailedError as error:
             skipped = f"a writer was faster: {error}"
         except (DeltaError, OSError, StoreUnavailableError) as error:
