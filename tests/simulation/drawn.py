@@ -42,7 +42,25 @@ KEPT: dict[str, tuple[int, int, list[Action]]] = {
             Action("step", 77, 84, 12),
             Action("begin", 26, 116, 28),
         ],
-    )
+    ),
+    "the last workers, told to leave, go when all is well again": (
+        4,
+        2,
+        [
+            Action("reshard", 110, 83, 36),
+            Action("die", 12, 43, 100),
+            Action("round", 47, 76, 42),
+            Action("crash", 63, 49, 88),
+            Action("slow step", 58, 66, 34),
+            Action("round", 54, 19, 45),
+            Action("leave", 50, 72, 20),
+            Action("join", 91, 5, 82),
+            Action("pause", 39, 32, 79),
+            Action("step", 37, 34, 83),
+            Action("die", 73, 27, 112),
+            Action("leave", 42, 25, 4),
+        ],
+    ),
 }
 
 

@@ -209,20 +209,23 @@ class World:
         self.store.plan, self.store.slow = [], {}
         for worker in self.workers.values():
             worker.wakes_at, worker.stuck_until, worker.busy = 0.0, 0.0, False
-        if not self.workers:
-            self.join()
+        self._attend()
         before, deadline = {key: self._sink_batch(key) for key in self.keys}, self.at + HEALING_SECONDS
         unwell = self._unwell(before)
         while unwell and self.at < deadline and self.workers:
             self.round()
             self.look()
-            if not self.workers:
-                self.join()
+            self._attend()
             unwell = self._unwell(before)
         self.record(Event(0.0, "", Op.HEALED, Kind.FAIL if unwell else Kind.OK, detail=tuple(unwell)))
         if unwell:
             return
         self._settle()
+
+    def _attend(self) -> None:
+        """Somebody starts a worker where there is none: the last ones may have been told to leave long before they do."""
+        if not self.workers:
+            self.join()
 
     def _settle(self) -> None:
         """Play on until nothing was handed over for some rounds and the loads differ by one at most."""
@@ -230,6 +233,7 @@ class World:
         epochs = {key: row.epoch for key, row in self.store.rows.items()}
         while (quiet < QUIET_ROUNDS or self._uneven()) and self.at < deadline:
             self.round()
+            self._attend()
             before, epochs = epochs, {key: row.epoch for key, row in self.store.rows.items()}
             moved = {key for key, epoch in epochs.items() if epoch != before.get(key)}
             quiet = 0 if moved else quiet + 1
