@@ -6,6 +6,8 @@ The sink's commits are read from its Delta log itself, not through the code unde
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
-from hindcast.control.schema import ControlTable
+from hindcast.control.schema import LEASES_RETENTION_SECONDS, ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
 
@@ -117,33 +119,39 @@ def sink_commits(table: Path) -> list[SinkCommit]:
 
 
 def lease_history(table: Path, pipeline: str, since: float) -> list[LeaseSeen]:
-    """Each version of the lease table since a moment, as far as it tells of the pipeline's shards."""
-    found = []
-    for path in log_files(table):
-        at = path.stat().st_mtime
-        if at < since:
-            continue
-        rows: list[dict[str, Any]] = []
-        for entry in actions(path):
-            if "add" in entry:
-                rows += pq.read_table(table / entry["add"]["path"]).to_pylist()
+    """Each version of the lease table since a moment, as far as it is kept and tells of the pipeline's shards.
+
+    The newest is read first: meanwhile the table's upkeep may cut off the old end. What it must still have kept is missed loudly.
+    """
+    found: list[LeaseSeen] = []
+    newer_at = math.inf
+    for path in reversed(log_files(table)):
+        try:
+            if (at := path.stat().st_mtime) < since:
+                continue
+            added = [table / entry["add"]["path"] for entry in actions(path) if "add" in entry]
+            rows = [row for file in added for row in pq.ParquetFile(file).read().to_pylist()]
+        except FileNotFoundError:
+            assert time.time() - newer_at >= LEASES_RETENTION_SECONDS - 1, f"{path} was deleted too early"
+            break
+        newer_at = at
         mine = [row for row in rows if row["stream_id"] == pipeline]
         wanted = any(row["status_type"] == "pipeline" and row["state"] == "running" for row in mine)
-        for row in mine:
-            if row["status_type"] == "shard":
-                refused = "refused" in json.loads(row["detail"] or "{}")
-                found.append(
-                    LeaseSeen(
-                        at=at,
-                        shard=row["status_value"],
-                        owner=row["lease_owner"],
-                        stealer=row["lease_stealer"],
-                        epoch=row["epoch"],
-                        counter=row["lease_counter"],
-                        checkpoint=json.loads(row["checkpoint"] or "{}"),
-                        wanted=wanted and not refused and row["state"] != "TERMINATED",
-                        state=row["state"],
-                        parents=tuple(row["parent_shard_ids"] or ()),
-                    )
-                )
-    return found
+        found += [_seen(row, at, wanted=wanted) for row in reversed(mine) if row["status_type"] == "shard"]
+    return found[::-1]
+
+
+def _seen(row: dict[str, Any], at: float, *, wanted: bool) -> LeaseSeen:
+    refused = "refused" in json.loads(row["detail"] or "{}")
+    return LeaseSeen(
+        at=at,
+        shard=row["status_value"],
+        owner=row["lease_owner"],
+        stealer=row["lease_stealer"],
+        epoch=row["epoch"],
+        counter=row["lease_counter"],
+        checkpoint=json.loads(row["checkpoint"] or "{}"),
+        wanted=wanted and not refused and row["state"] != "TERMINATED",
+        state=row["state"],
+        parents=tuple(row["parent_shard_ids"] or ()),
+    )

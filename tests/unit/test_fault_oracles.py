@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import oracles
 import pytest
-from evidence import COMPACTION, Evidence, LeaseSeen, SinkCommit
+from evidence import COMPACTION, Evidence, LeaseSeen, SinkCommit, lease_history, log_files
 
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.leases import Lease, StatusType
 from hindcast.control.ledger import LedgerRow
+from hindcast.control.schema import LEASES_RETENTION_SECONDS
+from hindcast.control.store import swap
+from hindcast.settings import Settings
 
 APP, SHARD = "p/v1/v1.g0.s0", "v1.g0.s0"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -146,3 +154,20 @@ def test_steals_are_counted_once() -> None:
     """A lease that is asked for is one steal, however many versions show it."""
     asked = [seen(0, "w1", 1, 1, 0), *(seen(at, "w1", 1, at, 0, stealer="w2") for at in (1, 2, 3)), seen(4, "w2", 2, 9, 0)]
     assert oracles.steals(replace(sound(), leases=asked)) == 1
+
+
+def test_the_old_end_of_the_leases_log_may_go_while_it_is_read_and_no_more(settings: Settings) -> None:
+    """A version's file that is deleted once its retention is over ends the history there; one that went too early is a breach."""
+    store, table = LeaseTable(settings), Path(settings.table("control", "leases"))
+    lease = Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, lease_owner="w1")
+    swap(store, lambda _: [lease])
+    (oldest,) = table.glob("*.parquet")
+    for _ in range(3):
+        swap(store, lambda snapshot: [lease.renewed() for lease in snapshot.leases.values()])
+    assert [seen.counter for seen in lease_history(table, "p", 0.0)] == [0, 1, 2, 3]
+    oldest.unlink()
+    with pytest.raises(AssertionError, match="deleted too early"):
+        lease_history(table, "p", 0.0)
+    for path in log_files(table):
+        os.utime(path, (time.time() - LEASES_RETENTION_SECONDS,) * 2)
+    assert [seen.counter for seen in lease_history(table, "p", 0.0)] == [1, 2, 3]
