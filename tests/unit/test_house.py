@@ -143,6 +143,13 @@ def helpless_events(files: Files) -> Iterator[str]:
                     yield f"{path}:{node.lineno} records a warning or an error without a cure"
 
 
+def own_readings(files: Files) -> Iterator[str]:
+    """Delta tables read in another way than by the one function that lets a process end as soon as it has read."""
+    for path, text in _python(files, *CODE):
+        if path != "include/hindcast/control/tables.py" and "to_pyarrow_" in text:
+            yield f"{path} reads a Delta table by deltalake's own file system: use hindcast.control.tables.arrow_dataset"
+
+
 def _imports(text: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -169,6 +176,7 @@ RULES: list[tuple[Rule, dict[str, str]]] = [
             "include/b.py": "log.record(K, 'm')\nlog.record(K, 'm', severity=W, cure='c')\n",
         },
     ),
+    (own_readings, {"include/a.py": "DeltaTable(url).to_pyarrow_table()", "include/b.py": "arrow_dataset(DeltaTable(url)).to_table()"}),
     (dead_settings, {"include/hindcast/a.py": "\n".join(f"settings.{name}" for name in list(Settings.model_fields)[1:])}),
 ]
 

@@ -220,7 +220,7 @@ def newest(name: str, by: str, pipeline: str, limit: int | None, run: str = "", 
     tables = ControlTables(Settings())
 
     def read() -> list[dict[str, Any]]:
-        found = tables.open(table).to_pyarrow_table(columns=SCHEMAS[table].names, filters=where or None)
+        found = tables.read(table, where, SCHEMAS[table].names)
         ordered = found.sort_by([(by, "descending")])
         return list((ordered if limit is None else ordered.slice(0, limit)).to_pylist())
 

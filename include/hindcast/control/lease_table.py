@@ -17,7 +17,7 @@ from hindcast.control.lease_rows import LeaseRows
 from hindcast.control.leases import Lease
 from hindcast.control.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable
 from hindcast.control.store import Snapshot, after
-from hindcast.control.tables import ControlTables
+from hindcast.control.tables import ControlTables, arrow_dataset
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
 from hindcast.settings import Settings
 
@@ -94,7 +94,7 @@ class LeaseTable:
         else:
             self._handle.update_incremental()
         if (version := self._handle.version()) != self._rows_version:
-            self._rows = self._rows.read(self._handle.to_pyarrow_table(), self._url)
+            self._rows = self._rows.read(arrow_dataset(self._handle).to_table(), self._url)
             self._rows_version = version
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:

@@ -10,10 +10,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from pyarrow.dataset import Dataset
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from pyarrow.parquet import filters_to_expression
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.clock import Clock, SystemClock
@@ -123,13 +127,23 @@ class ControlTables:
         """All rows that meet every condition, in no order."""
         return list(self.read(name, where).to_pylist())
 
-    def read(self, name: ControlTable, where: Iterable[Condition] = ()) -> pa.Table:
+    def read(self, name: ControlTable, where: Iterable[Condition] = (), columns: list[str] | None = None) -> pa.Table:
         """The same rows as a table, for whoever needs few of many."""
-        table = self.open(name)
+        table, conditions = self.open(name), list(where)
         try:
-            return table.to_pyarrow_table(filters=list(where) or None)
+            return arrow_dataset(table).to_table(columns=columns, filter=filters_to_expression(conditions) if conditions else None)
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
+
+
+def arrow_dataset(table: DeltaTable) -> Dataset:
+    """What any Delta table of ours is read by: the files of its version, on a local disk through Arrow's own file system.
+
+    deltalake's is a Python object, which Arrow's threads let go of after a read has returned: a process that ends then is aborted.
+    """
+    folder = urlsplit(table.table_uri)
+    files = SubTreeFileSystem(unquote(folder.path), LocalFileSystem()) if folder.scheme == "file" else None
+    return table.to_pyarrow_dataset(filesystem=files)
 
 
 def refuse_empty_commits(url: str, *, newest_only: bool = False) -> None:

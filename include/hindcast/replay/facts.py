@@ -19,7 +19,7 @@ from hindcast.control.history import History
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, Undone, by_partition
 from hindcast.control.schema import ControlTable
 from hindcast.control.shards import app_id
-from hindcast.control.tables import ControlTables
+from hindcast.control.tables import ControlTables, arrow_dataset
 from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.replay.planner import Facts
@@ -112,7 +112,7 @@ def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:
 def _late_rows(tables: ControlTables, pipeline: Pipeline) -> pd.DataFrame:
     where = (pc.field("pipeline") == pipeline.name) & (pc.field("version") == pipeline.version)
     columns = ["partition", "offset", "event_at", "watermark_ms"]
-    frame: pd.DataFrame = tables.open(ControlTable.LATE_ROWS).to_pyarrow_dataset().to_table(columns=columns, filter=where).to_pandas()
+    frame: pd.DataFrame = arrow_dataset(tables.open(ControlTable.LATE_ROWS)).to_table(columns=columns, filter=where).to_pandas()
     return frame
 
 

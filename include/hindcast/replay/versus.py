@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from hindcast.control.tables import ControlTables
+from hindcast.control.tables import ControlTables, arrow_dataset
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer
@@ -92,7 +92,7 @@ def _answer(settings: Settings, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise BadInputError(
             problem=f"The answer of {row['run_id']} was deleted", cure=f"Replay it again: --run-id {row['run_id']}."
         ) from error
-    dataset = table.to_pyarrow_dataset()
+    dataset = arrow_dataset(table)
     columns = [name for name in dataset.schema.names if name != ANSWER]
     rows: list[dict[str, Any]] = dataset.to_table(columns=columns, filter=pc.field(ANSWER) == Answer.HINDSIGHT.value).to_pylist()
     return rows

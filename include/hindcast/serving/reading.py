@@ -19,6 +19,7 @@ from hindcast import catalog
 from hindcast.catalog import Catalog
 from hindcast.control.lease_table import read_leases
 from hindcast.control.standing import Standing, standings
+from hindcast.control.tables import arrow_dataset
 from hindcast.errors import BadInputError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.serving.corrections import RUN_ID, WINDOW_END, Corrected, Corrections
@@ -104,13 +105,12 @@ class Reading:
         return pa.concat_tables(tables, promote_options="default").select(own.column_names)
 
     def _arrow(self) -> pa.Table:
-        table = DeltaTable(self.sink_url, version=self.sink_version, storage_options=self.storage_options or None)
-        stream = table.to_pyarrow_dataset()
+        stream = arrow_dataset(DeltaTable(self.sink_url, version=self.sink_version, storage_options=self.storage_options or None))
         columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
         of_stream = {**columns, RUN_ID: pc.scalar(pa.scalar(None, pa.string()))}
         if not self.corrected.ranges:
             return stream.to_table(columns=of_stream)
-        batch = self.corrections.open(self.corrected.version).to_pyarrow_dataset()
+        batch = arrow_dataset(self.corrections.open(self.corrected.version))
         parts = (
             stream.to_table(columns=of_stream, filter=~self._inside(pc.field("window", "end").cast(pa.int64()))),
             batch.to_table(columns={**columns, RUN_ID: pc.field(RUN_ID)}, filter=self._inside(pc.field(WINDOW_END))),

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from hindcast.control.events import EventKind, EventLog
 from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables, utc_from_ms
+from hindcast.control.tables import ControlTables, arrow_dataset, utc_from_ms
 from hindcast.errors import CorrectionRefusedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url
@@ -79,6 +79,6 @@ def _replace(settings: Settings, pipeline: Pipeline, by: CorrectedRange) -> bool
     end = pc.field("window", "end")
     after, to = (pa.scalar(utc_from_ms(bound), type=pa.timestamp("us", tz="UTC")) for bound in (by.after_ms, by.to_ms))
     only = (pc.field(ANSWER) == Answer.HINDSIGHT.value) & (end > after) & (end <= to)
-    dataset = answers.to_pyarrow_dataset()
+    dataset = arrow_dataset(answers)
     columns = [name for name in dataset.schema.names if name != ANSWER]
     return Corrections(settings, pipeline).replace(stamped(dataset, only, by.run_id, columns), by)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.control.tables import ControlTables, arrow_dataset
 from hindcast.replay.batch import set_aside_url
 from hindcast.settings import Settings
 from hindcast.verdict.compare import Cause, Difference, Kind
@@ -28,11 +28,11 @@ def check_accounts(
     Both sides are sets of (partition, offset), 16 bytes a row in memory.
     """
     tables, count, named = ControlTables(settings), 0, list[Difference]()
-    own = DeltaTable(set_aside_url(settings, pipeline, run_id), storage_options=settings.storage_options or None).to_pyarrow_dataset()
+    own = arrow_dataset(DeltaTable(set_aside_url(settings, pipeline, run_id), storage_options=settings.storage_options or None))
     for kind, table, difference in ACCOUNTS:
         mine = own.to_table(columns=PLACE, filter=(pc.field("kind") == kind) & pc.field("inside")).to_pandas()
         of_pipeline = (pc.field("pipeline") == pipeline) & (pc.field("version") == version)
-        filed = tables.open(table).to_pyarrow_dataset().to_table(columns=PLACE, filter=of_pipeline).to_pandas()
+        filed = arrow_dataset(tables.open(table)).to_table(columns=PLACE, filter=of_pipeline).to_pandas()
         wrong = mismatches(mine, within(filed, start, end))
         count += len(wrong)
         named += [_named(difference, row) for row in wrong.head(samples).to_dict("records")]

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets
 from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables, utc_from_ms
+from hindcast.control.tables import ControlTables, arrow_dataset, utc_from_ms
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, set_aside_url
@@ -197,7 +197,7 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
     if not pipeline.expectations:
         return None
     url = settings.table("sinks", pipeline.sink.name)
-    table = DeltaTable(url, version=case.sink_version, storage_options=settings.storage_options or None).to_pyarrow_dataset()
+    table = arrow_dataset(DeltaTable(url, version=case.sink_version, storage_options=settings.storage_options or None))
     columns = {name: pc.field(name) for name in table.schema.names if name != "window"}
     judged = None
     if pipeline.window is not None:
