@@ -23,11 +23,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from hindcast import clock
-from hindcast.control import lease_table
 from hindcast.settings import project_root
 from hindcast.stream import worker
 
 FAULTS = "FAULTS"
+#: The stores whose commits fail, by what stands in their tables' addresses.
+FOLDERS = {"lease": "/control/leases/", "sink": "/sinks/"}
 #: Begins the line of each failure in the worker's log.
 BROKEN = "The test broke the store:"
 
@@ -63,15 +64,14 @@ class Failing:
 def arm(faults: dict[str, Any]) -> None:
     """Put the faults in the way of the real calls."""
     rng = random.Random(faults.get("seed", 0))
-    if "lease" in faults:
-        lease_table.write_deltalake = Failing(lease_table.write_deltalake, rng, **faults["lease"])  # type: ignore[assignment]
-    if "sink" in faults:
-        failing = Failing(DeltaTable.create_write_transaction, rng, **faults["sink"])
+    commit_really = DeltaTable.create_write_transaction
+    failing = {folder: Failing(commit_really, rng, **faults[store]) for store, folder in FOLDERS.items() if store in faults}
 
-        def commit(table: DeltaTable, *arguments: Any, **named: Any) -> None:
-            failing(table, *arguments, **named)
+    def commit(table: DeltaTable, *arguments: Any, **named: Any) -> None:
+        by = next((by for folder, by in failing.items() if folder in table.table_uri), commit_really)
+        by(table, *arguments, **named)
 
-        DeltaTable.create_write_transaction = commit  # type: ignore[method-assign]
+    DeltaTable.create_write_transaction = commit  # type: ignore[method-assign]
     if "wall_hours" in faults:
         real = clock.SystemClock.now
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, PostCommitHookProperties, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction
+from pyarrow.fs import PyFileSystem
 
 from hindcast.clock import Clock, SystemClock
 from hindcast.control.lease_log import newer
@@ -30,14 +35,11 @@ _NO_RETRY = CommitProperties(max_commit_retries=0)
 #: A version is checkpointed by the commit that made it: a reader of a checkpoint that two write at once finds neither the old nor the
 #: new. The deletion of old logs is the upkeep's, off the path of a renewal.
 _CHECKPOINT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-#: One file that is always read whole: neither statistics nor dictionaries pay.
-_PLAIN = WriterProperties(
-    compression="LZ4_RAW", default_column_properties=ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
-)
+_SCHEMA = Schema.from_arrow(SCHEMAS[ControlTable.LEASES])
 
 
 class LeaseTable:
-    """The ``leases`` table. Safe for threads; a handle is opened once and brought up to date by each commit.
+    """The ``leases`` table. Safe for threads; a handle is opened once and brought up to date before each commit.
 
     The rows are kept as they were last read or written, so that a read of a version that this process wrote itself reads no file.
     """
@@ -106,14 +108,7 @@ class LeaseTable:
             self._catch_up(snapshot.token)
             data, rows = self._rows.write(merged)
             try:
-                write_deltalake(
-                    self._handle,
-                    data,
-                    mode="overwrite",
-                    writer_properties=_PLAIN,
-                    commit_properties=_NO_RETRY,
-                    post_commithook_properties=_CHECKPOINT,
-                )
+                self._replace(self._handle, data)
             except CommitFailedError as error:
                 self._forget()
                 raise CommitConflictError(table=self._url) from error
@@ -123,9 +118,21 @@ class LeaseTable:
             if (late := self._clock.monotonic() - self._read_at) > BELIEVED_SECONDS:
                 self._forget()
                 raise CommitUnknownError(table=self._url, reason=f"it landed {late:.0f} s after it was decided")
-            version = self._handle.version()
-            self._rows, self._rows_version = rows, version
-        self.upkeep.committed(version)
+            self._rows, self._rows_version = rows, snapshot.token + 1
+        self.upkeep.committed(snapshot.token + 1)
+
+    def _replace(self, handle: DeltaTable, data: pa.Table) -> None:
+        """Commit the next version: these rows and no others. Not by ``write_deltalake``, which takes half as much again.
+
+        The handle stays where it was: with several workers the next commit finds it behind anyway.
+        """
+        path = f"{uuid.uuid4().hex}.parquet"
+        with PyFileSystem(DeltaStorageHandler(self._url, self._options)).open_output_stream(path) as file:
+            # One file that is always read whole: neither statistics nor dictionaries pay.
+            pq.write_table(data, file, compression="lz4", use_dictionary=False, write_statistics=False)
+            size = file.tell()
+        added = AddAction(path, size, {}, int(time.time() * 1000), True, f'{{"numRecords":{data.num_rows}}}')
+        handle.create_write_transaction([added], "overwrite", _SCHEMA, commit_properties=_NO_RETRY, post_commithook_properties=_CHECKPOINT)
 
     def _catch_up(self, version: int) -> None:
         """Bring the handle, which lags behind while the log is followed, to the version that is committed on.
