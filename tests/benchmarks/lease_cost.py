@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -303,6 +304,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
     asked = parser.parse_args()
+    os.environ.setdefault("TOKIO_WORKER_THREADS", "1")  # as in a worker: see spark_apps/consume.py
     report: dict[str, Any] = {}
     passed = True
     for name in asked.only:

@@ -59,3 +59,19 @@ def test_a_version_that_was_missed_changes_nothing(versions: list[tuple[int, lis
         if not missed:
             reader = reader.read(data, "leases")
             assert [*reader.leases.items()] == [*fresh(data).items()]
+
+
+@settings(deadline=None)
+@given(VERSIONS)
+def test_rows_in_another_order_are_read_as_they_are_and_written_in_ours(versions: list[tuple[int, list[Lease]]]) -> None:
+    """Somebody else's tool may write the same rows the other way round; what is read of them is the same."""
+    rows = LeaseRows()
+    for turned, leases in versions:
+        wanted = {lease.key: lease for lease in leases}
+        data = LeaseRows().write(wanted)[0]
+        rows = rows.read(data[::-1] if turned else data, "leases")
+        assert rows.leases == fresh(data)
+        renewed = {key: lease.renewed() for key, lease in rows.leases.items()}
+        written, after = rows.write(renewed)
+        assert written.equals(LeaseRows().write(renewed)[0])
+        assert [*after.leases.items()] == [*fresh(written).items()]

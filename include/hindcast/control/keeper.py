@@ -17,7 +17,7 @@ observer, who waits the whole duration from a later moment, can call it expired.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +53,8 @@ class Held:
 
     epoch: int
     valid_until: float
-    checkpoint: dict[str, Any]
-    detail: dict[str, Any]
+    checkpoint: Mapping[str, Any]
+    detail: Mapping[str, Any]
     closing: bool = False
     closed: bool = False
     ended: bool = False

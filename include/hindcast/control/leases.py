@@ -72,19 +72,22 @@ _NAME = frozenset(LeaseKey._fields)
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """One row. ``lease_owner`` and ``lease_stealer`` are worker ids, empty where there is none; ``epoch`` is the fencing token."""
+    """One row. ``lease_owner`` and ``lease_stealer`` are worker ids, empty where there is none; ``epoch`` is the fencing token.
+
+    Never changed, and nothing in ``checkpoint`` and ``detail`` either: snapshots share leases, and those share what is in them.
+    """
 
     stream_id: str
     status_type: StatusType
     status_value: str
-    checkpoint: dict[str, Any] = field(default_factory=dict)
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
     lease_counter: int = 0
     lease_owner: str = ""
     lease_stealer: str = ""
     parent_shard_ids: list[str] = field(default_factory=list)
     epoch: int = 0
     state: str = ShardState.OPEN
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = field(default_factory=dict)
     updated_at: datetime | None = None
 
     @cached_property

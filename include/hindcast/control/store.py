@@ -40,10 +40,12 @@ class LeaseStore(Protocol):
 
 def after(leases: Mapping[LeaseKey, Lease], changes: Iterable[Lease]) -> dict[LeaseKey, Lease]:
     """The leases once these changes are committed."""
-    changed = {lease.key: lease for lease in changes}
-    merged = {**leases, **changed}
-    for key in [key for key, lease in changed.items() if lease.state == REMOVED]:
-        del merged[key]
+    merged = dict(leases)
+    for lease in changes:
+        if lease.state == REMOVED:
+            merged.pop(lease.key, None)
+        else:
+            merged[lease.key] = lease
     return merged
 
 
