@@ -113,6 +113,16 @@ def test_who_follows_the_log_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable
     assert two.read().leases == one.read().leases
 
 
+def test_who_comes_new_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest leases are found without Delta's reader by a client that has read none, also after a vacuum, and it can commit on them."""
+    monkeypatch.setattr(LeaseTable, "_read", lambda _: pytest.fail("Delta's reader was asked"))
+    for step in (renew, tidy, tidy, renew):
+        step(pair[0])
+        assert LeaseTable(settings).read() == pair[0].read()
+    renew(LeaseTable(settings))
+    assert [lease.lease_counter for lease in LeaseTable(settings).leases()] == [3]
+
+
 def test_a_client_that_rested_asks_the_table(pair: tuple[LeaseTable, LeaseTable], clock: FakeClock) -> None:
     """Where the log after the version that was read may be deleted, that there is no next entry says nothing."""
     one, two = pair

@@ -181,17 +181,31 @@ def test_a_torn_log_is_an_error_that_names_the_table(settings: Settings) -> None
         LeaseTable(settings).read()
 
 
-@pytest.mark.parametrize("which", [-1, -2])
-def test_an_empty_commit_in_the_log_is_refused(settings: Settings, which: int) -> None:
-    """What delta-rs would take for a commit that did nothing is reported by its name, whether it is the newest or not."""
+def broken(settings: Settings, which: int) -> str:
+    """Empty one commit of three; return its name."""
     store = LeaseTable(settings)
     for owner in "abc":
         store.commit(store.read(), [lease(lease_owner=owner)])
-    log = Path(settings.table("control", "leases")) / "_delta_log"
-    broken = sorted(log.glob("*.json"))[which]
-    broken.write_text("")
-    with pytest.raises(StoreUnavailableError, match=broken.name):
+    commit = sorted((Path(settings.table("control", "leases")) / "_delta_log").glob("*.json"))[which]
+    commit.write_text("")
+    return commit.name
+
+
+def test_an_empty_newest_commit_is_refused(settings: Settings) -> None:
+    """What delta-rs would take for a commit that did nothing is reported by its name."""
+    name = broken(settings, -1)
+    with pytest.raises(StoreUnavailableError, match=name):
         LeaseTable(settings).read()
+
+
+def test_nothing_is_written_after_an_empty_commit(settings: Settings) -> None:
+    """The newest commit has all leases, whatever was before it; but who would write on such a log is refused, and told why."""
+    name = broken(settings, -2)
+    store = LeaseTable(settings)
+    snapshot = store.read()
+    assert [found.lease_owner for found in snapshot.leases.values()] == ["c"]
+    with pytest.raises(StoreUnavailableError, match=name):
+        store.commit(snapshot, [lease(lease_owner="d")])
 
 
 @pytest.mark.parametrize(("which", "refused"), [(2, False), (4, True)])

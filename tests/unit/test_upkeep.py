@@ -235,6 +235,26 @@ def test_an_append_that_landed_late_is_made_again(settings: Settings, monkeypatc
     assert not pauses
 
 
+def test_an_append_that_finds_its_log_deleted_begins_anew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that slept until the log after the version it has open was deleted opens the table again, and appends once."""
+    monkeypatch.setattr(schema, "APPENDED_LOG_RETENTION_SECONDS", 1)
+    sleeper, other = ControlTables(settings), ControlTables(settings)
+    row = {"at": datetime.now(UTC)}
+    sleeper.append(ControlTable.EVENTS, [{"event_id": "0", **row}])
+    behind = DeltaTable(sleeper.url(ControlTable.EVENTS))
+    monkeypatch.setattr(behind, "update_incremental", lambda: None)  # it stops between this and its commit
+    for number in range(1, 60):
+        other.append(ControlTable.EVENTS, [{"event_id": str(number), **row}])
+        other.upkeep[ControlTable.EVENTS].wait()
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
+    DeltaTable(sleeper.url(ControlTable.EVENTS)).create_checkpoint()
+    DeltaTable(sleeper.url(ControlTable.EVENTS)).cleanup_metadata()
+    assert not (folder(settings, ControlTable.EVENTS) / "_delta_log" / f"{behind.version() + 1:020d}.json").exists()
+    sleeper._appended[ControlTable.EVENTS] = behind
+    sleeper.append(ControlTable.EVENTS, [{"event_id": "60", **row}])
+    assert Counter(row["event_id"] for row in sleeper.rows(ControlTable.EVENTS)) == Counter(str(number) for number in range(61))
+
+
 def test_appends_and_compaction_at_once_lose_nothing(settings: Settings) -> None:
     """Two that compact over and over beside a writer neither lose nor double a row."""
     ended = threading.Event()

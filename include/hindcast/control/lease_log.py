@@ -9,8 +9,28 @@ names none. Anything else is left to Delta's reader, and so is a store that is n
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+#: The last whole overwrite is among so many of the newest entries: a vacuum writes two, and seldom do two follow each other.
+ENTRIES = 5
+#: What reading an entry raises that nothing of ours has written.
+_NOT_OURS = (ValueError, LookupError, TypeError, AttributeError)
+
+
+def newest(folder: Path) -> tuple[int, Path | None] | None:
+    """The table's newest version and the file that holds all its rows, for whoever knows no version of it.
+
+    :returns: None where only Delta's own reader can tell
+    """
+    with suppress(OSError, *_NOT_OURS), os.scandir(folder / "_delta_log") as log:
+        newest = max(int(entry.name[:-5]) for entry in log if entry.name[:-5].isdigit() and entry.name.endswith(".json"))
+        for version in range(newest, newest - ENTRIES, -1):
+            if named := _named(folder, version):
+                return newest, folder / named
+    return None
 
 
 def newer(folder: Path, version: int) -> tuple[int, Path | None] | None:
@@ -22,21 +42,22 @@ def newer(folder: Path, version: int) -> tuple[int, Path | None] | None:
     file: Path | None = None
     while True:
         try:
-            text = (folder / "_delta_log" / f"{version + 1:020d}.json").read_bytes()
+            named = _named(folder, version + 1)
         except FileNotFoundError:
             return version, file
-        try:
-            named = _named([json.loads(line) for line in text.splitlines()])
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except _NOT_OURS:
             return None
         version, file = version + 1, folder / named if named else file
 
 
-def _named(actions: list[dict[str, Any]]) -> str:
+def _named(folder: Path, version: int) -> str:
     """The file that a commit says is the whole table; empty where it changes no row.
 
-    :raises LookupError: where the commit is neither a whole overwrite by one file nor without a change
+    :raises FileNotFoundError: there is no such version
+    :raises _NOT_OURS: the commit is neither a whole overwrite by one file nor without a change
     """
+    text = (folder / "_delta_log" / f"{version:020d}.json").read_bytes()
+    actions: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
     (info,) = (action["commitInfo"] for action in actions if "commitInfo" in action)
     changes = [action for action in actions if "commitInfo" not in action]
     if not changes and info["operation"] in {"VACUUM START", "VACUUM END"}:

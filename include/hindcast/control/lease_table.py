@@ -17,7 +17,7 @@ from deltalake.transaction import AddAction
 from pyarrow.fs import PyFileSystem
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.control.lease_log import newer
+from hindcast.control.lease_log import newer, newest
 from hindcast.control.lease_rows import LeaseRows
 from hindcast.control.leases import Lease
 from hindcast.control.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable
@@ -72,9 +72,10 @@ class LeaseTable:
 
     def _follow(self, now: float) -> bool:
         """Read what the log has after the version whose rows are known; False where that does not tell what the leases are."""
-        if self._folder is None or self._rows_version < 0 or now - self._read_at > BELIEVED_SECONDS:
+        if self._folder is None:
             return False
-        found = newer(self._folder, self._rows_version)
+        known = self._rows_version >= 0 and now - self._read_at <= BELIEVED_SECONDS
+        found = newer(self._folder, self._rows_version) if known else newest(self._folder)
         if found is None:
             return False
         version, file = found
@@ -103,12 +104,12 @@ class LeaseTable:
         """See :meth:`hindcast.control.store.LeaseStore.commit`."""
         merged = after(snapshot.leases, changes)
         with self._lock:
-            if self._handle is None or self._rows_version != snapshot.token:
+            if self._rows_version != snapshot.token:
                 raise CommitConflictError(table=self._url)  # this process has read (or written) a newer version since
-            self._catch_up(snapshot.token)
+            handle = self._catch_up(snapshot.token)
             data, rows = self._rows.write(merged)
             try:
-                self._replace(self._handle, data)
+                self._replace(handle, data)
             except CommitFailedError as error:
                 self._forget()
                 raise CommitConflictError(table=self._url) from error
@@ -134,22 +135,24 @@ class LeaseTable:
         added = AddAction(path, size, {}, int(time.time() * 1000), True, f'{{"numRecords":{data.num_rows}}}')
         handle.create_write_transaction([added], "overwrite", _SCHEMA, commit_properties=_NO_RETRY, post_commithook_properties=_CHECKPOINT)
 
-    def _catch_up(self, version: int) -> None:
-        """Bring the handle, which lags behind while the log is followed, to the version that is committed on.
+    def _catch_up(self, version: int) -> DeltaTable:
+        """Bring the handle, which lags behind while the log is followed, to the version that is committed on; a first one is opened.
 
         :raises CommitConflictError: where a newer one is there
         :raises StoreUnavailableError: nothing is written
         """
-        assert self._handle is not None
-        if self._handle.version() == version:
-            return
         try:
-            self._handle.update_incremental()
+            if self._handle is None:
+                self._handle = self._tables.open(ControlTable.LEASES)
+            elif self._handle.version() != version:
+                self._handle.update_incremental()
         except (DeltaError, OSError) as error:
             self._forget()
             raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
         if self._handle.version() != version:
+            self._rows_version = -1  # who slept may find no entry after the version that he knows, as that is deleted
             raise CommitConflictError(table=self._url)
+        return self._handle
 
     def leases(self) -> list[Lease]:
         """All leases, in the order of their keys."""

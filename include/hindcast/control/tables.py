@@ -112,12 +112,17 @@ class ControlTables:
     def _append(self, name: ControlTable, data: pa.Table) -> None:
         with self._lock:
             began = self._clock.monotonic()
-            table = self._appended.pop(name, None)  # put back once it has served: after an error the next append opens it anew
-            if table is None:
-                table = self.open(name)
-            else:
-                table.update_incremental()
-            write_deltalake(table, data, mode="append")
+            kept = self._appended.pop(name, None)  # put back once it has served
+            table = self.open(name) if kept is None else kept
+            try:
+                if kept is not None:
+                    table.update_incremental()
+                write_deltalake(table, data, mode="append")
+            except (DeltaError, OSError) as error:
+                if kept is None:
+                    raise
+                # It may be the handle's fault: while a process slept, the log may have been deleted that its handle reads next.
+                raise CommitFailedError(str(error)) from error
             if (late := self._clock.monotonic() - began) > _BELIEVED_SECONDS:
                 raise CommitFailedError(f"it landed {late:.0f} s after it was begun")
             self._appended[name], version = table, table.version()
