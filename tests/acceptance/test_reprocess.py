@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
+from commands import run_command
 from fleet import START_SECONDS, Stream, feed
 from live_stream import MODULE
 from waiting import wait_until
@@ -23,9 +21,7 @@ SECOND = MODULE.replace('Table("{name}"', 'Table("{name}_v2"').replace(
 
 def hindcast(stream: Stream, *arguments: str, code: int = 0) -> Any:
     """What the command printed, as JSON."""
-    command = [sys.executable, "-m", "hindcast.cli.app", *arguments, "--output", "json"]
-    environment = {**os.environ, **stream.settings.environment()}
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = run_command(stream.settings, *arguments, "--output", "json")
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout) if done.stdout.strip() else done.stderr
 

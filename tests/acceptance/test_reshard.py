@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
+from commands import run_command
 from fleet import START_SECONDS, Stream, feed
 from kafka import KafkaAdminClient
 from simulated_stream import Record
@@ -20,9 +18,7 @@ from hindcast.control.leases import ShardState
 
 def hindcast(stream: Stream, *arguments: str, exit_code: int = 0) -> str:
     """Run a command as a user types it; what it printed, or its error where it is to fail."""
-    environment = {**os.environ, **stream.settings.environment()}
-    command = [sys.executable, "-m", "hindcast.cli.app", *arguments]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    ended = run_command(stream.settings, *arguments)
     assert ended.returncode == exit_code, ended.stderr
     return ended.stderr if exit_code else ended.stdout
 
