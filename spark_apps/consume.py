@@ -18,8 +18,8 @@ from hindcast.stream.worker import Worker
 
 def main() -> int:
     """Parse the arguments, run the worker, return its exit code."""
-    # Read by delta-rs when it is first called. It would start a thread for each core, and what a worker asks of it is small: handing that
-    # from thread to thread is a sixth of what its leases cost.
+    # Read by delta-rs when it is first called. It would start a thread for each core, and what a worker asks of it is small: the waking
+    # of threads is a tenth of what its leases cost.
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
     parser = argparse.ArgumentParser(description="Run one worker of a fleet.")
     parser.add_argument("--fleet", help="the fleet to join; default HINDCAST_FLEET")

@@ -190,9 +190,18 @@ def test_the_supervising_dag_is(platform: Platform, whole: set[int], sound: Soun
     sound()
 
 
+def in_hand(platform: Platform) -> list[dict[str, Any]]:
+    """The replays and verdicts that Airflow's executor has begun or is about to begin."""
+    found = platform.api("GET", "/dags/~/dagRuns/~/taskInstances?state=running&state=queued&limit=100")
+    return [task for task in found["task_instances"] if task["dag_id"] != "supervise"]
+
+
 @pytest.mark.row("F27")
 def test_the_scheduler_gets_sigterm(platform: Platform, whole: set[int], sound: Sound) -> None:
     """It ends; the workers are not its children, so they stay, and the next scheduler finds a whole fleet."""
+    for dag_id in (f"replay.{PIPELINE}", f"validate.{PIPELINE}"):  # what the faults before have asked for
+        platform.api("PATCH", f"/dags/{dag_id}", {"is_paused": True})
+    until("no replay in the executor's hand, which it would end first", lambda: not in_hand(platform))
     (service,) = [service for service in airflow.components(platform.settings) if service.name.endswith("scheduler")]
     psutil.Process(service.pid).send_signal(signal.SIGTERM)
     until("the scheduler has ended", lambda: not service.running)
