@@ -26,10 +26,10 @@ def newest(folder: Path) -> tuple[int, Path | None] | None:
     :returns: None where only Delta's own reader can tell
     """
     with suppress(OSError, *_NOT_OURS), os.scandir(folder / "_delta_log") as log:
-        newest = max(int(entry.name[:-5]) for entry in log if entry.name[:-5].isdigit() and entry.name.endswith(".json"))
-        for version in range(newest, newest - ENTRIES, -1):
+        last = max(int(entry.name[:-5]) for entry in log if entry.name[:-5].isdigit() and entry.name.endswith(".json"))
+        for version in range(last, last - ENTRIES, -1):
             if named := _named(folder, version):
-                return newest, folder / named
+                return last, folder / named
     return None
 
 
