@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import structlog
+from account import account
+from fleet import Stream
 
 from hindcast.local import broker as broker_service
 from hindcast.local import jars
@@ -31,6 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in MARKED_FOLDERS:
             if name in item.path.parent.parts:
                 item.add_marker(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """A failed test's report says how its fleet stood."""
+    report = yield
+    stream = getattr(item, "funcargs", {}).get("stream")
+    if report.when == "call" and report.failed and isinstance(stream, Stream):
+        report.sections.append(("How the fleet stood", account(stream.fleet)))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

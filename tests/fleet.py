@@ -57,7 +57,7 @@ class Fleet:
         """Start one worker, with these variables besides the settings'."""
         scratch = self.settings.home / "tmp"
         scratch.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, **self.settings.environment(), "TMPDIR": str(scratch), **environment}
+        env = {**os.environ, **self.settings.environment(), "TMPDIR": str(scratch), "PYTHONFAULTHANDLER": "1", **environment}
         command = [*self.wrapper, sys.executable, str(program)]
         with self.log(len(self.started)).open("wb") as log:
             # A group of its own, as a detached worker has it.

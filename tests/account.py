@@ -1,0 +1,67 @@
+"""What a fleet's tables and logs say, for the report of a test that has failed: its home is gone before anybody can look."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from fleet import WORKER, Fleet
+from waiting import wait_until
+
+from hindcast.control.leases import StatusType
+from hindcast.errors import HindcastError
+
+LINES = 25
+EVENTS = 15
+
+
+def account(fleet: Fleet) -> str:
+    """Its leases, its newest events, the ends of its workers' logs, and where the threads of the workers that still ran stood.
+
+    These workers are ended by it.
+    """
+    parts = [_leases(fleet), _events(fleet)]
+    parts += [_tail(fleet.log(number)) for number in range(len(fleet.started))]
+    parts += [_stacks(fleet, number) for number, process in enumerate(fleet.started) if process.poll() is None]
+    return "\n".join(parts)
+
+
+def _leases(fleet: Fleet) -> str:
+    try:
+        rows = [lease for kind in StatusType for lease in fleet.leases(kind)]
+    except HindcastError as error:
+        return f"leases: {error}"
+    return "\n".join(
+        f"{row.key} owner={row.lease_owner or '-'} epoch={row.epoch} state={row.state} {row.checkpoint} {row.detail}" for row in rows
+    )
+
+
+def _events(fleet: Fleet) -> str:
+    try:
+        rows = fleet.events()[-EVENTS:]
+    except HindcastError as error:
+        return f"events: {error}"
+    return "\n".join(f"{row['at']:%H:%M:%S.%f} {row['kind']} {row['message']}" for row in rows)
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join([f"-- {log.name}, the last of {len(lines)} lines", *(line[:300] for line in lines[-LINES:])])
+
+
+def _stacks(fleet: Fleet, number: int) -> str:
+    """Of Python's threads those in our code, of the JVM's those that run a query: one after the other, as both write into one log."""
+    process, log = fleet.started[number], fleet.log(number)
+    before = len(log.read_text(errors="replace"))
+    with suppress(StopIteration, psutil.NoSuchProcess, AssertionError):
+        fleet.jvm(process).send_signal(signal.SIGQUIT)
+        wait_until(lambda: "JNI global refs" in log.read_text(errors="replace")[before:], 10, "the JVM has printed its threads")
+    process.send_signal(signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+    said = log.read_text(errors="replace")[before:].split("\n\n")
+    told = [part for part in said if any(name in part for name in ("stream execution thread", "/hindcast/", str(WORKER)))]
+    return "\n".join([f"-- {log.name}, its threads", *told])
