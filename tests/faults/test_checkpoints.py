@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import oracles
 import pytest
 from evidence import collect
-from fleet import START_SECONDS, Fleet, Stream, Worker, fleet_settings
+from fleet import SHARDS, START_SECONDS, Fleet, Stream, Worker, fleet_settings
 from live_stream import declare, ends, ledger, sink_rows
 from proof import Prove
 from simulated_stream import Record, trades
@@ -37,6 +37,10 @@ def metadata_missing(folder: Path) -> None:
     (folder / "metadata").unlink()
 
 
+def metadata_empty(folder: Path) -> None:
+    (folder / "metadata").write_text("")
+
+
 def newest_plan_empty(folder: Path) -> None:
     _newest(folder, "offsets").write_text("")
 
@@ -59,20 +63,30 @@ def state_gone(folder: Path) -> None:
     shutil.rmtree(folder / "state")
 
 
-DAMAGES = [everything_gone, metadata_missing, newest_plan_empty, newest_plan_torn, newest_commit_torn, state_file_torn, state_gone]
+DAMAGES = [
+    everything_gone,
+    metadata_missing,
+    metadata_empty,
+    newest_plan_empty,
+    newest_plan_torn,
+    newest_commit_torn,
+    state_file_torn,
+    state_gone,
+]
 
 
 @pytest.mark.row("F12")
+@pytest.mark.parametrize("checksums", ["kept", "gone"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_spark_checkpoint(
-    stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None]
+    stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], checksums: str
 ) -> None:
     """The shard is rebuilt from topic and ledger to the exact result, or refused with an event that names the cure and no wrong row."""
     stream.pause()
     before = sorted(sink_rows(stream.settings, stream.name))
     for lease in stream.leases():
         folder = Path(stream.settings.checkpoint(stream.name, lease.status_value))
-        for crc in folder.rglob(".*.crc"):
+        for crc in folder.rglob(".*.crc") if checksums == "gone" else ():
             crc.unlink()
         damage(folder)
     stream.want()
@@ -89,6 +103,20 @@ def test_a_damaged_spark_checkpoint(
     assert sorted(sink_rows(stream.settings, stream.name)) == before, "a refused shard writes no row"
     assert all(event["cure"] for event in stream.events("shard_refused"))
     prove.record("oracles", "I1 I5 I7 (refused)")
+
+
+@pytest.mark.row("F12")
+def test_a_first_plan_that_was_never_whole(stream: Stream, prove: Prove, seed: int) -> None:
+    """A worker that is killed while Spark writes the first plan of a query leaves a file that was not renamed to its name yet."""
+    stream.fleet.whole()
+    for number in range(SHARDS):
+        plans = Path(stream.settings.checkpoint(stream.name, f"v1.g0.s{number}")) / "offsets"
+        plans.mkdir(parents=True)
+        (plans / ".0.b876e988-df87-4852-8ddd-e06919735b44.tmp").write_text("v1\n")
+    stream.want()
+    stream.send_more()
+    stream.wait_read(HEALING_SECONDS)
+    prove(stream, healing_seconds=HEALING_SECONDS, live=False)
 
 
 @pytest.mark.row("F23")

@@ -33,17 +33,26 @@ def _empty_commits(folder: Path) -> None:
     newest_file(folder, "commits").write_text("")
 
 
+def _empty_metadata(folder: Path) -> None:
+    (folder / "metadata").write_text("")
+
+
 #: The others are in `make faults`, row F12.
-DAMAGES = [_gone, _torn_offsets, _no_plan, _empty_commits]
+DAMAGES = [_gone, _torn_offsets, _no_plan, _empty_commits, _empty_metadata]
 
 
-def damaged(shard: Shard, damage: Callable[[Path], None] = _gone) -> None:
+def folder_of(shard: Shard) -> Path:
+    return Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
+
+
+def damaged(shard: Shard, damage: Callable[[Path], None] = _gone, *, checksums: bool = False) -> None:
     """A shard that has committed the first half of a feed, and whose Spark checkpoint then broke while nobody owned it."""
     first, _ = parts()
     shard.serve(first)
-    folder = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
-    for crc in folder.rglob("*.crc"):
-        crc.unlink()
+    folder = folder_of(shard)
+    for crc in folder.rglob(".*.crc"):
+        if not checksums:
+            crc.unlink()
     damage(folder)
 
 
@@ -61,6 +70,25 @@ def test_a_damaged_spark_checkpoint_is_made_anew(shard: Shard, damage: Callable[
     damaged(shard, damage)
     assert "damaged" in finish(shard)
     assert {row.epoch for row in ledger(shard.settings)} == {1, 2}
+
+
+@pytest.mark.parametrize("damage", [_torn_offsets, _empty_commits, _empty_metadata])
+def test_a_file_that_its_checksum_is_not_of_is_damage(shard: Shard, damage: Callable[[Path], None]) -> None:
+    """As a disk leaves it, whose checksums Hadoop keeps beside the files: no reading of it that fails for ever (F12)."""
+    damaged(shard, damage, checksums=True)
+    assert "damaged" in finish(shard)
+
+
+def test_a_death_while_spark_writes_its_first_plan_keeps_nobody_from_beginning(shard: Shard) -> None:
+    """Spark refuses to begin in a folder that holds anything of a plan, be it a file that was never renamed to its name (F1)."""
+    folder = folder_of(shard)
+    for name in ("commits", "offsets", "sources/0", "state"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"6a73ce4e-2222-4783-8769-d8b6bc7be815"}')
+    (folder / "offsets" / ".0.b876e988-df87-4852-8ddd-e06919735b44.tmp").write_text("v1\n")
+    first, _ = parts()
+    assert shard.serve(first) == ""
+    shard.check()
 
 
 @pytest.mark.parametrize(("step", "time"), [("takeover.5", 1), ("sink.1", 1), ("sink.4", 2), ("sink.5", 1)])  # the seal reaches sink.4 once

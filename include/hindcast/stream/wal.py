@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from hindcast.control.ledger import Offsets
@@ -78,6 +79,8 @@ class SparkCheckpoint:
     def check(self, last_batch: int | None) -> None:
         """Refuse a folder from which Spark could not go on exactly where the sink stands.
 
+        One whose query planned nothing yet is emptied: Spark begins it only where nothing is left of a plan that was not written whole.
+
         :param last_batch: Spark's number of the last batch that the sink holds, None before the first
         :raises CheckpointDamagedError: naming the file that is wrong
         """
@@ -85,11 +88,13 @@ class SparkCheckpoint:
         if last_batch is None:
             if committed:
                 raise self._damaged(f"it has committed batch {committed[-1]}, of which the sink knows nothing")
-            if planned:
-                self.planned(planned[-1])
+            if not planned:
+                self.remove()
+                return
+            self._check_metadata()
+            self.planned(planned[-1])
             return
-        if self._read("metadata") is None:
-            raise self._damaged("its file `metadata` is missing, though the sink holds batches of it")
+        self._check_metadata()
         if not planned or planned[-1] < last_batch:
             raise self._damaged(f"its newest plan is of batch {planned[-1] if planned else 'none'}, but the sink holds batch {last_batch}")
         for number in range(max(last_batch - 1, 0), planned[-1] + 1):
@@ -104,6 +109,15 @@ class SparkCheckpoint:
             if not (self._read(f"commits/{number}") or "").startswith(_FORMAT):
                 raise self._damaged(f"commits/{number} is torn or empty")
 
+    def _check_metadata(self) -> None:
+        text = self._read("metadata")
+        if text is None:
+            raise self._damaged("its file `metadata` is missing, though the query has planned batches")
+        try:
+            json.loads(text)["id"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"its file `metadata` is torn or not understood ({error})") from error
+
     def _numbers(self, folder: str) -> list[int]:
         path = self._path(self._root, folder)
         if not self._fs.exists(path):
@@ -114,12 +128,20 @@ class SparkCheckpoint:
         return sorted(int(number) for number in re.findall(rf"/{folder}/(\d+)(?=[,}}])", text))
 
     def _read(self, name: str) -> str | None:
+        """The file's text, None where there is none.
+
+        :raises CheckpointDamagedError: where it is not what its checksum is of
+        """
         path = self._path(self._root, name)
         if not self._fs.exists(path):
             return None
         stream = self._fs.open(path)
         try:
             return str(self._io.toString(stream, "UTF-8"))
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() == "ChecksumException":
+                raise self._damaged(f"{name} is torn: it does not agree with its checksum") from error
+            raise
         finally:
             stream.close()
 
