@@ -349,7 +349,10 @@ class Consumers:
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
             message = f"The query of {lease.key} failed and is started again in {seconds:.0f} s at the earliest: {_first_line(error)}"
-            cure = "If it goes on: the worker's log has the whole error; `hindcast pause` stops the tries."
+            cure = (
+                "If it goes on: the worker's log has the whole error; "
+                f"`hindcast rebuild {lease.stream_id} --shard {lease.status_value}` makes its state anew; `hindcast pause` stops the tries."
+            )
             _log.error(message, error=str(error))
             self._record(EventKind.QUERY_FAILED, message, lease, severity=Severity.ERROR, cure=cure)
             if _STATE_LOST.search(str(error)):
