@@ -1,4 +1,4 @@
-"""What a fleet's tables and logs say, for the report of a test that has failed: its home is gone before anybody can look."""
+"""What a stream's tables and its workers' logs say, for the report of a test that has failed: its home is gone before anybody can look."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from fleet import WORKER, Fleet
+from fleet import WORKER, Fleet, Stream
 from waiting import wait_until
 
 from hindcast.control.leases import StatusType
@@ -18,20 +18,22 @@ LINES = 25
 EVENTS = 15
 
 
-def account(fleet: Fleet) -> str:
-    """Its leases, its newest events, the ends of its workers' logs, and where the threads of the workers that still ran stood.
+def account(stream: Stream) -> str:
+    """Its leases, the fleet's newest events, the ends of its workers' logs, and where the threads of the workers that still ran stood.
 
     These workers are ended by it.
     """
-    parts = [_leases(fleet), _events(fleet)]
-    parts += [_tail(fleet.log(number)) for number in range(len(fleet.started))]
-    parts += [_stacks(fleet, number) for number, process in enumerate(fleet.started) if process.poll() is None]
+    fleet, began = stream.fleet, stream.began_at.timestamp()
+    recent = [number for number in range(len(fleet.started)) if fleet.log(number).stat().st_mtime >= began]
+    parts = [_leases(stream), _events(stream)]
+    parts += [_tail(fleet.log(number)) for number in recent]
+    parts += [_stacks(fleet, number) for number in recent if fleet.started[number].poll() is None]
     return "\n".join(parts)
 
 
-def _leases(fleet: Fleet) -> str:
+def _leases(stream: Stream) -> str:
     try:
-        rows = [lease for kind in StatusType for lease in fleet.leases(kind)]
+        rows = [*stream.leases(), *stream.fleet.leases(StatusType.SLOT), *stream.fleet.leases(StatusType.PIPELINE, stream.name)]
     except HindcastError as error:
         return f"leases: {error}"
     return "\n".join(
@@ -39,9 +41,9 @@ def _leases(fleet: Fleet) -> str:
     )
 
 
-def _events(fleet: Fleet) -> str:
+def _events(stream: Stream) -> str:
     try:
-        rows = fleet.events()[-EVENTS:]
+        rows = stream.fleet.events(stream.began_at)[-EVENTS:]
     except HindcastError as error:
         return f"events: {error}"
     return "\n".join(f"{row['at']:%H:%M:%S.%f} {row['kind']} {row['message']}" for row in rows)

@@ -37,11 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
-    """A failed test's report says how its fleet stood."""
+    """A failed test's report says how its stream stood."""
     report = yield
     stream = getattr(item, "funcargs", {}).get("stream")
     if report.when == "call" and report.failed and isinstance(stream, Stream):
-        report.sections.append(("How the fleet stood", account(stream.fleet)))
+        report.sections.append(("How the stream stood", account(stream)))
     return report
 
 
