@@ -53,6 +53,11 @@ class Shard:
         produce(self.servers, self.pipeline.source.name, records)
         self.sent += records
 
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of its first query."""
+        return Path(self.settings.checkpoint(self.pipeline.name, "v1.g0.s0"))
+
     def reached(self) -> dict[int, int]:
         """Partition -> the offset after the last record that was sent."""
         return ends(self.sent)

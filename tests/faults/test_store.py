@@ -84,6 +84,7 @@ def test_a_commit_that_is_written_and_then_fails(
         stream.wait_read(HEALING_SECONDS)
     stream.fleet.kill(sound)
     stream.wait_owned_by(failing, seconds=LEASE_SECONDS + HEALING_SECONDS)
+    stream.send_more(300)
     log = stream.fleet.log(stream.fleet.started.index(failing))
     for _ in range(MOST_ROUNDS):
         if log.read_text().count(BROKEN) >= ENOUGH:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from live_stream import ledger, sink_rows
@@ -75,7 +74,7 @@ def test_the_newest_commit_of_sparks_log_may_be_missing(shard: Shard) -> None:
     """A batch that the sink holds and Spark does not know as done is run again and written once (F2)."""
     first, second = parts()
     shard.serve(first)
-    commits = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0")) / "commits"
+    commits = shard.checkpoint / "commits"
     newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     newest.unlink()
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
@@ -97,7 +96,7 @@ def test_a_gap_is_never_written(shard: Shard) -> None:
     """A Spark checkpoint that stands elsewhere than the sink stops the shard instead of losing or repeating rows."""
     first, second = parts()
     shard.serve(first)
-    folder = Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
+    folder = shard.checkpoint
     last = folder / "offsets" / newest_file(folder, "commits").name
     while (planned := newest_file(folder, "offsets")) != last:
         planned.unlink()

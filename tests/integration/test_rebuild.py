@@ -41,19 +41,14 @@ def _empty_metadata(folder: Path) -> None:
 DAMAGES = [_gone, _torn_offsets, _no_plan, _empty_commits, _empty_metadata]
 
 
-def folder_of(shard: Shard) -> Path:
-    return Path(shard.settings.checkpoint(shard.pipeline.name, "v1.g0.s0"))
-
-
 def damaged(shard: Shard, damage: Callable[[Path], None] = _gone, *, checksums: bool = False) -> None:
     """A shard that has committed the first half of a feed, and whose Spark checkpoint then broke while nobody owned it."""
     first, _ = parts()
     shard.serve(first)
-    folder = folder_of(shard)
-    for crc in folder.rglob(".*.crc"):
-        if not checksums:
+    if not checksums:
+        for crc in shard.checkpoint.rglob("*.crc"):
             crc.unlink()
-    damage(folder)
+    damage(shard.checkpoint)
 
 
 def finish(shard: Shard, rebuild: str = "") -> str:
@@ -81,7 +76,7 @@ def test_a_file_that_its_checksum_is_not_of_is_damage(shard: Shard, damage: Call
 
 def test_a_death_while_spark_writes_its_first_plan_keeps_nobody_from_beginning(shard: Shard) -> None:
     """Spark refuses to begin in a folder that holds anything of a plan, be it a file that was never renamed to its name (F1)."""
-    folder = folder_of(shard)
+    folder = shard.checkpoint
     for name in ("commits", "offsets", "sources/0", "state"):
         (folder / name).mkdir(parents=True)
     (folder / "metadata").write_text('{"id":"6a73ce4e-2222-4783-8769-d8b6bc7be815"}')
