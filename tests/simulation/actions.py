@@ -62,6 +62,21 @@ def _slow_step(world: World, action: Action) -> None:
     world.step(worker, action.what)
 
 
+def _leave_in_a_step(world: World, action: Action) -> None:
+    """A worker is told to stop while its renewal waits for the store; its main thread comes round before the answer does."""
+    if (worker := _worker(world, action)) is None or len(world.workers) == 1:
+        return
+
+    def meanwhile() -> None:
+        worker.leaving = True
+        world.run(worker)
+
+    world.store.slow = {tuple(Place)[action.size % len(Place)]: meanwhile}
+    world.step(worker, action.what)
+    if action.size // 3 % 2:
+        world.run(worker)
+
+
 def _work(world: World, action: Action) -> None:
     if (worker := _worker(world, action)) is not None:
         world.run(worker)
@@ -157,10 +172,11 @@ _ACTIONS: dict[str, Callable[[World, Action], None]] = {
     "die": _die,
     "join": _join,
     "leave": _leave,
+    "leave in a step": _leave_in_a_step,
     "crash": _crash,
     "reshard": _reshard,
 }
 WEIGHTS: dict[str, int] = {
     "step": 12, "slow step": 6, "work": 6, "begin": 10, "land": 10, "fail": 2, "pause": 5, "stick": 3, "round": 8,
-    "time": 5, "jump": 1, "die": 2, "join": 2, "leave": 1, "crash": 1, "reshard": 1,
+    "time": 5, "jump": 1, "die": 2, "join": 2, "leave": 1, "leave in a step": 1, "crash": 1, "reshard": 1,
 }  # fmt: skip

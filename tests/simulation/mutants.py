@@ -11,7 +11,7 @@ from simulation.ports import Fence, FencedSink
 from simulation.worker import Consumer, SimulatedWorker
 
 from hindcast.control import balance, keeper, shards, store
-from hindcast.control.keeper import Keeper
+from hindcast.control.keeper import Keeper, Step
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.observer import Observer
 from hindcast.control.store import LeaseStore, Snapshot, swap
@@ -156,6 +156,19 @@ def _let_a_clean_stop_wait_for_expiry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "leave", lambda _: None)
 
 
+def _keep_what_was_taken_while_told_to_stop(patch: pytest.MonkeyPatch) -> None:
+    apply = Keeper._apply
+
+    def unaware(self: Keeper, *arguments: Any) -> Step:
+        draining, self._draining = self._draining, False
+        try:
+            return apply(self, *arguments)
+        finally:
+            self._draining = draining
+
+    patch.setattr(Keeper, "_apply", unaware)
+
+
 def _steal_for_a_difference_of_one(patch: pytest.MonkeyPatch) -> None:
     def greedy(leases: list[Lease], me: str, live: set[str], observer: Observer) -> list[Lease]:
         load = balance.loads(leases, live, observer)
@@ -207,6 +220,7 @@ MUTANTS: dict[str, Mutate] = {
     "a dead worker keeps its slot for ever": _never_see_a_dead_workers_slot_as_expired,
     "heartbeat kept for a closed lease": _renew_for_ever_what_is_closed,
     "a clean stop waits out the lease": _let_a_clean_stop_wait_for_expiry,
+    "what is taken while told to stop is kept": _keep_what_was_taken_while_told_to_stop,
     "steal for a difference of one": _steal_for_a_difference_of_one,
     "batches restart at zero after a take-over": _number_batches_from_zero_after_a_take_over,
 }

@@ -65,7 +65,7 @@ class SimulatedWorker:
         self.steps: list[Step] = []
         self.wakes_at = self.stuck_until = 0.0
         self.busy = False
-        self.leaving = self.draining = self.ended = False
+        self.leaving = self.draining = self.left = self.ended = False
 
     def _note(self, op: Op, kind: Kind, consumer: Consumer | None = None, batch: int = 0, detail: tuple[str, ...] = ()) -> None:
         shard, epoch = (str(consumer.key), consumer.epoch) if consumer else ("", 0)
@@ -106,7 +106,7 @@ class SimulatedWorker:
         for key in step.close:
             self._close(key)
         for lease in step.gained:
-            if lease.status_type is StatusType.SHARD:
+            if lease.status_type is StatusType.SHARD and not self.draining:
                 self._start(lease)
 
     def _start(self, lease: Lease) -> None:
@@ -146,10 +146,14 @@ class SimulatedWorker:
                 self._close(key)
         if self.consumers:
             return
+        if self.busy:  # the two halves of leaving: the second waits for the step that is under way
+            self.left = True
+            self.keeper.close_all()
+            return
         self._note(Op.LEAVE, Kind.INVOKE)
         self.ended = True
         try:
-            self.keeper.leave()
+            (self.keeper.step if self.left else self.keeper.leave)()
         except HindcastError as error:
             self._note(Op.LEAVE, Kind.UNKNOWN if isinstance(error, CommitUnknownError) else Kind.FAIL)
         else:

@@ -248,8 +248,8 @@ class World:
         return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
 
     def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
-        """The shards that are not consumed, and why."""
-        found = []
+        """The shards that are not consumed, and the workers that do not stop, and why."""
+        found = [f"{name} was told to stop and does not" for name, worker in self.workers.items() if worker.leaving]
         superseded = shards.superseded(self.store.rows.values())
         for key, row in self.store.rows.items():
             if not _is_shard(row) or row.state == ShardState.TERMINATED:

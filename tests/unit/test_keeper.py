@@ -179,35 +179,6 @@ def test_the_old_owner_learns_that_it_lost(store: MemoryStore, clock: FakeClock,
     assert (row(store, key).lease_owner, row(store, key).epoch) == ("b", 2)
 
 
-def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make) -> None:
-    """After ``leave`` the next worker takes the shards without waiting for anything to expire."""
-    keys = add_shards(store, 2)
-    a = keeper("a")
-    a.step()
-    assert set(a.drain()) == set(keys)
-    for key in keys:
-        a.closed(key)
-    a.leave()
-    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
-    assert {lease.key for lease in keeper("b").step().gained} == set(keys)
-
-
-def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
-    """A lease that it had asked for, handed over while it stops, does not wait for its expiry; nor does a wish stay behind."""
-    add_shards(store, 4)
-    a = keeper("a")
-    a.step()
-    b = keeper("b")
-    b.step()
-    (asked,) = a.step().close[:1]
-    b.drain()
-    a.closed(asked)
-    a.step()
-    assert row(store, asked).lease_owner == "b"
-    b.leave()
-    assert "b" not in {name for lease in store.read().leases.values() for name in (lease.lease_owner, lease.lease_stealer)}
-
-
 def test_what_is_given_to_a_worker_and_wanted_no_more_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
     """A lease handed over while its pipeline is paused does not keep an owner who would never consume it; resumed, it is shared again."""
     add_shards(store, 2)
@@ -228,33 +199,6 @@ def test_what_is_given_to_a_worker_and_wanted_no_more_is_free_at_once(store: Mem
     assert set(owners(store).values()) == {""}
     paused = False
     assert len(b.step().gained) == 1
-
-
-def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
-    """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
-    add_shards(store, 2)
-    a = keeper("a")
-    a.step()
-    b = keeper("b")
-    b.step()
-    (asked,) = a.step().close
-    a.closed(asked)
-    a.step()
-    slot = b.slot
-    assert slot is not None
-    store.commit(store.read(), [row(store, slot).given_to("c")])
-    assert slot in b.step().lost
-    b.leave()
-    assert "b" not in owners(store).values()
-
-
-def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, keeper: Make) -> None:
-    """One that gives up after an error frees its leases; it does not take them again in the same commit."""
-    add_shards(store, 2)
-    a = keeper("a")
-    a.step()
-    a.leave()
-    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
 
 
 def test_a_closed_lease_is_not_held(store: MemoryStore, keeper: Make) -> None:

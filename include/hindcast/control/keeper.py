@@ -301,7 +301,10 @@ class Keeper:
         for key, row in written.items():
             if row.lease_owner == self.owner and key not in self._held:
                 self._gain(row, began)
-                gained.append(row)
+                if self._draining:  # told to stop while the store was asked: nobody will consume it, so the next step frees it
+                    self.closed(key)
+                else:
+                    gained.append(row)
         if self._slot in lost:
             self._slot = None
         return Step(gained, lost, close, {**snapshot.leases, **written})
@@ -371,10 +374,14 @@ class Keeper:
                 self._held[key].closing = True
             return shards
 
-    def leave(self) -> None:
-        """Give the slot up: the last step of a worker that stops cleanly. Nobody needs to wait for its leases to expire."""
+    def close_all(self) -> None:
+        """Take nothing more; no consumer uses what is held any longer."""
         with self._lock:
             self._draining = True
-            for held in self._held.values():
-                held.closing = held.closed = True
+            for key in self._held:
+                self.closed(key)
+
+    def leave(self) -> None:
+        """Give the slot up: the last step of a worker that stops cleanly. Nobody needs to wait for its leases to expire."""
+        self.close_all()
         self.step()  # also where nothing is held: something may just have been given to it

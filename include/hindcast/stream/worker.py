@@ -182,7 +182,7 @@ class Worker:
         for key in step.close:
             consumers.close(key)
         for lease in step.gained:
-            if lease.status_type is StatusType.SHARD:
+            if lease.status_type is StatusType.SHARD and not consumers.leaving:
                 request = rebuild_request(step.leases, lease.key)
                 shadow = is_shadow(step.leases, lease)
                 consumers.start(lease, request=request, superseded=lease.key in consumers.superseded, shadow=shadow)

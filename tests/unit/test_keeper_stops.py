@@ -1,0 +1,121 @@
+"""A worker that stops: what it holds, and what comes to it too late, is free at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from waiting import wait_until
+
+from hindcast.control import shards
+from hindcast.control.keeper import Keeper
+from hindcast.control.leases import Lease, LeaseKey, StatusType
+from hindcast.testing import FakeClock, MemoryStore, Outcome
+
+Make = Callable[..., Keeper]
+
+
+def add_shards(store: MemoryStore, count: int) -> list[LeaseKey]:
+    created = shards.create(store, "p", 1, count, dict.fromkeys(range(count), 0))
+    return [lease.key for lease in created]
+
+
+def owners(store: MemoryStore) -> set[str]:
+    return {row.lease_owner for row in store.read().leases.values() if row.status_type is StatusType.SHARD}
+
+
+def row(store: MemoryStore, key: LeaseKey) -> Lease:
+    return store.read().leases[key]
+
+
+def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make) -> None:
+    """After ``leave`` the next worker takes the shards without waiting for anything to expire."""
+    keys = add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    assert set(a.drain()) == set(keys)
+    for key in keys:
+        a.closed(key)
+    a.leave()
+    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
+    assert {lease.key for lease in keeper("b").step().gained} == set(keys)
+
+
+def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
+    """A lease that it had asked for, handed over while it stops, does not wait for its expiry; nor does a wish stay behind."""
+    add_shards(store, 4)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    (asked,) = a.step().close[:1]
+    b.drain()
+    a.closed(asked)
+    a.step()
+    assert row(store, asked).lease_owner == "b"
+    b.leave()
+    assert "b" not in {name for lease in store.read().leases.values() for name in (lease.lease_owner, lease.lease_stealer)}
+
+
+def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    b = keeper("b")
+    b.step()
+    (asked,) = a.step().close
+    a.closed(asked)
+    a.step()
+    slot = b.slot
+    assert slot is not None
+    store.commit(store.read(), [row(store, slot).given_to("c")])
+    assert slot in b.step().lost
+    b.leave()
+    assert "b" not in owners(store)
+
+
+def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, keeper: Make) -> None:
+    """One that gives up after an error frees its leases; it does not take them again in the same commit."""
+    add_shards(store, 2)
+    a = keeper("a")
+    a.step()
+    a.leave()
+    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
+
+
+def test_what_a_step_takes_while_its_worker_is_told_to_stop_is_free_with_the_next(store: MemoryStore, keeper: Make) -> None:
+    """Told while the store is asked: nobody would consume what is gained, so it is not reported, and the next step frees it."""
+    add_shards(store, 2)
+    a = keeper("a")
+
+    def told() -> Outcome:
+        assert a.drain() == []
+        return Outcome.OK
+
+    store.outcome = told
+    assert a.step().gained == []
+    assert owners(store) == {"a"}
+    assert a.wait(0.0), "the next step is due at once"
+    a.step()
+    assert owners(store) == {""}
+
+
+def test_what_a_step_takes_while_its_worker_leaves_is_free_once_it_has_left(store: MemoryStore, keeper: Make) -> None:
+    """The renewal thread's commit is under way when the main thread gives everything up."""
+    add_shards(store, 2)
+    a = keeper("a")
+    slot = a.slot
+    assert slot is not None
+    main = threading.Thread(target=a.leave)
+
+    def left() -> Outcome:
+        store.outcome = lambda: Outcome.OK
+        main.start()
+        wait_until(lambda: not a.holds(slot, 1), 10.0, "the main thread has begun to leave")
+        return Outcome.OK
+
+    store.outcome = left
+    assert a.step().gained == []
+    main.join()
+    assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
