@@ -121,14 +121,15 @@ def sink_commits(table: Path) -> list[SinkCommit]:
 def lease_history(table: Path, pipeline: str, since: float) -> list[LeaseSeen]:
     """Each version of the lease table since a moment, as far as it is kept and tells of the pipeline's shards.
 
-    The newest is read first: meanwhile the table's upkeep may cut off the old end. What it must still have kept is missed loudly.
+    The newest is read first: meanwhile the table's upkeep may cut off the old end. What it must still have kept is missed loudly; what is
+    older than the moment is not looked at.
     """
     found: list[LeaseSeen] = []
     newer_at = math.inf
     for path in reversed(log_files(table)):
         try:
             if (at := path.stat().st_mtime) < since:
-                continue
+                break
             added = [table / entry["add"]["path"] for entry in actions(path) if "add" in entry]
             rows = [row for file in added for row in pq.ParquetFile(file).read().to_pylist()]
         except FileNotFoundError:

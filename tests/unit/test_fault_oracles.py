@@ -171,3 +171,18 @@ def test_the_old_end_of_the_leases_log_may_go_while_it_is_read_and_no_more(setti
     for path in log_files(table):
         os.utime(path, (time.time() - LEASES_RETENTION_SECONDS,) * 2)
     assert [seen.counter for seen in lease_history(table, "p", 0.0)] == [1, 2, 3]
+
+
+def test_what_is_older_than_the_moment_may_go_while_the_leases_log_is_read(settings: Settings) -> None:
+    """The upkeep deletes versions of before the stream, which were listed just now and whose successor is young: no breach."""
+    store, table = LeaseTable(settings), Path(settings.table("control", "leases"))
+    lease = Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, lease_owner="w1")
+    swap(store, lambda _: [lease])
+    for _ in range(3):
+        swap(store, lambda snapshot: [lease.renewed() for lease in snapshot.leases.values()])
+    oldest, before, *_ = log_files(table)
+    oldest.unlink()
+    oldest.symlink_to("deleted")  # it is listed, and it is not there
+    since = time.time() - LEASES_RETENTION_SECONDS / 2
+    os.utime(before, (since - 1,) * 2)
+    assert [seen.counter for seen in lease_history(table, "p", since)] == [1, 2, 3]
