@@ -215,8 +215,21 @@ class VerdictFailedError(HindcastError):
     exit_code = 3
 
 
-def innermost(error: Exception) -> str:
-    """An error in one line: of a Java error its innermost cause, for the outermost only says which call failed."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+#: What follows says where in a program an error was raised, in indented lines; then comes the error itself.
+_TRACEBACK = "Traceback (most recent call last):"
+#: What follows is Spark's description of the query that failed.
+_QUERY = "=== Streaming Query ==="
+#: Characters of an error that fit into an event or a table's cell.
+_MOST = 300
+
+
+def innermost(error: BaseException) -> str:
+    """An error in one line: its innermost cause, for the outermost only says which call failed.
+
+    Of a Java error that is its last ``Caused by``. A Python error that went through the JVM (a sink's, or that of a user's function)
+    is what stands after the last traceback.
+    """
+    _, raised_in_python, said = str(error).partition(_QUERY)[0].rpartition(_TRACEBACK)
+    lines = [line for line in said.strip("\n").splitlines() if line.strip() and not (raised_in_python and line.startswith(" "))]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes else lines[0]
+    return [*causes[-1:], *lines[:1], type(error).__name__][0].strip()[:_MOST]

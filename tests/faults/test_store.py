@@ -141,6 +141,7 @@ def test_a_sink_whose_log_is_read_only(stream: Stream, pair: tuple[Worker, Worke
         stream.send_more(200)
         event = stream.wait_event("query_failed")
         assert event["cure"]
+        assert "Traceback" not in event["message"], "it names the cause"
     prove(stream, "query_failed", healing_seconds=HEALING_SECONDS)
 
 

@@ -1,0 +1,69 @@
+"""What is said of an error that Spark raised, in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from hindcast.errors import innermost
+
+PROXY = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):"
+QUERY = """
+=== Streaming Query ===
+Identifier: [id = 2a63351f, runId = daad73fb]
+Current State: ACTIVE
+"""
+IN_A_SINK = f"""{PROXY}
+  File "utils.py", line 163, in call
+    self.func(DataFrame(jdf, wrapped_session_jdf), batch_id)
+RuntimeError: a sink that fails
+with two lines
+{QUERY}"""
+IN_A_FUNCTION = f"""{PROXY}
+  File "dataframe.py", line 503, in collect
+    sock_info = self._jdf.collectToPython()
+pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "worker.py", line 3004, in read_udfs
+    return work(row)
+           ^^^^^^^^^
+ZeroDivisionError: division by zero
+{QUERY}"""
+IN_JAVA = """An error occurred while calling o57.save.
+: org.apache.spark.SparkException: Job aborted.
+\tat org.apache.spark.Job.run(Job.scala:1)
+Caused by: java.util.concurrent.ExecutionException: wrapped
+Caused by: java.io.IOException: No space left on device
+\tat java.io.File.write(File.java:1)
+"""
+IN_A_SINK_WITH_JAVAS_STACK = (
+    """Writing failed.
+Caused by: py4j.Py4JException: """
+    + IN_A_SINK.removesuffix(QUERY)
+    + """
+\tat py4j.Protocol.getReturnValue(Protocol.java:476)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("[STATE_STORE_MISSING] It is gone.\nmore", "[STATE_STORE_MISSING] It is gone."),
+        ("  indented", "indented"),
+        (QUERY, "ValueError"),
+        ("", "ValueError"),
+        (IN_A_SINK, "RuntimeError: a sink that fails"),
+        (IN_A_FUNCTION, "ZeroDivisionError: division by zero"),
+        (IN_JAVA, "java.io.IOException: No space left on device"),
+        (IN_A_SINK_WITH_JAVAS_STACK, "RuntimeError: a sink that fails"),
+        ("Job aborted.\n" + "x" * 1000, "Job aborted."),
+    ],
+)
+def test_the_cause_of_an_error_is_its_line(said: str, line: str) -> None:
+    """Neither the call that failed, nor a traceback's first line, nor the query's description."""
+    assert innermost(ValueError(said)) == line
+
+
+def test_a_cause_fits_into_a_cell() -> None:
+    """However long Spark's sentence is."""
+    assert len(innermost(ValueError("x" * 10_000))) == 300
