@@ -46,7 +46,7 @@ def damaged(shard: Shard, damage: Callable[[Path], None] = _gone, *, checksums: 
     first, _ = parts()
     shard.serve(first)
     if not checksums:
-        for crc in shard.checkpoint.rglob("*.crc"):
+        for crc in shard.checkpoint.rglob(".*.crc"):
             crc.unlink()
     damage(shard.checkpoint)
 

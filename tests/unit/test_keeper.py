@@ -5,29 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from leased_shards import add_shards, owners, row
 
-from hindcast.control import shards
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.store import LeaseStore, swap
+from hindcast.control.store import swap
 from hindcast.errors import LeaseLostError, StoreUnavailableError
 from hindcast.testing import FakeClock, MemoryStore, Outcome
 
 LEASE = 10.0
 Make = Callable[..., Keeper]
-
-
-def add_shards(store: LeaseStore, count: int) -> list[LeaseKey]:
-    created = shards.create(store, "p", 1, count, dict.fromkeys(range(count), 0))
-    return [lease.key for lease in created]
-
-
-def owners(store: LeaseStore) -> dict[str, str]:
-    return {row.status_value: row.lease_owner for row in store.read().leases.values() if row.status_type is StatusType.SHARD}
-
-
-def row(store: LeaseStore, key: LeaseKey) -> Lease:
-    return store.read().leases[key]
 
 
 def test_one_worker_takes_all_free_shards_in_a_new_epoch(store: MemoryStore, keeper: Make) -> None:

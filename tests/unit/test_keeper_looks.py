@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leased_shards import add_shards
 
 from hindcast.control import shards
 from hindcast.control.keeper import LOOKS, Keeper
-from hindcast.control.leases import Lease, LeaseKey
+from hindcast.control.leases import Lease
 from hindcast.control.store import Snapshot
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
 Make = Callable[..., Keeper]
-
-
-def add_shards(store: MemoryStore, count: int) -> list[LeaseKey]:
-    return [lease.key for lease in shards.create(store, "p", 1, count, dict.fromkeys(range(count), 0))]
 
 
 def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
