@@ -219,8 +219,6 @@ class VerdictFailedError(HindcastError):
 _TRACEBACK = "Traceback (most recent call last):"
 #: What follows is Spark's description of the query that failed.
 _QUERY = "=== Streaming Query ==="
-#: Characters of an error that fit into an event or a table's cell.
-_MOST = 300
 
 
 def innermost(error: BaseException) -> str:
@@ -232,4 +230,4 @@ def innermost(error: BaseException) -> str:
     _, raised_in_python, said = str(error).partition(_QUERY)[0].rpartition(_TRACEBACK)
     lines = [line for line in said.strip("\n").splitlines() if line.strip() and not (raised_in_python and line.startswith(" "))]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return [*causes[-1:], *lines[:1], type(error).__name__][0].strip()[:_MOST]
+    return [*causes[-1:], *lines[:1], type(error).__name__][0].strip()

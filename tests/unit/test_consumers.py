@@ -148,3 +148,8 @@ def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(settings: Settings)
 def test_what_spark_says_of_lost_state_is_known(error: str) -> None:
     """Torn state files and a state folder that is gone both mean: make the state anew, for no retry would mend it."""
     assert consumers._STATE_LOST.search(error)
+
+
+def test_a_cause_fits_into_an_event() -> None:
+    """However long Spark's sentence is."""
+    assert len(consumers._cause(ValueError("x" * 10_000))) == 300

@@ -62,8 +62,3 @@ Caused by: py4j.Py4JException: """
 def test_the_cause_of_an_error_is_its_line(said: str, line: str) -> None:
     """Neither the call that failed, nor a traceback's first line, nor the query's description."""
     assert innermost(ValueError(said)) == line
-
-
-def test_a_cause_fits_into_a_cell() -> None:
-    """However long Spark's sentence is."""
-    assert len(innermost(ValueError("x" * 10_000))) == 300

@@ -297,7 +297,7 @@ class Consumers:
             _log.warning("Late and poison rows could not be filed; the next pass will.", shard=str(lease.key), reason=str(error))
             return False
         except Exception as error:  # noqa: BLE001 - whatever Spark raises
-            message = f"Late and poison rows of {lease.key} could not be filed: {innermost(error)}"
+            message = f"Late and poison rows of {lease.key} could not be filed: {_cause(error)}"
             cure = "The next pass tries again. If it goes on: the worker's log has the whole error."
             if self._unfiled.get(lease.key) != message:  # said once, not at each pass
                 self._record(EventKind.AUDIT_FAILED, message, lease, severity=Severity.WARNING, cure=cure)
@@ -349,7 +349,7 @@ class Consumers:
             self._record(kind, str(error), lease, severity=Severity.ERROR, cure=cure)
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
-            message = f"The query of {lease.key} failed and is started again in {seconds:.0f} s at the earliest: {innermost(error)}"
+            message = f"The query of {lease.key} failed and is started again in {seconds:.0f} s at the earliest: {_cause(error)}"
             cure = (
                 "If it goes on: the worker's log has the whole error; "
                 f"`hindcast rebuild {lease.stream_id} --shard {lease.status_value}` makes its state anew; `hindcast pause` stops the tries."
@@ -357,7 +357,7 @@ class Consumers:
             _log.error(message, error=str(error))
             self._record(EventKind.QUERY_FAILED, message, lease, severity=Severity.ERROR, cure=cure)
             if _STATE_LOST.search(str(error)):
-                self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: innermost(error)})
+                self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: _cause(error)})
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be lost.
         self._keeper.closed(lease.key)
 
@@ -381,6 +381,10 @@ def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> N
             raise OffsetsLostError(**lost, end=earliest[partition] - 1, problem="the topic no longer holds them (retention or a deletion)")
         if offset > latest[partition]:
             raise OffsetsLostError(**lost, end="later", problem=f"the topic ends at {latest[partition]}: it was deleted and created again")
+
+
+def _cause(error: BaseException) -> str:
+    return innermost(error)[:300]  # as much as fits into an event
 
 
 def cpu_seconds() -> float:
