@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from leased_shards import add_shards
 
-from hindcast.control import shards
 from hindcast.control.keeper import RENEWALS, Keeper
 from hindcast.control.leases import Lease, StatusType
 from hindcast.testing import FakeClock, MemoryStore
@@ -32,7 +32,7 @@ class Fleet:
     born: int = 0
 
     def __post_init__(self) -> None:
-        shards.create(self.store, "p", 1, self.leases, dict.fromkeys(range(self.leases), 0))
+        add_shards(self.store, self.leases)
 
     def join(self) -> str:
         name, self.born = f"w{self.born}", self.born + 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hindcast.control import shards
+from leased_shards import add_shards
+
 from hindcast.control.keeper import SETTLE_SECONDS, Keeper
 from hindcast.control.leases import Lease, StatusType
 from hindcast.testing import FakeClock, MemoryStore
@@ -23,7 +24,7 @@ def owners(store: MemoryStore) -> list[str]:
 
 def pair(store: MemoryStore, keeper: Make) -> tuple[Keeper, Keeper]:
     """Two workers, each with a shard."""
-    shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    add_shards(store, 2)
     a, b = keeper("a"), keeper("b")
     a.step()
     b.step()
