@@ -14,7 +14,6 @@ from hindcast.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("include/", "spark_apps/", "dags/", "plugins/")
-MOST_LINES = 400
 VAGUE = frozenset({"util", "utils", "helper", "helpers", "common", "manager", "managers", "base", "misc"})
 #: Joined here, so that this file does not name them either.
 REGISTRIES = tuple(
@@ -50,13 +49,6 @@ def _tracked() -> dict[str, str]:
 
 def _python(files: Files, *folders: str) -> Iterator[tuple[str, str]]:
     return ((path, text) for path, text in files.items() if path.endswith(".py") and path.startswith(folders))
-
-
-def long_modules(files: Files) -> Iterator[str]:
-    """Modules that nobody reads in one sitting."""
-    for path, text in _python(files, *CODE, "tests/"):
-        if (count := text.count("\n")) > MOST_LINES:
-            yield f"{path} has {count} lines, at most {MOST_LINES} are allowed: give a part of it a name and a module of its own"
 
 
 def vague_names(files: Files) -> Iterator[str]:
@@ -160,7 +152,6 @@ def _imports(text: str) -> Iterator[tuple[str, int]]:
 
 #: Each rule with files that break it in exactly one place.
 RULES: list[tuple[Rule, dict[str, str]]] = [
-    (long_modules, {"include/hindcast/long.py": "x = 1\n" * (MOST_LINES + 1), "include/hindcast/full.py": "x = 1\n" * MOST_LINES}),
     (vague_names, {"include/hindcast/control/lease_utils.py": "", "include/hindcast/control/leases.py": ""}),
     (registry_hosts, {"Makefile": f"INDEX = https://{REGISTRIES[0]}/simple", "docs/a.md": "the registry"}),
     (machine_paths, {"docs/a.md": "cd /" + "root/hindcast", "docs/b.md": "https://host/root/page and $HOME/root/x"}),
