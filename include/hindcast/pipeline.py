@@ -50,8 +50,6 @@ RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp",
 TOPIC_STRIDE = 10_000
 #: More than any topic has partitions that one fleet could use.
 MAX_SHARDS = 1000
-#: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.
-TOPIC_STRIDE = 10_000
 FORM = (
     '@pipeline(source=Topic("trades", schema="ticker string, ts timestamp, ask double", key="ticker"), event_time="ts", '
     'watermark="10 seconds", window=Window("5 seconds", slide="1 second"), sink=Table("stock_stats", keys=["window", "ticker"]), version=1)'

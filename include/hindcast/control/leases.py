@@ -24,7 +24,6 @@ class StatusType(StrEnum):
     SHARD = "shard"
     SLOT = "slot"
     PIPELINE = "pipeline"
-    COORDINATOR = "coordinator"
 
 
 class ShardState(StrEnum):

@@ -99,13 +99,6 @@ class TopicOffsets:
             found = consumer.offsets_for_times(dict.fromkeys(places, int(at.timestamp() * 1000)), timeout_ms=self._answer_ms)
         return {place.partition: found[place].offset if found.get(place) is not None else ends[place] for place in places}
 
-    def check_partitions(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """:raises BadRangeError: where ``offsets`` names a partition that the topic has not"""
-        known = self.partitions(topic)
-        if unknown := sorted(set(offsets) - set(known)):
-            problem = f"{topic} has no partition {', '.join(map(str, unknown))}"
-            raise BadRangeError(range=dict(offsets), problem=problem, cure=f"Its partitions are {known[0]} to {known[-1]}.")
-
     def _places(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, partition) for partition in self.partitions(topic)]
 
