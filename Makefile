@@ -42,9 +42,9 @@ help: ## print this list
 	@echo "  make nemesis SECONDS=60 SEED=7        the run of that seed again"
 
 .PHONY: env
-env: $(VENV)/.installed ## make .venv from requirements.txt (nothing to do where nothing changed)
+env: $(VENV)/.installed ## make .venv from requirements-dev.txt (nothing to do if nothing changed)
 
-$(VENV)/.installed: requirements.txt pyproject.toml
+$(VENV)/.installed: requirements-dev.txt pyproject.toml
 	@if ! command -v "$(PYTHON)" >/dev/null; then \
 		echo "make: Python 3.11 or newer is needed and $(if $(PYTHON),$(PYTHON) is not there,none was found); install one, or name it: make env PYTHON=/path/to/python3.11" >&2; exit 2; fi
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -53,9 +53,17 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 		echo "make: $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install its python3-venv package" >&2; exit 2; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(UV)"
 	@$(as_pip); \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.txt; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements-dev.txt; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
+
+PINS = --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url
+
+.PHONY: pins
+pins: env ## resolve pyproject.toml's ranges again: requirements.txt (to run) and requirements-dev.txt (to test as well)
+	@$(as_pip); \
+	$(BIN)/uv pip compile pyproject.toml $(PINS) --upgrade --extra deploy --extra dev --output-file requirements-dev.txt; \
+	$(BIN)/uv pip compile pyproject.toml $(PINS) --extra deploy --constraint requirements-dev.txt --output-file requirements.txt
 
 .PHONY: jars
 jars: env ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven; looks only, once they are there)

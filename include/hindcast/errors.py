@@ -112,6 +112,10 @@ class DoubledKeyError(HindcastError):
     was written. Let the transformation give one row a key and batch, or name more keys."""
 
 
+class LookupUnavailableError(BadInputError):
+    """The lookup {lookup} cannot be read in version {version} from {url}: {problem}. {cure}"""
+
+
 class ReshardRefusedError(HindcastError):
     """{pipeline} is not resharded: the state of its operators depends on which rows came together in a batch, and other shards have other
     batches. Nothing has changed. Raise the pipeline's version, with other shards and a new sink table: it starts anew from the topic."""

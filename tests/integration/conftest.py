@@ -21,7 +21,7 @@ from hindcast.local import jars
 from hindcast.local.load import ensure_topic
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
-from hindcast.stream import source
+from hindcast.stream.lookups import LOOKUPS
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -68,7 +68,7 @@ def workload(
 
     def make(pipeline: str | Pipeline, partitions: int = 1) -> Workload:
         settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
-        spark.conf.set(source.LOOKUPS, settings.table("lookups"))
+        spark.conf.set(LOOKUPS, settings.table("lookups"))
         declared = catalog.load(project_root() / "include" / "pipelines")[pipeline] if isinstance(pipeline, str) else pipeline
         made.append(Workload(spark, settings, renamed(declared, topic_factory()), broker.bootstrap_servers, partitions))
         made[-1].begin()

@@ -18,7 +18,7 @@ from hindcast.errors import PrerequisiteError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import scratch
-from hindcast.stream.source import LOOKUPS
+from hindcast.stream.lookups import LOOKUPS
 
 #: On a local disk both of Spark's managers write a file beside its place and rename it. The default one also asks for symbolic links,
 #: and Hadoop answers that by starting a process for each file: 28 % of a small batch's CPU (0.48 against 0.35 s, 2 cores).

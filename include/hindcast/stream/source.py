@@ -20,14 +20,13 @@ from pyspark.sql.avro.functions import from_avro
 from hindcast.control.archives import archive_url
 from hindcast.pipeline import TOPIC_STRIDE, Format, Lookup, Mode, Pipeline, Topic
 from hindcast.settings import Settings
+from hindcast.stream.lookups import read_lookup
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
 #: Those that a transformation is given beside the topic's own: the place and the broker's time of a record.
 PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
 #: A record as Kafka has it, without its headers.
 RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-#: Where a session finds the tables that pipelines join.
-LOOKUPS = "spark.hindcast.lookups"
 _CORRUPT = "_corrupt"
 _RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 #: One batch of a stream reads at most so many records of a topic: a long backlog is worked off in steps that renew, commit and can be
@@ -250,13 +249,8 @@ def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool 
     carry_code(function)
     frames = iter([frame.drop(*(column for column in (*SOURCE_COLUMNS, "_event_at") if column not in PLACE_COLUMNS)) for frame in rows])
     first = next(frames)
-    others = [_lookup(first.sparkSession, joined) if isinstance(joined, Lookup) else next(frames) for joined in pipeline.joined]
+    others = [read_lookup(first.sparkSession, joined) if isinstance(joined, Lookup) else next(frames) for joined in pipeline.joined]
     return function(first, *others)
-
-
-def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
-    url = lookup.name if "/" in lookup.name else f"{spark.conf.get(LOOKUPS)}/{lookup.name}"
-    return spark.read.format("delta").option("versionAsOf", str(lookup.version)).load(url)
 
 
 def carry_code(function: Callable[..., DataFrame]) -> None:

@@ -1,0 +1,72 @@
+"""The pinned requirements: one file to run the platform, one that adds what its tests need."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Tools of the tests that packages of the platform need too.
+ALSO_AT_RUN_TIME = frozenset({"pyyaml"})
+#: Modules of Airflow's own, and of its web server and database, which its pages and the embedded one use in Airflow's versions.
+AIRFLOWS = frozenset({"airflow", "fastapi", "jinja2", "sqlalchemy", "starlette"})
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _pins(name: str) -> dict[str, str]:
+    """Package name -> its whole line, of one requirements file."""
+    lines = (ROOT / name).read_text().splitlines()
+    return {_package(line): line for line in lines}
+
+
+def _package(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found is not None, requirement
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def _imported() -> set[str]:
+    """The top-level modules that the library, its apps, DAGs, plugin and pipelines import."""
+    found: set[str] = set()
+    for folder in ("include", "spark_apps", "dags", "plugins"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    found.add(node.module.split(".")[0])
+    return found
+
+
+def test_what_runs_is_what_is_tested() -> None:
+    """Each package of requirements.txt has the same pin in requirements-dev.txt."""
+    tested = _pins("requirements-dev.txt")
+    assert [line for line in _pins("requirements.txt").values() if line not in tested.values()] == []
+
+
+def test_no_tool_of_the_tests_is_needed_to_run() -> None:
+    """The file that an image installs names no package of the extra `dev`."""
+    tools = {_package(line) for line in PROJECT["optional-dependencies"]["dev"]} - ALSO_AT_RUN_TIME
+    assert tools & _pins("requirements.txt").keys() == set()
+
+
+def test_each_declared_package_is_pinned() -> None:
+    """A package in pyproject.toml's lists stands in the file for it."""
+    runs = {_package(line) for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["deploy"]]}
+    assert runs - _pins("requirements.txt").keys() == set()
+    dev = {_package(line) for line in PROJECT["optional-dependencies"]["dev"]}
+    assert dev - _pins("requirements-dev.txt").keys() == set()
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Each module that is imported comes from a declared package, and the packages that must do real work are imported."""
+    declared = {_package(line) for line in PROJECT["dependencies"]}
+    owners = packages_distributions()
+    foreign = _imported() - set(sys.stdlib_module_names) - {"hindcast", "__future__"}
+    undeclared = {module for module in foreign - AIRFLOWS if not {_package(owner) for owner in owners.get(module, [module])} & declared}
+    assert undeclared == set()
+    assert {"airflow", "pyspark", "delta", "kafka", "great_expectations"} <= foreign
