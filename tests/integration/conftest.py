@@ -21,6 +21,7 @@ from hindcast.local import jars
 from hindcast.local.load import ensure_topic
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
+from hindcast.stream import source
 from hindcast.stream.lookups import LOOKUPS
 
 if TYPE_CHECKING:
