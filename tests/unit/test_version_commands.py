@@ -194,6 +194,59 @@ def test_what_is_not_proved_is_promoted_for_a_reason_alone(two: Settings, prepar
     assert json.loads(event["detail"])["who"] == "ada"
 
 
+def reshard(settings: Settings, version: int, count: int = 2) -> list[Any]:
+    """The version's next generation is written, and waits for the newest one to end."""
+    return shards.reshard(LeaseTable(settings), NAME, version, count, {0: 0, 1: 0})
+
+
+def end(settings: Settings, version: int) -> None:
+    """The parents end, and a worker opens their children."""
+
+    def told(snapshot: Any) -> list[Any]:
+        parents = shards.superseded(snapshot.leases.values())
+        own = [lease for lease in shards.of_version(snapshot.leases.values(), NAME, version) if lease.key in parents]
+        ended = {lease.key: lease.evolve(state="TERMINATED") for lease in own}
+        return [*ended.values(), *shards.opened({**snapshot.leases, **ended})]
+
+    swap(LeaseTable(settings), told)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_promotion_waits_for_a_reshard_of_either_version(two: Settings, version: int) -> None:
+    """While a shard waits for its parents its offsets are those of nobody: 10 of 1,000 records are not all that the old version read."""
+    begin(two)
+    put(two, f"{NAME}_v2", range(5, 10), "two")
+    at(two, 1, 1000, 9_000)
+    at(two, 2, 10, 9_000)
+    proved(two)
+    reshard(two, version)
+    before = LeaseTable(two).leases()
+    with pytest.raises(VersionRefusedError, match=f"version {version} is being resharded: v{version}.g1.s0 must wait"):
+        promote(two, NAME, 2)
+    assert LeaseTable(two).leases() == before
+    end(two, version)
+    with pytest.raises(VersionRefusedError, match="it is 990 records behind version 1"):
+        promote(two, NAME, 2)
+
+
+def test_a_promotion_goes_on_once_the_reshard_is_done(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for as long as a version that is a little behind may take, then decides by what the children took over."""
+    caught_up(two)
+    reshard(two, 1)
+    monkeypatch.setattr(promotion, "WAIT_SECONDS", 60.0)
+    assert promote(two, NAME, 2, sleep=lambda _: end(two, 1))["barrier"] == {"0": 50, "1": 0}
+
+
+def test_a_promotion_for_a_reason_needs_no_reshard_to_end(two: Settings) -> None:
+    """The active version may be the one that is broken. How far it had read is what the parents say who are yet to end."""
+    begin(two)
+    at(two, 1, 1000, 9_000)
+    at(two, 2, 10, 9_000)
+    reshard(two, 1)
+    done = promote(two, NAME, 2, despite="version 1 never ends")
+    assert (done["barrier"], done["behind_records"]) == ({"0": 1000, "1": 0}, 990)
+
+
 def test_what_was_approved_is_promoted_and_nothing_else(two: Settings) -> None:
     """Bound to the change after which it was approved, a promotion is refused once another has come; so is a back-out of a promotion."""
     caught_up(two)

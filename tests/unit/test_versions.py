@@ -143,6 +143,20 @@ def test_a_promotion_leaves_every_lease_as_it_is(tmp_path: Path) -> None:
     assert versions.of(NAME).active == 1
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_version_is_promoted_in_the_middle_of_a_reshard(tmp_path: Path, version: int) -> None:
+    """Whoever looked before the new generation was written is refused by the row itself; for a reason it is promoted all the same."""
+    versions = wanting(store := MemoryStore(), tmp_path)
+    begun(versions)
+    (child,) = shards.reshard(store, NAME, version, 2, {0: 0, 1: 0})
+    with pytest.raises(VersionRefusedError, match=f"version {version} is being resharded: {child.status_value} must wait"):
+        promoted(versions)
+    since = versions.of(NAME).change
+    assert since is not None
+    versions.promote(NAME, 2, (), until=NOW, barrier={}, since=since.id, despite="it never ends")
+    assert versions.of(NAME).active == 2
+
+
 def leave(versions: Versions, version: int = 2) -> Standing:
     return versions.leave(NAME, version)
 
@@ -227,6 +241,27 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
     assert noted.beside is not None
     assert noted.beside.state is BesideState.LIVE
     assert versions.note_caught_up(seen) is None
+    assert not caught_up(store.read().leases.values())
+
+
+def test_a_shadow_has_not_caught_up_with_a_part_of_what_is_being_resharded() -> None:
+    """What a shard is to take over once its parents end was read by those: the shadow has to reach that, too."""
+    store = MemoryStore()
+    detail = {"version": 1, "shards": 2, "workers": 1}
+    row = Lease(stream_id=NAME, status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail=detail)
+    swap(store, lambda _: [row])
+    first, second = shards.create(store, NAME, 1, 2, {0: 0, 1: 0})
+    Versions(store).begin(NAME, shadow(), {0: 0, 1: 0}, columns_from=1)
+    (own,) = shards.of_version(store.read().leases.values(), NAME, 2)
+    detail = {**own.detail, "lag_records": 990}
+    own = own.evolve(checkpoint={**own.checkpoint, "end_offsets": {"0": 50, "1": 10}, "batch": 1}, detail=detail)
+    first = first.evolve(checkpoint={"end_offsets": {"0": 50}})
+    second = second.evolve(checkpoint={"end_offsets": {"1": 1000}})
+    swap(store, lambda _: [first, second, own])
+    assert not caught_up(store.read().leases.values())
+    shards.reshard(store, NAME, 1, 4, {0: 0, 1: 0, 2: 0, 3: 0})
+    swap(store, lambda _: [first.evolve(state="TERMINATED")])
+    swap(store, lambda snapshot: shards.opened(snapshot.leases))
     assert not caught_up(store.read().leases.values())
 
 

@@ -231,6 +231,22 @@ def newest_of_version(leases: Iterable[Lease], pipeline: str, version: int) -> l
     return newest_generation(of_version(leases, pipeline, version))
 
 
+def waiting(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
+    """The shards of a version's newest generation that wait for their parents: what they were dealt is still read by those."""
+    return [lease for lease in newest_of_version(leases, pipeline, version) if lease.state == ShardState.WAIT]
+
+
+def reading(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
+    """The shards whose ends together say how far a version is: its newest generation, and before them the parents of those that wait.
+
+    A partition may be in one of either. It is read by the later one in the list.
+    """
+    every = of_version(leases, pipeline, version)
+    newest = newest_generation(every)
+    awaited = {parent for lease in newest if lease.state == ShardState.WAIT for parent in lease.parent_shard_ids}
+    return [*(lease for lease in every if lease.status_value in awaited), *newest]
+
+
 def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
     """The shards of one version of a pipeline, in the order of their names."""
     found = [

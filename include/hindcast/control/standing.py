@@ -201,9 +201,8 @@ def caught_up(leases: Iterable[Lease]) -> list[Standing]:
     for standing in standings(found).values():
         if standing.beside is None or standing.beside.state is not BesideState.CATCHING_UP or standing.beside.leaving:
             continue
-        own, active = (
-            shards.newest_of_version(found, standing.pipeline, version) for version in (standing.beside.version, standing.active)
-        )
+        own = shards.newest_of_version(found, standing.pipeline, standing.beside.version)
+        active = shards.reading(found, standing.pipeline, standing.active)
         read = {partition: end for lease in active for partition, end in shards.ends(lease).items()}
         if own and all(lease.checkpoint.get("batch") and _at_the_end(lease, read) for lease in own):
             reached.append(standing)

@@ -12,7 +12,7 @@ compare-and-swap, and whoever reads that row reads a consistent answer:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -86,11 +86,15 @@ class Versions:
         :param until: the old version is kept warm until then
         :param barrier: the offsets up to which the old version had read when the new one was found to have read as far
         :param since: the id of the change after which the version was proved: none may have come in between
-        :raises VersionRefusedError: where it is not beside the active one, or something has changed since it was looked at
+        :param despite: why it is promoted although it was not proved; then no reshard has to end first
+        :raises VersionRefusedError: where it is not beside the active one, something has changed since it was looked at, or a shard of
+            either waits for its parents
         """
 
-        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]]:
+        def decide(standing: Standing, snapshot: Snapshot) -> tuple[Standing, list[Lease]]:
             beside = check_shadow(standing, version, "promoted")
+            if not despite:
+                check_no_reshard(standing, snapshot.leases.values())
             if standing.change is None or standing.change.id != since:
                 raise Refusal(name, version, "promoted")("something changed while it was looked at", "See `hindcast versions`; try again.")
             old = Beside(
@@ -241,6 +245,21 @@ def check_shadow(standing: Standing, version: int, action: str) -> Beside:
         cure = f"`hindcast reprocess {standing.pipeline} --version {version}` starts one that was never used."
         raise refused("it is not a shadow of the active version", cure)
     return beside
+
+
+def check_no_reshard(standing: Standing, leases: Iterable[Lease]) -> None:
+    """Neither the active version nor the one beside it is in the middle of a reshard.
+
+    :raises VersionRefusedError: where a shard of one waits for its parents
+    """
+    assert standing.beside is not None
+    found, new = list(leases), standing.beside.version
+    for version in (standing.active, new):
+        if waits := shards.waiting(found, standing.pipeline, version):
+            names = ", ".join(lease.status_value for lease in waits)
+            problem = f"version {version} is being resharded: {names} must wait for the shards before to end"
+            cure = 'Try again in a moment; `hindcast leases` shows what is not TERMINATED yet. Or give --despite "reason".'
+            raise Refusal(standing.pipeline, new, "promoted")(problem, cure)
 
 
 class Refusal:

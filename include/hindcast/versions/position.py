@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from deltalake.exceptions import TableNotFoundError
 
@@ -43,10 +44,34 @@ def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: s
     :param sink: the name of its table
     :raises StoreUnavailableError: the store does not answer
     """
+
+    def last(lease: Lease) -> BatchCommit | None:
+        table = FencedTable(settings.table("sinks", sink), settings.storage_options, shards.app_id(pipeline, lease.status_value))
+        try:
+            return next(table.commits(), None)
+        except TableNotFoundError:
+            return None
+
+    return position_by(leases, pipeline, version, last)
+
+
+class Commit(Protocol):
+    """What a shard's last commit says of it."""
+
+    @property
+    def end_offsets(self) -> Offsets: ...
+    @property
+    def watermark_ms(self) -> int: ...
+    @property
+    def floors(self) -> Offsets: ...
+
+
+def position_by(leases: Iterable[Lease], pipeline: str, version: int, last_commit: Callable[[Lease], Commit | None]) -> Position:
+    """Where a version stands, by the last commit of each shard. What a shard was dealt that waits for its parents stands where those do."""
     offsets: Offsets = {}
     final_ms: Offsets = {}
-    for lease in shards.newest_of_version(leases, pipeline, version):
-        last = _last(settings, sink, pipeline, lease)
+    for lease in shards.reading(leases, pipeline, version):
+        last = last_commit(lease)
         ends = last.end_offsets if last else by_partition(shards.ends(lease))
         begun = by_partition(lease.checkpoint.get("start_offsets", {}))
         offsets |= ends
@@ -55,11 +80,3 @@ def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: s
                 own = max(last.watermark_ms, last.floors.get(partition, 0)) if last else 0
                 final_ms[partition] = max(own, shards.final_ms(lease, str(partition)))
     return Position(offsets, final_ms)
-
-
-def _last(settings: Settings, sink: str, pipeline: str, lease: Lease) -> BatchCommit | None:
-    table = FencedTable(settings.table("sinks", sink), settings.storage_options, shards.app_id(pipeline, lease.status_value))
-    try:
-        return next(table.commits(), None)
-    except TableNotFoundError:
-        return None

@@ -2,7 +2,8 @@
 
 The steps; a kill between any two leaves readers with one version:
 
-1. a *barrier*: the offsets up to which the active version has committed, read from its own table;
+1. a *barrier*: the offsets up to which the active version has committed, read from its own table. A reshard of either version is
+   waited for: while a shard waits for its parents, some partitions are between two shards;
 2. wait until the new version has committed them too, and has closed every window that the old one had closed by then;
 3. it was proved since it caught up: its newest verdict passed, and so did the newest comparison of both;
 4. one compare-and-swap makes it the active version. Readers switch at once; the old version goes on beside it, warm;
@@ -25,7 +26,8 @@ from hindcast.control.schema import ControlTable
 from hindcast.control.standing import BesideState, ChangeKind, Standing, tables_at
 from hindcast.control.tables import ControlTables, utc_from_ms
 from hindcast.control.telling import tell
-from hindcast.control.versions import Refusal, Versions, check_shadow
+from hindcast.control.versions import Refusal, Versions, check_no_reshard, check_shadow
+from hindcast.errors import VersionRefusedError
 from hindcast.settings import Settings
 from hindcast.stream.steps import reach
 from hindcast.versions.compare import newest_comparison
@@ -66,9 +68,13 @@ def promote(
     if not despite:
         check_proved(settings, standing, version)
     reach("promote.1")
+    deadline = time.monotonic() + (0.0 if despite else WAIT_SECONDS)
+    while not despite and _is_resharded(store, standing) and time.monotonic() < deadline:
+        sleep(POLL_SECONDS)
+    if not despite:
+        check_no_reshard(standing, store.leases())
     barrier = _position(settings, store, name, standing.active, tables)
     reach("promote.2")
-    deadline = time.monotonic() + (0.0 if despite else WAIT_SECONDS)
     while not (now := _position(settings, store, name, version, beside.tables)).covers(barrier) and time.monotonic() < deadline:
         sleep(POLL_SECONDS)
     reach("promote.3")
@@ -151,6 +157,14 @@ def check_proved(settings: Settings, standing: Standing, version: int) -> None:
     if compared["failed"]:
         cure = f"See the comparison's event in `hindcast events`, {despite}."
         raise refused(f"the comparison with version {standing.active} failed: {'; '.join(compared['failed'])}", cure)
+
+
+def _is_resharded(store: LeaseTable, standing: Standing) -> bool:
+    try:
+        check_no_reshard(standing, store.leases())
+    except VersionRefusedError:
+        return True
+    return False
 
 
 def _check_caught_up(standing: Standing, version: int, now: Position, barrier: Position) -> None:
