@@ -109,6 +109,56 @@ def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(settings: S
     assert (event["kind"], bool(event["cure"])) == ("audit_failed", True)
 
 
+@pytest.mark.parametrize(
+    "failures", [[], [RuntimeError("Stream closed")], [StoreUnavailableError(table="t")]], ids=["none", "an error", "a store that is away"]
+)
+def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(settings: Settings, failures: list[Exception]) -> None:
+    """Its children could be consumed, and a verdict given, while late and poison rows of its last batches are in no table."""
+
+    class Slow(Failing):
+        """Files one batch a pass."""
+
+        at = 0
+
+        def filed(self) -> int:
+            return self.at
+
+        def run(self, batches: object) -> int:
+            super().run(batches)
+            self.at += 1
+            return self.at
+
+    audit = Slow(*failures)
+    worker = settling(settings, audit)
+    (running,) = worker._settling
+    worker._settling.clear()
+    lease = running.consumer.lease
+    batches = [SimpleNamespace(batch=number) for number in (1, 2, 3)]
+    stopped: list[int] = []
+    running.consumer.__dict__.update(
+        stop=lambda: stopped.append(1),
+        failure=None,
+        progressed=True,
+        drained=True,
+        batch=3,
+        end_offsets={0: 3},
+        unfiled=lambda after: [one for one in batches if one.batch > after],
+    )
+    running.draining = True
+    worker._running[lease.key] = running
+    ends: list[tuple[int, bool]] = []
+    held: Any = SimpleNamespace(owner="w", holds=lambda *_: True, closed=lambda _, *, ended: ends.append((audit.at, ended)))
+    worker._keeper, worker.superseded = held, frozenset({lease.key})
+    worker.tick()
+    assert (ends, worker.any, worker.audit_due.is_set()) == ([], True, True)
+    for _ in range(len(failures)):
+        worker.audit()
+        assert (ends, worker.any) == ([], True)
+    worker.audit()
+    assert (ends, worker.any) == ([(3, True)], False)
+    assert stopped
+
+
 @pytest.mark.parametrize("how", ["its lease ran out", "somebody took it", "its query failed", "it is refused"])
 def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: str) -> None:
     """Its pipeline may have been paused in that moment, and then nobody takes it. What waits for an operator is left to whoever goes on."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from leased_shards import add_shards, owners, row
 
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.store import swap
+from hindcast.control.store import Snapshot, swap
 from hindcast.errors import LeaseLostError, StoreUnavailableError
 from hindcast.testing import FakeClock, MemoryStore, Outcome
 
@@ -98,6 +98,54 @@ def test_an_owner_fences_itself_before_anybody_may_take(store: MemoryStore, cloc
     assert not a.holds(key, 1)
     with pytest.raises(LeaseLostError, match=r"p/v1\.g0\.s0"):
         a.check(key, 1)
+
+
+class SlowStore(MemoryStore):
+    """The answer to each commit takes its time, after it has landed."""
+
+    def __init__(self, clock: FakeClock, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+
+    def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
+        super().commit(snapshot, changes)
+        self.clock.advance(self.seconds)
+
+
+def test_a_slow_answer_makes_no_lease_longer(clock: FakeClock, keeper: Make) -> None:
+    """Observers count from the commit. Its owner counts from before it, for its shards and its slot, however late it hears of it."""
+    store = SlowStore(clock, LEASE * 0.3)
+    (key,) = add_shards(store, 1)
+    store.seconds = LEASE * 0.3
+    a = keeper("a", of=store)
+    slot = a.slot
+    assert slot is not None
+    clock.advance(LEASE * 0.5 - 0.01)
+    assert a.holds(slot, 1)
+    clock.advance(0.02)
+    assert not a.holds(slot, 1)
+    for _ in range(2):
+        a.step()
+        clock.advance(LEASE * 0.5 - 0.01)
+        assert a.holds(key, 1)
+        assert a.holds(slot, 1)
+        clock.advance(0.02)
+        assert not a.holds(key, 1)
+        assert not a.holds(slot, 1)
+
+
+def test_a_slot_that_is_taken_is_in_its_next_epoch(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """Whoever slept through the loss of its slot must not find it to be its own, and nobody takes one that is held."""
+    first = keeper("first", slots=1)
+    assert first.slot is not None
+    assert row(store, first.slot).epoch == 1
+    second = keeper("second", slots=1)
+    assert second.slot == first.slot
+    assert (row(store, first.slot).epoch, row(store, first.slot).lease_owner) == (2, "second")
+    assert first.step().lost == [second.slot]
+    assert first.slot is None
+    second.leave()
+    assert row(store, keeper("third", slots=1).slot or second.slot).epoch == 3
 
 
 def test_a_failing_store_fences_the_owner(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:

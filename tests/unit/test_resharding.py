@@ -91,6 +91,17 @@ def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:
     ]
 
 
+def test_a_new_partition_keeps_what_was_final_for_any_shard_whose_keys_it_may_have() -> None:
+    """With three partitions instead of two a key of either shard may come to the new one: it reopens no window of the faster of them."""
+    store = MemoryStore()
+    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0, 2: 5})
+    end(store, first, watermark_ms=100, p0=10)
+    end(store, second, watermark_ms=200, p1=11)
+    (child,) = open_ready(store)
+    assert child.checkpoint == {"start_offsets": {"0": 10, "1": 11, "2": 5}, "floors": {"0": 100, "1": 200, "2": 200}}
+
+
 @given(st.lists(st.integers(1, 24), min_size=2, max_size=4).map(sorted), st.lists(st.integers(1, 8), min_size=4, max_size=4), st.data())
 def test_a_key_is_in_one_shard_however_the_topic_grew(counts: list[int], numbers: list[int], data: st.DataObject) -> None:
     """Each partition that ever held a key, at any size of the topic, is in the same shard of the newest generation."""

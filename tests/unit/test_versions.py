@@ -358,6 +358,17 @@ def test_a_seam_follows_from_the_next_watermark_where_nothing_was_measured(tmp_p
     assert seam_of(new, old, known, {0: 5}) == 30_000 + 10_000 + 5_000
 
 
+def test_what_was_backed_out_of_lacks_what_it_lacked_before(tmp_path: Path) -> None:
+    """Promoted again, it is given no window that ends by its seam: readers get those from the version that has them."""
+    versions = wanting(MemoryStore(), tmp_path)
+    begun(versions, 2, 50)
+    assert promoted(versions).earlier == (Earlier(1, 50),)
+    back = versions.back_out(NAME)
+    assert back.beside is not None
+    assert (back.earlier, back.beside.seam_ms) == ((), 50)
+    assert promoted(versions).earlier == (Earlier(1, 50),)
+
+
 def test_earlier_windows_come_from_the_version_that_has_them(tmp_path: Path) -> None:
     """Version 3 began before version 2 did: readers get the oldest windows from 1, and none from 2."""
     versions = wanting(MemoryStore(), tmp_path)
