@@ -83,21 +83,33 @@ def load(folder: Path) -> Catalog:
 
 
 def _check_place(pipeline: Pipeline, others: Iterable[Pipeline]) -> None:
-    """:raises PipelineError: where the version is declared already, or another version of the pipeline has one of its tables"""
+    """:raises PipelineError: if the version is declared already, or another declaration has one of its names or tables
+
+    Names are compared without their case: some stores and disks do not tell `Orders` from `orders`.
+    """
+    own = _folded(table.name for table in pipeline.tables)
     for other in others:
-        if other.name != pipeline.name:
-            continue
         where = f"{other.file}:{other.line}"
-        shared = {table.name for table in other.tables} & {table.name for table in pipeline.tables}
-        if other.version == pipeline.version:
+        shared = own & _folded(table.name for table in other.tables)
+        if other.name == pipeline.name and other.version == pipeline.version:
             problem = f"the name is already taken by {where}, in the same version"
             form = "give each pipeline's function its own name, or the later one of a name a higher version"
-        elif shared:
+        elif other.name != pipeline.name and other.name.casefold() == pipeline.name.casefold():
+            problem = f"the name differs only by case from that of {other.name}, {where}: both would have one folder on some stores"
+            form = "give each pipeline's function a name of its own"
+        elif shared and other.name == pipeline.name:
             problem = f"its table {', '.join(sorted(shared))} is that of version {other.version}, {where}"
             form = f'each version writes tables of its own: sink=Table("{pipeline.sink.name}_v{pipeline.version}", ...)'
+        elif shared:
+            problem = f"its table {', '.join(sorted(shared))} is that of the pipeline {other.name}, {where}"
+            form = f'each pipeline writes tables of its own: sink=Table("{pipeline.name}", ...)'
         else:
             continue
         raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=form)
+
+
+def _folded(names: Iterable[str]) -> set[str]:
+    return {name.casefold() for name in names}
 
 
 def _load_module(path: Path) -> list[Pipeline]:

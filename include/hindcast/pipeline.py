@@ -46,6 +46,10 @@ TYPES = frozenset(
 EVENT_TIME_TYPES = frozenset({"timestamp"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
 RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason", "_event_at"})
+#: The platform's own tables (:class:`hindcast.control.schema.ControlTable`): a result named like one would be taken for it.
+CONTROL_TABLES = frozenset(
+    {"leases", "checkpoints", "runs", "verdicts", "differences", "late_rows", "dead_letters", "mended_letters", "events"}
+)
 #: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.
 TOPIC_STRIDE = 10_000
 #: More than any topic has partitions that one fleet could use.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from hindcast.pipeline import (
+    CONTROL_TABLES,
     EVENT_TIME_TYPES,
     MAX_SHARDS,
     NAME,
@@ -29,6 +30,12 @@ def problems(p: Pipeline) -> Iterator[str]:
     for what, name in ((what, name) for what, names in named.items() for name in names):
         if not NAME.fullmatch(name) or not name.strip("."):
             yield f"the {what}'s name {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -"
+    folded = [name.casefold() for name in tables]
+    if len(set(folded)) < len(folded):
+        yield f"the sink and late_sink are one table, {p.sink.name!r}: give the late rows a table of their own"
+    for name in tables:
+        if name.casefold() in CONTROL_TABLES:
+            yield f"the table's name {name!r} is that of one of the platform's own tables ({', '.join(sorted(CONTROL_TABLES))})"
     for text in (p.watermark, p.max_future, *((p.window.duration, p.window.slide or p.window.duration) if p.window else ())):
         try:
             parse_duration(text)

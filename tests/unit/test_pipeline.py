@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hindcast import catalog
+from hindcast.control.schema import ControlTable
 from hindcast.errors import BadNameError, PipelineError, UnknownPipelineError
-from hindcast.pipeline import TOPIC_STRIDE, Topic, check_name, parse_columns, parse_duration, parse_start, required_columns
+from hindcast.pipeline import CONTROL_TABLES, TOPIC_STRIDE, Topic, check_name, parse_columns, parse_duration, parse_start, required_columns
 
 GOOD = """
 from hindcast import Table, Topic, Window, pipeline
@@ -68,6 +69,10 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
         ('key="ticker"', 'key="ticker", format="text"', "both format=Format.TEXT and parse="),
         ('key="ticker"', 'key="ticker", format="avro"', "both format=Format.AVRO and avro_schema="),
         ('Table("one"', 'Table("..")' + '  # ("', ".."),
+        ("version=1", 'version=1, late=lambda rows: rows, late_sink=Table("One")', "the sink and late_sink are one table"),
+        ('Table("one"', 'Table("leases"', "one of the platform's own tables"),
+        ('Table("one"', 'Table("Dead_Letters"', "one of the platform's own tables"),
+        ("version=1", 'version=1, late=lambda rows: rows, late_sink=Table("events")', "one of the platform's own tables"),
     ],
 )
 def test_a_wrong_declaration_is_refused_with_its_place(tmp_path: Path, was: str, becomes: str, says: str) -> None:
@@ -103,6 +108,68 @@ def test_a_name_declared_twice_is_refused_in_the_later_file(tmp_path: Path) -> N
     found = catalog.load(tmp_path)
     assert list(found) == ["one"]
     assert "a.py" in str(found.errors[str(later)])
+
+
+SHARING = """
+from hindcast import Table, Topic, pipeline
+
+@pipeline(
+    source=Topic("{name}-topic", schema="ts timestamp"), event_time="ts", watermark="1 second", re_execute=True, version={version},
+    sink=Table("{sink}"), late=lambda rows: rows, late_sink=Table("{late}"),
+)
+def {name}(rows):
+    return rows
+"""
+
+
+@pytest.mark.parametrize(
+    ("sink", "late", "shared"),
+    [
+        ("orders", "b_late", "orders"),
+        ("ORDERS", "b_late", "orders"),
+        ("orders_late", "b_late", "orders_late"),
+        ("b", "orders", "orders"),
+        ("b", "orders_late", "orders_late"),
+    ],
+)
+def test_a_table_of_another_pipeline_is_refused(tmp_path: Path, sink: str, late: str, shared: str) -> None:
+    """A table has one writer, whatever it is called there and whatever its case: the later file is refused and names the earlier one."""
+    first = write(tmp_path, "a", SHARING.format(name="a", version=1, sink="orders", late="orders_late"))
+    later = write(tmp_path, "b", SHARING.format(name="b", version=1, sink=sink, late=late))
+    found = catalog.load(tmp_path)
+    assert list(found) == ["a"]
+    said = str(found.errors[str(later)])
+    assert f"its table {shared} is that of the pipeline a, {first}:" in said
+    assert f"{later}:" in said
+
+
+def test_two_pipelines_of_one_file_share_no_table(tmp_path: Path) -> None:
+    """A file may declare several pipelines, each with tables of its own."""
+    one, two = (SHARING.format(name=name, version=1, sink="orders", late=f"{name}_late") for name in ("a", "b"))
+    path = write(tmp_path, "both", one + two)
+    assert "its table orders is that of the pipeline a" in str(catalog.load(tmp_path).errors[str(path)])
+
+
+@pytest.mark.parametrize(("sink", "late"), [("orders", "late_2"), ("orders_2", "orders_late"), ("Orders_Late", "late_2")])
+def test_a_table_of_another_version_is_refused(tmp_path: Path, sink: str, late: str) -> None:
+    """Versions stand side by side, so each writes tables of its own."""
+    write(tmp_path, "a", SHARING.format(name="a", version=1, sink="orders", late="orders_late"))
+    later = write(tmp_path, "a_2", SHARING.format(name="a", version=2, sink=sink, late=late))
+    found = catalog.load(tmp_path)
+    assert found.versions("a") == [1]
+    assert "is that of version 1" in str(found.errors[str(later)])
+
+
+def test_names_that_differ_only_by_case_are_refused(tmp_path: Path) -> None:
+    """Their replays and checkpoints would share a folder on a store that does not tell them apart."""
+    write(tmp_path, "a", SHARING.format(name="orders", version=1, sink="a", late="a_late"))
+    later = write(tmp_path, "b", SHARING.format(name="Orders", version=2, sink="b", late="b_late"))
+    assert "differs only by case from that of orders" in str(catalog.load(tmp_path).errors[str(later)])
+
+
+def test_the_names_of_control_tables_are_all_known() -> None:
+    """Each table of the control plane is refused as a result's table."""
+    assert {table.value for table in ControlTable} == CONTROL_TABLES
 
 
 def test_an_unknown_pipeline_lists_the_known_ones(tmp_path: Path) -> None:
