@@ -6,25 +6,28 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from one_shard import CrashError, crash_at
 from simulated_platform import SINK_SCHEMA, store
 from simulated_stream import Simulated, simulate, trades
 
 from hindcast import catalog
 from hindcast.control import shards
+from hindcast.control.applications import applications
 from hindcast.control.desired import DesiredState, DesiredStates
 from hindcast.control.history import History
 from hindcast.control.leases import ShardState
 from hindcast.control.ledger import Ledger, Offsets
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.control.upkeep import compact
+from hindcast.control.upkeep import COMPACTION, compact
 from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import Pipeline, Table
 from hindcast.settings import Settings, project_root
 from hindcast.stream import reset
 from hindcast.stream.fenced_table import Fence, FencedTable
@@ -206,6 +209,58 @@ def test_a_rewind_follows_a_rewind(paused: Paused) -> None:
     assert second["rows_kept"] + second["rows_replaced"] == first["rows_kept"]
     assert paused.rows().total() == second["rows_kept"]
     assert {shards.shard_generation(lease.status_value) for lease in paused.store.read().leases.values() if lease.state == "OPEN"} == {2}
+
+
+def _write_as(url: str, app: str, schema: pa.Schema = SINK_SCHEMA) -> None:
+    """Append a row as another application would."""
+    row = dict.fromkeys(schema.names)
+    properties = CommitProperties(app_transactions=[Transaction(app, 1)])
+    write_deltalake(url, pa.Table.from_pylist([row], schema=schema), mode="append", commit_properties=properties)
+
+
+@pytest.mark.parametrize("app", ["bar/v1/v1.g0.s0", "stock_stats/v2/v2.g0.s0"])
+@pytest.mark.parametrize("late", [False, True], ids=["sink", "late_sink"])
+def test_a_table_that_another_writes_to_is_not_put_back(paused: Paused, app: str, late: bool) -> None:
+    """A rewind replaces all files of a table: if another pipeline or version has committed to it, nothing is changed and it is named."""
+    url = paused.settings.table("sinks", "stock_stats")
+    if late:
+        url = paused.settings.table("sinks", "too_late")
+        DeltaTable.create(url, SINK_SCHEMA)
+        paused.pipeline = replace(paused.pipeline, late=lambda rows: rows, late_sink=Table("too_late"))
+    _write_as(url, app)
+    before = DeltaTable(url).version()
+    name, version, _ = app.split("/")
+    with pytest.raises(RewindRefusedError, match=f"{name}, version {version[1:]}, has written to {url}"):
+        paused.plan(None)
+    assert DeltaTable(url).version() == before
+
+
+def test_a_table_that_another_wrote_to_since_the_plan_is_not_put_back(paused: Paused) -> None:
+    """A person reads the plan before the rewind is done: who wrote meanwhile is found, too, and the leases stay as they are."""
+    plan = paused.plan(None)
+    _write_as(paused.sink.table_uri, "bar/v1/v1.g0.s0")
+    leases = dict(paused.store.read().leases)
+    with pytest.raises(RewindRefusedError, match="bar, version 1, has written"):
+        reset.run(paused.settings, paused.store, paused.pipeline, plan, by="me", reason="")
+    assert dict(paused.store.read().leases) == leases
+
+
+def test_who_wrote_before_a_checkpoint_is_still_known(paused: Paused) -> None:
+    """A table's log drops old commits; the applications stay in its checkpoint. Tidying a table is no one's writing."""
+    _write_as(paused.sink.table_uri, "bar/v1/v1.g0.s0")
+    compact(paused.sink, {})
+    paused.sink.create_checkpoint()
+    log = Path(paused.sink.table_uri) / "_delta_log"
+    for commit in log.glob("*.json"):
+        commit.unlink()
+    _write_as(paused.sink.table_uri, "baz/v3/v3.g0.s0")
+    assert applications(paused.sink.table_uri, {}) >= {"bar/v1/v1.g0.s0", "baz/v3/v3.g0.s0", COMPACTION}
+    assert sorted(reset.others(paused.settings, paused.pipeline)) == ["bar, version 1,", "baz, version 3,"]
+
+
+def test_a_table_that_is_not_there_has_no_writers(tmp_path: Path) -> None:
+    """A late_sink is made with the first late row."""
+    assert applications(str(tmp_path / "nothing"), {}) == set()
 
 
 def test_what_is_not_exact_is_refused_with_the_cure(paused: Paused) -> None:

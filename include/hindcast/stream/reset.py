@@ -15,6 +15,7 @@ between two steps leaves what the next call of :func:`carry_on` goes on from; th
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.control import reset
+from hindcast.control.applications import applications
 from hindcast.control.commits import METADATA_KEY, commits_down
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.history import History
@@ -48,6 +50,8 @@ from hindcast.stream.steps import reach
 from hindcast.topics.offsets import TopicOffsets, across
 
 _ATTEMPTS = 20
+#: The application id of a pipeline's shard (:func:`hindcast.control.shards.app_id`).
+_SHARD = re.compile(r"(?P<pipeline>[^/]+)/v(?P<version>\d+)/[^/]+")
 _FILED = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 
 
@@ -115,6 +119,7 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
     if not found.undone:
         raise RewindRefusedError(**refused, problem="nothing was read after it", cure="Give an earlier place.")
     _check_kind(pipeline, found, refused)
+    _check_alone(settings, pipeline, refused)
     _check_refill(pipeline, found, earliest, latest, refused)
     _check_filed(settings, pipeline, found, shards, {row.shard: row.batch for row in rows}, refused)
     before, kept = _sink(settings, pipeline), _kept_files(settings, pipeline, found.sink_version, refused)
@@ -137,6 +142,25 @@ def _check_kind(pipeline: Pipeline, cut: reset.Cut, refused: dict[str, str]) -> 
         raise RewindRefusedError(**refused, problem=problem, cure=cure)
     if cut.kept and pipeline.late_sink is not None:
         problem = f"what its late rows have left in {pipeline.late_sink.name} does not say which batch it is of"
+        raise RewindRefusedError(**refused, problem=problem, cure=cure)
+
+
+def others(settings: Settings, pipeline: Pipeline) -> dict[str, str]:
+    """Who else has written to the pipeline's tables, in words, and the table: their rows would go with those that are taken back."""
+    found = {}
+    for table in pipeline.tables:
+        url = settings.table("sinks", table.name)
+        for app in sorted(applications(url, settings.storage_options)):
+            shard_of = _SHARD.fullmatch(app)
+            if shard_of and (shard_of["pipeline"], int(shard_of["version"])) != (pipeline.name, pipeline.version):
+                found[f"{shard_of['pipeline']}, version {shard_of['version']},"] = url
+    return found
+
+
+def _check_alone(settings: Settings, pipeline: Pipeline, refused: dict[str, str]) -> None:
+    for who, url in others(settings, pipeline).items():
+        problem = f"{who} has written to {url}, and its rows would be deleted with the others"
+        cure = "Let one of the two write to a table of its own: raise its version, with a new sink table."
         raise RewindRefusedError(**refused, problem=problem, cure=cure)
 
 
@@ -176,8 +200,9 @@ def _check_filed(
 def run(settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: Plan, *, by: str, reason: str) -> dict[str, Any]:
     """Do what was planned; return :meth:`Plan.as_dict` as it was done.
 
-    :raises RewindRefusedError: where the pipeline was resumed since
+    :raises RewindRefusedError: where the pipeline was resumed since, or another has written to its tables
     """
+    _check_alone(settings, pipeline, {"pipeline": plan.pipeline, "to": plan.to})
     record = {**plan.as_dict(), "by": by, "reason": reason, "id": f"{plan.pipeline}.{plan.shards[0].status_value}.{plan.cut.sink_version}"}
     # Told before the first step: one that is cut short must not go unnoticed.
     _tell(settings, EventKind.PIPELINE_REWINDING, f"{by} rewinds {pipeline.name} to {plan.to}: {reason or 'no reason given'}.", record)
