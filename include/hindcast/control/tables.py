@@ -44,7 +44,7 @@ _retry_conflicts = retry(
 class ControlTables:
     """The control tables below ``settings.tables_url``/control. Rows go in and come out as dictionaries. Safe for threads.
 
-    A table is opened once to be appended to, and anew for each read.
+    A table is made by its first append. It is opened once to be appended to, and anew for each read.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -63,12 +63,24 @@ class ControlTables:
         :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
         :raises StoreUnavailableError: where the store does not answer
         """
+        table = self.find(name)
+        if table is None:
+            table = self._create(name)
+            _check_columns(self.url(name), table, SCHEMAS[name])
+        return table
+
+    def find(self, name: ControlTable) -> DeltaTable | None:
+        """The table at its newest version, None if nobody has made it. Whoever only reads makes no table and no folder.
+
+        :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
+        :raises StoreUnavailableError: where the store does not answer
+        """
         url, options = self.url(name), self._settings.storage_options
         refuse_empty_commits(url, newest_only=True)
         try:
             table = DeltaTable(url, storage_options=options or None)
         except TableNotFoundError:
-            table = self._create(name)
+            return None
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=url, action="opened", reason=error) from error
         _check_columns(url, table, SCHEMAS[name])
@@ -129,12 +141,14 @@ class ControlTables:
         self.upkeep[name].committed(version)
 
     def rows(self, name: ControlTable, where: Iterable[Condition] = ()) -> list[dict[str, Any]]:
-        """All rows that meet every condition, in no order."""
+        """All rows that meet every condition, in no order; none if the table is not there."""
         return list(self.read(name, where).to_pylist())
 
     def read(self, name: ControlTable, where: Iterable[Condition] = (), columns: list[str] | None = None) -> pa.Table:
         """The same rows as a table, for whoever needs few of many."""
-        table, conditions = self.open(name), list(where)
+        table, conditions = self.find(name), list(where)
+        if table is None:
+            return SCHEMAS[name].empty_table().select(columns or SCHEMAS[name].names)
         try:
             return arrow_dataset(table).to_table(columns=columns, filter=filters_to_expression(conditions) if conditions else None)
         except (DeltaError, OSError) as error:

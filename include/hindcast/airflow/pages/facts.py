@@ -10,7 +10,7 @@ from hindcast.airflow.fleet import slot_leases, slots_wanted
 from hindcast.airflow.pages.formats import age_seconds, differing, fields, texts
 from hindcast.clock import Clock
 from hindcast.control.desired import Desired, desired_of
-from hindcast.control.lease_table import LeaseTable
+from hindcast.control.lease_table import read_leases
 from hindcast.control.leases import NOT_HELD, Lease, StatusType
 from hindcast.control.schema import ControlTable
 from hindcast.control.standing import Standing, standings
@@ -32,11 +32,10 @@ class Facts:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._tables = ControlTables(settings)
-        self._leases = LeaseTable(settings)
         self._now = clock.now()
 
     def overview(self) -> Row:
-        leases = self._leases.leases()
+        leases = read_leases(self._settings)
         verdicts = self._verdicts()
         shards = self._shards(leases)
         workers = self._workers(leases)
@@ -58,7 +57,7 @@ class Facts:
 
     def pipeline(self, name: str) -> Row | None:
         """One pipeline, or None where nothing was ever wanted of it and nothing is known about it."""
-        leases = self._leases.leases()
+        leases = read_leases(self._settings)
         desired = desired_of(leases).get(name)
         verdicts = self._verdicts([("pipeline", "=", name)])
         if desired is None and not verdicts:
