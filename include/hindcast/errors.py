@@ -40,6 +40,19 @@ class PipelinesRefusedError(BadInputError):
     """{count} of the pipelines' files were refused; the other pipelines go on. {problems}"""
 
 
+class UnknownNameError(BadInputError):
+    """There is no {what} named {name}. {hint}"""
+
+
+class NotConfirmedError(BadInputError):
+    """{action} needs a yes, and there is no terminal to ask on. Nothing has changed. Add --yes (-y) to do it; --dry-run says what would
+    happen."""
+
+
+class WaitedInVainError(HindcastError):
+    """{what} did not come within {seconds:g} s: {seen}. {cure}"""
+
+
 class UnknownPipelineError(BadInputError):
     """There is no pipeline named {pipeline}; the ones that load are: {known}. `hindcast pipelines` lists them."""
 

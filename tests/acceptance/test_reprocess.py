@@ -63,7 +63,7 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     assert (verdict["unexplained"], verdict["version"], verdict["passed"]) == (0, 2, True)
     compared = hindcast(stream, "versions", "compare", name)
     assert (compared["columns_only_new"], compared["missing_windows"], compared["causes"]["version"]) == (["max_ask"], 0, 0)
-    promoted = hindcast(stream, "promote", name, "--version", "2")
+    promoted = hindcast(stream, "promote", name, "--version", "2", "--yes")
     assert promoted["seconds"] < 5
     assert read(name, stream.settings).pipeline.version == 2
     assert set(seen(stream).values()) == {1}
@@ -73,11 +73,11 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     three = fleet.start()
     stream.wait_owned_by(three)
     stream.wait_read()
-    back = hindcast(stream, "back-out", name)
+    back = hindcast(stream, "back-out", name, "--yes")
     assert back["seconds"] < 5
     assert read(name, stream.settings).pipeline.version == 1
     assert set(seen(stream).values()) == {1}
-    gone = hindcast(stream, "discard", name, "--version", "2")
+    gone = hindcast(stream, "discard", name, "--version", "2", "--yes")
     assert f"sinks/{name}_v2" in gone["deleted"]
     assert set(fleet.owners(name)) == {"v1.g0.s0", "v1.g0.s1"}
     kinds = [row["kind"] for row in stream.events() if row["kind"].startswith(("reprocess", "version_"))]

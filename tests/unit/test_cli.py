@@ -169,8 +169,8 @@ def test_a_second_load_of_a_topic_is_refused(hindcast: Hindcast, settings: Setti
 
 def test_pause_resume_and_drain_write_the_desired_state(hindcast: Hindcast) -> None:
     """What was wanted last is what `pipelines` shows; the row is made where there was none."""
-    for command, wanted in (("pause", "paused"), ("resume", "running"), ("drain", "drained")):
-        ended = hindcast(command, "stock_stats")
+    for command, wanted in ((("pause",), "paused"), (("resume",), "running"), (("drain", "--yes"), "drained")):
+        ended = hindcast(*command, "stock_stats")
         assert ended.returncode == 0, ended.stderr
         (row,) = [row for row in json.loads(hindcast("pipelines", "-o", "json").stdout) if row["pipeline"] == "stock_stats"]
         assert row["wanted"] == wanted

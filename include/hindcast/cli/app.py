@@ -8,24 +8,45 @@ from __future__ import annotations
 import logging.config
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import structlog
 import typer
 
 from hindcast.cli import archives, deadletters, listings, operations, runs, streams, versions
-from hindcast.errors import HindcastError
+from hindcast.cli.names import did_you_mean
+from hindcast.cli.options import ARCHIVES, RECORDS, REPLAYS, VERSIONS
+from hindcast.errors import HindcastError, UnknownPipelineError
 from hindcast.leave import leave
 
 app = typer.Typer(
-    name="hindcast", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="hindcast", no_args_is_help=True, pretty_exceptions_enable=False,
     help="Supervised exactly-once streams, their batch replays, and a verdict on every difference.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 wrong input, 3 the verdict or comparison did not pass, 75 try again later.",
 )  # fmt: skip
-app.add_typer(deadletters.app, name="deadletters")
-app.add_typer(runs.app, name="runs")
-app.add_typer(archives.app, name="archive")
-app.add_typer(versions.listing, name="versions")
-for commands in (operations.app, streams.app, versions.app, listings.app):
+for commands in (streams.app, listings.app, versions.app, operations.app):
     app.registered_commands.extend(commands.registered_commands)
+app.add_typer(runs.app, name="runs", rich_help_panel=REPLAYS)
+app.add_typer(versions.listing, name="versions", rich_help_panel=VERSIONS)
+app.add_typer(archives.app, name="archive", rich_help_panel=ARCHIVES)
+app.add_typer(deadletters.app, name="deadletters", rich_help_panel=RECORDS)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"hindcast {version('hindcast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def hindcast(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print Hindcast's version and exit")
+    ] = False,
+) -> None:
+    """Supervised exactly-once streams, their batch replays, and a verdict on every difference."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +58,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         app(args=arguments)
     except HindcastError as error:
         print(error, file=sys.stderr)
+        if isinstance(error, UnknownPipelineError) and (hint := did_you_mean(error)):
+            print(hint, file=sys.stderr)
         return error.exit_code
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
-from hindcast.cli.listings import FormatOption
+from hindcast.cli.listings import show
+from hindcast.cli.names import meant
+from hindcast.cli.options import EveryOption, FormatOption, WatchOption, WideOption
 from hindcast.cli.output import Format, Output
 from hindcast.cli.streams import run_app
+from hindcast.cli.table import Columns
+from hindcast.errors import BadInputError, UnknownArchiveError
 from hindcast.pipeline import check_name
 from hindcast.settings import Settings
 
 TopicArgument = Annotated[str, typer.Argument(help="the topic's name")]
-COLUMNS = ["topic", "rows", "bytes", "newest_at", "ranges", "gaps"]
+COLUMNS = Columns(["topic", "rows", "bytes", "newest_at", "ranges", "gaps"], prose=frozenset({"ranges", "gaps"}))
 
 app = typer.Typer(no_args_is_help=True, help="Keep a topic's records beyond its retention, so that old ranges can be replayed.")
 
@@ -27,18 +32,50 @@ def run(
 ) -> None:
     """Copy what the topic holds and its archive does not, up to the topic's present end. Each record is copied once."""
     given = ["--accept-gap", accept_gap] if accept_gap else []
-    run_app("archive.py", ["run", check_name("topic", topic), *given, "--step-offsets", str(step_offsets)], output)
+    arguments = ["run", check_name("topic", topic), *given, "--step-offsets", str(step_offsets)]
+    try:
+        run_app("archive.py", arguments, output)
+    except typer.Exit as end:
+        if end.exit_code == BadInputError.exit_code and (hint := _meant(Settings(), topic)):
+            print(hint, file=sys.stderr)
+        raise
 
 
 @app.command("list")
-def list_archives(output: FormatOption = Format.TABLE) -> None:
+def list_archives(
+    output: FormatOption = Format.TABLE, wide: WideOption = False, watch: WatchOption = False, every: EveryOption = 2.0
+) -> None:
     """List the archived topics: rows, bytes, newest broker timestamp, ranges of offsets by partition, and the gaps that were accepted."""
-    from hindcast.archive.holdings import listing
+    settings = Settings()
 
-    Output(output).rows(listing(Settings()), COLUMNS, empty="No topic is archived. `hindcast archive run TOPIC` archives one.")
+    def read() -> list[dict[str, Any]]:
+        from hindcast.archive.holdings import listing
+
+        return listing(settings)
+
+    empty = "No topic is archived. `hindcast archive run TOPIC` archives one."
+    show(settings, Output(output, wide=wide, watch=watch, every=every), read, COLUMNS, empty)
 
 
 @app.command()
 def verify(topic: TopicArgument, output: FormatOption = Format.TABLE) -> None:
     """Compare the archive with the topic over the offsets that both still hold. Exits 3 where they differ."""
-    run_app("archive.py", ["verify", check_name("topic", topic)], output)
+    from hindcast.control.archives import archived_topics
+
+    check_name("topic", topic)
+    archived = archived_topics(Settings())
+    if topic not in archived:
+        if hint := meant(topic, archived):
+            print(hint, file=sys.stderr)
+        raise UnknownArchiveError(topic=topic)
+    run_app("archive.py", ["verify", topic], output)
+
+
+def _meant(settings: Settings, topic: str) -> str:
+    """Which topic of the pipelines may have been meant; empty if it is one of them."""
+    from hindcast import catalog
+
+    known = {source.name for pipeline in catalog.load(settings.pipelines_dir).every() for source in pipeline.topics}
+    if topic in known:
+        return ""
+    return meant(topic, known)

@@ -2,49 +2,110 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from hindcast.cli.listings import FormatOption, LimitOption, PipelineOption, newest
+from hindcast.cli.listings import newest, show
+from hindcast.cli.options import (
+    DryRunOption,
+    EveryOption,
+    FormatOption,
+    LimitOption,
+    PipelineArgument,
+    PipelineOption,
+    SinceOption,
+    WatchOption,
+    WideOption,
+    since_when,
+)
 from hindcast.cli.output import Format, Output
-from hindcast.cli.streams import PipelineArgument
+from hindcast.cli.table import Columns
+from hindcast.errors import BadInputError
 from hindcast.settings import Settings
 
-COLUMNS = ["broker_at", "pipeline", "topic", "partition", "offset", "reason", "value"]
+COLUMNS = Columns(
+    ["broker_at", "pipeline", "topic", "partition", "offset", "reason", "value"],
+    prose=frozenset({"reason", "value"}),
+    spare=("pipeline", "broker_at"),
+)
 
 app = typer.Typer(help="List the records that no stream can use, and send mended ones back.")
 
 
 @app.callback(invoke_without_command=True)
 def deadletters(
-    context: typer.Context, pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE
+    context: typer.Context,
+    pipeline: PipelineOption = "",
+    since: SinceOption = "",
+    limit: LimitOption = 20,
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
 ) -> None:
     """List the records that no stream can use, with the reason; `replay` sends mended ones back."""
     if context.invoked_subcommand is None:
-        list_letters(pipeline, limit, output)
+        list_letters(pipeline, since, limit, output, wide, watch, every)
 
 
 @app.command("list")
-def list_letters(pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
-    """List them, the newest first. As JSON, one row a letter: mend the values and give the rows to `replay`, one a line."""
-    Output(output).rows(newest("dead_letters", "broker_at", pipeline, limit), COLUMNS, empty="There are no dead letters.")
+def list_letters(
+    pipeline: PipelineOption = "",
+    since: SinceOption = "",
+    limit: LimitOption = 20,
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """List them, the newest first. What `-o json` prints can be mended and given to `replay`.
+
+    Keys and values that are UTF-8 stand as text in `key` and `value`, others in `key_base64` and `value_base64`.
+    """
+    settings = Settings()
+
+    def read() -> list[dict[str, Any]]:
+        return newest(settings, "dead_letters", "broker_at", pipeline=pipeline, limit=limit, since=since_when(since))
+
+    show(settings, Output(output, wide=wide, watch=watch, every=every), read, COLUMNS, "There are no dead letters.")
 
 
 @app.command()
 def replay(
     pipeline: PipelineArgument,
-    file: Annotated[Path, typer.Option("--file", "-f", exists=True, dir_okay=False, help="mended letters, one JSON object a line")],
+    file: Annotated[
+        Path,
+        typer.Option(
+            "--file", "-f", exists=True, dir_okay=False, allow_dash=True, help="mended letters as JSON, as `list` prints them; - for stdin"
+        ),
+    ],
+    dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Send mended letters back into their topic. A letter is sent once, however often this is run, and by however many."""
     from hindcast import catalog
-    from hindcast.topics.letters import Mended, send_back
+    from hindcast.topics.letters import check_letters, letters_of, send_back
 
     settings = Settings()
     declared = catalog.load(settings.pipelines_dir)[pipeline]
-    lines = file.read_text(encoding="utf-8").splitlines()
-    mended = [Mended.parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+    mended = letters_of(_text(file))
+    if dry_run:
+        check_letters(settings, declared, mended)
+        Output(output).row({"pipeline": pipeline, "letters": len(mended), "dry_run": True})
+        return
     sent, before = send_back(settings, declared, mended)
     Output(output).row({"pipeline": pipeline, "sent": sent, "sent_before": before})
+
+
+def _text(file: Path) -> str:
+    """:raises BadInputError: if the file is not UTF-8"""
+    try:
+        if str(file) == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        cure = "Bytes that are no text are given in base64, as `value_base64`."
+        raise BadInputError(problem=f"{file} is not UTF-8 ({error})", cure=cure) from error

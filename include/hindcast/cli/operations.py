@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from hindcast.cli.listings import FormatOption
+from hindcast.cli.listings import show
+from hindcast.cli.options import MACHINE, EveryOption, FormatOption, PipelineArgument, WatchOption, WideOption
 from hindcast.cli.output import Format, Output
-from hindcast.cli.streams import PipelineArgument
+from hindcast.cli.table import Columns
 from hindcast.errors import PrerequisiteError
 from hindcast.settings import Settings
 
 RateOption = Annotated[float, typer.Option("--rows-per-second", min=0.001, help="pace of the load")]
 SeedOption = Annotated[int, typer.Option("--seed", help="the same seed sends the same rows")]
+
+STATUS = Columns(
+    ["name", "pid", "state", "ports", "memory_mib", "uptime_seconds", "log"], prose=frozenset({"log"}), spare=("uptime_seconds",)
+)
+DOCTOR = Columns(["what", "state", "found", "cure"], prose=frozenset({"found", "cure"}))
 
 app = typer.Typer()
 
@@ -24,7 +30,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-@app.command()
+@app.command(rich_help_panel=MACHINE)
 def up(
     airflow: Annotated[bool, typer.Option("--airflow/--no-airflow", help="start Airflow too")] = True,
     load: Annotated[bool, typer.Option("--load/--no-load", help="send trades too")] = True,
@@ -54,7 +60,7 @@ def up(
     say("`hindcast status` lists what runs, `hindcast down` stops it.")
 
 
-@app.command()
+@app.command(rich_help_panel=MACHINE)
 def down() -> None:
     """Stop everything that `up` or `demo` started, and check that nothing is left."""
     from hindcast.local import stack
@@ -62,29 +68,35 @@ def down() -> None:
     stack.down(Settings(), say=say)
 
 
-@app.command()
-def status(output: FormatOption = Format.TABLE) -> None:
+@app.command(rich_help_panel=MACHINE)
+def status(output: FormatOption = Format.TABLE, wide: WideOption = False, watch: WatchOption = False, every: EveryOption = 2.0) -> None:
     """List the services: what runs, on which ports, with how much memory, and where its log is."""
-    from hindcast.local import stack
+    settings = Settings()
 
-    Output(output).rows(stack.status(Settings()), empty="Nothing runs. `hindcast up` starts the embedded services.")
+    def read() -> list[dict[str, Any]]:
+        from hindcast.local import stack
+
+        return stack.status(settings)
+
+    empty = "Nothing runs. `hindcast up` starts the embedded services."
+    show(settings, Output(output, wide=wide, watch=watch, every=every), read, STATUS, empty)
 
 
-@app.command()
-def doctor(output: FormatOption = Format.TABLE) -> None:
+@app.command(rich_help_panel=MACHINE)
+def doctor(output: FormatOption = Format.TABLE, wide: WideOption = False) -> None:
     """Check the prerequisites, and say what is missing and how to get it."""
     from dataclasses import asdict
 
     from hindcast.local.doctor import State, examine
 
     findings = examine(Settings())
-    Output(output).rows([asdict(finding) for finding in findings])
+    Output(output, wide=wide).rows([asdict(finding) for finding in findings], DOCTOR)
     for finding in findings:
         if finding.state is State.MISSING:
             raise PrerequisiteError(what=finding.what, problem=finding.found, cure=finding.cure)
 
 
-@app.command()
+@app.command(rich_help_panel=MACHINE)
 def load(
     pipeline: PipelineArgument,
     rows_per_second: RateOption = 2000.0,
@@ -126,7 +138,7 @@ def load(
     Output(output).row(asdict(account))
 
 
-@app.command()
+@app.command(rich_help_panel=MACHINE)
 def demo(
     once: Annotated[bool, typer.Option("--once", help="stop everything after the verdict; exit 0 only where it passes")] = False,
     seconds: Annotated[float, typer.Option("--seconds", min=10.0, help="how long to stream before the verdict")] = 158.0,

@@ -7,26 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from hindcast.cli.listings import FormatOption, LimitOption, PipelineOption, newest
+from hindcast.cli.listings import newest, show
+from hindcast.cli.options import EveryOption, FormatOption, LimitOption, PipelineOption, SinceOption, WatchOption, WideOption, since_when
 from hindcast.cli.output import Format, Output
+from hindcast.cli.table import Columns
 from hindcast.errors import BadInputError
 from hindcast.settings import Settings
 
 #: Benchmarks among which two versions are looked for: a year of weeks.
 _BENCHMARKS = 52
 
-app = typer.Typer()
-
-
-@app.callback(invoke_without_command=True)
-def runs(context: typer.Context, pipeline: PipelineOption = "", limit: LimitOption = 20, output: FormatOption = Format.TABLE) -> None:
-    """List the replays, each in its newest state, with what they cost."""
-    if context.invoked_subcommand:
-        return
-    from hindcast.replay.runs import newest_by_run
-
-    found = newest_by_run(newest("runs", "started_at", pipeline, None))
-    columns = [
+COLUMNS = Columns(
+    [
         "started_at",
         "pipeline",
         "run_id",
@@ -40,8 +32,47 @@ def runs(context: typer.Context, pipeline: PipelineOption = "", limit: LimitOpti
         "stream_rows_per_second",
         "latency_p50_seconds",
         "note",
-    ]
-    Output(output).rows(found[:limit], columns)
+    ],
+    prose=frozenset({"note"}),
+    spare=(
+        "latency_p50_seconds",
+        "stream_rows_per_second",
+        "cpu_seconds",
+        "rows_per_second",
+        "output_rows",
+        "seconds",
+        "input_rows",
+        "pipeline",
+        "kind",
+    ),
+)
+
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def runs(
+    context: typer.Context,
+    pipeline: PipelineOption = "",
+    since: SinceOption = "",
+    limit: LimitOption = 20,
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """List the replays, each in its newest state, with what they cost."""
+    if context.invoked_subcommand:
+        return
+    settings = Settings()
+
+    def read() -> list[dict[str, Any]]:
+        from hindcast.replay.runs import newest_by_run
+
+        found = newest(settings, "runs", "started_at", pipeline=pipeline, since=since_when(since))
+        return newest_by_run(found)[:limit]
+
+    show(settings, Output(output, wide=wide, watch=watch, every=every), read, COLUMNS, "Nothing was replayed yet.")
 
 
 @app.command()
@@ -74,7 +105,7 @@ def compare(
     if output is Format.JSON:
         Output(output).row(found.as_dict())
         return
-    Output(output).rows(found.costs(), ["measure", "first", "second", "ratio"])
+    Output(output).rows(found.costs(), Columns(["measure", "first", "second", "ratio"]))
     Output(output).row(found.as_dict()["results"])
 
 

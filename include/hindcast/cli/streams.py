@@ -7,17 +7,29 @@ import os
 import re
 import subprocess
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
 
-from hindcast.cli.listings import FormatOption
+from hindcast.cli.confirming import confirm
+from hindcast.cli.names import meant
+from hindcast.cli.options import (
+    REPLAYS,
+    STREAMS,
+    TIMEOUT_SECONDS,
+    DryRunOption,
+    FormatOption,
+    PipelineArgument,
+    TimeoutOption,
+    WaitOption,
+    YesOption,
+)
 from hindcast.cli.output import Format, Output
-from hindcast.errors import BadInputError, ReshardRefusedError
+from hindcast.errors import BadInputError, ReshardRefusedError, TryLaterError, WaitedInVainError
 from hindcast.pipeline import Pipeline, check_name
 from hindcast.settings import Settings, project_root
 
-PipelineArgument = Annotated[str, typer.Argument(help="the pipeline's name")]
 FromOffsets = Annotated[str, typer.Option("--from-offsets", help='first offset of each partition: {"0": 100, "1": 200}')]
 ToOffsets = Annotated[str, typer.Option("--to-offsets", help="offset after the last one of each partition")]
 FromTime = Annotated[str, typer.Option("--from-time", help="broker timestamp of the first records, ISO 8601 with an offset from UTC")]
@@ -31,6 +43,9 @@ RunId = Annotated[str, typer.Option("--run-id", help="a name of this run; made u
 #: A shard's name; see :mod:`hindcast.control.shards`.
 SHARD = re.compile(r"v\d+\.g\d+\.s\d+")
 
+#: From one try of a replay that came too early to the next: each starts Spark.
+_RETRY_SECONDS = 5.0
+
 app = typer.Typer()
 
 
@@ -42,7 +57,7 @@ def _active(settings: Settings, pipeline: str) -> Pipeline:
     return active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), pipeline)
 
 
-@app.command()
+@app.command(rich_help_panel=STREAMS)
 def worker(fleet: Annotated[str, typer.Option("--fleet", help="the fleet to join; HINDCAST_FLEET by default")] = "") -> None:
     """Run one worker here until Ctrl-C or SIGTERM. It takes a slot or, where none is free, says so and exits 0."""
     settings = Settings()
@@ -51,29 +66,75 @@ def worker(fleet: Annotated[str, typer.Option("--fleet", help="the fleet to join
     os.execve(sys.executable, arguments, {**os.environ, **settings.environment()})  # noqa: S606 - this process becomes the worker
 
 
-@app.command()
-def pause(pipeline: PipelineArgument) -> None:
-    """Stop the pipeline's stream after the batch in hand, until `resume`."""
-    _want(pipeline, "paused")
+@app.command(rich_help_panel=STREAMS)
+def pause(pipeline: PipelineArgument, wait: WaitOption = False, timeout: TimeoutOption = TIMEOUT_SECONDS) -> None:
+    """Stop the pipeline's stream after the batch in hand, until `resume`.
+
+    With --wait: until no worker holds a shard of it.
+    """
+    from hindcast.cli.waiting import let_go, until
+
+    settings = Settings()
+    _want(settings, pipeline, "paused")
+    if wait:
+        until(let_go(settings, pipeline), f"The pause of {pipeline}", timeout)
 
 
-@app.command()
-def resume(pipeline: PipelineArgument) -> None:
-    """Let the pipeline's stream go on from its checkpoint."""
-    _want(pipeline, "running")
+@app.command(rich_help_panel=STREAMS)
+def resume(pipeline: PipelineArgument, wait: WaitOption = False, timeout: TimeoutOption = TIMEOUT_SECONDS) -> None:
+    """Let the pipeline's stream go on from its checkpoint.
+
+    With --wait: until a worker holds each of its shards.
+    """
+    from hindcast.cli.waiting import consumed, until
+
+    settings = Settings()
+    _want(settings, pipeline, "running")
+    if wait:
+        cure = "`hindcast leases` shows the workers; `hindcast events` may say why."
+        until(consumed(settings, pipeline), f"An owner of each shard of {pipeline}", timeout, cure)
 
 
-@app.command()
-def drain(pipeline: PipelineArgument) -> None:
-    """Let the pipeline's stream reach the present end of its topic, then stop it."""
-    _want(pipeline, "drained")
+@app.command(rich_help_panel=STREAMS)
+def drain(
+    pipeline: PipelineArgument,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
+) -> None:
+    """Let the pipeline's stream reach the present end of its topic, then stop it.
+
+    With --wait: until it has stopped.
+    """
+    from hindcast.cli.waiting import drained, until
+
+    settings = Settings()
+    _active(settings, pipeline)
+    would = f"{pipeline} reads up to the present end of its topic, then stops until `hindcast resume {pipeline}`"
+    if dry_run:
+        print(f"{would}. Nothing has changed.")
+        return
+    confirm(f"hindcast drain {pipeline}", f"{would}. Do it?", yes=yes)
+    _want(settings, pipeline, "drained")
+    if wait:
+        until(drained(settings, pipeline), f"The end of {pipeline}'s topic", timeout)
 
 
-@app.command()
-def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--shards", help="into how many shards to deal")]) -> None:
-    """Deal the pipeline's partitions into another number of shards, while it runs. Results stay exact across it."""
+@app.command(rich_help_panel=STREAMS)
+def reshard(
+    pipeline: PipelineArgument,
+    shards: Annotated[int, typer.Option("--shards", help="into how many shards to deal")],
+    wait: WaitOption = False,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
+) -> None:
+    """Deal the pipeline's partitions into another number of shards, while it runs. Results stay exact across it.
+
+    With --wait: until a worker holds each of the new shards.
+    """
     from dataclasses import replace
 
+    from hindcast.cli.waiting import dealt, until
     from hindcast.control.desired import DesiredStates
     from hindcast.control.lease_table import LeaseTable
     from hindcast.pipeline import check
@@ -87,39 +148,54 @@ def reshard(pipeline: PipelineArgument, shards: Annotated[int, typer.Option("--s
     states.declare(declared, settings.workers)
     states.set_shards(pipeline, shards)
     print(f"{pipeline} is wanted in {shards} shards. A running pipeline's workers write them within seconds: see `hindcast leases`.")
+    if wait:
+        until(dealt(settings, pipeline, declared.version, shards), f"{pipeline} in {shards} shards", timeout)
 
 
-@app.command()
+@app.command(rich_help_panel=STREAMS)
 def rebuild(
-    pipeline: PipelineArgument, shard: Annotated[str, typer.Option("--shard", help="only this one, e.g. v1.g0.s0; all by default")] = ""
+    pipeline: PipelineArgument,
+    shard: Annotated[str, typer.Option("--shard", help="only this one, e.g. v1.g0.s0; all by default")] = "",
+    wait: WaitOption = False,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
 ) -> None:
-    """Make the state of a pipeline's shards anew from the topic and the ledger. Results stay exact; closed windows are not touched."""
+    """Make the state of a pipeline's shards anew from the topic and the ledger. Results stay exact; closed windows are not touched.
+
+    With --wait: until it is made.
+    """
+    from hindcast.cli.waiting import rebuilt, until
     from hindcast.control import shards
     from hindcast.control.desired import DesiredStates
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.control.lease_table import LeaseTable, read_leases
     from hindcast.control.leases import NOT_HELD
 
     settings = Settings()
-    store = LeaseTable(settings)
-    leases = store.leases()
+    leases = read_leases(settings)
     declared = _active(settings, pipeline)
     version = shards.shard_version(shard) if SHARD.fullmatch(shard) else declared.version
     current = [lease.status_value for lease in shards.of_version(leases, pipeline, version) if lease.state not in NOT_HELD]
-    if shard and shard not in current:
-        raise BadInputError(problem=f"{pipeline} has no live shard {shard!r}", cure=f"There are: {', '.join(current) or 'none'}.")
-    if not current:
+    if not current and version == declared.version:
         raise BadInputError(problem=f"{pipeline} has no shards yet", cure="There is no state to rebuild before it has run.")
-    request = DesiredStates(store).request_rebuild(pipeline, [shard] if shard else current)
-    print(f"The state of {shard or ', '.join(current)} is made anew (request {request}): see `hindcast events`.")
+    if shard and shard not in current:
+        live = [lease.status_value for lease in leases if lease.stream_id == pipeline and SHARD.fullmatch(lease.status_value)]
+        cure = " ".join(filter(None, [meant(shard, current), f"There are: {', '.join(current or live) or 'none'}."]))
+        raise BadInputError(problem=f"{pipeline} has no live shard {shard!r}", cure=cure)
+    asked = [shard] if shard else current
+    request = DesiredStates(LeaseTable(settings)).request_rebuild(pipeline, asked)
+    print(f"The state of {', '.join(asked)} is made anew (request {request}): see `hindcast events`.")
+    if wait:
+        until(rebuilt(settings, pipeline, request, asked), f"The new state of {pipeline}", timeout)
 
 
-@app.command()
+@app.command(rich_help_panel=STREAMS)
 def rewind(
     pipeline: PipelineArgument,
     to: Annotated[str, typer.Option("--to", help="earliest, a broker timestamp (ISO 8601), or offsets as JSON")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be re-read and replaced")] = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     reason: Annotated[str, typer.Option("--reason", help="why; it is kept with the event")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="wait first until no worker holds a shard of the paused pipeline")] = False,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Take back what a paused pipeline has written since a place of its topic, and let it read that again. Nothing is doubled.
@@ -129,28 +205,36 @@ def rewind(
     import getpass
     import platform
 
+    from hindcast.cli.waiting import let_go, until
     from hindcast.control.lease_table import LeaseTable
     from hindcast.replay.request import parse_offsets, parse_time
     from hindcast.stream import reset
 
     settings = Settings()
     declared, store = _active(settings, pipeline), LeaseTable(settings)
-    if not dry_run and (done := reset.carry_on(settings, store, declared)) is not None:
+    there = store.exists()
+    if wait:
+        until(let_go(settings, pipeline), f"The pause of {pipeline}", timeout, f"Was it paused? `hindcast pause {pipeline}`.")
+    if there and not dry_run and (done := reset.carry_on(settings, store, declared)) is not None:
         print(f"An earlier rewind of {pipeline} to {done['to']} had been cut short; it is done now.", file=sys.stderr)
         Output(output).row(done)
         return
     if not to:
         raise BadInputError(problem="--to says where to", cure="Give --to earliest, a time or offsets.")
     target = None if to == "earliest" else parse_offsets(to) if to.lstrip().startswith("{") else parse_time(to)
+    if not there:
+        cure = f"`hindcast resume {pipeline}` has it consumed."
+        raise BadInputError(problem=f"{pipeline} is not rewound: nothing of it was ever read, and it is not paused", cure=cure)
     plan = reset.make_plan(settings, store, declared, target)
     Output(output).row(plan.as_dict())
-    if dry_run or not (yes or typer.confirm("Take that back and read it again?", err=True)):
+    if dry_run:
         return
+    confirm(f"hindcast rewind {pipeline}", "Take that back and read it again?", yes=yes)
     reset.run(settings, store, declared, plan, by=f"{getpass.getuser()}@{platform.node()}", reason=reason)
     print(f"{pipeline} is rewound to {plan.to}. `hindcast resume {pipeline}` lets it read again.", file=sys.stderr)
 
 
-@app.command()
+@app.command(rich_help_panel=REPLAYS)
 def replay(
     pipeline: PipelineArgument,
     from_offsets: FromOffsets = "",
@@ -161,9 +245,14 @@ def replay(
     everything: All = False,
     version: Version = 0,
     run_id: RunId = "",
+    wait: WaitOption = False,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Replay a range of the pipeline's topic as a batch: its hindcast."""
+    """Replay a range of the pipeline's topic as a batch: its hindcast.
+
+    With --wait: as soon as the stream has committed the range.
+    """
     arguments = _range(
         pipeline,
         from_offsets=from_offsets,
@@ -175,10 +264,10 @@ def replay(
         version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["hindcast", *arguments], output)
+    run_app("replay.py", ["hindcast", *arguments], output, wait_seconds=timeout if wait else 0.0)
 
 
-@app.command()
+@app.command(rich_help_panel=REPLAYS)
 def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -> None:
     """Replay the pipeline's reference range, as a batch and with its recorded batches. `hindcast runs compare` sets two versions side by
     side.
@@ -189,7 +278,7 @@ def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -
     run_app("replay.py", ["benchmark", "--pipeline", pipeline], output)
 
 
-@app.command()
+@app.command(rich_help_panel=REPLAYS)
 def validate(
     pipeline: PipelineArgument,
     from_offsets: FromOffsets = "",
@@ -201,6 +290,8 @@ def validate(
     version: Version = 0,
     run_id: RunId = "",
     run: Annotated[str, typer.Option("--run", help="judge this replay, which is there already")] = "",
+    wait: WaitOption = False,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Replay a range and judge the stream by it. Exits 3 where the verdict fails."""
@@ -220,10 +311,10 @@ def validate(
         version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["judge", *arguments], output)
+    run_app("replay.py", ["judge", *arguments], output, wait_seconds=timeout if wait else 0.0)
 
 
-@app.command()
+@app.command(rich_help_panel=REPLAYS)
 def correct(
     pipeline: PipelineArgument,
     run: Annotated[str, typer.Option("--run", help="let readers have the answer of this replay, which was judged")] = "",
@@ -236,6 +327,10 @@ def correct(
     everything: All = False,
     version: Version = 0,
     run_id: RunId = "",
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = TIMEOUT_SECONDS,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Replay a range, judge the stream by it, and let readers have the batch's answer for its closed windows.
@@ -251,6 +346,10 @@ def correct(
         _check_alone(from_offsets, to_offsets, from_time, to_time, since_last_verdict, late, everything, run_id, bool(version))
         settings = Settings()
         of = Runs(ControlTables(settings)).succeeded(check_name("run", run))["version"]
+        if dry_run:
+            Output(output).row({"pipeline": pipeline, "version": of, "run_id": run, "dry_run": True})
+            return
+        _confirm_correction(pipeline, f"run {run}", yes=yes)
         Output(output).row(apply(settings, catalog.load(settings.pipelines_dir).of(pipeline, of), run))
         return
     arguments = _range(
@@ -265,7 +364,16 @@ def correct(
         version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["correct", *arguments], output)
+    if dry_run:
+        Output(output).row({"pipeline": pipeline, "replays": arguments, "dry_run": True})
+        return
+    _confirm_correction(pipeline, "a new replay of the range", yes=yes)
+    run_app("replay.py", ["correct", *arguments], output, wait_seconds=timeout if wait else 0.0)
+
+
+def _confirm_correction(pipeline: str, of: str, *, yes: bool) -> None:
+    question = f"Readers of {pipeline} get the answer of {of} in the place of the stream's, for its closed windows. Do it?"
+    confirm(f"hindcast correct {pipeline}", question, yes=yes)
 
 
 def _check_alone(*given: str | bool) -> None:
@@ -274,11 +382,14 @@ def _check_alone(*given: str | bool) -> None:
         raise BadInputError(problem="--run names a replay whose range is fixed", cure="Give either --run or a range.")
 
 
-def _known(pipeline: str) -> None:
-    """:raises UnknownPipelineError: where there is no such pipeline"""
+def _known(pipeline: str, version: int = 0) -> None:
+    """:raises UnknownPipelineError: if there is no such pipeline
+    :raises UnknownVersionError: if it is not declared in that version
+    """
     from hindcast import catalog
 
-    catalog.load(Settings().pipelines_dir)[pipeline]
+    found = catalog.load(Settings().pipelines_dir)
+    found.of(pipeline, version or min(found.versions(pipeline)))
 
 
 def _range(pipeline: str, **given: Any) -> list[str]:
@@ -288,35 +399,50 @@ def _range(pipeline: str, **given: Any) -> list[str]:
     """
     from hindcast.replay.request import ReplayRequest
 
-    _known(pipeline)
+    _known(pipeline, given["version"])
     return ReplayRequest.parse(pipeline=pipeline, **given).to_arguments()
 
 
-def _want(pipeline: str, state: str) -> None:
+def _want(settings: Settings, pipeline: str, state: str) -> None:
     from hindcast import catalog
     from hindcast.control.desired import DesiredState, DesiredStates
     from hindcast.control.lease_table import LeaseTable
     from hindcast.control.reset import unfinished
 
-    settings = Settings()
+    declared = catalog.load(settings.pipelines_dir)[pipeline]
     store = LeaseTable(settings)
     states = DesiredStates(store)
-    states.declare(catalog.load(settings.pipelines_dir)[pipeline], settings.workers)
+    states.declare(declared, settings.workers)
     desired = states.set_state(pipeline, DesiredState(state))
-    print(f"{pipeline} is wanted {desired.state.value}. Its workers follow within seconds: see `hindcast leases`.")
+    print(f"{pipeline}: desired state is now {desired.state.name}; workers apply it within seconds. See `hindcast leases`.")
     if unfinished(store.read().leases, pipeline):
         print(f"A rewind of it was cut short, so its shards wait: `hindcast rewind {pipeline}` carries it to its end.", file=sys.stderr)
 
 
-def run_app(script: str, arguments: list[str], form: Format) -> None:
-    """Run one of spark_apps/: its progress goes to stderr as it comes, its result is printed, its exit code becomes ours."""
+def run_app(script: str, arguments: list[str], form: Format, *, wait_seconds: float = 0.0, ends: bool = True) -> None:
+    """Run one of spark_apps/: its progress goes to stderr as it comes, its result is printed, its exit code becomes ours.
+
+    :param wait_seconds: for so long it is run again while it says that a retry may succeed
+    :param ends: whether the command ends with it, also if it was well
+    :raises WaitedInVainError: if it says so still
+    """
     command = [sys.executable, str(project_root() / "spark_apps" / script), *arguments]
     environment = {**os.environ, **Settings().environment()}
-    ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+        if ended.returncode != TryLaterError.exit_code or not wait_seconds:
+            break
+        if time.monotonic() >= deadline:
+            cure = "The same command may succeed later."
+            raise WaitedInVainError(what=f"{script} {arguments[0]}", seconds=wait_seconds, seen="the message above", cure=cure)
+        print("Waiting: it is tried again", file=sys.stderr, flush=True)
+        time.sleep(min(_RETRY_SECONDS, max(deadline - time.monotonic(), 0.0)))
     lines = ended.stdout.strip().splitlines()
     if lines:
         try:
             Output(form).row(json.loads(lines[-1]))
         except ValueError:
             print(lines[-1])
-    raise typer.Exit(ended.returncode)
+    if ends or ended.returncode:
+        raise typer.Exit(ended.returncode)

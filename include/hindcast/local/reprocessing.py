@@ -73,10 +73,10 @@ class Reprocessing:
         self._until(self._judged, "a verdict on it")
         compared = self._hindcast("versions", "compare", PIPELINE)
         before = self._windows(read(PIPELINE, self.settings))
-        promoted = self._hindcast("promote", PIPELINE, "--version", str(NEW), "--by", "demo")
+        promoted = self._hindcast("promote", PIPELINE, "--version", str(NEW), "--by", "demo", "--yes")
         reading = read(PIPELINE, self.settings)
         after = self._windows(reading)
-        back = self._hindcast("back-out", PIPELINE, "--by", "demo")
+        back = self._hindcast("back-out", PIPELINE, "--by", "demo", "--yes")
         returned = self._windows(read(PIPELINE, self.settings))
         stack.stop_loads(self.settings)
         sent = Account.read(account_path(self.settings, topic)).sent

@@ -14,7 +14,9 @@ the middle, must not send a letter twice:
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,30 +38,82 @@ from hindcast.topics.offsets import TopicOffsets
 RUN_HEADER, LETTER_HEADER = "hindcast-run", "hindcast-mends"
 BEGUN, SENT, UNDONE = "begun", "sent", "undone"
 _POLL_MS = 1000
+_SPACE = re.compile(r"[\s\ufeff]*")
 
 Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Mended:
-    """One mended letter: the place of the dead one and the new value."""
+    """One mended letter: the place of the dead one, and the new value (None: a tombstone).
+
+    ``key`` is the key as the file has it, which must be the letter's own; None if the file says nothing of it.
+    """
 
     place: Place
-    value: bytes
+    value: bytes | None
+    key: bytes | None = None
 
     @classmethod
     def parse(cls, line: str, number: int) -> Mended:
-        """One line of a file: a JSON object with topic, partition, offset and value (text, or an object that is written as JSON).
+        """One line of a file, as :meth:`of` takes it.
 
         :raises BadInputError: naming the line
         """
         try:
             row = json.loads(line)
-            value = row["value"] if isinstance(row["value"], str) else json.dumps(row["value"], separators=(",", ":"))
-            return cls((str(row["topic"]), int(row["partition"]), int(row["offset"])), value.encode())
-        except (ValueError, KeyError, TypeError) as error:
-            form = '{"topic": "trades", "partition": 0, "offset": 7, "value": {"ticker": "ACME"}}'
-            raise BadInputError(problem=f"Line {number} is no mended letter ({error!r})", cure=f"Write {form}.") from error
+        except ValueError as error:
+            raise _no_letter(f"Line {number}", error) from error
+        return cls.of(row, f"Line {number}")
+
+    @classmethod
+    def of(cls, row: Any, where: str) -> Mended:
+        """A JSON object with topic, partition, offset and value: text, an object that is written as JSON, or null.
+
+        Beside a value that is null, ``value_base64`` has the bytes. The same holds for the key, which may be left out.
+
+        :raises BadInputError: naming the place in the file
+        """
+        try:
+            place = (str(row["topic"]), int(row["partition"]), int(row["offset"]))
+            return cls(place, _bytes(row["value"], row.get("value_base64")), _bytes(row.get("key"), row.get("key_base64")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _no_letter(where, error) from error
+
+
+def _bytes(value: Any, in_base64: str | None) -> bytes | None:
+    if value is None:
+        return None if in_base64 is None else base64.b64decode(in_base64, validate=True)
+    if isinstance(value, str):
+        return value.encode()
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _no_letter(where: str, error: Exception) -> BadInputError:
+    form = '{"topic": "trades", "partition": 0, "offset": 7, "value": {"ticker": "ACME"}}'
+    return BadInputError(problem=f"{where} is no mended letter ({error!r})", cure=f"Write {form}.")
+
+
+def letters_of(text: str) -> list[Mended]:
+    """The letters of a file: JSON objects one after the other (one a line, or over several), or arrays of them.
+
+    A letter that stands there twice with the same value counts once: two versions of a pipeline file the same record.
+
+    :raises BadInputError: naming the line at which the wrong one begins
+    """
+    decoder, found, at = json.JSONDecoder(), dict[Mended, None](), 0
+    while (begin := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+        line = text.count("\n", 0, begin) + 1
+        try:
+            value, at = decoder.raw_decode(text, begin)
+        except ValueError as error:
+            raise _no_letter(f"Line {line}", error) from error
+        if isinstance(value, list):
+            letters = [Mended.of(row, f"Object {number} of the array in line {line}") for number, row in enumerate(value, 1)]
+        else:
+            letters = [Mended.of(value, f"Line {line}")]
+        found.update(dict.fromkeys(letters))
+    return list(found)
 
 
 def send_back(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) -> tuple[int, int]:
@@ -78,6 +132,14 @@ def send_back(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) 
     return len(fresh), len(mended) - len(fresh)
 
 
+def check_letters(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) -> None:
+    """Whether they could be sent back. Nothing is.
+
+    :raises BadInputError: as :func:`send_back`
+    """
+    _keys(ControlTables(settings), pipeline, mended)
+
+
 def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Mended]) -> dict[Place, bytes | None]:
     letters = tables.rows(ControlTable.DEAD_LETTERS, [("pipeline", "=", pipeline.name)])
     keys = {(row["topic"], row["partition"], row["offset"]): row["key"] for row in letters}
@@ -87,6 +149,11 @@ def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Mended]) -
             what = "is named twice" if place in keys else f"is no dead letter of {pipeline.name}"
             cure = f"`hindcast deadletters --pipeline {pipeline.name}` lists them."
             raise BadInputError(problem=f"{place[0]}/{place[1]}/{place[2]} {what}", cure=cure)
+    for letter in mended:
+        if letter.key is not None and letter.key != keys[letter.place]:
+            topic, partition, offset = letter.place
+            cure = "A letter keeps its key, for that chose its partition: mend the value alone."
+            raise BadInputError(problem=f"{topic}/{partition}/{offset} has another key in the file than in its topic", cure=cure)
     return keys
 
 
