@@ -11,6 +11,7 @@ from live_stream import check_answer, check_filed, ends, produce
 from simulated_stream import Clockwork, Record, Simulated, trades
 from waiting import wait_until
 
+from hindcast import steps
 from hindcast.control import shards
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease
@@ -19,7 +20,6 @@ from hindcast.control.store import LeaseStore, Snapshot
 from hindcast.control.tables import ControlTables
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import steps
 from hindcast.stream.audit import Audit
 from hindcast.stream.consumer import ShardConsumer
 from hindcast.testing import FakeClock, MemoryStore

@@ -34,9 +34,9 @@ from hindcast.control.ledger import Offsets
 from hindcast.control.tables import ControlTables
 from hindcast.errors import ArchiveFailedError, ArchiveRefusedError, BadInputError, HindcastError, innermost
 from hindcast.settings import Settings
+from hindcast.steps import reach
 from hindcast.stream.files import DataFile, write_files
 from hindcast.stream.source import kafka_range
-from hindcast.stream.steps import reach
 from hindcast.topics.offsets import TopicOffsets
 
 _log = structlog.get_logger(__name__)

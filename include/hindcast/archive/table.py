@@ -21,8 +21,8 @@ from hindcast.control.tables import refuse_empty_commits
 from hindcast.errors import ArchiveRefusedError, StoreUnavailableError, UnknownArchiveError
 from hindcast.pipeline import check_name
 from hindcast.settings import Settings
+from hindcast.steps import reach
 from hindcast.stream.files import DataFile
-from hindcast.stream.steps import reach
 
 APP = "archive"
 

@@ -35,10 +35,10 @@ from hindcast.control.shards import app_id, shard_version
 from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, StoreUnavailableError
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.settings import Settings
+from hindcast.steps import reach
 from hindcast.stream import files, measure, rewind, session, source, takeover
 from hindcast.stream.fenced_table import BatchCommit, Data, Fence, FencedTable, Upsert
 from hindcast.stream.rerun import Rerun
-from hindcast.stream.steps import reach
 from hindcast.stream.wal import SparkCheckpoint
 from hindcast.topics.offsets import TopicOffsets, across
 

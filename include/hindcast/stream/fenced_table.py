@@ -21,8 +21,8 @@ from hindcast.control.commits import METADATA_KEY, commits_down, create_table, u
 from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
 from hindcast.control.tables import refuse_empty_commits, utc_from_ms
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
+from hindcast.steps import reach
 from hindcast.stream.files import DataFile
-from hindcast.stream.steps import reach
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 _NOT_IN_LEDGER = frozenset({"kind", "committed_ms", "checkpoint", "base"})

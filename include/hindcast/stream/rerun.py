@@ -24,9 +24,9 @@ from pyspark.sql.streaming import StreamingQuery
 from hindcast.control.ledger import LedgerRow
 from hindcast.pipeline import Pipeline, Topic
 from hindcast.settings import Settings
+from hindcast.steps import reach
 from hindcast.stream import files
 from hindcast.stream.reexecution import recorded_batches
-from hindcast.stream.steps import reach
 from hindcast.stream.wal import SparkCheckpoint
 
 _log = structlog.get_logger(__name__)

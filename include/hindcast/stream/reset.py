@@ -43,10 +43,10 @@ from hindcast.control.upkeep import COMPACTION
 from hindcast.errors import FenceMovedError, OffsetsLostError, RewindRefusedError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
+from hindcast.steps import reach
 from hindcast.stream import rewind
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.files import filesystem
-from hindcast.stream.steps import reach
 from hindcast.topics.offsets import TopicOffsets, across
 
 _ATTEMPTS = 20

@@ -29,10 +29,10 @@ from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.control.shards import shard_version
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError, SinkCommitsLostError
 from hindcast.pipeline import FORM, Mode, Pipeline
+from hindcast.steps import reach
 from hindcast.stream import source
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.rewind import Incarnation
-from hindcast.stream.steps import reach
 
 
 @dataclass(frozen=True)

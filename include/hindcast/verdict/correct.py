@@ -25,7 +25,7 @@ from hindcast.replay.planner import recorded_offsets
 from hindcast.replay.runs import Runs
 from hindcast.serving.corrections import Corrected, CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
-from hindcast.stream.steps import reach
+from hindcast.steps import reach
 
 
 def correct(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from hindcast.control.telling import tell
 from hindcast.control.versions import Versions
 from hindcast.errors import TryLaterError
 from hindcast.settings import Settings
-from hindcast.stream.steps import reach
+from hindcast.steps import reach
 
 POLL_SECONDS = 0.1
 #: A batch in hand may take some seconds to end, beside the lease of a worker that died.

@@ -29,7 +29,7 @@ from hindcast.control.telling import tell
 from hindcast.control.versions import Refusal, Versions, check_no_reshard, check_shadow
 from hindcast.errors import VersionRefusedError
 from hindcast.settings import Settings
-from hindcast.stream.steps import reach
+from hindcast.steps import reach
 from hindcast.versions.compare import newest_comparison
 from hindcast.versions.position import Position, position
 
