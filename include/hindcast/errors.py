@@ -101,6 +101,14 @@ class RangeNotYetConsumedError(HindcastError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: a retry may succeed
 
 
+class LettersUnprovenError(HindcastError):
+    """Nothing says whether the run {run_id} of mended letters of {pipeline} was sent: it was cut short, and the topic {marks} that held the
+    proof was deleted since. Nothing was sent. Look in the letters' topics for records with the header {header}={run_id}, then
+    `hindcast deadletters settle {pipeline} {run_id}` with --sent or --not-sent. Its letters: {letters}."""
+
+    exit_code = 2
+
+
 class OffsetsLostError(HindcastError):
     """{topic}-{partition}: offsets {start} to {end} are needed by {pipeline}/{shard}, but {problem}. The shard has stopped and
     nothing was skipped. Restore the topic's data, or accept the gap with a new version of the pipeline that starts later."""

@@ -8,23 +8,22 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType
+from live_stream import delete_records
+from one_shard import CrashError, crash_at
 
 from hindcast import catalog
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.errors import BadInputError
+from hindcast.errors import BadInputError, LettersUnprovenError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
-from hindcast.topics import letters
-from hindcast.topics.letters import LETTER_HEADER, Mended, send_back
+from hindcast.topics.letters import LETTER_HEADER, MARKS, Mended, send_back, settle
+from hindcast.topics.offsets import TopicOffsets
 
 if TYPE_CHECKING:
     from conftest import Broker
-
-
-class KilledError(Exception):
-    """Stands in for SIGKILL: nothing after it runs."""
 
 
 @pytest.fixture
@@ -78,27 +77,105 @@ def test_a_letter_is_sent_back_once(dead: tuple[Settings, str], stock_stats: Pip
     ]
 
 
-@pytest.mark.parametrize(("dies_in", "sent"), [("begin", 1), ("send", 1), ("commit", 1), ("note", 0)])
-def test_whoever_is_killed_in_the_middle_sends_nothing_twice(
-    dead: tuple[Settings, str], stock_stats: Pipeline, monkeypatch: pytest.MonkeyPatch, dies_in: str, sent: int
+def expire(settings: Settings, topic: str) -> None:
+    """All that the topic holds is past its retention."""
+    with TopicOffsets(settings) as offsets:
+        delete_records(settings.bootstrap_servers, topic, offsets.latest(topic))
+
+
+def killed_at(step: int, settings: Settings, pipeline: Pipeline, letters: list[Mended]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at(patch, f"letters.{step}", 1)
+        with pytest.raises(CrashError):
+            send_back(settings, pipeline, letters)
+
+
+@pytest.mark.parametrize("expired", [False, True])
+@pytest.mark.parametrize(("step", "sent"), [(1, False), (2, False), (3, False), (4, False), (5, False), (6, False), (7, True)])
+def test_whoever_is_killed_before_a_step_sends_nothing_twice(
+    dead: tuple[Settings, str], stock_stats: Pipeline, step: int, sent: bool, expired: bool
 ) -> None:
-    """Before the transaction is committed nothing is sent; after it all is, although nobody wrote it down."""
+    """Before the transaction is committed nothing is sent; after it all is, although nobody wrote it down and retention took it since."""
     settings, topic = dead
-    note = letters._note
+    killed_at(step, settings, stock_stats, mended(topic, (0, 0)))
+    assert [letter for *_, letter in arrived(settings, topic)] == [f"{topic}/0/0"] * sent
+    if expired:
+        expire(settings, topic)
+    assert send_back(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
+    there = [f"{topic}/0/0"] if not (sent and expired) else []
+    assert [letter for *_, letter in arrived(settings, topic)] == there
+    assert send_back(settings, stock_stats, mended(topic, (0, 0))) == (0, 1)
 
-    def killed(*_: Any, **__: Any) -> None:
-        raise KilledError
 
-    def noted(tables: Any, pipeline: Any, run_id: str, state: str, *said: str) -> dict[str, Any]:
-        return killed() or {} if state == letters.SENT else note(tables, pipeline, run_id, state, *said)
+@pytest.mark.parametrize("step", [4, 5, 6, 7])
+def test_one_that_takes_over_from_a_killed_one_may_be_killed_too(dead: tuple[Settings, str], stock_stats: Pipeline, step: int) -> None:
+    """The first dies after its transaction, the second at any step with other letters, everything expires: each letter is sent once."""
+    settings, topic = dead
+    killed_at(7, settings, stock_stats, mended(topic, (0, 0)))
+    expire(settings, topic)
+    killed_at(step, settings, stock_stats, mended(topic, (0, 0), (0, 1)))
+    seen = [letter for *_, letter in arrived(settings, topic)]
+    expire(settings, topic)
+    assert send_back(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (3 - 1 - len(seen), 1 + len(seen))
+    seen += [letter for *_, letter in arrived(settings, topic)]
+    assert sorted(seen) == [f"{topic}/0/1", f"{topic}/1/0"]
 
-    step = {"begin": "begin_transaction", "send": "send", "commit": "commit_transaction"}.get(dies_in)
-    with monkeypatch.context() as patch:
-        patch.setattr(*((letters, "_note", noted) if step is None else (KafkaProducer, step, killed)))
-        with pytest.raises(KilledError):
-            send_back(settings, stock_stats, mended(topic, (0, 0)))
-    assert send_back(settings, stock_stats, mended(topic, (0, 0))) == (sent, 1 - sent)
-    assert [letter for *_, letter in arrived(settings, topic)] == [f"{topic}/0/0"]
+
+def test_two_sets_of_tables_on_one_broker_do_not_take_each_others_proof(
+    dead: tuple[Settings, str], stock_stats: Pipeline, settings_factory: Callable[..., Settings]
+) -> None:
+    """Each has a mark of its own, so compaction keeps both."""
+    settings, topic = dead
+    other = settings_factory(bootstrap_servers=settings.bootstrap_servers, home=settings.home / "other")
+    rows = ControlTables(settings).rows(ControlTable.DEAD_LETTERS)
+    ControlTables(other).append(ControlTable.DEAD_LETTERS, rows)
+    for one in (settings, other):
+        assert send_back(one, stock_stats, mended(topic, (0, 0))) == (1, 0)
+    keys = [tables.open(ControlTable.MENDED_LETTERS).metadata().id for tables in (ControlTables(settings), ControlTables(other))]
+    assert {f"{key}/stock_stats".encode() for key in keys} <= marked(settings)
+
+
+def marked(settings: Settings) -> set[bytes]:
+    """The keys of the marks."""
+    place = TopicPartition(MARKS, 0)
+    consumer = KafkaConsumer(bootstrap_servers=settings.bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False)
+    consumer.assign([place])
+    consumer.seek_to_beginning(place)
+    end, found = consumer.end_offsets([place])[place], set[bytes]()
+    while consumer.position(place) < end:
+        found |= {record.key for record in consumer.poll(timeout_ms=500).get(place, [])}
+    consumer.close(autocommit=False)
+    return found
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_proof_that_was_deleted_is_asked_of_a_person(dead: tuple[Settings, str], stock_stats: Pipeline, sent: bool) -> None:
+    """Neither guess is safe, so nothing is sent until somebody says what he found in the topic."""
+    settings, topic = dead
+    killed_at(7, settings, stock_stats, mended(topic, (0, 0)))
+    with KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers) as admin:
+        admin.delete_topics([MARKS])
+    with pytest.raises(LettersUnprovenError, match="deadletters settle") as refused:
+        send_back(settings, stock_stats, mended(topic, (0, 0)))
+    run_id = refused.value.fields["run_id"]
+    with pytest.raises(BadInputError, match="waits to be settled"):
+        settle(settings, stock_stats, "no-such-run", sent=sent)
+    settle(settings, stock_stats, run_id, sent=sent)
+    assert send_back(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
+
+
+def test_marks_that_retention_would_delete_are_refused(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
+    """A topic of marks that somebody made otherwise proves nothing a week later."""
+    settings, topic = dead
+    send_back(settings, stock_stats, mended(topic, (0, 0)))
+    with KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers) as admin:
+        resource = ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "delete"})
+        admin.alter_configs([resource])
+        try:
+            with pytest.raises(BadInputError, match=r"cleanup\.policy=delete"):
+                send_back(settings, stock_stats, mended(topic, (0, 1)))
+        finally:
+            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "compact"})])
 
 
 def test_what_is_no_dead_letter_is_refused(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:

@@ -109,3 +109,19 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         cure = "Bytes that are no text are given in base64, as `value_base64`."
         raise BadInputError(problem=f"{file} is not UTF-8 ({error})", cure=cure) from error
+
+
+@app.command()
+def settle(
+    pipeline: PipelineArgument,
+    run_id: Annotated[str, typer.Argument(help="the run that `replay` could not prove")],
+    sent: Annotated[bool, typer.Option("--sent/--not-sent", help="whether its records are in the topic")],
+) -> None:
+    """Say whether a run of mended letters was sent, if `replay` asks for it: the topic that proves it was deleted."""
+    from hindcast import catalog
+    from hindcast.topics import letters
+
+    settings = Settings()
+    letters.settle(settings, catalog.load(settings.pipelines_dir)[pipeline], run_id, sent=sent)
+    said = "sent" if sent else "not sent"
+    print(f"{pipeline}: the run {run_id} is written down as {said}.")

@@ -177,7 +177,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         key=pa.binary(),
         value=pa.binary(),
     ),
-    # One row for each step of a run that sends mended letters back; see hindcast.topics.letters. letters and ends are JSON.
+    # One row for each step of a run that sends mended letters back; see hindcast.topics.letters. letters and ends (of the marks) are JSON.
     ControlTable.MENDED_LETTERS: _schema(
         run_id=TEXT, pipeline=TEXT, state=TEXT, letters=TEXT, ends=TEXT, noted_at=INSTANT, schema_version=COUNT
     ),
