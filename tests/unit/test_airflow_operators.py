@@ -12,6 +12,7 @@ from typing import Any
 
 import airflow_home  # noqa: F401 - before Airflow
 import pytest
+from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from fleet_sample import FAILED_RUN, desired, difference, put, slot
 from structlog.testing import capture_logs
@@ -33,7 +34,7 @@ from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.errors import ChildFailedError, TryLaterError
 from hindcast.local.processes import Service
-from hindcast.settings import Settings
+from hindcast.settings import Settings, project_root
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -327,12 +328,59 @@ def test_a_topic_is_archived_or_the_task_fails_as_the_application_ended(app: Any
         task.execute(context)
 
 
-def test_a_benchmark_names_its_pipeline_and_no_range(app: Any, context: dict[str, Any]) -> None:
-    """The range is in the declaration; one that was not streamed yet is tried again."""
+VERSIONS = """
+from hindcast import Table, Topic, Window, pipeline
+
+@pipeline(source=Topic("t", schema="ts timestamp"), event_time="ts", watermark="1 second", sink=Table("p"), version=1)
+def p(frame):
+    return frame
+
+@pipeline(
+    source=Topic("t", schema="ts timestamp"), event_time="ts", watermark="1 second", sink=Table("p2", keys=["window"]), version=2,
+    window=Window("10 seconds"), policy="correct", reference=('{"0": 0}', '{"0": 500}'),
+)
+def p(frame):
+    return frame
+"""
+
+
+@pytest.fixture
+def two_versions(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A pipeline ``p``: version 2 corrects and pins a reference range, version 1 does neither. Call it to make one of them active."""
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "p.py").write_text(VERSIONS)
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path / "two"))
+    return lambda version: put(home, desired("p", version=version))
+
+
+def test_a_benchmark_names_its_pipeline_and_no_range(app: Any, context: dict[str, Any], two_versions: Callable[[int], None]) -> None:
+    """The range is in the declaration of the active version; one that was not streamed yet is tried again."""
+    two_versions(2)
     task = BenchmarkOperator(task_id="p", pipeline="p")
     run = {"run_id": "a", "rows_per_second": 5.0}
     app(0, batch=run, re_execution=run)
     assert task.execute(context)["arguments"] == ["benchmark", "--pipeline", "p"]
     app(75, "Version 2 has committed no batch.")
     with pytest.raises(TryLaterError):
+        task.execute(context)
+
+
+@pytest.mark.parametrize("dag", ["correct", "benchmark"])
+def test_corrections_and_benchmarks_follow_the_active_version(
+    app: Any, context: dict[str, Any], two_versions: Callable[[int], None], dag: str
+) -> None:
+    """The DAG is there as soon as a version asks for it; each run looks which one is active, so promotions and back-outs count at once."""
+    tasks = DagBag(dag_folder=project_root() / "dags" / f"{dag}.py").dags
+    task = next(iter(next(iter(tasks.values())).tasks))
+    run = {"run_id": "a", "rows_per_second": 5.0}
+    app(0, run_id="a", batch=run, re_execution=run)
+    for version, runs in ((1, False), (2, True), (1, False), (2, True)):
+        two_versions(version)
+        if runs:
+            assert "--pipeline" in task.execute(context)["arguments"]
+        else:
+            with pytest.raises(AirflowSkipException, match="Version 1 of p is active"):
+                task.execute(context)
+    two_versions(3)
+    with pytest.raises(AirflowFailException, match="No file declares version 3"):
         task.execute(context)

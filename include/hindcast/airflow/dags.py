@@ -13,6 +13,7 @@ from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.operators import (
     ArchiveOperator,
     BenchmarkOperator,
+    CorrectLateOperator,
     FindHindcastsOperator,
     HindcastReplayOperator,
     MaintainOperator,
@@ -75,9 +76,9 @@ Each task may be retried or cleared: what is done already is not done twice.
 """
 
 CORRECT_DOC = """
-`{name}` has the policy *correct*: late rows change no window of its stream, and a batch corrects those windows afterwards.
-`validate.{name}` judges each hindcast of this DAG, and readers get its answer where nothing of the verdict is unexplained.
-A run that finds no late row to correct is skipped.
+A version of `{name}` has the policy *correct*: late rows change no window of its stream, and a batch corrects those windows afterwards.
+`validate.{name}` judges each hindcast of this DAG, and readers get its answer if nothing of the verdict is unexplained.
+A run is skipped if it finds no late row to correct, or if the version that is active then has another policy.
 """
 
 
@@ -149,24 +150,22 @@ def _time(title: str, description: str) -> Param:
     return Param(None, type=["null", "string"], format="date-time", pattern=pattern, title=title, description=description, section="Times")
 
 
-def correct_dag(pipeline: Pipeline, schedule: str) -> DAG:
+def correct_dag(name: str, schedule: str) -> DAG:
     """A hindcast of each window for which a late row came; its verdict lets readers have it.
 
     :param schedule: cron
     """
     with DAG(
-        dag_id=f"correct.{pipeline.name}",
+        dag_id=f"correct.{name}",
         schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
         start_date=START,
         catchup=False,
         max_active_runs=1,
         tags=TAGS,
-        description=f"Replays the windows of {pipeline.name} for which late rows came, so that readers get them whole",
-        doc_md=CORRECT_DOC.format(name=pipeline.name),
+        description=f"Replays the windows of {name} for which late rows came, so that readers get them whole",
+        doc_md=CORRECT_DOC.format(name=name),
     ) as dag:
-        HindcastReplayOperator(
-            task_id="hindcast", pipeline=pipeline.name, choice=RangeChoice.LATE.value, max_active_tis_per_dag=REPLAYS_AT_ONCE, **RETRIES
-        )
+        CorrectLateOperator(task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **RETRIES)
     return dag
 
 
@@ -302,7 +301,7 @@ def archive_dag(topics: Iterable[str], schedule: str) -> DAG:
 
 
 def benchmark_dag(pipelines: Iterable[str]) -> DAG:
-    """Once a week, each pipeline's reference range, one after the other: two at once would measure each other."""
+    """Once a week, the reference range of each pipeline's active version, one after the other: two at once would measure each other."""
     with DAG(
         dag_id="benchmark",
         schedule=CronDataIntervalTimetable("@weekly", timezone="UTC"),

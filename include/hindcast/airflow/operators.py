@@ -14,11 +14,14 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.children import Child, Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
+from hindcast.catalog import load
+from hindcast.control.lease_table import read_leases
 from hindcast.control.maintenance import maintain
 from hindcast.control.schema import ControlTable
+from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
-from hindcast.pipeline import check_name
+from hindcast.pipeline import Pipeline, Policy, check_name
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import Settings
 
@@ -165,6 +168,34 @@ class HindcastReplayOperator(ReplayAppOperator):
         )
 
 
+class CorrectLateOperator(HindcastReplayOperator):
+    """Replay the windows of late rows that no correction has; skipped if the active version does not have the policy *correct*.
+
+    Which version is active is looked up at each run: a promotion or a back-out needs no new parse of the DAG's file.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(choice=RangeChoice.LATE.value, **kwargs)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        active = active_version(self.pipeline)
+        if active.policy is not Policy.CORRECT:
+            raise AirflowSkipException(f"Version {active.version} of {self.pipeline} is active and has the policy {active.policy.value}.")
+        return super().execute(context)
+
+
+def active_version(name: str) -> Pipeline:
+    """The declaration of the pipeline's version that is active now.
+
+    :raises AirflowFailException: if no file declares it
+    """
+    settings = Settings()
+    try:
+        return active_pipeline(load(settings.pipelines_dir), read_leases(settings), name)
+    except BadInputError as error:
+        raise AirflowFailException(str(error)) from error
+
+
 def given(text: str, name: str, choice: StrEnum) -> str:
     """The text of a field that the choice asks for.
 
@@ -249,12 +280,18 @@ class ValidateOperator(ReplayAppOperator):
 
 
 class BenchmarkOperator(ReplayAppOperator):
-    """Replay the pipeline's reference range as a batch and with its recorded batches; `hindcast runs` keeps what they cost."""
+    """Replay the reference range of the active version as a batch and with its recorded batches; `hindcast runs` keeps what they cost.
+
+    Skipped if the version that is active at the time of the run declares none.
+    """
 
     template_fields = ("pipeline",)
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+        active = active_version(self.pipeline)
+        if active.reference is None:
+            raise AirflowSkipException(f"Version {active.version} of {self.pipeline} is active and pins no reference range.")
         done = self.result_of(self.run_app(["benchmark", "--pipeline", check_name("pipeline", self.pipeline)]))
         for way in ("batch", "re_execution"):
             run = done[way]

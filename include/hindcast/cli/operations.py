@@ -114,11 +114,13 @@ def load(
     from rich.console import Console
 
     from hindcast import catalog
+    from hindcast.control.lease_table import read_leases
+    from hindcast.control.standing import active_pipeline
     from hindcast.local import load as loads
     from hindcast.local import stack
 
     settings = Settings()
-    topic = catalog.load(settings.pipelines_dir)[pipeline].source.name
+    topic = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), pipeline).source.name
     with Console(stderr=True, highlight=False).status(f"Reaching the broker at {settings.bootstrap_servers}") as line:
         run = loads.Load(
             settings.bootstrap_servers,

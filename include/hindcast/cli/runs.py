@@ -98,8 +98,9 @@ def compare(
 
         runs = Runs(ControlTables(settings)).recent(check_name("pipeline", benchmark), RunKind.BENCHMARK, _BENCHMARKS)
         first, second = newest_pair(benchmark, runs)
-    name = Runs(ControlTables(settings)).succeeded(check_name("run", first))["pipeline"]
-    found = versus(settings, catalog.load(settings.pipelines_dir)[name], first, check_name("run", second))
+    newer = Runs(ControlTables(settings)).succeeded(check_name("run", second))
+    declared = catalog.load(settings.pipelines_dir).of(newer["pipeline"], newer["version"])
+    found = versus(settings, declared, check_name("run", first), second)
     if plot is not None:
         _picture(found.as_dict()).write_html(plot, include_plotlyjs=True)
     if output is Format.JSON:
