@@ -12,11 +12,12 @@ from scene import Scene
 
 from hindcast.control.history import History
 from hindcast.control.ledger import offsets_to_json
+from hindcast.control.runs import RunKind
 from hindcast.control.tables import ControlTables
 from hindcast.errors import RangeNotYetConsumedError
 from hindcast.replay.reference import newest_pair, run_reference
 from hindcast.replay.run import Replayed
-from hindcast.replay.runs import RunKind, Runs
+from hindcast.replay.runs import Runs
 
 
 def rows(run: Replayed, answer: str) -> set[tuple[Any, ...]]:

@@ -85,9 +85,10 @@ def compare(
 ) -> None:
     """Compare two replays of the same range: rows/s, CPU, memory and results. Exits 0 whatever they say."""
     from hindcast import catalog
+    from hindcast.control.runs import RunKind
     from hindcast.control.tables import ControlTables
     from hindcast.pipeline import check_name
-    from hindcast.replay.runs import RunKind, Runs
+    from hindcast.replay.runs import Runs
     from hindcast.replay.versus import versus
 
     settings = Settings()

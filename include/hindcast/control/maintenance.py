@@ -20,14 +20,16 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from hindcast import catalog
 from hindcast.control.archives import BOUNDED, archive_url, archived_topics
+from hindcast.control.runs import BENCHMARKS, RunState
 from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.control.tables import Condition, ControlTables
 from hindcast.control.upkeep import compact
 from hindcast.settings import Settings
 
 _log = structlog.get_logger(__name__)
 
-#: Hindcasts are kept this long: they can be made again from the topic while it holds the range.
+#: Hindcasts are kept this long: they can be made again from the topic while it holds the range. The newest benchmark of each version
+#: stays: its version may not run any more, so that it could not be made again.
 HINDCAST_DAYS = 7
 #: Rewritten whole by each commit, so there is nothing to compact.
 _WHOLE = frozenset({ControlTable.LEASES})
@@ -54,7 +56,7 @@ def maintain(settings: Settings) -> list[dict[str, Any]]:
         except TableNotFoundError:
             continue
         done.append(_maintain(f"archive/{topic}", table, partial(join, bounded=BOUNDED)))
-    for old in _old_hindcasts(settings):
+    for old in _old_hindcasts(settings, _newest_benchmarks(tables)):
         shutil.rmtree(old)
         _log.info("An old hindcast was deleted.", folder=str(old))
     return done
@@ -86,11 +88,33 @@ def _maintain(name: str, table: DeltaTable, join: Callable[[DeltaTable], None] |
     }
 
 
-def _old_hindcasts(settings: Settings) -> Iterator[Path]:
+def _old_hindcasts(settings: Settings, kept: frozenset[tuple[str, str]]) -> Iterator[Path]:
+    """The folders of runs that are past their age.
+
+    :param kept: pipeline and run id of those that stay whatever their age
+    """
     oldest = time.time() - HINDCAST_DAYS * 86_400
     for root in (settings.table("hindcasts"), settings.table("hindcast_rows")):
         if "://" in root:
             return  # an object store expires folders by its own lifecycle rules
         for folder in Path(root).glob("*/*"):
+            if (folder.parent.name, folder.name) in kept:
+                continue
             if folder.is_dir() and folder.stat().st_mtime < oldest:
                 yield folder
+
+
+def _newest_benchmarks(tables: ControlTables) -> frozenset[tuple[str, str]]:
+    """Pipeline and run id of the newest benchmark of each version, be it of the pipeline, of Spark or of Hindcast.
+
+    The next version is compared with it, whenever that comes.
+    """
+    kinds = sorted(kind.value for kind in BENCHMARKS)
+    of_interest: list[Condition] = [("kind", "in", kinds), ("state", "=", RunState.SUCCEEDED.value)]
+    columns = ["pipeline", "kind", "version", "versions", "run_id", "finished_at"]
+    newest: dict[tuple[object, ...], dict[str, Any]] = {}
+    for row in tables.read(ControlTable.RUNS, of_interest, columns).to_pylist():
+        of = (row["pipeline"], row["kind"], row["version"], row["versions"])
+        if of not in newest or row["finished_at"] > newest[of]["finished_at"]:
+            newest[of] = row
+    return frozenset((row["pipeline"], row["run_id"]) for row in newest.values())

@@ -12,13 +12,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from hindcast.control.runs import RunKind
 from hindcast.errors import BadInputError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Answer, Counted, write_answer
 from hindcast.replay.planner import Plan
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.run import Replayed, run_replay
-from hindcast.replay.runs import RunKind
 from hindcast.settings import Settings
 from hindcast.stream.reexecution import recorded_batches
 

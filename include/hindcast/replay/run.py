@@ -12,6 +12,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.runs import RunKind, RunState
 from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, ReplayFailedError, innermost
 from hindcast.pipeline import Pipeline
@@ -20,7 +21,7 @@ from hindcast.replay.benchmark import RUNS_COMPARED, Meter, StreamCost, peak_mem
 from hindcast.replay.facts import gather, settle
 from hindcast.replay.planner import Plan, make_plan
 from hindcast.replay.request import ReplayRequest, new_run_id
-from hindcast.replay.runs import RunKind, Runs, RunState
+from hindcast.replay.runs import Runs
 from hindcast.settings import Settings
 
 _log = structlog.get_logger(__name__)

@@ -5,30 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from hindcast.control.ledger import Offsets, Undone
+from hindcast.control.runs import RunKind, RunState
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import Condition, ControlTables
 from hindcast.errors import UnknownRunError
 from hindcast.replay.planner import recorded_offsets
-
-
-class RunState(StrEnum):
-    """A run's states; ``PLANNED`` leads to one of the other two."""
-
-    PLANNED = "planned"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-
-
-class RunKind(StrEnum):
-    """What a run is for. The last two are of a pipeline's reference range, as a batch and through the streaming engine."""
-
-    REPLAY = "replay"
-    BENCHMARK = "benchmark"
-    RE_EXECUTION = "re-execution"
 
 
 @dataclass(frozen=True)
