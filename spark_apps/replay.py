@@ -3,7 +3,7 @@
 pipeline whose policy is ``correct`` also corrects.
 
 Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass,
-75 the stream has not consumed the range yet (try again later), 1 anything else.
+75 the stream has not consumed the range yet (try again later; ``awaited`` in the object says what it waits for), 1 anything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hindcast import catalog
 from hindcast.control.lease_table import read_leases
 from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError, NothingLateError, VerdictFailedError
+from hindcast.errors import HindcastError, NothingLateError, NothingToReplayError, RangeNotYetConsumedError, VerdictFailedError
 from hindcast.leave import follow, leave
 from hindcast.pipeline import Pipeline, Policy
 from hindcast.replay.request import ReplayRequest
@@ -40,6 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
             raise VerdictFailedError(**{**result, "failed": "; ".join(result["failed"]) or "the expectations hold"})
     except NothingLateError as error:
         print(json.dumps({"pipeline": asked.pipeline, "corrected": False, "note": str(error)}))
+    except NothingToReplayError as error:
+        print(json.dumps({"pipeline": asked.pipeline, "state": "skipped", "note": str(error)}))
+    except RangeNotYetConsumedError as error:
+        if error.awaited is not None:
+            print(json.dumps({"pipeline": asked.pipeline, "state": "waiting", "awaited": error.awaited.to_json()}))
+        print(error, file=sys.stderr)
+        return error.exit_code
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -79,6 +79,12 @@ class NothingLateError(HindcastError):
     exit_code = 0
 
 
+class NothingToReplayError(HindcastError):
+    """{pipeline}: {range} holds nothing to replay: {problem}."""
+
+    exit_code = 0
+
+
 class CorrectionRefusedError(BadInputError):
     """Readers do not get the answer of run {run_id}: {problem}. Nothing has changed. {cure}"""
 
@@ -99,6 +105,11 @@ class RangeNotYetConsumedError(HindcastError):
     `hindcast checkpoints` shows how far it is."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: a retry may succeed
+
+    @property
+    def awaited(self) -> Any:
+        """What has to happen first, a :class:`hindcast.replay.awaited.Awaited`; None if that is not known."""
+        return self.fields.get("awaited")
 
 
 class LettersUnprovenError(HindcastError):

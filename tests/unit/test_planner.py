@@ -16,7 +16,9 @@ from simulated_stream import BASE_MS, Record, Simulated, simulate, trades
 from hindcast import Table, Topic, Window, pipeline
 from hindcast.archive.ranges import extended
 from hindcast.control.history import History, may_hold
-from hindcast.errors import BadRangeError, RangeNotYetConsumedError
+from hindcast.errors import BadRangeError, NothingToReplayError, RangeNotYetConsumedError
+from hindcast.pipeline import Pipeline
+from hindcast.replay.awaited import Awaited
 from hindcast.replay.planner import Facts, Plan, make_plan
 from hindcast.replay.request import ReplayRequest
 
@@ -325,6 +327,78 @@ def test_an_interval_of_time_becomes_the_brokers_offsets(stream: Simulated) -> N
         make_plan(stock_stats, _between(at, facts.now + timedelta(minutes=1)), timed)
     with pytest.raises(BadRangeError, match="does not end after"):
         make_plan(stock_stats, _between(at, at), timed)
+
+
+def _begun_at(stream: Simulated, offset: int) -> History:
+    """The history of a stream that began at this offset of each partition."""
+    rows = [
+        replace(row, start_offsets={p: max(o, offset) for p, o in row.start_offsets.items()})
+        for row in stream.ledger
+        if min(row.end_offsets.values()) > offset
+    ]
+    return History.of(rows)
+
+
+@pytest.mark.parametrize(("declared", "name"), [(stock_stats, "stock_stats"), (plain, "plain")])
+def test_an_interval_before_the_streams_beginning_is_answered_at_once(stream: Simulated, declared: Pipeline, name: str) -> None:
+    """A schedule's first interval mostly is one: nothing to wait for, and nothing that is wrong."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    request = ReplayRequest(pipeline=name, from_time=at, to_time=at + timedelta(hours=1))
+    history = _begun_at(stream, 30)
+    timed = facts_of(stream, history=history, from_time_offsets=dict.fromkeys(range(4), 0), to_time_offsets=dict.fromkeys(range(4), 30))
+    with pytest.raises(NothingToReplayError, match="begins at offset") as caught:
+        make_plan(declared, request, timed)
+    assert caught.value.exit_code == 0
+    unread = replace(timed, history=History.of([]), sink_version=-1, to_time_offsets=dict.fromkeys(range(4), 0))
+    with pytest.raises(NothingToReplayError, match="no record"):
+        make_plan(declared, request, unread)
+    read_soon = replace(unread, to_time_offsets=dict.fromkeys(range(4), 30))
+    with pytest.raises(RangeNotYetConsumedError, match="has committed no batch"):
+        make_plan(declared, request, read_soon)
+
+
+def test_an_interval_that_begins_before_the_stream_is_replayed_from_the_streams_beginning(stream: Simulated) -> None:
+    """The plan says what it leaves out; the same interval of a stream that has all of it leaves out nothing."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    history = _begun_at(stream, 30)
+    end = {p: o // 2 for p, o in history.committed.items()}
+    begun = history.first
+    timed = facts_of(stream, history=history, from_time_offsets={0: 0, 1: begun[1], 2: 10, 3: begun[3] + 9}, to_time_offsets=end)
+    plan = make_plan(stock_stats, _between(at, at + timedelta(hours=1)), timed)
+    assert (plan.start, plan.end) == ({**begun, 3: begun[3] + 9}, end)
+    named = f"offsets 0 to {begun[0]} of partition 0, 10 to {begun[2]} of partition 2 are left out"
+    assert plan.left_out == f"the stream began later, so {named}"
+    assert plan.as_dict()["left_out"] == plan.left_out
+    whole = make_plan(stock_stats, _between(at, at + timedelta(hours=1)), replace(timed, history=History.of(stream.ledger)))
+    assert whole.left_out == ""
+
+
+def test_an_interval_without_a_whole_batch_is_answered_at_once() -> None:
+    """Without windows only whole batches can be judged. All of the interval is committed, so waiting would bring no more."""
+    stream = simulate(trades(5, count=200, partitions=2), seed=5, shards=1, pipeline="plain")
+    facts = facts_of(stream, sink_commits=tuple(range(1, len(stream.ledger) + 1)))
+    first = next(row for row in facts.history.rows if all(row.end_offsets.values()))
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    request = ReplayRequest(pipeline="plain", from_time=at, to_time=at + timedelta(hours=1))
+    cut = {p: o - 1 for p, o in first.end_offsets.items()}
+    timed = replace(facts, from_time_offsets=dict.fromkeys(cut, 0), to_time_offsets=cut)
+    history = replace(facts, history=History.of(facts.history.rows[facts.history.rows.index(first) :]))
+    with pytest.raises(NothingToReplayError, match="whole batches"):
+        make_plan(plain, request, replace(timed, history=history.history))
+
+
+def test_what_is_not_yet_consumed_says_what_it_waits_for(stream: Simulated) -> None:
+    """The offsets that are to be committed, or the batches that are to be filed: whoever waits for them need not plan again."""
+    facts = facts_of(stream)
+    asked = {p: end + 1 for p, end in facts.latest.items()}
+    with pytest.raises(RangeNotYetConsumedError) as caught:
+        make_plan(stock_stats, ask(facts.history.first, asked), facts)
+    assert caught.value.awaited == Awaited(pipeline="stock_stats", version=1, offsets=asked)
+    unfiled = facts_of(stream, filed={"v1.g0.s0": 5, "v1.g0.s1": ALL_FILED})
+    with pytest.raises(RangeNotYetConsumedError) as caught:
+        make_plan(stock_stats, ask(facts.history.first, facts.history.committed), unfiled)
+    last = max(row.batch for row in stream.ledger if row.shard == "v1.g0.s0" and row.start_offsets != row.end_offsets)
+    assert caught.value.awaited == Awaited(pipeline="stock_stats", version=1, batches={"v1.g0.s0": last})
 
 
 def test_an_interval_of_which_records_are_gone_is_refused(stream: Simulated) -> None:

@@ -6,11 +6,12 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """A run's states; ``PLANNED`` leads to one of the other two."""
+    """A run's states; ``PLANNED`` leads to ``SUCCEEDED`` or ``FAILED``. ``SKIPPED``: its range holds nothing to replay, its note says why."""
 
     PLANNED = "planned"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    SKIPPED = "skipped"
 
 
 class RunKind(StrEnum):

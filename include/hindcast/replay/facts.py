@@ -45,7 +45,6 @@ def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
 def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Facts:
     """Read all facts. The sink's version is read after the ledger, so that it holds every batch that the ledger names.
 
-    :raises RangeNotYetConsumedError: where the sink does not exist yet
     :raises UnknownTopicError, BrokerUnavailableError, StoreUnavailableError: where a source of facts is missing or away
     """
     tables = ControlTables(settings)
@@ -59,16 +58,19 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
             across(pipeline, partial(_at_time, topic, archives, at=moment)) if moment else None
             for moment in (request.from_time, request.to_time)
         ]
-    sink = open_sink(settings, pipeline)
+    try:
+        sink = open_sink(settings, pipeline)
+    except RangeNotYetConsumedError:  # the stream has not begun: the planner knows whether that matters
+        sink = None
     corrected = Corrections(settings, pipeline).current() if pipeline.window is not None else NOTHING
     return Facts(
         history=History.of(rows),
         earliest=earliest,
         latest=latest,
         filed=filed,
-        sink_version=sink.version(),
+        sink_version=-1 if sink is None else sink.version(),
         now=datetime.now(UTC),
-        sink_commits=_batch_commits(sink, undone) if pipeline.window is None else (),
+        sink_commits=_batch_commits(sink, undone) if sink is not None and pipeline.window is None else (),
         from_time_offsets=times[0],
         to_time_offsets=times[1],
         archived=across(pipeline, lambda name: archives[name].ranges if name in archives else {}),

@@ -19,8 +19,9 @@ from hindcast.archive import ranges
 from hindcast.archive.ranges import Range, Ranges
 from hindcast.control.history import History, Segment
 from hindcast.control.ledger import LedgerRow, Offsets, by_partition, offsets_to_json
-from hindcast.errors import BadRangeError, NothingLateError, RangeNotYetConsumedError
+from hindcast.errors import BadRangeError, NothingLateError, NothingToReplayError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
+from hindcast.replay.awaited import Awaited
 from hindcast.replay.request import ReplayRequest
 from hindcast.serving.corrections import NOTHING, Corrected, CorrectedRange
 
@@ -30,7 +31,7 @@ class Facts:
     """All that a plan depends on, read once.
 
     ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the sink's newest version, read
-    after the ledger. ``sink_commits``: the sink's versions that are batches, or empty where the pipeline has windows. ``from_time_offsets``
+    after the ledger; -1 if there is no sink yet. ``sink_commits``: the sink's versions that are batches, or empty where the pipeline has windows. ``from_time_offsets``
     and ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges that the archives of the
     topics hold, by partition. ``judged_to``: the end of the last verdict's range, if any. ``late_from_ms``: the end of the first window
     that a late row was for and that no correction has with that row, if any.
@@ -70,7 +71,8 @@ class Plan:
     the archive, [seams, end) from the topic. ``segments`` cover [read_from, end) and say for each offset by which batch, so with which
     watermark, it was read. ``recorded``: without windows, every batch that the sink's version holds, also those that read nothing.
     ``corrected``: the corrections of its windows, as readers have them at ``corrections_version``, by runs that had read no further than
-    ``end``: the online answer counts a late row that one of them has.
+    ``end``: the online answer counts a late row that one of them has. ``left_out``: which part of what was asked lies before the stream's
+    beginning; empty if none does.
     """
 
     pipeline: str
@@ -89,6 +91,7 @@ class Plan:
     recorded: tuple[LedgerRow, ...] = ()
     corrections_version: int = NOTHING.version
     corrected: tuple[CorrectedRange, ...] = ()
+    left_out: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as the ``runs`` table keeps it; offsets are objects of partition to offset, batches are counted only."""
@@ -104,6 +107,7 @@ class Plan:
             "sink_version": self.sink_version,
             "corrections_version": self.corrections_version,
             "batches": len(self.batches),
+            "left_out": self.left_out,
         }
 
 
@@ -113,12 +117,21 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
     :raises BadRangeError: where the range is reversed, empty, of unknown partitions, before the stream's beginning or no longer retained
     :raises RangeNotYetConsumedError: where the stream has not committed all of it, or has not filed its late and poison rows yet
     :raises NothingLateError: where late rows are asked for, and each is in a correction
+    :raises NothingToReplayError: if an interval of time lies before the stream's beginning, or holds no whole batch of a pipeline without
+        windows
     """
     history = facts.history
+    _check_begun(pipeline, request, facts)
     if not history.chains:
-        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"version {pipeline.version} has committed no batch")
+        raise not_yet(pipeline, f"version {pipeline.version} has committed no batch")
+    if facts.sink_version < 0:
+        raise not_yet(pipeline, f"there is no table of {pipeline.sink.name} yet")
     partitions = _partitions(facts)
-    start, end = _range(pipeline, request, facts, partitions)
+    asked, end = _range(pipeline, request, facts, partitions)
+    start = asked
+    if request.from_time is not None:
+        begun = history.first
+        start, end = ({p: max(offset, begun[p]) for p, offset in offsets.items()} for offsets in (asked, end))
     _check_order(request, start, end)
     _check_consumed(pipeline, facts, end)
     sink_version = facts.sink_version
@@ -126,7 +139,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
     read_from = start
     recorded: tuple[LedgerRow, ...] = ()
     if pipeline.window is None:
-        start, end, sink_version, recorded = _whole_commits(request, facts, start, end)
+        start, end, sink_version, recorded = _whole_commits(pipeline, request, facts, start, end)
         read_from = start
     else:
         windows_after_ms, windows_to_ms = history.horizon_ms(start, partitions), history.horizon_ms(end, partitions)
@@ -152,7 +165,39 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
         recorded=recorded,
         corrections_version=facts.corrected.version,
         corrected=facts.corrected.known_by(end).within(windows_after_ms, windows_to_ms),
+        left_out=_left_out(asked, history.first) if request.from_time is not None else "",
     )
+
+
+def not_yet(pipeline: Pipeline, problem: str, **awaited: Any) -> RangeNotYetConsumedError:
+    """The error to raise while the stream is not that far.
+
+    :param awaited: what is waited for, see :class:`Awaited`
+    """
+    what = Awaited(pipeline=pipeline.name, version=pipeline.version, **awaited)
+    return RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem, awaited=what)
+
+
+def _check_begun(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> None:
+    """An interval that ended before the stream's first offset has no result, and never will: waiting for one would be in vain.
+
+    :raises NothingToReplayError: if the interval is one
+    """
+    if request.to_time is None or facts.to_time_offsets is None or request.to_time > facts.now:
+        return
+    begun = {partition: facts.history.first.get(partition, offset) for partition, offset in facts.earliest.items()}
+    if any(facts.to_time_offsets[partition] > offset for partition, offset in begun.items()):
+        return
+    problem = f"no record of {' and '.join(topic.name for topic in pipeline.topics)} came before its end"
+    if facts.history.chains:
+        problem = f"the stream begins at offset {offsets_to_json(begun)}, and no record from there on came before the range's end"
+    raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
+
+
+def _left_out(asked: Offsets, begun: Offsets) -> str:
+    """What of a range lies before the stream's beginning, in words."""
+    before = [f"{offset} to {begun[partition]} of partition {partition}" for partition, offset in asked.items() if offset < begun[partition]]
+    return f"the stream began later, so offsets {', '.join(before)} are left out" if before else ""
 
 
 def _partitions(facts: Facts) -> list[int]:
@@ -164,7 +209,7 @@ def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions:
     history = facts.history
     if waiting := [pipeline.place(partition) for partition in partitions if partition not in history.chains]:
         topics = ", ".join(topic.name for topic in pipeline.topics)
-        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"no batch has read partition {', '.join(waiting)} of {topics}")
+        raise not_yet(pipeline, f"no batch has read partition {', '.join(waiting)} of {topics}")
     if request.from_offsets is not None and request.to_offsets is not None:
         _check_partitions(request, facts, partitions)
         return {p: request.from_offsets[p] for p in partitions}, {p: request.to_offsets[p] for p in partitions}
@@ -180,7 +225,7 @@ def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions:
     end = {p: max(reached[p], start[p]) for p in partitions}
     if start == end:
         since = "since the last verdict" if request.since_last_verdict and facts.judged_to else "yet"
-        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"nothing was committed and filed {since}")
+        raise not_yet(pipeline, f"nothing was committed and filed {since}")
     return start, end
 
 
@@ -189,7 +234,7 @@ def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partit
     if request.from_time >= request.to_time:
         raise BadRangeError(range=request.describe(), problem="it does not end after it begins", cure="Give --to-time after --from-time.")
     if request.to_time > facts.now:
-        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"{request.to_time.isoformat()} has not come")
+        raise not_yet(pipeline, f"{request.to_time.isoformat()} has not come")
     start, end = ({p: offsets[p] for p in partitions} for offsets in (facts.from_time_offsets or {}, facts.to_time_offsets or {}))
     for partition in partitions:
         # The first offset that is still there answers for those that are gone; the ledger knows whether they were of this range.
@@ -228,10 +273,21 @@ def _check_consumed(pipeline: Pipeline, facts: Facts, end: Offsets) -> None:
         if offset > committed[partition]:
             known = f"committed up to {committed[partition]} and the topic ends at {facts.latest[partition]}"
             problem = f"partition {partition} is asked up to offset {offset}, {known}"
-            raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
+            raise not_yet(pipeline, problem, offsets=end)
+    for partition, offset in end.items():
         if offset > filed[partition]:
             problem = f"late and poison rows of partition {partition} are filed up to offset {filed[partition]}, not yet up to {offset}"
-            raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
+            raise not_yet(pipeline, problem, batches=_unfiled(facts, end))
+
+
+def _unfiled(facts: Facts, end: Offsets) -> dict[str, int]:
+    """Shard -> its last batch below ``end``, of the shards of which such a batch is not filed yet."""
+    last: dict[str, int] = {}
+    for partition, offset in end.items():
+        for segment in facts.history.chains[partition]:
+            if segment.start < offset:
+                last[segment.row.shard] = max(last.get(segment.row.shard, 0), segment.row.batch)
+    return {shard: batch for shard, batch in sorted(last.items()) if batch > facts.filed.get(shard, -1)}
 
 
 def _check_retained(request: ReplayRequest, facts: Facts, read_from: Offsets, end: Offsets) -> None:
@@ -258,7 +314,7 @@ def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, *gaps: Ran
 
 
 def _whole_commits(
-    request: ReplayRequest, facts: Facts, start: Offsets, end: Offsets
+    pipeline: Pipeline, request: ReplayRequest, facts: Facts, start: Offsets, end: Offsets
 ) -> tuple[Offsets, Offsets, int, tuple[LedgerRow, ...]]:
     """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its beginning, up to a version of
     the sink that holds whole batches below ``end`` and nothing else.
@@ -278,7 +334,10 @@ def _whole_commits(
     chosen = History.of(row for row in inside if row.sink_version <= version)
     reached = {partition: chosen.committed.get(partition, begun[partition]) for partition in start}
     if reached == begun:
-        raise RangeNotYetConsumedError(pipeline=request.pipeline, problem="no version of the sink holds whole batches of this range only")
+        problem = "no version of the sink holds whole batches of this range only"
+        if request.to_time is not None:  # all of it is committed, so waiting brings no other batches
+            raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
+        raise not_yet(pipeline, problem)
     return begun, reached, version, chosen.rows
 
 

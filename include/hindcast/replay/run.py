@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.runs import RunKind, RunState
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError, ReplayFailedError, innermost
+from hindcast.errors import HindcastError, NothingToReplayError, ReplayFailedError, innermost
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Counted, answers_url, run_batch
 from hindcast.replay.benchmark import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
@@ -67,18 +67,26 @@ def run_replay(
 ) -> Replayed:
     """Replay a request. ``session`` is called once the plan stands: bad ranges start no JVM.
 
-    A run that fails leaves its row in ``runs`` and an event. The same run id replays the same offsets and writes over its own tables.
+    A run that fails leaves its row in ``runs`` and an event; one with nothing to replay leaves a row that says so. The same run id replays the same offsets and writes over its own tables.
 
     :raises ReplayFailedError: where Spark failed; the reason is its first line
+    :raises NothingToReplayError: if the range lies before the stream's beginning
     """
-    run_id, plan = plan_replay(settings, pipeline, request)
     tables = ControlTables(settings)
     runs = Runs(tables)
+    request = replace(request, run_id=request.run_id or new_run_id(pipeline.name, datetime.now(UTC)))
+    try:
+        run_id, plan = plan_replay(settings, pipeline, request)
+    except NothingToReplayError as nothing:
+        runs.answer(request.run_id, pipeline.name, pipeline.version, kind, RunState.SKIPPED, str(nothing))
+        raise
     row = _first_row(settings, pipeline, plan, run_id, kind)
     runs.append(row)
     _log.info(
         "Planned the replay.", run_id=run_id, **{name: plan.as_dict()[name] for name in ("asked", "start", "end", "read_from", "batches")}
     )
+    if plan.left_out:
+        _log.warning(f"{plan.asked}: {plan.left_out}.", run_id=run_id)
     try:
         spark = session()
         meter = Meter()
@@ -94,15 +102,14 @@ def run_replay(
         if isinstance(error, HindcastError):
             raise
         raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=reason, cure=cure) from error
-    done["note"] = slow_note(
-        done["rows_per_second"], counted.rows_read, runs.recent(pipeline.name, kind, 5 * RUNS_COMPARED, without=run_id)
-    )
+    slow = slow_note(done["rows_per_second"], counted.rows_read, runs.recent(pipeline.name, kind, 5 * RUNS_COMPARED, without=run_id))
+    done["note"] = "; ".join(note for note in (plan.left_out, slow) if note)
     done["finished_at"] = datetime.now(UTC)
     runs.append(done)
-    if done["note"]:
+    if slow:
         EventLog(tables).record(
             EventKind.RUN_SLOW,
-            f"The replay {run_id} was slow: {done['note']}.",
+            f"The replay {run_id} was slow: {slow}.",
             severity=Severity.WARNING,
             cure="Compare the runs' seconds and versions: `hindcast runs` lists them.",
             pipeline=pipeline.name,

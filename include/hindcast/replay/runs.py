@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from hindcast.control.ledger import Offsets, Undone
@@ -23,6 +24,12 @@ class Runs:
 
     def append(self, row: Mapping[str, Any]) -> None:
         self.tables.append(ControlTable.RUNS, [row])
+
+    def answer(self, run_id: str, pipeline: str, version: int, kind: RunKind, state: RunState, note: str) -> None:
+        """Keep the row of a run that ended before it was planned."""
+        now = datetime.now(UTC)
+        named = {"run_id": run_id, "pipeline": pipeline, "version": version, "kind": kind.value, "state": state.value}
+        self.append({**named, "note": note, "started_at": now, "finished_at": now})
 
     def newest(self, run_id: str, state: RunState | None = None) -> dict[str, Any] | None:
         """The newest row of the run, of one state if given; None where there is none."""

@@ -1,0 +1,72 @@
+"""What a replay waits for when the stream has not read its whole range yet, and how far the stream is. Reads tables; no broker, no JVM."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from hindcast.control.desired import DesiredState, desired_of
+from hindcast.control.lease_table import LeaseTable
+from hindcast.control.ledger import Ledger, Offsets, by_partition
+from hindcast.control.schema import ControlTable
+from hindcast.control.shards import app_id
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+
+#: The tables that the audit files rows into. Each remembers, for each shard, ``epoch << 32 | batch`` of the last batch that it has.
+_FILED_INTO = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
+_BATCH_BITS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """What must have happened before a replay can be planned.
+
+    ``offsets``: the end that the stream has to commit, by partition. ``batches``: shard -> the batch whose late and poison rows have to
+    be filed. Both are empty if nothing but the stream's first batches is known to be missing.
+    """
+
+    pipeline: str
+    version: int
+    offsets: Offsets = field(default_factory=dict)
+    batches: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "offsets": {str(partition): offset for partition, offset in self.offsets.items()}}
+
+    @classmethod
+    def from_json(cls, kept: dict[str, Any]) -> Self:
+        return cls(**{**kept, "offsets": by_partition(kept["offsets"])})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stream is on its way to what is awaited. ``paused``: an operator paused or drained it, so it goes no further."""
+
+    met: bool
+    paused: bool
+    text: str
+
+
+def look(settings: Settings, awaited: Awaited) -> Progress:
+    """One look at the tables. It costs the newest batch of each shard, however long the wait or the ledger is."""
+    tables = ControlTables(settings)
+    desired = desired_of(LeaseTable(settings).leases()).get(awaited.pipeline)
+    paused = desired is not None and desired.state is not DesiredState.RUNNING
+    if awaited.batches:
+        behind = [shard for shard, batch in awaited.batches.items() if _filed(tables, awaited.pipeline, shard) < batch]
+        return Progress(not behind, paused, f"late and poison rows of {', '.join(behind) or 'no shard'} are still to be filed")
+    committed: Offsets = {}
+    for row in Ledger(tables).newest(awaited.pipeline, awaited.version):
+        for partition, offset in row.end_offsets.items():
+            committed[partition] = max(committed.get(partition, 0), offset)
+    if not awaited.offsets:
+        return Progress(bool(committed), paused, "no batch is committed yet")
+    left = sum(max(offset - committed.get(partition, 0), 0) for partition, offset in awaited.offsets.items())
+    return Progress(left == 0, paused, f"{left:,} records of the range are still to be committed")
+
+
+def _filed(tables: ControlTables, pipeline: str, shard: str) -> int:
+    """The last batch of the shard that every table of the audit has; -1 for none."""
+    versions = [tables.open(name).transaction_version(app_id(pipeline, shard)) for name in _FILED_INTO]
+    return min(-1 if version is None else version % 2**_BATCH_BITS for version in versions)
