@@ -54,6 +54,9 @@ class Settings(BaseSettings):
         default="0 * * * *", description="cron, in UTC, of the DAGs that correct windows for which late rows came"
     )
     archive_schedule: str = Field(default="30 * * * *", description="cron, in UTC, of the DAG that archives topics; stay within retention")
+    replay_wait_seconds: float = Field(
+        default=7200.0, ge=0.0, description="how long a replay in Airflow waits for a stream that has not read its range yet"
+    )
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 
     @field_validator("home")

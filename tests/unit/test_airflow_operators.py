@@ -13,7 +13,7 @@ from typing import Any
 import airflow_home  # noqa: F401 - before Airflow
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from fleet_sample import FAILED_RUN, desired, difference, put, slot
 from structlog.testing import capture_logs
 
@@ -34,6 +34,7 @@ from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.errors import ChildFailedError, TryLaterError
 from hindcast.local.processes import Service
+from hindcast.replay.awaited import Awaited
 from hindcast.settings import Settings, project_root
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -166,6 +167,76 @@ def test_the_exit_code_says_whether_a_retry_can_help(app: Any, context: dict[str
     app(exit_code, "partition 0 is at 12, the range ends at 99")
     with pytest.raises(error, match="partition 0 is at 12"):
         replay().execute(context)
+
+
+def behind(home: Settings, **awaited: Any) -> dict[str, Any]:
+    """What the application prints when the stream has not read the range yet."""
+    return {"state": "waiting", "awaited": Awaited(pipeline="stock_stats", version=1, **awaited).to_json()}
+
+
+def test_a_stream_that_is_behind_is_waited_for_without_a_try(app: Any, context: dict[str, Any], home: Settings) -> None:
+    """The task defers to a trigger that knows what is awaited; resumed, it runs the same request under the same run id."""
+    app(75, "The stream has not committed the whole range yet.", **behind(home, offsets={0: 9}))
+    with pytest.raises(TaskDeferred) as deferred:
+        replay().execute(context)
+    assert deferred.value.trigger.serialize()[1]["awaited"]["offsets"] == {"0": 9}
+    assert deferred.value.method_name == "consumed"
+    kept = json.loads(json.dumps(deferred.value.kwargs))
+    with pytest.raises(TaskDeferred) as again:
+        replay().consumed(context, {"wait": "met", "paused": False, "text": ""}, **kept)
+    assert again.value.kwargs["began"] == kept["began"], "the limit counts from the first wait"
+    assert again.value.trigger.serialize()[1]["tries"] == 1
+    app(0, run_id="r-1")
+    result = replay().consumed(context, {"wait": "met", "paused": False, "text": ""}, **kept)
+    assert result["arguments"] == kept["arguments"]
+    assert result["arguments"][-1] == context["ti"].pushed["run_id"]
+
+
+@pytest.mark.parametrize(("paused", "error", "state", "cure"), [
+    (False, AirflowFailException, "failed", "HINDCAST_REPLAY_WAIT_SECONDS"),
+    (True, AirflowSkipException, "skipped", "hindcast resume stock_stats"),
+])  # fmt: skip
+def test_a_wait_ends_at_its_limit(
+    app: Any, context: dict[str, Any], home: Settings, paused: bool, error: type[Exception], state: str, cure: str
+) -> None:
+    """A stream that is too slow is a failure; one that an operator paused is not. Either leaves a row in `runs` that says so."""
+    app(75, "Not yet.", **behind(home, offsets={0: 9}))
+    with pytest.raises(TaskDeferred) as deferred:
+        replay().execute(context)
+    over = {"wait": "over", "paused": paused, "text": "4 records of the range are still to be committed"}
+    with pytest.raises(error, match=cure):
+        replay().consumed(context, over, **deferred.value.kwargs)
+    row = ControlTables(home).rows(ControlTable.RUNS)[0]
+    assert (row["run_id"], row["state"]) == (context["ti"].pushed["run_id"], state)
+    assert "4 records" in row["note"]
+    assert len(events(home, "run_failed")) == (0 if paused else 1)
+
+
+def test_a_wait_that_the_replay_never_finds_met_ends_at_its_limit_too(
+    app: Any, context: dict[str, Any], home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trigger may take a gap in the ledger for progress; the replay itself decides, and it does not wait for ever."""
+    monkeypatch.setenv("HINDCAST_REPLAY_WAIT_SECONDS", "0")
+    put(home, desired())
+    app(75, "Not yet.", **behind(home, offsets={0: 9}))
+    with pytest.raises(AirflowFailException, match="Not yet"):
+        replay().execute(context)
+
+
+def test_an_interval_before_the_stream_skips_the_run(app: Any, context: dict[str, Any]) -> None:
+    """No hindcast, so no asset event and nothing to judge; the task says why."""
+    app(0, pipeline="stock_stats", state="skipped", note="the stream begins at offset 7")
+    with pytest.raises(AirflowSkipException, match="begins at offset 7"):
+        replay().execute(context)
+    assert context["outlet_events"] == {}
+
+
+def test_a_partly_covered_interval_says_what_was_left_out(app: Any, context: dict[str, Any]) -> None:
+    """In the task's log, as a warning."""
+    app(0, run_id="r-1", plan={"left_out": "the stream began later"})
+    with capture_logs() as logs:
+        replay().execute(context)
+    assert any("the stream began later" in entry["event"] for entry in logs if entry["log_level"] == "warning")
 
 
 def test_a_passed_verdict_is_returned(app: Any, context: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from hindcast.airflow.reprocessing import (
 )
 from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
+from hindcast.settings import Settings
 
 #: Before every stream: a backfill may begin at any time after it. Nothing is caught up by itself.
 START = datetime(2020, 1, 1, tzinfo=UTC)
@@ -40,7 +41,7 @@ TAGS = ["hindcast"]
 ACTIVE_RUNS = 2
 #: Replays of one pipeline at once, backfills included: each is a Spark driver that uses every core it is given.
 REPLAYS_AT_ONCE = 1
-#: The stream of an interval that has just ended is some seconds behind: a replay waits for it by trying again.
+#: For what breaks and mends itself, e.g. a broker that is away for a moment. A stream that is behind is waited for without a retry.
 RETRIES: dict[str, Any] = {
     "retries": 6,
     "retry_delay": timedelta(seconds=20),
@@ -61,7 +62,10 @@ Each hindcast raises an asset event, on which `validate.{name}` judges it.
 - Triggered by hand, it covers what the form says. Ends are exclusive; offsets are JSON of partition to offset,
   e.g. `{{"0": 100, "1": 200}}`.
 
-A range that the stream has not consumed yet is tried again; a range that cannot be replayed fails at once and says why.
+- An interval that ended before the stream began is skipped; one that begins before it is replayed from the stream's first offset.
+- A range that the stream has not consumed yet is waited for: the task is deferred, needs no slot, and its log says how far the stream is.
+  After {wait_hours:g} hours it fails, or is skipped if the pipeline is paused.
+- A range that cannot be replayed fails at once and says why.
 """
 
 REPROCESS_DOC = """
@@ -112,7 +116,7 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
         max_active_runs=ACTIVE_RUNS,
         tags=TAGS,
         description=f"Replays ranges of {pipeline.source.name} as a batch: the hindcasts of {pipeline.name}",
-        doc_md=REPLAY_DOC.format(name=pipeline.name),
+        doc_md=REPLAY_DOC.format(name=pipeline.name, wait_hours=Settings().replay_wait_seconds / 3600),
         params={
             "range": Param(RangeChoice.INTERVAL.value, type="string", enum=[choice.value for choice in RangeChoice], title="Range"),
             "from_offsets": _offsets("From offsets", "First offset of each partition"),

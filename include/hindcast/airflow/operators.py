@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.children import Child, Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
+from hindcast.airflow.replay_trigger import ConsumedTrigger, Wait
 from hindcast.catalog import load
+from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.lease_table import read_leases
 from hindcast.control.maintenance import maintain
+from hindcast.control.runs import RunKind, RunState
 from hindcast.control.schema import ControlTable
 from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
 from hindcast.pipeline import Pipeline, Policy, check_name
+from hindcast.replay.awaited import Awaited, look
 from hindcast.replay.request import ReplayRequest, new_run_id
+from hindcast.replay.runs import Runs
 from hindcast.settings import Settings
 
 if TYPE_CHECKING:
@@ -89,7 +95,66 @@ class ReplayAppOperator(AppOperator):
         self.pipeline = pipeline
 
 
-class HindcastReplayOperator(ReplayAppOperator):
+class AwaitingOperator(ReplayAppOperator):
+    """Runs the application, and sleeps in the triggerer, on no slot, while the stream has not read the whole range yet.
+
+    Its tries are for what broke. A stream that is behind costs none: it is waited for up to ``replay_wait_seconds``. At that limit the
+    task is skipped if the pipeline is paused, and fails otherwise.
+    """
+
+    def answer(self, context: Context, arguments: list[str], run_id: str, began: str = "", tries: int = 0) -> dict[str, Any]:
+        """Run the application, now or once the stream is far enough, and return :meth:`done` of its result.
+
+        :param began: when the first wait began, ISO 8601; empty before it
+        :param tries: how often it has waited
+        """
+        ended = self.run_app(arguments)
+        awaited = (ended.result or {}).get("awaited")
+        if ended.exit_code != TryLaterError.exit_code or awaited is None:
+            return self.done(context, self.result_of(ended))
+        began = began or datetime.now(UTC).isoformat()
+        until = datetime.fromisoformat(began) + timedelta(seconds=Settings().replay_wait_seconds)
+        if datetime.now(UTC) >= until:
+            progress = look(Settings(), Awaited.from_json(awaited))
+            self._give_up(run_id, int(awaited["version"]), paused=progress.paused, why=ended.reason)
+        _log.info(f"{ended.reason} Waiting for it until {until.isoformat()}; this task needs no slot meanwhile.")
+        waiting = {"arguments": arguments, "run_id": run_id, "began": began, "tries": tries + 1, "version": int(awaited["version"])}
+        raise TaskDeferred(trigger=ConsumedTrigger(awaited, until.isoformat(), tries), method_name="consumed", kwargs=waiting)
+
+    def consumed(
+        self, context: Context, event: dict[str, Any], arguments: list[str], run_id: str, began: str, tries: int, version: int
+    ) -> dict[str, Any]:
+        """Called once the wait has ended."""
+        if event["wait"] == Wait.OVER:
+            self._give_up(run_id, version, paused=event["paused"], why=f"Of {self.pipeline}, {event['text']}.")
+        return self.answer(context, arguments, run_id, began, tries)
+
+    @abstractmethod
+    def done(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """What the task returns (XCom) of the application's result."""
+
+    def _give_up(self, run_id: str, version: int, *, paused: bool, why: str) -> NoReturn:
+        """:raises AirflowSkipException: if the pipeline is paused: it will not go on, and that is meant
+
+        :raises AirflowFailException: if it is only too slow
+        """
+        tables = ControlTables(Settings())
+        waited = f"{why} This was waited for for {Settings().replay_wait_seconds / 60:.0f} minutes."
+        if paused:
+            said = f"{waited} {self.pipeline} is paused. `hindcast resume {self.pipeline}`, then clear this task to replay the range."
+            Runs(tables).answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.SKIPPED, said)
+            raise AirflowSkipException(said)
+        cure = (
+            f"`hindcast checkpoints --pipeline {self.pipeline}` shows how far the stream is and `hindcast events` why. Clear this task to "
+            "wait again; HINDCAST_REPLAY_WAIT_SECONDS sets the limit."
+        )
+        Runs(tables).answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.FAILED, waited)
+        message = f"The replay {run_id} was given up: {waited}"
+        EventLog(tables).record(EventKind.RUN_FAILED, message, severity=Severity.ERROR, cure=cure, pipeline=self.pipeline, run_id=run_id)
+        raise AirflowFailException(f"{waited} {cure}")
+
+
+class HindcastReplayOperator(AwaitingOperator):
     """Replay a range of a pipeline's topic as a batch, and say through an asset event that its hindcast is there.
 
     A run has an id of its own for each try, so that a try that was given up never writes into the next one's table.
@@ -127,11 +192,15 @@ class HindcastReplayOperator(ReplayAppOperator):
             raise AirflowFailException(str(error)) from error
         _log.info(f"Replaying {request.describe()} as run {request.run_id}.")
         context["ti"].xcom_push(key=RUN_ID, value=request.run_id)
-        result = self.result_of(self.run_app(["hindcast", *request.to_arguments()]))
+        return self.answer(context, ["hindcast", *request.to_arguments()], request.run_id)
+
+    def done(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         if "run_id" not in result:
             raise AirflowSkipException(result["note"])
         asset_event = context["outlet_events"][hindcast_asset(self.pipeline)]
         asset_event.extra = {"run_id": result["run_id"], "pipeline": self.pipeline}
+        if left_out := result.get("plan", {}).get("left_out"):
+            _log.warning(f"Only a part of the range was replayed: {left_out}.")
         _log.info(f"The hindcast {result['run_id']} is there.", input_rows=result.get("input_rows"), state=result.get("state"))
         return result
 
@@ -279,7 +348,7 @@ class ValidateOperator(ReplayAppOperator):
             _log.error(f"{len(rows) - NAMED_DIFFERENCES} more differences were kept; the verdict's page shows them.")
 
 
-class BenchmarkOperator(ReplayAppOperator):
+class BenchmarkOperator(AwaitingOperator):
     """Replay the reference range of the active version as a batch and with its recorded batches; `hindcast runs` keeps what they cost.
 
     Skipped if the version that is active at the time of the run declares none.
@@ -288,15 +357,20 @@ class BenchmarkOperator(ReplayAppOperator):
     template_fields = ("pipeline",)
     operator_extra_links = (ControlRoomLink(),)
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+    def execute(self, context: Context) -> dict[str, Any]:
         active = active_version(self.pipeline)
         if active.reference is None:
             raise AirflowSkipException(f"Version {active.version} of {self.pipeline} is active and pins no reference range.")
-        done = self.result_of(self.run_app(["benchmark", "--pipeline", check_name("pipeline", self.pipeline)]))
+        pipeline = check_name("pipeline", self.pipeline)
+        return self.answer(context, ["benchmark", "--pipeline", pipeline], new_run_id(pipeline, datetime.now(UTC)))
+
+    def done(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - as its parent has it
+        if "batch" not in result:
+            raise AirflowSkipException(result["note"])
         for way in ("batch", "re_execution"):
-            run = done[way]
+            run = result[way]
             _log.info(f"{self.pipeline} as {way}: {run['rows_per_second']:,.0f} rows/s.", run_id=run["run_id"], note=run.get("note"))
-        return done
+        return result
 
 
 class ArchiveOperator(AppOperator):

@@ -6,7 +6,10 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """A run's states; ``PLANNED`` leads to ``SUCCEEDED`` or ``FAILED``. ``SKIPPED``: its range holds nothing to replay, its note says why."""
+    """A run's states; ``PLANNED`` leads to ``SUCCEEDED`` or ``FAILED``.
+
+    ``SKIPPED``: there was nothing to replay; the run's note says why.
+    """
 
     PLANNED = "planned"
     SUCCEEDED = "succeeded"

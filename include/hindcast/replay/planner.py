@@ -31,7 +31,8 @@ class Facts:
     """All that a plan depends on, read once.
 
     ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the sink's newest version, read
-    after the ledger; -1 if there is no sink yet. ``sink_commits``: the sink's versions that are batches, or empty where the pipeline has windows. ``from_time_offsets``
+    after the ledger; -1 if there is no sink yet. ``sink_commits``: the sink's versions that are batches, or empty where the
+    pipeline has windows. ``from_time_offsets``
     and ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges that the archives of the
     topics hold, by partition. ``judged_to``: the end of the last verdict's range, if any. ``late_from_ms``: the end of the first window
     that a late row was for and that no correction has with that row, if any.
@@ -196,7 +197,9 @@ def _check_begun(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> No
 
 def _left_out(asked: Offsets, begun: Offsets) -> str:
     """What of a range lies before the stream's beginning, in words."""
-    before = [f"{offset} to {begun[partition]} of partition {partition}" for partition, offset in asked.items() if offset < begun[partition]]
+    before = [
+        f"{offset} to {begun[partition]} of partition {partition}" for partition, offset in asked.items() if offset < begun[partition]
+    ]
     return f"the stream began later, so offsets {', '.join(before)} are left out" if before else ""
 
 

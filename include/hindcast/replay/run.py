@@ -67,7 +67,8 @@ def run_replay(
 ) -> Replayed:
     """Replay a request. ``session`` is called once the plan stands: bad ranges start no JVM.
 
-    A run that fails leaves its row in ``runs`` and an event; one with nothing to replay leaves a row that says so. The same run id replays the same offsets and writes over its own tables.
+    A run that fails leaves its row in ``runs`` and an event; one with nothing to replay a row that says so. The same run id
+    replays the same offsets and writes over its own tables.
 
     :raises ReplayFailedError: where Spark failed; the reason is its first line
     :raises NothingToReplayError: if the range lies before the stream's beginning
