@@ -98,6 +98,8 @@ def verdict(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) ->
         "failed": "[]",
         "data_docs": "",
         "judged_at": datetime.now(UTC) - timedelta(minutes=3),
+        "change": 0,
+        "number": 1,
     }
     return {**row, **changes}
 

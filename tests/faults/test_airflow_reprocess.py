@@ -124,7 +124,7 @@ def test_a_version_is_promoted_by_a_person_and_backed_out_by_a_verdict(platform:
 
     kill_airflow(platform)
     assert run.task("watch")["state"] not in ENDED
-    row = verdict("made-up", version=2, passed=False, unexplained=1, judged_at=datetime.now(UTC))
+    row = verdict("made-up", version=2, passed=False, unexplained=1, change=versions.of(PIPELINE).changes)
     platform.tables.append(ControlTable.VERDICTS, [row])
     task = run.wait("watch", "failed")
     assert "its verdict made-up failed" in platform.log(task)

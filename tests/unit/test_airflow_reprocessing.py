@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,14 +47,12 @@ beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=("sin
 Versions(LeaseTable(Settings())).begin("stock_stats", beside, {0: 0}, columns_from=1)
 """
 SWAP = """
-from datetime import UTC, datetime, timedelta
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.versions import Versions
 from hindcast.settings import Settings
 given = dict(argument[2:].split("=", 1) for argument in sys.argv if argument.startswith("--") and "=" in argument)
-until = datetime.now(UTC) + timedelta(hours=1)
 Versions(LeaseTable(Settings())).promote(
-    "stock_stats", 2, ("sinks/stock_stats",), until=until, barrier={0: 7},
+    "stock_stats", 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7},
     since=given["since"], who=given["by"], despite=given.get("despite", ""),
 )
 """
@@ -138,10 +136,9 @@ def change(settings: Settings) -> str:
 def promoted(settings: Settings) -> dict[str, Any]:
     """Version 2 is active; what the task returns that promoted it."""
     since = live(settings)["since"]
-    until = datetime.now(UTC) + timedelta(hours=1)
-    done = versions(settings).promote(NAME, 2, ("sinks/stock_stats",), until=until, barrier={0: 7}, since=since)
+    done = versions(settings).promote(NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=since)
     assert done.change is not None
-    return {"change": done.change.id, "at": done.change.at.isoformat()}
+    return {"change": done.change.id, "since": done.change.number, "at": done.change.at.isoformat()}
 
 
 def told(settings: Settings, kind: str) -> list[dict[str, Any]]:
@@ -245,9 +242,11 @@ def test_a_promotion_repeated_is_no_second_one(app: App, home: Settings, promote
     task = promote()
     first = task.execute(context)
     made = standing(home)
-    assert (made.active, made.change.who, first["change"], first["at"]) == (2, "mira", made.change.id, made.change.at.isoformat())
+    assert (made.active, made.change.who, first["change"], first["since"]) == (2, "mira", made.change.id, made.change.number)
+    assert first["at"] == made.change.at.isoformat()
     again = task.execute(context)
-    assert (again["change"], again["at"], again["promoted"]) == (first["change"], first["at"], False)
+    assert again["promoted"] is False
+    assert [again[name] for name in ("change", "since", "at")] == [first[name] for name in ("change", "since", "at")]
     assert len(app.calls) == 1
     assert standing(home) == made
 
@@ -330,14 +329,18 @@ def test_the_watch_is_counted_from_the_promotion(home: Settings, watch: Callable
             watch().execute(context)
         ends.append(deferred.value.trigger.serialize()[1])
     assert ends[0] == ends[1]
-    assert datetime.fromisoformat(ends[0]["until"]) - datetime.fromisoformat(ends[0]["at"]) == timedelta(minutes=30)
-    ControlTables(home).append(ControlTable.VERDICTS, [verdict(version=2, judged_at=datetime.now(UTC))])
+    change = standing(home).change
+    assert datetime.fromisoformat(ends[0]["until"]) - change.at == timedelta(minutes=30)
+    assert ends[0]["since"] == change.number
+    ControlTables(home).append(ControlTable.VERDICTS, [verdict(version=2, change=change.number)])
     assert watch("0").execute(context) == {"news": "over", "verdicts": 1}
 
 
 def test_a_failed_verdict_returns_to_the_old_version_once(home: Settings, watch: Callable[..., Any], context: dict[str, Any]) -> None:
     """A try that was killed after the back-out finds it done; the event says who did it and why."""
-    ControlTables(home).append(ControlTable.VERDICTS, [verdict("bad", version=2, passed=False, unexplained=4, judged_at=datetime.now(UTC))])
+    ControlTables(home).append(
+        ControlTable.VERDICTS, [verdict("bad", version=2, passed=False, unexplained=4, change=standing(home).changes)]
+    )
     with pytest.raises(AirflowFailException, match=r"backed out to version 1: .* verdict bad failed with 4"):
         watch().execute(context)
     made = standing(home)
@@ -373,8 +376,9 @@ def test_the_watch_undoes_no_other_promotion(home: Settings, watch: Callable[...
     """Somebody backed out and promoted it again, despite all: that is theirs to undo."""
     task = watch()
     versions(home).back_out(NAME)
-    until = datetime.now(UTC) + timedelta(hours=1)
-    again = versions(home).promote(NAME, 2, ("sinks/stock_stats",), until=until, barrier={0: 7}, since=change(home), despite="I know")
+    again = versions(home).promote(
+        NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=change(home), despite="I know"
+    )
     with pytest.raises(AirflowFailException, match="something changed since that promotion"):
         task.seen(context, {"news": "failed", "run_id": "bad", "unexplained": 4})
     assert standing(home) == again

@@ -16,7 +16,7 @@ from hindcast.airflow import version_triggers
 from hindcast.airflow.version_triggers import PromotedTrigger, ShadowTrigger, look_at_promoted
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Beside, BesideState
+from hindcast.control.standing import Beside, BesideState, Change
 from hindcast.control.tables import ControlTables
 from hindcast.control.versions import Versions
 from hindcast.settings import Settings
@@ -42,14 +42,13 @@ def versions(settings: Settings) -> Versions:
     return Versions(LeaseTable(settings))
 
 
-def promote(settings: Settings) -> datetime:
+def promote(settings: Settings) -> Change:
     versions(settings).note_caught_up(versions(settings).of(NAME))
     change = versions(settings).of(NAME).change
     assert change is not None
-    until = datetime.now(UTC) + timedelta(hours=1)
-    done = versions(settings).promote(NAME, 2, ("sinks/stock_stats",), until=until, barrier={0: 7}, since=change.id)
+    done = versions(settings).promote(NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=change.id)
     assert done.change is not None
-    return done.change.at
+    return done.change
 
 
 async def fired(trigger: Any, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
@@ -58,9 +57,7 @@ async def fired(trigger: Any, seconds: float = DEADLINE_SECONDS) -> dict[str, An
     return event.payload
 
 
-@pytest.mark.parametrize(
-    "trigger", [ShadowTrigger(NAME, 2), PromotedTrigger(NAME, 2, "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00")]
-)
+@pytest.mark.parametrize("trigger", [ShadowTrigger(NAME, 2), PromotedTrigger(NAME, 2, 3, "2026-01-02T00:00:00+00:00")])
 def test_serialize_rebuilds_an_equal_trigger(trigger: Any) -> None:
     """The class path can be imported and the arguments make the same trigger."""
     path, arguments = trigger.serialize()
@@ -91,24 +88,28 @@ async def test_a_version_that_is_no_shadow_is_gone(settings: Settings, what: str
 
 
 async def test_a_promoted_version_is_watched_to_the_end(settings: Settings) -> None:
-    """Verdicts since the promotion count, those before it do not."""
+    """Verdicts since the promotion count, those before it do not, whatever the clocks of those who judged say."""
     tables = ControlTables(settings)
-    tables.append(ControlTable.VERDICTS, [verdict("before", version=2, passed=False, judged_at=datetime.now(UTC) - timedelta(hours=1))])
-    at = promote(settings)
-    tables.append(ControlTable.VERDICTS, [verdict("of-1", passed=False, judged_at=datetime.now(UTC))])
-    tables.append(ControlTable.VERDICTS, [verdict("good", version=2, judged_at=datetime.now(UTC))])
-    until = at + timedelta(minutes=5)
-    assert look_at_promoted(settings, NAME, 2, at, until) is None
-    assert await fired(PromotedTrigger(NAME, 2, at.isoformat(), at.isoformat())) == {"news": "over", "verdicts": 1}
+    tables.append(
+        ControlTable.VERDICTS, [verdict("before", version=2, passed=False, change=1, judged_at=datetime.now(UTC) + timedelta(hours=1))]
+    )
+    promoted = promote(settings)
+    tables.append(ControlTable.VERDICTS, [verdict("of-1", passed=False, change=promoted.number)])
+    tables.append(
+        ControlTable.VERDICTS, [verdict("good", version=2, change=promoted.number, judged_at=datetime.now(UTC) - timedelta(hours=1))]
+    )
+    until = promoted.at + timedelta(minutes=5)
+    assert look_at_promoted(settings, NAME, 2, promoted.number, until) is None
+    assert await fired(PromotedTrigger(NAME, 2, promoted.number, promoted.at.isoformat())) == {"news": "over", "verdicts": 1}
 
 
 async def test_a_verdict_that_fails_is_news(settings: Settings) -> None:
     """At once, whatever is left of the time; also when a better one came after it."""
-    at = promote(settings)
-    waiting = asyncio.create_task(fired(PromotedTrigger(NAME, 2, at.isoformat(), (at + timedelta(hours=1)).isoformat())))
+    promoted = promote(settings)
+    waiting = asyncio.create_task(fired(PromotedTrigger(NAME, 2, promoted.number, (promoted.at + timedelta(hours=1)).isoformat())))
     rows = [
-        verdict("bad", version=2, passed=False, unexplained=4, judged_at=datetime.now(UTC)),
-        verdict("good", version=2, judged_at=datetime.now(UTC) + timedelta(seconds=1)),
+        verdict("bad", version=2, passed=False, unexplained=4, change=promoted.number),
+        verdict("good", version=2, change=promoted.number, number=2),
     ]
     ControlTables(settings).append(ControlTable.VERDICTS, rows)
     assert await waiting == {"news": "failed", "run_id": "bad", "unexplained": 4}
@@ -116,9 +117,9 @@ async def test_a_verdict_that_fails_is_news(settings: Settings) -> None:
 
 async def test_a_version_that_is_active_no_more_is_news(settings: Settings) -> None:
     """Somebody backed out by hand."""
-    at = promote(settings)
+    promoted = promote(settings)
     versions(settings).back_out(NAME)
-    event = await fired(PromotedTrigger(NAME, 2, at.isoformat(), (at + timedelta(hours=1)).isoformat()))
+    event = await fired(PromotedTrigger(NAME, 2, promoted.number, (promoted.at + timedelta(hours=1)).isoformat()))
     assert event == {"news": "inactive"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from hindcast.control import shards
 from hindcast.control.desired import DesiredStates
 from hindcast.control.events import EventKind, EventLog
 from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
+from hindcast.control.schema import LATER, SCHEMAS, ControlTable
 from hindcast.control.standing import Beside, BesideState
 from hindcast.control.store import swap
 from hindcast.control.tables import ControlTables
 from hindcast.control.versions import Versions
+from hindcast.control.warm_time import NOTED_SECONDS
 from hindcast.errors import HindcastError, TryLaterError, VersionRefusedError
 from hindcast.serving.corrections import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
@@ -38,6 +39,8 @@ from hindcast.versions.listing import list_versions
 from hindcast.versions.promotion import back_out, promote
 
 NAME = "stock_stats"
+#: What the clocks of judging hosts say decides nothing.
+LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -92,9 +95,9 @@ def proved(settings: Settings, *, passed: bool = True, failed: Iterable[str] = (
     tables = ControlTables(settings)
     if judged:
         verdict = {"run_id": "r", "pipeline": NAME, "version": 2, "passed": passed, "failed": "[]", "unexplained": int(not passed)}
-        tables.append(ControlTable.VERDICTS, [{**verdict, "judged_at": datetime.now(UTC)}])
+        tables.append(ControlTable.VERDICTS, [{**verdict, "change": versions.of(NAME).changes, "number": 1, "judged_at": LONG_AGO}])
     if compared:
-        comparison = {"version": 2, "with": 1, "failed": list(failed)}
+        comparison = {"version": 2, "with": 1, "failed": list(failed), "change": versions.of(NAME).changes, "number": 1}
         EventLog(tables).record(EventKind.VERSIONS_COMPARED, "Compared.", pipeline=NAME, comparison=comparison)
 
 
@@ -247,6 +250,63 @@ def test_a_promotion_for_a_reason_needs_no_reshard_to_end(two: Settings) -> None
     assert (done["barrier"], done["behind_records"]) == ({"0": 1000, "1": 0}, 990)
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_what_was_judged_before_it_caught_up_is_no_proof(two: Settings, passed: bool) -> None:
+    """Whatever the clock of the host says that judged it: it may be hours ahead."""
+    begin(two)
+    at(two, 1, 50, 9_000)
+    at(two, 2, 50, 9_000)
+    tables = ControlTables(two)
+    before = {"run_id": "old", "pipeline": NAME, "version": 2, "passed": passed, "failed": "[]", "unexplained": int(not passed)}
+    tables.append(ControlTable.VERDICTS, [{**before, "change": 1, "number": 7, "judged_at": datetime(2101, 1, 1, tzinfo=UTC)}])
+    comparison = {"version": 2, "with": 1, "failed": [], "change": 1, "number": 7}
+    EventLog(tables).record(EventKind.VERSIONS_COMPARED, "Compared.", pipeline=NAME, comparison=comparison)
+    proved(two, judged=False, compared=False)
+    with pytest.raises(VersionRefusedError, match="it has no verdict since it caught up"):
+        promote(two, NAME, 2)
+    proved(two, compared=False)
+    with pytest.raises(VersionRefusedError, match="it was not compared with version 1"):
+        promote(two, NAME, 2)
+    proved(two)
+    assert promote(two, NAME, 2)["promoted"]
+
+
+@pytest.mark.parametrize(("numbers", "says"), [((2, 1), ""), ((1, 2), "of run bad, failed"), ((2, 2), "of run bad, failed")])
+def test_the_newest_proof_is_that_of_the_highest_number(two: Settings, numbers: tuple[int, int], says: str) -> None:
+    """Not the one that a host called the latest. Of two that were given at once the failed one counts."""
+    caught_up(two)
+    changes = Versions(LeaseTable(two)).of(NAME).changes
+    rows = [
+        {"run_id": run, "pipeline": NAME, "version": 2, "passed": run == "good", "failed": "[]", "unexplained": int(run == "bad")}
+        for run in ("good", "bad")
+    ]
+    instants = (LONG_AGO, datetime(2101, 1, 1, tzinfo=UTC))
+    for row, number, judged_at in zip(rows, numbers, instants[:: 1 if not says else -1], strict=True):
+        told = {**row, "change": changes, "number": number, "judged_at": judged_at}
+        ControlTables(two).append(ControlTable.VERDICTS, [told])
+    if says:
+        with pytest.raises(VersionRefusedError, match=says):
+            promote(two, NAME, 2)
+    else:
+        assert promote(two, NAME, 2)["promoted"]
+
+
+def test_verdicts_that_an_older_hindcast_gave_are_kept_and_prove_nothing(two: Settings) -> None:
+    """Its table lacks the columns that order them: they are added, and the rows that are there have none of them."""
+    older = pa.schema([field for field in SCHEMAS[ControlTable.VERDICTS] if field.name not in LATER[ControlTable.VERDICTS]])
+    row = {"run_id": "old", "pipeline": NAME, "version": 2, "passed": True, "failed": "[]", "unexplained": 0, "schema_version": 1}
+    write_deltalake(two.table("control", "verdicts"), pa.Table.from_pylist([row], schema=older))
+    begin(two)
+    at(two, 1, 50, 9_000)
+    at(two, 2, 50, 9_000)
+    proved(two, judged=False)
+    with pytest.raises(VersionRefusedError, match="it has no verdict since it caught up"):
+        promote(two, NAME, 2)
+    proved(two)
+    assert [row["run_id"] for row in ControlTables(two).rows(ControlTable.VERDICTS, [("version", "=", 2)])].count("old") == 1
+    assert promote(two, NAME, 2)["promoted"]
+
+
 def test_what_was_approved_is_promoted_and_nothing_else(two: Settings) -> None:
     """Bound to the change after which it was approved, a promotion is refused once another has come; so is a back-out of a promotion."""
     caught_up(two)
@@ -329,7 +389,8 @@ def test_a_discarding_that_was_killed_is_finished_by_the_next(two: Settings, ste
         with pytest.raises(VersionRefusedError, match="it is not a shadow"):
             promote(two, NAME, 2)
     if step == "discard.5":
-        Versions(LeaseTable(two)).retire(NAME, datetime.now(UTC))
+        versions = Versions(LeaseTable(two))
+        assert versions.keep_warm(versions.of(NAME), 0.0) is None
         assert list_versions(two, NAME)[1]["state"] == "declared"
     else:
         discard(two, NAME, 2)
@@ -406,18 +467,19 @@ def test_a_warm_version_is_listed_until_its_time_is_over(two: Settings) -> None:
     """Then it is older than the active one and consumed no more; its table stays."""
     caught_up(two)
     promote(two, NAME, 2)
-    until = list_versions(two, NAME)[0]["warm_until"]
-    assert until is not None
-    assert Versions(LeaseTable(two)).retire(NAME, until + timedelta(seconds=1)) is not None
+    assert list_versions(two, NAME)[0]["warm_until"] is not None
+    versions = Versions(LeaseTable(two))
+    assert versions.keep_warm(versions.of(NAME), two.warm_seconds) is not None
     assert [row["state"] for row in list_versions(two, NAME)] == ["older", "active"]
     with pytest.raises(HindcastError, match="no version before it is kept warm"):
         back_out(two, NAME)
     assert Path(two.table("sinks", NAME)).exists()
 
 
-def test_a_worker_notes_what_becomes_of_versions(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_notes_what_becomes_of_versions(two: Settings) -> None:
     """It says that a shadow has caught up and ends a warm version in its time, and writes the events that killed commands owe."""
-    worker = Worker(two)
+    clock = FakeClock()
+    worker = Worker(two, clock)
     begin(two)  # whoever did that was killed before its event
     at(two, 1, 50, 9_000)
 
@@ -432,7 +494,10 @@ def test_a_worker_notes_what_becomes_of_versions(two: Settings, monkeypatch: pyt
     assert told(two) == ["reprocess_started", "reprocess_caught_up"]
     promote(two, NAME, 2, despite="a drill")
     assert look() == "warm"
-    until = Versions(LeaseTable(two)).of(NAME).beside.until  # type: ignore[union-attr]
-    monkeypatch.setattr(worker._clock, "now", lambda: until)
+    clock.advance(NOTED_SECONDS)
+    assert look() == "warm"
+    assert Versions(LeaseTable(two)).of(NAME).warm_seconds_left == two.warm_seconds - NOTED_SECONDS
+    assert look() == "warm"
+    clock.advance(two.warm_seconds - NOTED_SECONDS)
     assert look() == ""
     assert told(two)[-2:] == ["version_promoted", "version_retired"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
 from typing import ClassVar
 
 from hypothesis import settings
@@ -13,16 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from hindcast.control import shards
 from hindcast.control.desired import DesiredState, desired_key, wanted_versions
 from hindcast.control.leases import Lease, StatusType
-from hindcast.control.standing import Beside, BesideState
+from hindcast.control.standing import SHADOW, Beside, BesideState
 from hindcast.control.store import swap
 from hindcast.control.versions import Versions
 from hindcast.errors import VersionRefusedError
 from hindcast.testing import MemoryStore
 
 NAME = "p"
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 #: What is tried, as often as it stands here.
-WHAT = ["begin"] * 3 + ["promote"] * 4 + ["back out"] * 3 + ["retire", "discard", "promote any"]
+#: "next" is what an operator would do who likes to go to and fro.
+WHAT = ["next"] * 6 + ["begin", "promote", "back out", "retire", "discard", "promote any"]
 
 
 class Histories(RuleBasedStateMachine):
@@ -48,6 +47,9 @@ class Histories(RuleBasedStateMachine):
     def happen(self, what: str, seam: int | None, version: int, finish: bool) -> None:
         """One rule for all: Hypothesis leaves whole rules out of most histories, and a back-out needs several of them."""
         beside = self.versions.of(NAME).beside
+        if what == "next":
+            shadow = beside is not None and beside.state in SHADOW
+            what = "begin" if beside is None else "discard" if beside.leaving else "promote" if shadow else "back out"
         if what == "begin":
             self.begin(seam)
         elif what == "promote any":
@@ -55,7 +57,7 @@ class Histories(RuleBasedStateMachine):
         elif what == "back out":
             self.back_out()
         elif what == "retire":
-            self.versions.retire(NAME, NOW)
+            self.versions.keep_warm(self.versions.of(NAME), 0.0)
         elif beside is not None and what == "promote":
             self.promote(beside.version)
         elif beside is not None:
@@ -74,7 +76,7 @@ class Histories(RuleBasedStateMachine):
         standing = self.versions.of(NAME)
         since = standing.change.id if standing.change else ""
         try:
-            self.versions.promote(NAME, version, (f"sinks/p_{standing.active}",), until=NOW, barrier={0: 1}, since=since)
+            self.versions.promote(NAME, version, (f"sinks/p_{standing.active}",), warm_seconds=0.0, barrier={0: 1}, since=since)
         except VersionRefusedError:
             return
         assert version not in self.deleted
@@ -127,8 +129,8 @@ class Histories(RuleBasedStateMachine):
 
 
 def test_histories_of_versions() -> None:
-    """Whatever is drawn holds; and most of what is drawn promotes, backs out, and promotes what was backed out of."""
+    """Whatever is drawn holds; and most of what is drawn promotes and backs out."""
     Histories.seen.clear()
     run_state_machine_as_test(Histories, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
     seen = Histories.seen
-    assert all(seen[one] > seen[""] / 2 for one in ("promoted", "backed out", "promoted again")), seen
+    assert all(seen[one] > seen[""] / 2 for one in ("promoted", "backed out")), seen

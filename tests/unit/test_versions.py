@@ -22,11 +22,12 @@ from hindcast.control.store import swap
 from hindcast.control.tables import ControlTables
 from hindcast.control.telling import tell
 from hindcast.control.versions import Versions
+from hindcast.control.warm_time import NOTED_SECONDS, WarmTime
 from hindcast.errors import PipelineError, TryLaterError, UnknownVersionError, VersionRefusedError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream.deployed import Deployed
-from hindcast.testing import MemoryStore, Outcome
+from hindcast.testing import FakeClock, MemoryStore, Outcome
 from hindcast.versions.beginning import seam_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,7 +58,7 @@ def begun(versions: Versions, version: int = 2, seam_ms: int | None = None, acti
 def promoted(versions: Versions, version: int = 2) -> Standing:
     since = versions.of(NAME).change
     assert since is not None
-    return versions.promote(NAME, version, ("sinks/p_1",), until=NOW, barrier={0: 7}, since=since.id)
+    return versions.promote(NAME, version, ("sinks/p_1",), warm_seconds=0.0, barrier={0: 7}, since=since.id)
 
 
 def test_a_folder_may_hold_several_versions_of_a_name(tmp_path: Path) -> None:
@@ -121,8 +122,7 @@ def test_a_shadow_is_consumed_beside_the_active_version(tmp_path: Path) -> None:
     promoted(versions)
     assert wanted() == (True, True)
     assert not is_shadow(store.read().leases, second)
-    assert versions.retire(NAME, NOW - timedelta(seconds=1)) is None
-    assert versions.retire(NAME, NOW) is not None
+    assert retired(versions) is not None
     assert wanted() == (False, True)
 
 
@@ -153,8 +153,12 @@ def test_no_version_is_promoted_in_the_middle_of_a_reshard(tmp_path: Path, versi
         promoted(versions)
     since = versions.of(NAME).change
     assert since is not None
-    versions.promote(NAME, 2, (), until=NOW, barrier={}, since=since.id, despite="it never ends")
+    versions.promote(NAME, 2, (), warm_seconds=0.0, barrier={}, since=since.id, despite="it never ends")
     assert versions.of(NAME).active == 2
+
+
+def retired(versions: Versions) -> Standing | None:
+    return versions.keep_warm(versions.of(NAME), 0.0)
 
 
 def leave(versions: Versions, version: int = 2) -> Standing:
@@ -174,12 +178,12 @@ def back_out(versions: Versions) -> Standing:
         ([begun, promoted], lambda v: begun(v, 3, active=2), "it is kept warm until then"),
         ([], lambda v: begun(v, active=9), "version 1 became active meanwhile"),
         ([begun], lambda v: promoted(v, 3), "it is not a shadow"),
-        ([begun], lambda v: v.promote(NAME, 2, (), until=NOW, barrier={}, since="old"), "something changed while it was looked at"),
+        ([begun], lambda v: v.promote(NAME, 2, (), warm_seconds=0.0, barrier={}, since="old"), "something changed while it was looked at"),
         ([begun, promoted], promoted, "it is active already"),
         ([begun, leave], promoted, "it is not a shadow"),
         ([], back_out, "no version before it is kept warm"),
         ([begun], back_out, "no version before it is kept warm"),
-        ([begun, promoted, lambda v: v.retire(NAME, NOW)], back_out, "no version before it is kept warm"),
+        ([begun, promoted, retired], back_out, "no version before it is kept warm"),
         ([begun, promoted, lambda v: leave(v, 1)], back_out, "no version before it is kept warm"),
         ([], lambda v: leave(v, 1), "it is the active one"),
         ([], leave, "it is not beside the active one"),
@@ -263,6 +267,85 @@ def test_a_shadow_has_not_caught_up_with_a_part_of_what_is_being_resharded() -> 
     swap(store, lambda _: [first.evolve(state="TERMINATED")])
     swap(store, lambda snapshot: shards.opened(snapshot.leases))
     assert not caught_up(store.read().leases.values())
+
+
+class Observers:
+    """Workers on hosts whose wall clocks differ by years, each with its own monotonic clock."""
+
+    def __init__(self, store: MemoryStore, count: int) -> None:
+        self.store, self.versions = store, Versions(store)
+        self.clocks = [FakeClock() for _ in range(count)]
+        for number, clock in enumerate(self.clocks):
+            clock.wall_offset = timedelta(days=(-1000, 1000)[number % 2])
+        self.observers = [WarmTime(clock) for clock in self.clocks]
+
+    def look(self, *who: int) -> bool:
+        """These look twice, and note what they see; whether the version is still kept warm."""
+        for number in who * 2:
+            for seen, seconds in self.observers[number].seen(self.store.read().leases.values()):
+                self.versions.keep_warm(seen, seconds)
+        return self.versions.of(NAME).beside is not None
+
+    def wait(self, seconds: float) -> None:
+        for clock in self.clocks:
+            clock.advance(seconds)
+
+
+def warm(tmp_path: Path, seconds: float, workers: int = 2) -> Observers:
+    """Version 2 was just promoted, and version 1 is kept warm for so long."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    started = begun(versions)
+    assert started.change is not None
+    versions.promote(NAME, 2, (), warm_seconds=seconds, barrier={}, since=started.change.id)
+    return Observers(store, workers)
+
+
+def test_a_warm_version_is_ended_by_time_that_was_seen_to_pass(tmp_path: Path) -> None:
+    """Not by what the clock of the host that promoted says, nor by that of the host that looks."""
+    workers = warm(tmp_path, 100.0)
+    assert workers.look(0, 1)
+    workers.wait(99.0)
+    assert workers.look(0, 1)
+    workers.wait(1.0)
+    assert not workers.look(1, 0)
+
+
+def test_a_warm_version_outlives_every_worker_that_sees_it(tmp_path: Path) -> None:
+    """What was seen is noted in the row every ten minutes, once, however many see it; a restart loses what came after the last note."""
+    workers = warm(tmp_path, 3000.0, workers=4)
+    assert workers.look(0, 1)
+    commits = workers.store.commits
+    workers.wait(NOTED_SECONDS)
+    assert workers.look(0, 1)
+    assert workers.store.commits == commits + 1
+    assert workers.versions.of(NAME).warm_seconds_left == 2400.0
+    workers.wait(500.0)
+    assert workers.look(0, 1)
+    assert workers.look(2, 3), "both others have ended, and so has what they saw"
+    for _ in range(3):
+        workers.wait(NOTED_SECONDS)
+        assert workers.look(2, 3)
+    workers.wait(NOTED_SECONDS - 1.0)
+    assert workers.look(2, 3)
+    workers.wait(1.0)
+    assert not workers.look(2, 3)
+
+
+def test_the_time_of_another_promotion_counts_for_none(tmp_path: Path) -> None:
+    """Backed out and promoted again while nobody looked: the old version is kept warm for the whole time again."""
+    workers = warm(tmp_path, 100.0)
+    assert workers.look(0)
+    workers.wait(100.0)
+    workers.versions.back_out(NAME)
+    since = workers.versions.of(NAME).change
+    assert since is not None
+    workers.versions.promote(NAME, 2, (), warm_seconds=100.0, barrier={}, since=since.id)
+    assert workers.look(0)
+    workers.wait(99.0)
+    assert workers.look(0)
+    workers.wait(1.0)
+    assert not workers.look(0)
 
 
 def test_a_removed_row_is_gone_from_the_table(settings: Settings) -> None:
@@ -374,7 +457,7 @@ def test_earlier_windows_come_from_the_version_that_has_them(tmp_path: Path) -> 
     versions = wanting(MemoryStore(), tmp_path)
     begun(versions, 2, 50)
     assert promoted(versions).earlier == (Earlier(1, 50),)
-    versions.retire(NAME, NOW)
+    retired(versions)
     begun(versions, 3, 80, active=2)
     assert promoted(versions, 3).earlier == (Earlier(1, 50), Earlier(2, 80))
     assert versions.back_out(NAME).earlier == (Earlier(1, 50),)

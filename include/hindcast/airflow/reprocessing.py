@@ -187,7 +187,7 @@ class PromoteVersionOperator(_VersionOperator):
 
     The approver's reason is used, and kept, only where the promotion is refused without it.
 
-    Returns (XCom) {change, at, ...}: the promotion's id and its instant, for the watch.
+    Returns (XCom) {change, since, at, ...}: the promotion's id, its number and its instant, for the watch.
 
     :param approval: what the approving task returned
     :param caught_up: what the task returned that waited for the version
@@ -212,7 +212,8 @@ class PromoteVersionOperator(_VersionOperator):
         change = tell(ControlTables(Settings()), standing).change
         promotion = change if change is not None and (change.kind, change.version) == (ChangeKind.PROMOTED, self.number) else None
         at = promotion.at if promotion else datetime.now(UTC)
-        return {**result, "change": promotion.id if promotion else "", "at": at.isoformat()}
+        since = promotion.number if promotion else standing.changes
+        return {**result, "change": promotion.id if promotion else "", "since": since, "at": at.isoformat()}
 
     def _promote(self) -> Ended:
         arguments = ["promote", *self.about(), f"--since={self.caught_up['since']}", f"--by={self.approval['who']}"]
@@ -257,10 +258,10 @@ class WatchPromotedOperator(JudgeVersionOperator):
         at = datetime.fromisoformat(self.promoted["at"])
         until = at + timedelta(minutes=float(self.minutes))
         with refusals():
-            news = look_at_promoted(Settings(), self.pipeline, self.number, at, until)
+            news = look_at_promoted(Settings(), self.pipeline, self.number, self.promoted["since"], until)
         if news is None:
             _log.info(f"Watching version {self.number} of {self.pipeline} until {until.isoformat()}.")
-            trigger = PromotedTrigger(self.pipeline, self.number, at.isoformat(), until.isoformat())
+            trigger = PromotedTrigger(self.pipeline, self.number, self.promoted["since"], until.isoformat())
             self.defer(trigger=trigger, method_name="seen")
         return self.seen(context, news)
 

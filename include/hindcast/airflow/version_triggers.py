@@ -61,16 +61,17 @@ def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str,
     return None
 
 
-def look_at_promoted(settings: Settings, pipeline: str, version: int, at: datetime, until: datetime) -> dict[str, Any] | None:
-    """None while the version is active, none of its verdicts since ``at`` failed, and ``until`` has not come.
+def look_at_promoted(settings: Settings, pipeline: str, version: int, since: int, until: datetime) -> dict[str, Any] | None:
+    """None while the version is active, none of its verdicts failed that were begun since the pipeline's change number ``since``, and
+    ``until`` has not come by this host's clock.
 
     :returns: {news: inactive}, {news: failed, run_id, unexplained} or {news: over, verdicts: how many it had}
     """
     if Versions(LeaseTable(settings)).of(pipeline).active != version:
         return {"news": News.INACTIVE.value}
     now = datetime.now(UTC)
-    where: list[tuple[str, str, Any]] = [("pipeline", "=", pipeline), ("version", "=", version), ("judged_at", ">=", at)]
-    verdicts = sorted(ControlTables(settings).rows(ControlTable.VERDICTS, where), key=lambda row: row["judged_at"])
+    where: list[tuple[str, str, Any]] = [("pipeline", "=", pipeline), ("version", "=", version), ("change", ">=", since)]
+    verdicts = sorted(ControlTables(settings).rows(ControlTable.VERDICTS, where), key=lambda row: row["number"])
     failed = next((row for row in verdicts if not row["passed"]), None)
     if failed is not None:
         return {"news": News.FAILED.value, "run_id": failed["run_id"], "unexplained": failed["unexplained"]}
@@ -118,18 +119,18 @@ class ShadowTrigger(_VersionTrigger):
 class PromotedTrigger(_VersionTrigger):
     """Fires once a verdict of the promoted version failed, it is active no more, or the time is over.
 
-    :param at: when it was promoted, ISO 8601
+    :param since: the number of the change that promoted it
     :param until: when the watch ends, ISO 8601
     """
 
-    def __init__(self, pipeline: str, version: int, at: str, until: str) -> None:
+    def __init__(self, pipeline: str, version: int, since: int, until: str) -> None:
         super().__init__(pipeline, version)
-        self.at = at
+        self.since = since
         self.until = until
 
     def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), "at": self.at, "until": self.until}
+        return {**super().arguments(), "since": self.since, "until": self.until}
 
     def look(self) -> dict[str, Any] | None:
-        at, until = datetime.fromisoformat(self.at), datetime.fromisoformat(self.until)
-        return look_at_promoted(Settings(), self.pipeline, self.version, at, until)
+        until = datetime.fromisoformat(self.until)
+        return look_at_promoted(Settings(), self.pipeline, self.version, self.since, until)

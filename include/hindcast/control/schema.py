@@ -104,6 +104,8 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         finished_at=INSTANT,
         schema_version=COUNT,
     ),
+    # change counts the changes of the pipeline's versions (promotions and others) when the judging began, number its version's verdicts:
+    # they order verdicts of several hosts, whose clocks may differ. judged_at is for people.
     ControlTable.VERDICTS: _schema(
         run_id=TEXT,
         pipeline=TEXT,
@@ -130,6 +132,8 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         failed=TEXT,
         data_docs=TEXT,
         judged_at=INSTANT,
+        change=COUNT,
+        number=COUNT,
         schema_version=COUNT,
     ),
     # Sample rows of what differs. keys is JSON; cause is late_rows, rounding or unexplained.
@@ -197,6 +201,9 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         schema_version=COUNT,
     ),
 }
+
+#: Columns that came later than their table. Where they lack they are added: null in the rows that are there.
+LATER: dict[ControlTable, frozenset[str]] = {ControlTable.VERDICTS: frozenset({"change", "number"})}
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.
 LEASES_RETENTION_SECONDS = 120

@@ -59,7 +59,9 @@ class Beside:
 
     :param tables: what it writes, as folder and name below the root, e.g. ``sinks/stock_stats_v2``
     :param seam_ms: its first complete window ends after it; None where it lacks nothing that the active version has
-    :param until: a warm version is consumed until then
+    :param until: when a warm version's time is over, for people: by the clock of whoever promoted. What decides is
+        :attr:`Standing.warm_seconds_left`
+    :param warmed_seconds: for how long a warm version was seen to be warm, as far as it was noted (:mod:`hindcast.control.warm_time`)
     :param earlier: where readers had older windows from while it was active, to go back to
     :param leaving: it is being discarded: nobody consumes it
     """
@@ -70,6 +72,7 @@ class Beside:
     tables: tuple[str, ...]
     seam_ms: int | None = None
     until: datetime | None = None
+    warmed_seconds: float = 0.0
     earlier: tuple[Earlier, ...] = ()
     leaving: bool = False
 
@@ -93,6 +96,8 @@ class Beside:
 class Change:
     """The last change of a pipeline's versions. ``id`` tells whether its event was written; ``despite`` is the reason for which a person
     promoted a version that was not proved; ``offsets`` are those at which it began or, promoted, had read all that the old one had.
+
+    ``number`` counts the pipeline's changes: what says that it knew of this change, or of a later one, came after it. ``at`` is for people.
     """
 
     id: str
@@ -103,6 +108,7 @@ class Change:
     who: str = ""
     despite: str = ""
     offsets: Offsets | None = None
+    number: int = 0
 
     def to_json(self) -> dict[str, Any]:
         offsets = None if self.offsets is None else {str(partition): offset for partition, offset in self.offsets.items()}
@@ -151,6 +157,26 @@ class Standing:
             earlier=tuple(Earlier(**one) for one in row.detail.get(EARLIER, ())),
             change=Change.of(change) if change else None,
         )
+
+    @property
+    def changes(self) -> int:
+        """How many changes of its versions there were."""
+        return self.change.number if self.change else 0
+
+    @property
+    def warm_sign(self) -> tuple[str, float] | None:
+        """What of a warm version an observer sees unchanged; None where no version is kept warm."""
+        beside = self.beside
+        if beside is None or beside.state is not BesideState.WARM or beside.leaving or self.change is None:
+            return None
+        return self.change.id, beside.warmed_seconds
+
+    @property
+    def warm_seconds_left(self) -> float:
+        """For how long the version beside must yet be seen to be warm; both instants are of the one clock of whoever promoted."""
+        if self.beside is None or self.beside.until is None or self.change is None:
+            return 0.0
+        return (self.beside.until - self.change.at).total_seconds() - self.beside.warmed_seconds
 
     def written(self, row: Lease) -> Lease:
         """The row, saying this."""
@@ -220,10 +246,3 @@ def is_shadow(leases: Mapping[LeaseKey, Lease], shard: Lease) -> bool:
     row = leases.get(desired_key(shard.stream_id))
     beside = Standing.of(row).beside if row else None
     return beside is not None and beside.state in SHADOW and beside.version == shards.shard_version(shard.status_value)
-
-
-def due(standing: Standing, now: datetime) -> bool:
-    """Whether its warm version's time is over."""
-    beside = standing.beside
-    warm = beside is not None and beside.state is BesideState.WARM and not beside.leaving
-    return warm and beside is not None and beside.until is not None and beside.until <= now

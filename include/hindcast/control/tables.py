@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from pyarrow.dataset import Dataset
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
@@ -21,7 +21,7 @@ from pyarrow.parquet import filters_to_expression
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
+from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
 from hindcast.control.upkeep import Upkeep
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
@@ -83,7 +83,21 @@ class ControlTables:
             return None
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=url, action="opened", reason=error) from error
+        if later := LATER.get(name, frozenset()) - {field.name for field in table.schema().fields}:
+            table = self._add(name, table, later)
         _check_columns(url, table, SCHEMAS[name])
+        return table
+
+    def _add(self, name: ControlTable, table: DeltaTable, columns: frozenset[str]) -> DeltaTable:
+        """The table with columns that an older Hindcast did not have; whoever is slower finds them there."""
+        fields = [field for field in Schema.from_arrow(SCHEMAS[name]).fields if field.name in columns]
+        try:
+            table.alter.add_columns(fields)
+        except (DeltaError, OSError) as error:
+            found = DeltaTable(self.url(name), storage_options=self._settings.storage_options or None)
+            if columns - {field.name for field in found.schema().fields}:
+                raise StoreUnavailableError(table=self.url(name), action="given its new columns", reason=error) from error
+            return found
         return table
 
     def _create(self, name: ControlTable) -> DeltaTable:

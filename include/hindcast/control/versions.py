@@ -5,7 +5,8 @@ compare-and-swap, and whoever reads that row reads a consistent answer:
 
 - *begin* puts a new version beside the active one, with its shards; it is ``CATCHING_UP``, then ``LIVE``;
 - *promote* makes it the active one and leaves the old one beside it, ``WARM``: consumed as before, so that *back out* is one swap, too;
-- *retire* ends the warm version once its time is over; its table stays, as readers may get older windows from it;
+- *keep_warm* notes for how long the warm version was seen to be warm, and ends it once its time is over; its table stays, as readers may
+  get older windows from it;
 - *leave* and *remove* discard the version beside: first nobody wants its shards any more, then they are gone.
 """
 
@@ -14,13 +15,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from hindcast.control import shards
 from hindcast.control.desired import desired_key
 from hindcast.control.leases import REMOVED, Lease
 from hindcast.control.ledger import Offsets
-from hindcast.control.standing import SHADOW, Beside, BesideState, Change, ChangeKind, Earlier, Standing, due, standings
+from hindcast.control.standing import SHADOW, Beside, BesideState, Change, ChangeKind, Earlier, Standing, standings
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.control.tables import utc_from_ms
 from hindcast.errors import UnknownPipelineError, VersionRefusedError
@@ -50,7 +51,7 @@ class Versions:
                 raise refused(f"version {standing.active} became active meanwhile", "Start it again.")
             if shards.of_version(snapshot.leases.values(), name, beside.version):
                 raise refused("it has shards already", "Raise the version: a version is never used for something else.")
-            change = _change(ChangeKind.STARTED, beside.version, standing.active, who, offsets=start)
+            change = _change(standing, ChangeKind.STARTED, beside.version, standing.active, who, offsets=start)
             first = shards.first_generation(name, beside.version, beside.shards, start)
             return replace(standing, beside=beside, change=change), first
 
@@ -63,7 +64,7 @@ class Versions:
             beside = standing.beside
             if beside is None or seen.beside is None or (beside.version, beside.state) != (seen.beside.version, BesideState.CATCHING_UP):
                 return None
-            change = _change(ChangeKind.CAUGHT_UP, beside.version, standing.active)
+            change = _change(standing, ChangeKind.CAUGHT_UP, beside.version, standing.active)
             return replace(standing, beside=replace(beside, state=BesideState.LIVE), change=change), []
 
         return self._try(seen.pipeline, decide)
@@ -74,7 +75,7 @@ class Versions:
         version: int,
         tables: tuple[str, ...],
         *,
-        until: datetime,
+        warm_seconds: float,
         barrier: Offsets,
         since: str,
         who: str = "",
@@ -83,7 +84,7 @@ class Versions:
         """Make the version beside the active one: the swap by which readers switch.
 
         :param tables: what the version that is active now writes
-        :param until: the old version is kept warm until then
+        :param warm_seconds: for how long the old version is kept warm
         :param barrier: the offsets up to which the old version had read when the new one was found to have read as far
         :param since: the id of the change after which the version was proved: none may have come in between
         :param despite: why it is promoted although it was not proved; then no reshard has to end first
@@ -97,15 +98,15 @@ class Versions:
                 check_no_reshard(standing, snapshot.leases.values())
             if standing.change is None or standing.change.id != since:
                 raise Refusal(name, version, "promoted")("something changed while it was looked at", "See `hindcast versions`; try again.")
+            change = _change(standing, ChangeKind.PROMOTED, version, version, who, despite=despite, offsets=barrier)
             old = Beside(
                 version=standing.active,
                 state=BesideState.WARM,
                 shards=standing.shards,
                 tables=tables,
-                until=until,
+                until=change.at + timedelta(seconds=warm_seconds),
                 earlier=standing.earlier,
             )
-            change = _change(ChangeKind.PROMOTED, version, version, who, despite=despite, offsets=barrier)
             return (
                 replace(
                     standing,
@@ -140,7 +141,7 @@ class Versions:
             # What it lacks against the version that it goes back beside: whatever readers had from others while it was active.
             seam_ms = standing.earlier[-1].to_ms if standing.earlier else None
             newer = Beside(version=standing.active, state=BesideState.LIVE, shards=standing.shards, tables=standing.tables, seam_ms=seam_ms)
-            change = _change(ChangeKind.BACKED_OUT, standing.active, warm.version, who)
+            change = _change(standing, ChangeKind.BACKED_OUT, standing.active, warm.version, who)
             return (
                 replace(
                     standing, active=warm.version, shards=warm.shards, tables=warm.tables, beside=newer, earlier=warm.earlier, change=change
@@ -150,16 +151,22 @@ class Versions:
 
         return self._swap(name, decide)
 
-    def retire(self, name: str, now: datetime) -> Standing | None:
-        """End a warm version whose time is over; None where there is none."""
+    def keep_warm(self, seen: Standing, seconds: float) -> Standing | None:
+        """Note that the warm version was seen for so long as it was in ``seen``, and end it where its time is over.
+
+        :returns: None where there is none any more, or where somebody else has noted some of that time
+        """
 
         def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]] | None:
-            if not due(standing, now) or standing.beside is None:
+            if standing.warm_sign is None or standing.warm_sign != seen.warm_sign:
                 return None
-            change = _change(ChangeKind.RETIRED, standing.beside.version, standing.active)
+            assert standing.beside is not None
+            if seconds < standing.warm_seconds_left:
+                return replace(standing, beside=replace(standing.beside, warmed_seconds=standing.beside.warmed_seconds + seconds)), []
+            change = _change(standing, ChangeKind.RETIRED, standing.beside.version, standing.active)
             return replace(standing, beside=None, change=change), []
 
-        return self._try(name, decide)
+        return self._try(seen.pipeline, decide)
 
     def leave(self, name: str, version: int) -> Standing:
         """Want nobody to consume the version beside any more: the first half of discarding it.
@@ -189,7 +196,7 @@ class Versions:
             if standing.beside is None or standing.beside.version != version or not standing.beside.leaving:
                 return None
             gone = [lease.evolve(state=REMOVED) for lease in shards.of_version(snapshot.leases.values(), name, version)]
-            change = _change(ChangeKind.DISCARDED, version, standing.active, who)
+            change = _change(standing, ChangeKind.DISCARDED, version, standing.active, who)
             return replace(standing, beside=None, change=change), gone
 
         return self._try(name, decide)
@@ -288,6 +295,17 @@ def _joined(standing: Standing, seam_ms: int | None) -> tuple[Earlier, ...]:
     return tuple(one for number, one in enumerate(whole) if not number or one.to_ms > whole[number - 1].to_ms)
 
 
-def _change(kind: ChangeKind, version: int, active: int, who: str = "", *, despite: str = "", offsets: Offsets | None = None) -> Change:
-    now = datetime.now(UTC)
-    return Change(id=uuid.uuid4().hex[:12], kind=kind, version=version, active=active, at=now, who=who, despite=despite, offsets=offsets)
+def _change(
+    standing: Standing, kind: ChangeKind, version: int, active: int, who: str = "", *, despite: str = "", offsets: Offsets | None = None
+) -> Change:
+    return Change(
+        id=uuid.uuid4().hex[:12],
+        kind=kind,
+        version=version,
+        active=active,
+        at=datetime.now(UTC),
+        who=who,
+        despite=despite,
+        offsets=offsets,
+        number=standing.changes + 1,
+    )

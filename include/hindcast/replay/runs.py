@@ -57,7 +57,7 @@ class Runs:
         taken back; None for none.
         """
         verdicts = self.tables.rows(ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)])
-        for verdict in sorted(verdicts, key=lambda row: (row["windows_to_ms"], row["judged_at"]), reverse=True):
+        for verdict in sorted(verdicts, key=lambda row: (row["windows_to_ms"], row["number"] or 0), reverse=True):
             if any(reset.has(verdict["sink_version"]) for reset in undone):
                 continue
             if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):

@@ -28,11 +28,12 @@ from hindcast.control.keeper import STARTING, Keeper, Step
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, LeaseKey, StatusType
 from hindcast.control.ledger import Ledger
-from hindcast.control.standing import caught_up, due, is_shadow, standings
+from hindcast.control.standing import caught_up, is_shadow
 from hindcast.control.store import Snapshot
 from hindcast.control.tables import ControlTables
 from hindcast.control.telling import tell
 from hindcast.control.versions import Versions
+from hindcast.control.warm_time import WarmTime
 from hindcast.errors import BadRangeError, HindcastError, StoreUnavailableError
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
@@ -65,6 +66,7 @@ class Worker:
         self.id = worker_id()
         self._store = LeaseTable(settings)
         self._versions, self._tables = Versions(self._store), ControlTables(settings)
+        self._warm_time = WarmTime(self._clock)
         self._ledger = Ledger(self._tables)
         self._events = EventLog(self._tables, self.id, self._clock)
         self._deployed = Deployed(settings.pipelines_dir)
@@ -199,10 +201,9 @@ class Worker:
 
     def _look_after_versions(self, leases: Mapping[LeaseKey, Lease]) -> None:
         """Note which shadows have caught up, and end warm versions whose time is over: whichever worker is first."""
-        now = self._clock.now()
         changes = [(seen, partial(self._versions.note_caught_up, seen)) for seen in caught_up(leases.values())]
-        over = [seen for seen in standings(leases.values()).values() if due(seen, now)]
-        changes += [(seen, partial(self._versions.retire, seen.pipeline, now)) for seen in over]
+        warm = self._warm_time.seen(leases.values())
+        changes += [(seen, partial(self._versions.keep_warm, seen, seconds)) for seen, seconds in warm]
         for seen, change in changes:
             try:
                 tell(self._tables, seen)  # whoever made the change before may have been killed first

@@ -62,7 +62,7 @@ def _check(tables: ControlTables, pipeline: Pipeline, run: dict[str, Any]) -> No
         raise CorrectionRefusedError(
             run_id=run_id, problem="it was not judged", cure=f"`hindcast validate {pipeline.name} --run {run_id}` judges it."
         )
-    if unexplained := max(verdicts, key=lambda row: row["judged_at"])["unexplained"]:
+    if unexplained := max(verdicts, key=lambda row: (row["number"] or 0, row["unexplained"]))["unexplained"]:
         cure = f"`hindcast verdicts --run {run_id} --differences` names them: find out which side is wrong first."
         raise CorrectionRefusedError(run_id=run_id, problem=f"{unexplained} of its differences are unexplained", cure=cure)
 

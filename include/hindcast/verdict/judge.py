@@ -17,8 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.control.events import EventKind, EventLog, Severity
+from hindcast.control.lease_table import read_leases
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets
 from hindcast.control.schema import ControlTable
+from hindcast.control.standing import standings
 from hindcast.control.tables import ControlTables, arrow_dataset, utc_from_ms
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Mode, Pipeline
@@ -89,6 +91,7 @@ def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pip
     """
     check_types(pipeline)
     tables = ControlTables(settings)
+    standing = standings(read_leases(settings)).get(pipeline.name)
     case = _Case.of(Runs(tables).succeeded(run_id))
     if case.row["pipeline"] != pipeline.name:
         raise BadInputError(
@@ -110,12 +113,20 @@ def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pip
         "failed": json.dumps(failed),
         "data_docs": outcome.page,
         "judged_at": datetime.now(UTC),
+        "change": standing.changes if standing else 0,
+        "number": _next_number(tables, pipeline.name, case.version),
     }
     tables.append(ControlTable.DIFFERENCES, [_difference_row(pipeline, row, difference) for difference in differences[:SAMPLES]])
     tables.append(ControlTable.VERDICTS, [row])
     if not row["passed"]:
         _record_failure(tables, pipeline, row, failed)
     return row
+
+
+def _next_number(tables: ControlTables, pipeline: str, version: int) -> int:
+    """One more than the newest verdict of the version has. Two judges at once may give the same."""
+    known = tables.read(ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)], columns=["number"])
+    return 1 + max((number or 0 for number in known.column("number").to_pylist()), default=0)
 
 
 def _recorded(settings: Settings, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +52,8 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     """Compare, and keep the result in an event. Counts are exact; up to 20 rows that differ are kept.
 
     :returns: {pipeline, version, with, offsets, windows_after_ms, windows_to_ms, until, windows, rows, same, only_old, only_new, changed,
-        rounding, doubled, by_column, columns_only_old, columns_only_new, missing_windows, causes, samples, failed, passed}
+        rounding, doubled, by_column, columns_only_old, columns_only_new, missing_windows, causes, samples, failed, passed, change, number}:
+        ``change`` is the pipeline's last change when it was begun, ``number`` counts the pipeline's comparisons
     :raises VersionRefusedError: where no version is beside the active one, or their keys differ
     :raises TryLaterError: where there is nothing yet that both have read
     """
@@ -80,6 +80,8 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
         result = compare(Sides(sides[0], sides[1], sides[1], keys, late), SAMPLES)
         missing = _missing_windows(frames[0], frames[1], late) if new.window is not None else 0
     row = _row(new, old, barrier, result, missing) | {
+        "change": standing.changes,
+        "number": 1 + max((one.get("number", 0) for one in _comparisons(tables, name)), default=0),
         "columns_only_old": sorted(set(kinds[1]) - set(common)),
         "columns_only_new": sorted(set(kinds[0]) - set(common)),
     }
@@ -93,14 +95,19 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     return row
 
 
-def newest_comparison(tables: ControlTables, name: str, version: int, active: int, since: datetime) -> dict[str, Any] | None:
-    """The newest comparison of a version with the active one since then; None where there is none."""
-    where: list[tuple[str, str, Any]] = [("pipeline", "=", name), ("kind", "=", EventKind.VERSIONS_COMPARED.value), ("at", ">=", since)]
-    for event in sorted(tables.rows(ControlTable.EVENTS, where), key=lambda row: row["at"], reverse=True):
-        found: dict[str, Any] = json.loads(event["detail"])["comparison"]
-        if (found["version"], found["with"]) == (version, active):
-            return found
-    return None
+def newest_comparison(tables: ControlTables, name: str, version: int, active: int, change: int) -> dict[str, Any] | None:
+    """The newest comparison of a version with the active one, begun after the pipeline's change of that number; None where there is none.
+
+    Comparisons are numbered. Two that were made at once have the same number: then the one that failed counts.
+    """
+    found = [one for one in _comparisons(tables, name) if (one["version"], one["with"]) == (version, active)]
+    since = [one for one in found if one.get("change", -1) >= change]
+    return max(since, key=lambda one: (one["number"], bool(one["failed"])), default=None)
+
+
+def _comparisons(tables: ControlTables, name: str) -> list[dict[str, Any]]:
+    events = tables.rows(ControlTable.EVENTS, [("pipeline", "=", name), ("kind", "=", EventKind.VERSIONS_COMPARED.value)])
+    return [json.loads(event["detail"])["comparison"] for event in events]
 
 
 def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, standing: Standing) -> _Barrier:

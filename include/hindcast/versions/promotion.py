@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hindcast import catalog
@@ -88,7 +87,7 @@ def promote(
         name,
         version,
         tables,
-        until=datetime.now(UTC) + timedelta(seconds=settings.warm_seconds),
+        warm_seconds=settings.warm_seconds,
         barrier=barrier.offsets,
         since=standing.change.id,
         who=who,
@@ -143,15 +142,14 @@ def check_proved(settings: Settings, standing: Standing, version: int) -> None:
     if change is None or standing.beside is None or standing.beside.state is not BesideState.LIVE:
         raise refused("it has not caught up with its topic", f"`hindcast versions --pipeline {name}` shows its lag; wait, {despite}.")
     tables = ControlTables(settings)
-    rows = tables.rows(ControlTable.VERDICTS, [("pipeline", "=", name), ("version", "=", version), ("judged_at", ">=", change.at)])
-    verdict = max(rows, key=lambda row: row["judged_at"], default=None)
+    verdict = newest_verdict(tables, name, version, change.number)
     judge = f"hindcast validate {name} --version {version} --all"
     if verdict is None:
         raise refused("it has no verdict since it caught up", f"`{judge}` judges it, {despite}.")
     if not verdict["passed"]:
         failed = "; ".join(json.loads(verdict["failed"])) or f"{verdict['unexplained']} differences are unexplained"
         raise refused(f"its newest verdict, of run {verdict['run_id']}, failed: {failed}", f"Mend it and `{judge}`, {despite}.")
-    compared = newest_comparison(tables, name, version, standing.active, change.at)
+    compared = newest_comparison(tables, name, version, standing.active, change.number)
     if compared is None:
         raise refused(f"it was not compared with version {standing.active}", f"`hindcast versions compare {name}` does, {despite}.")
     if compared["failed"]:
@@ -165,6 +163,15 @@ def _is_resharded(store: LeaseTable, standing: Standing) -> bool:
     except VersionRefusedError:
         return True
     return False
+
+
+def newest_verdict(tables: ControlTables, name: str, version: int, change: int) -> dict[str, Any] | None:
+    """The newest verdict of a version among those that were begun after the pipeline's change of that number; None where there is none.
+
+    Verdicts are numbered. Two that were given at once have the same number: then the one that failed counts.
+    """
+    rows = tables.rows(ControlTable.VERDICTS, [("pipeline", "=", name), ("version", "=", version), ("change", ">=", change)])
+    return max(rows, key=lambda row: (row["number"], not row["passed"]), default=None)
 
 
 def _check_caught_up(standing: Standing, version: int, now: Position, barrier: Position) -> None:
