@@ -76,12 +76,7 @@ def list_letters(
 @app.command()
 def replay(
     pipeline: PipelineArgument,
-    file: Annotated[
-        Path,
-        typer.Option(
-            "--file", "-f", exists=True, dir_okay=False, allow_dash=True, help="mended letters as JSON, as `list` prints them; - for stdin"
-        ),
-    ],
+    file: Annotated[Path, typer.Option("--file", "-f", help="mended letters as JSON, as `list` prints them; - for stdin")],
     dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
@@ -101,11 +96,13 @@ def replay(
 
 
 def _text(file: Path) -> str:
-    """:raises BadInputError: if the file is not UTF-8"""
+    """:raises BadInputError: if the file cannot be read, or is not UTF-8"""
     try:
         if str(file) == "-":
             return sys.stdin.buffer.read().decode("utf-8")
         return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(problem=f"{file} cannot be read: {error.strerror}", cure="Name another file, or - for stdin.") from error
     except UnicodeDecodeError as error:
         cure = "Bytes that are no text are given in base64, as `value_base64`."
         raise BadInputError(problem=f"{file} is not UTF-8 ({error})", cure=cure) from error

@@ -114,7 +114,7 @@ def dealt(settings: Settings, pipeline: str, version: int, count: int) -> Look:
     def look() -> str:
         own = shards.newest_of_version(store.leases(), pipeline, version)
         if len(own) != count:
-            return f"it is in {len(own)} shards: a worker of the running pipeline writes the {count} new ones"
+            return f"its number of shards is {len(own)}: a worker of the running pipeline writes the {count} new ones"
         return taken()
 
     return look
