@@ -19,6 +19,8 @@ from hindcast.cli.table import Columns, lay_out
 
 #: Columns of the control tables whose text is JSON.
 JSON_COLUMNS = frozenset({"checkpoint", "detail", "start_offsets", "end_offsets", "plan", "versions", "ratios", "keys"})
+#: Columns whose text is a JSON list; an empty one is nothing to a person.
+_LISTS = frozenset({"failed"})
 #: Bytes that are no text stand in a column of this ending; then the column itself is null.
 BASE64 = "_base64"
 #: Clears a terminal and puts the cursor into its first line.
@@ -166,6 +168,8 @@ def _legible(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
             legible[name] = value.decode("utf-8", "backslashreplace")
         elif isinstance(value, datetime) and not whole:
             legible[name] = f"{value.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        elif name in _LISTS and value == "[]":
+            legible[name] = None
         else:
             legible[name] = _decoded(name, value)
     return legible
