@@ -252,6 +252,17 @@ def test_a_rewind_that_makes_no_sense_is_refused(hindcast: Hindcast, arguments: 
     assert words in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--to", "earliest"), "goes with --reason alone"), (("--dry-run",), "goes with --reason alone"), ((), "was cut short")],
+)
+def test_calling_off_what_is_no_rewind_is_refused(hindcast: Hindcast, arguments: tuple[str, ...], words: str) -> None:
+    """Exit code 2; one that was cut short is called off by `rewind --abandon` alone."""
+    ended = hindcast("rewind", "stock_stats", "--abandon", *arguments)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+
+
 def test_a_benchmark_needs_a_range_and_a_comparison_two_runs(hindcast: Hindcast) -> None:
     """Both say what is missing."""
     assert "reference=" in hindcast("benchmark", "stock_stats").stderr

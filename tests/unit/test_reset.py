@@ -103,10 +103,10 @@ def test_shards_are_followed_by_waiting_ones_that_nobody_opens(stream: Simulated
     assert follower.checkpoint == {"start_offsets": {"0": 5}, "floors": {"0": 700}, "fingerprint": "f"}
     assert shards.opened(store.read().leases) == []
     assert len(reset.unfinished(store.read().leases, "p")) == 2
-    reset.end(store, "p")
+    reset.end(store, "p", RECORD["id"])
     assert lease(store, "v1.g1.s0").state == "OPEN"
     assert reset.unfinished(store.read().leases, "p") == []
-    assert reset.end(store, "p") == []
+    assert reset.end(store, "p", RECORD["id"]) == []
 
 
 def test_another_query_may_begin_anew() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,8 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.transaction import AddAction, RemoveAction
 from one_shard import CrashError, crash_at
 from simulated_platform import SINK_SCHEMA, store
 from simulated_stream import Simulated, simulate, trades
@@ -34,6 +38,8 @@ from hindcast.stream.fenced_table import Fence, FencedTable
 from hindcast.testing import MemoryStore
 
 EPOCH = 1
+#: Hours for which Delta keeps a file that was replaced.
+WEEK = 7 * 24
 
 
 @dataclass
@@ -63,6 +69,9 @@ class Paused:
 
     def carry_on(self) -> dict[str, Any] | None:
         return reset.carry_on(self.settings, self.store, self.pipeline)
+
+    def abandon(self) -> dict[str, Any] | None:
+        return reset.abandon(self.settings, self.store, self.pipeline, by="me", reason="a test")
 
     def app(self, name: str = "v1.g0.s0", table: str = "") -> FencedTable:
         return FencedTable(table or self.settings.table("sinks", self.pipeline.sink.name), {}, shards.app_id(self.pipeline.name, name))
@@ -198,6 +207,143 @@ def test_a_compaction_that_is_under_way_is_refused(paused: Paused) -> None:
     with pytest.raises(Exception, match=r"(?i)conflict|concurrent|transaction"):
         stale.create_write_transaction([], "append", stale.schema(), commit_properties=alone)
     assert paused.rows() == rows
+
+
+def replaced(paused: Paused, hours: float) -> None:
+    """All files of the sink give way to one with the same rows, as if so many hours ago."""
+    sink, now = paused.sink, time.time()
+    rows = sink.to_pyarrow_table()
+    path = Path(paused.settings.table("sinks", paused.pipeline.sink.name)) / f"joined-{uuid.uuid4().hex}.parquet"
+    pq.write_table(rows, path)
+    added = AddAction(path.name, path.stat().st_size, {}, int(now * 1000), False, f'{{"numRecords": {rows.num_rows}}}')
+    at_ms = int((now - hours * 3600) * 1000)
+    paths = pa.table(sink.get_add_actions())["path"].to_pylist()
+    sink.create_write_transaction([added, *(RemoveAction(path, False, at_ms) for path in paths)], "append", sink.schema())
+
+
+def vacuum(paused: Paused) -> None:
+    """Delete all that no commit names now, as a vacuum does after the retention."""
+    paused.sink.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+
+
+def states(paused: Paused) -> dict[str, str]:
+    return {key.status_value: lease.state for key, lease in paused.store.read().leases.items() if key.status_type == "shard"}
+
+
+def cut_short(paused: Paused, monkeypatch: pytest.MonkeyPatch, step: str, what: Callable[[], Any]) -> None:
+    """Do it and die before the step."""
+    crash_at(monkeypatch, step, 1)
+    with pytest.raises(CrashError):
+        what()
+    crash_at(monkeypatch, "", 1)
+
+
+@pytest.mark.parametrize(("hours", "refused"), [(WEEK + 1, True), (WEEK - 23, True), (WEEK - 25, False), (0, False)])
+def test_files_near_the_retention_are_refused(paused: Paused, hours: float, refused: bool) -> None:
+    """They are still there, but a vacuum may delete them meanwhile. Files that are still named have no age."""
+    found = paused.plan(paused.middle)
+    replaced(paused, hours)
+    if not refused:
+        assert paused.rewind(paused.middle)["rows_kept"] == found.rows_kept == paused.rows().total()
+        return
+    with pytest.raises(RewindRefusedError, match=f"version {found.cut.sink_version} of its sink is too near to Delta's retention"):
+        paused.plan(paused.middle)
+    assert paused.rewind(None)["rows_kept"] == 0, "the beginning needs no file"
+
+
+def test_the_retention_of_the_table_itself_counts(paused: Paused) -> None:
+    """In whatever unit it is written; nothing is far enough from one that is shorter than the margin."""
+    replaced(paused, 30)
+    for retention, refused in (
+        ("interval 3 days", False),
+        ("interval 53 hours", True),
+        ("interval 2 weeks", False),
+        ("interval 9 minutes", True),
+    ):
+        paused.sink.alter.set_table_properties({"delta.deletedFileRetentionDuration": retention})
+        if refused:
+            with pytest.raises(RewindRefusedError, match="retention"):
+                paused.plan(paused.middle)
+        else:
+            assert paused.plan(paused.middle).rows_kept > 0
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_a_vacuum_between_any_two_steps_leaves_a_way(paused: Paused, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Before the table is put back its files may go: then all can be as before. Afterwards none is needed that could go."""
+    replaced(paused, 0)
+    found, before, stood = paused.plan(paused.middle), paused.rows(), states(paused)
+    begin = partial(reset.run, paused.settings, paused.store, paused.pipeline, found, by="me", reason="")
+    cut_short(paused, monkeypatch, f"reset.{step}", begin)
+    vacuum(paused)
+    if step > 2:
+        assert paused.carry_on() is not None
+        assert paused.rows().total() == found.rows_kept
+        return
+    if step == 2:
+        with pytest.raises(RewindRefusedError, match=r"retention.*--abandon"):
+            paused.carry_on()
+        assert paused.abandon() is not None
+    assert (paused.rows(), states(paused)) == (before, stood)
+    with pytest.raises(RewindRefusedError, match="later place, or to the beginning"):
+        paused.plan(paused.middle)
+    assert paused.rewind(None)["rows_kept"] == 0
+
+
+def test_a_vacuum_that_began_before_the_table_is_put_back_finds_nothing_to_delete(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rewind that was cut short is carried on days later: what came near the retention since is not named again."""
+    replaced(paused, WEEK - 0.5)
+    before = paused.rows()
+    monkeypatch.setattr(reset, "PLAN_MARGIN_HOURS", 0)
+    with pytest.raises(RewindRefusedError, match=r"too near to Delta's retention.*--abandon"):
+        paused.rewind(paused.middle)
+    assert paused.abandon() is not None
+    assert paused.rows() == before
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_death_while_it_is_called_off_is_ended_by_the_same_call(paused: Paused, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Leases and rows as before, in a raised epoch: an owner that was thought dead writes nothing, the next one does."""
+    found, before, stood = paused.plan(paused.middle), paused.rows(), states(paused)
+    run = partial(reset.run, paused.settings, paused.store, paused.pipeline, found, by="me", reason="")
+    cut_short(paused, monkeypatch, "reset.2", run)
+    cut_short(paused, monkeypatch, f"abandon.{step}", paused.abandon)
+    if step == 2:
+        with pytest.raises(RewindRefusedError, match="it was called off"):
+            paused.carry_on()
+    assert paused.abandon() is not None
+    assert (paused.rows(), states(paused)) == (before, stood)
+    assert paused.abandon() is None and paused.carry_on() is None
+    zombie = paused.app()
+    last = zombie.recorded()
+    assert last is not None and last.epoch == EPOCH + 1
+    with pytest.raises(LeaseLostError):
+        zombie.commit(Fence(EPOCH, last.batch + 1), [], after=last)
+    assert zombie.commit(Fence(EPOCH + 2, last.batch), [], after=last) > 0
+    kinds = {row["kind"] for row in ControlTables(paused.settings).rows(ControlTable.EVENTS)}
+    assert {"pipeline_rewinding", "pipeline_rewind_abandoned"} <= kinds
+    assert paused.rewind(paused.middle)["rows_kept"] == found.rows_kept == paused.rows().total()
+
+
+def test_of_calling_off_and_putting_back_only_one_lands(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is about to put the table back while another one calls it off takes no step any more; the other way round it is refused."""
+    commit, before, stood = reset._commit, paused.rows(), states(paused)
+
+    def overtaken(table: Any, pipeline: Any, begun: Any, kind: str, *rest: Any) -> int:
+        monkeypatch.setattr(reset, "_commit", commit)
+        assert paused.abandon() is not None
+        return commit(table, pipeline, begun, kind, *rest)
+
+    monkeypatch.setattr(reset, "_commit", overtaken)
+    with pytest.raises(RewindRefusedError, match="it was called off"):
+        paused.rewind(paused.middle)
+    assert (paused.rows(), states(paused)) == (before, stood)
+    found = paused.plan(paused.middle)
+    cut_short(paused, monkeypatch, "reset.3", partial(reset.run, paused.settings, paused.store, paused.pipeline, found, by="me", reason=""))
+    with pytest.raises(RewindRefusedError, match="put back already"):
+        paused.abandon()
+    assert paused.carry_on() is not None
+    assert paused.rows().total() == found.rows_kept
 
 
 def test_a_rewind_follows_a_rewind(paused: Paused) -> None:

@@ -196,11 +196,13 @@ def rewind(
     reason: Annotated[str, typer.Option("--reason", help="why; it is kept with the event")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="wait first until no worker holds a shard of the paused pipeline")] = False,
     timeout: TimeoutOption = TIMEOUT_SECONDS,
+    abandon: Annotated[bool, typer.Option("--abandon", help="call off a rewind that was cut short; all is as before it")] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Take back what a paused pipeline has written since a place of its topic, and let it read that again. Nothing is doubled.
 
-    It goes back to the last batch that had read no further. One that was cut short is carried to its end by the same command.
+    It goes back to the last batch that had read no further. One that was cut short is carried to its end by the same command, or called
+    off with --abandon, as long as its table is not put back yet.
     """
     import getpass
     import platform
@@ -211,7 +213,18 @@ def rewind(
     from hindcast.stream import reset
 
     settings = Settings()
-    declared, store = _active(settings, pipeline), LeaseTable(settings)
+    declared, store, by = _active(settings, pipeline), LeaseTable(settings), f"{getpass.getuser()}@{platform.node()}"
+    if abandon:
+        if to or dry_run:
+            raise BadInputError(problem="--abandon goes with --reason alone", cure="Leave --to and --dry-run out.")
+        told = None
+        if store.exists():
+            told = reset.abandon(settings, store, declared, by=by, reason=reason)
+        if told is None:
+            raise BadInputError(problem=f"No rewind of {pipeline} was cut short", cure="There is nothing to call off.")
+        print(f"{pipeline}: the rewind to {told['to']} is called off; its shards and tables are as before it.", file=sys.stderr)
+        Output(output).row(told)
+        return
     there = store.exists()
     if wait:
         until(let_go(settings, pipeline), f"The pause of {pipeline}", timeout, f"Was it paused? `hindcast pause {pipeline}`.")
@@ -230,7 +243,7 @@ def rewind(
     if dry_run:
         return
     confirm(f"hindcast rewind {pipeline}", "Take that back and read it again?", yes=yes)
-    reset.run(settings, store, declared, plan, by=f"{getpass.getuser()}@{platform.node()}", reason=reason)
+    reset.run(settings, store, declared, plan, by=by, reason=reason)
     print(f"{pipeline} is rewound to {plan.to}. `hindcast resume {pipeline}` lets it read again.", file=sys.stderr)
 
 
@@ -416,7 +429,8 @@ def _want(settings: Settings, pipeline: str, state: str) -> None:
     desired = states.set_state(pipeline, DesiredState(state))
     print(f"{pipeline}: desired state is now {desired.state.name}; workers apply it within seconds. See `hindcast leases`.")
     if unfinished(store.read().leases, pipeline):
-        print(f"A rewind of it was cut short, so its shards wait: `hindcast rewind {pipeline}` carries it to its end.", file=sys.stderr)
+        carry_on = f"`hindcast rewind {pipeline}` carries it to its end, with --abandon it calls it off."
+        print(f"A rewind of it was cut short, so its shards wait: {carry_on}", file=sys.stderr)
 
 
 def run_app(script: str, arguments: list[str], form: Format, *, wait_seconds: float = 0.0, ends: bool = True) -> None:

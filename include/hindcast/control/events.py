@@ -43,6 +43,7 @@ class EventKind(StrEnum):
     RESHARD_REFUSED = "reshard_refused"
     PIPELINE_REWINDING = "pipeline_rewinding"
     PIPELINE_REWOUND = "pipeline_rewound"
+    PIPELINE_REWIND_ABANDONED = "pipeline_rewind_abandoned"
     QUERY_FAILED = "query_failed"
     OFFSETS_LOST = "offsets_lost"
     AUDIT_FAILED = "audit_failed"

@@ -14,7 +14,7 @@ from typing import Any
 
 from hindcast.control.desired import DesiredState, desired_key
 from hindcast.control.history import History
-from hindcast.control.leases import Lease, ShardState, StatusType
+from hindcast.control.leases import REMOVED, Lease, ShardState, StatusType
 from hindcast.control.ledger import LedgerRow, Offsets, by_partition
 from hindcast.control.shards import MODULUS, PARTITIONS, RESET, newest_of_version, shard_generation, shard_name, shard_version
 from hindcast.control.store import LeaseStore, Snapshot, swap
@@ -103,7 +103,8 @@ def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Leas
     :raises RewindRefusedError: where one was taken since
     """
     epochs = {lease.key: lease.epoch for lease in planned}
-    told = {**record, "sink_version": cut.sink_version, "last": cut.last}
+    states = {lease.status_value: lease.state for lease in planned}
+    told = {**record, "sink_version": cut.sink_version, "last": cut.last, "states": states}
 
     def decide(snapshot: Snapshot) -> list[Lease]:
         if any(lease.detail[RESET]["id"] == record["id"] for lease in unfinished(snapshot.leases, pipeline)):
@@ -140,18 +141,43 @@ def _follower(lease: Lease, index: int, generation: int, cut: Cut, told: Mapping
     )
 
 
-def end(store: LeaseStore, pipeline: str) -> list[Lease]:
-    """Step 5: open the waiting shards, in one commit; nothing where that is done."""
+def end(store: LeaseStore, pipeline: str, reset_id: str) -> list[Lease]:
+    """Step 5: open the waiting shards of this reset, in one commit; nothing if that is done."""
 
     def decide(snapshot: Snapshot) -> list[Lease]:
         return [
             lease.moved(ShardState.OPEN).renewed(
                 detail={name: value for name, value in lease.detail.items() if name != RESET}, updated_at=datetime.now(UTC)
             )
-            for lease in unfinished(snapshot.leases, pipeline)
+            for lease in _waiting_for(snapshot, pipeline, reset_id)
         ]
 
     return swap(store, decide)
+
+
+def undo(store: LeaseStore, pipeline: str, reset_id: str) -> list[Lease]:
+    """The way back from step 1, in one commit: the waiting shards of this reset are gone, and those they were to follow are as they were.
+
+    Their epochs stay raised: nobody who held one before writes again. Nothing if that is done.
+    """
+
+    def decide(snapshot: Snapshot) -> list[Lease]:
+        waiting = _waiting_for(snapshot, pipeline, reset_id)
+        parents = {name for lease in waiting for name in lease.parent_shard_ids}
+        states: Mapping[str, str] = waiting[0].detail[RESET].get("states", {}) if waiting else {}
+        # Not `moved`: nothing but this leads out of TERMINATED, and only while no shard has followed.
+        again = [
+            lease.renewed(state=states.get(lease.status_value, ShardState.CLOSED), updated_at=datetime.now(UTC))
+            for lease in snapshot.leases.values()
+            if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline and lease.status_value in parents
+        ]
+        return [*(lease.evolve(state=REMOVED) for lease in waiting), *again]
+
+    return swap(store, decide)
+
+
+def _waiting_for(snapshot: Snapshot, pipeline: str, reset_id: str) -> list[Lease]:
+    return [lease for lease in unfinished(snapshot.leases, pipeline) if lease.detail[RESET]["id"] == reset_id]
 
 
 def reset_row(pipeline: str, version: int, topic: str, shard: str, kept: int, epoch: int, offsets: Offsets, sink_version: int) -> LedgerRow:

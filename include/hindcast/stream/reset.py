@@ -11,13 +11,25 @@ between two steps leaves what the next call of :func:`carry_on` goes on from; th
 4. The ledger is told, by a row for each shard: whoever reads it leaves the batches out, also those that an older owner still files.
 5. One commit of the leases: the new shards are OPEN. They rewind for their state like those of a reshard
    (:mod:`hindcast.stream.rewind`).
+
+Until step 2 has landed there is a way back (:func:`abandon`), for a rewind that somebody thinks better of, or that cannot be completed:
+
+1. One commit of the sink that changes no row: the fence of step 2, and a mark that this reset was called off. It or step 2 lands, never
+   both, so whoever is about to take step 2 takes no step any more.
+2. One commit of the leases: the waiting shards are gone, and those that they were to follow are as they were, in the raised epoch.
+
+A vacuum deletes the files of the version that is kept, once they were replaced longer ago than the retention of the sink. Step 2 names them
+again, and a vacuum that has begun before it may still delete them then. (One that begins later is refused, or sees that they are named.) So
+a version is refused while one of the files that must be named again is near the retention: by :data:`PLAN_MARGIN_HOURS` for a plan, and by
+:data:`RESTORE_MARGIN_HOURS` for step 2, so that one that was cut short can be carried on for a day.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -52,6 +64,15 @@ from hindcast.topics.offsets import TopicOffsets, across
 _ATTEMPTS = 20
 #: The application id of a pipeline's shard (:func:`hindcast.control.shards.app_id`).
 _SHARD = re.compile(r"(?P<pipeline>[^/]+)/v(?P<version>\d+)/[^/]+")
+#: How far from the sink's retention a file must be that a rewind is to name again: when it is planned, and when its commit is made. The
+#: second one covers the longest vacuum and what the clocks of two hosts differ by.
+PLAN_MARGIN_HOURS, RESTORE_MARGIN_HOURS = 24, 1
+#: Delta's own default of ``delta.deletedFileRetentionDuration``.
+_RETENTION = "interval 1 week"
+_RETENTION_FORM = re.compile(r"interval (\d+) (hour|day|week)s?")
+_HOURS = {"hour": 1, "day": 24, "week": 168}
+#: In the information of a commit of the sink: the reset that it is of.
+_RESET_KEY = "hindcast_reset"
 _FILED = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 
 
@@ -97,7 +118,8 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
     leases = store.read().leases
     if reset.unfinished(leases, pipeline.name):
         problem = "an earlier rewind was cut short"
-        raise RewindRefusedError(**refused, problem=problem, cure=f"`hindcast rewind {pipeline.name}` carries it to its end.")
+        cure = f"`hindcast rewind {pipeline.name}` carries it to its end; with --abandon it calls it off, if its table is not put back yet."
+        raise RewindRefusedError(**refused, problem=problem, cure=cure)
     reset.check_still(pipeline.name, pipeline.version, to, leases)
     shards = tuple(newest_of_version(leases.values(), pipeline.name, pipeline.version))
     rows = Ledger(ControlTables(settings)).batches(pipeline.name, pipeline.version)
@@ -122,7 +144,10 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
     _check_alone(settings, pipeline, refused)
     _check_refill(pipeline, found, earliest, latest, refused)
     _check_filed(settings, pipeline, found, shards, {row.shard: row.batch for row in rows}, refused)
-    before, kept = _sink(settings, pipeline), _kept_files(settings, pipeline, found.sink_version, refused)
+    before = _sink(settings, pipeline)
+    elsewhere = "Rewind to a later place, or to the beginning."
+    kept = _kept_files(settings, pipeline, found.sink_version, {**refused, "cure": elsewhere})
+    _check_age(before, kept, PLAN_MARGIN_HOURS, {**refused, "cure": elsewhere}, found.sink_version)
     rows_before = sum(pa.table(before.get_add_actions())["num_records"].to_pylist())
     return Plan(
         pipeline=pipeline.name,
@@ -204,6 +229,7 @@ def run(settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: Plan, *
     """
     _check_alone(settings, pipeline, {"pipeline": plan.pipeline, "to": plan.to})
     record = {**plan.as_dict(), "by": by, "reason": reason, "id": f"{plan.pipeline}.{plan.shards[0].status_value}.{plan.cut.sink_version}"}
+    record = {**plan.as_dict(), "by": by, "reason": reason, "id": uuid.uuid4().hex}
     # Told before the first step: one that is cut short must not go unnoticed.
     _tell(settings, EventKind.PIPELINE_REWINDING, f"{by} rewinds {pipeline.name} to {plan.to}: {reason or 'no reason given'}.", record)
     reach("reset.1")  # 1. the leases: nobody can take what is to be taken back
@@ -213,23 +239,63 @@ def run(settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: Plan, *
     return done
 
 
-def carry_on(settings: Settings, store: LeaseStore, pipeline: Pipeline) -> dict[str, Any] | None:
-    """Steps 2 to 5 of a reset that has begun; what it keeps of itself, or None where there is none.
+@dataclass(frozen=True)
+class Begun:
+    """A reset that has begun and not ended.
 
-    :raises StoreUnavailableError: where a store is away; the same call again goes on
+    ``told``: what it keeps of itself; ``epochs``: shard that ended -> its new epoch; ``offsets``: where the new shards begin.
     """
+
+    told: Mapping[str, Any]
+    epochs: dict[str, int]
+    offsets: Offsets
+
+
+def _begun(store: LeaseStore, pipeline: Pipeline) -> Begun | None:
     leases = store.read().leases
     waiting = reset.unfinished(leases, pipeline.name)
     if not waiting:
         return None
-    told: dict[str, Any] = waiting[0].detail[RESET]
     ended = [lease for lease in leases.values() if any(lease.status_value in child.parent_shard_ids for child in waiting)]
-    epochs = {lease.status_value: lease.epoch for lease in ended if lease.stream_id == pipeline.name}
-    offsets = {p: o for child in waiting for p, o in by_partition(child.checkpoint["start_offsets"]).items()}
+    return Begun(
+        told=waiting[0].detail[RESET],
+        epochs={lease.status_value: lease.epoch for lease in ended if lease.stream_id == pipeline.name},
+        offsets={p: o for child in waiting for p, o in by_partition(child.checkpoint["start_offsets"]).items()},
+    )
+
+
+def abandon(settings: Settings, store: LeaseStore, pipeline: Pipeline, *, by: str, reason: str) -> dict[str, Any] | None:
+    """Call off a rewind that was cut short before its table was put back; what it kept of itself, or None if there is none.
+
+    :raises RewindRefusedError: if its table is put back already
+    :raises StoreUnavailableError: if a store is away; the same call again goes on
+    """
+    begun = _begun(store, pipeline)
+    if begun is None:
+        return None
+    reach("abandon.1")  # 1. the sink: step 2 of the rewind lands no more
+    _decided_anew(settings.table("sinks", pipeline.sink.name), lambda: _call_off(settings, pipeline, begun))
+    reach("abandon.2")  # 2. the leases as they were
+    reset.undo(store, pipeline.name, str(begun.told["id"]))
+    message = f"{by} called off the rewind of {pipeline.name} to {begun.told['to']}: {reason or 'no reason given'}."
+    _tell(settings, EventKind.PIPELINE_REWIND_ABANDONED, message, begun.told)
+    return dict(begun.told)
+
+
+def carry_on(settings: Settings, store: LeaseStore, pipeline: Pipeline) -> dict[str, Any] | None:
+    """Steps 2 to 5 of a reset that has begun; what it keeps of itself, or None where there is none.
+
+    :raises RewindRefusedError: if files of the version that is kept are gone, or may go meanwhile; :func:`abandon` is the way back
+    :raises StoreUnavailableError: where a store is away; the same call again goes on
+    """
+    begun = _begun(store, pipeline)
+    if begun is None:
+        return None
+    told, epochs, offsets = begun.told, begun.epochs, begun.offsets
     tables = ControlTables(settings)
 
     reach("reset.2")  # 2. the sink as it was, and no batch of an older owner any more
-    sink_version = _decided_anew(settings.table("sinks", pipeline.sink.name), lambda: _restore(settings, pipeline, told, epochs, offsets))
+    sink_version = _decided_anew(settings.table("sinks", pipeline.sink.name), lambda: _restore(settings, pipeline, begun))
     reach("reset.3")  # 3. late and poison rows
     for shard in {*told["last"], *epochs}:
         for name, filed in zip(_FILED, _accounts(settings, pipeline.name, shard), strict=True):
@@ -245,50 +311,122 @@ def carry_on(settings: Settings, store: LeaseStore, pipeline: Pipeline) -> dict[
         for shard, batch in kept.items()
     )
     reach("reset.5")  # 5. the shards that read it again
-    reset.end(store, pipeline.name)
+    reset.end(store, pipeline.name, str(told["id"]))
     message = f"{pipeline.name} was rewound to {told['to']} by {told['by']}: {told['reason'] or 'no reason given'}."
     _tell(settings, EventKind.PIPELINE_REWOUND, message, told)
-    return told
+    return dict(told)
 
 
-def _restore(settings: Settings, pipeline: Pipeline, told: Mapping[str, Any], epochs: Mapping[str, int], offsets: Offsets) -> int:
-    """Step 2; return the version of its commit, also where that was there already."""
-    table = _sink(settings, pipeline)
-    recorded = {shard: Fence.of(table.transaction_version(app_id(pipeline.name, shard))) for shard in epochs}
-    if all(fence is not None and fence.epoch >= epochs[shard] for shard, fence in recorded.items()):
-        return next(int(entry["version"]) for entry in commits_down(table) if '"kind": "reset"' in str(entry.get(METADATA_KEY)))
-    kept = {path: (size, rows) for path, size, rows in _kept_files(settings, pipeline, int(told["sink_version"]), {**told})}
+def _restore(settings: Settings, pipeline: Pipeline, begun: Begun) -> int:
+    """Step 2; return the version of its commit, also where that was there already.
+
+    :raises RewindRefusedError: if the rewind was called off, or the files are gone or near the retention
+    """
+    table, told = _sink(settings, pipeline), begun.told
+    refused = {"pipeline": pipeline.name, "to": str(told["to"]), "cure": f"`hindcast rewind {pipeline.name} --abandon` calls it off."}
+    if _is_sealed(table, pipeline, begun):
+        landed = _landed(table, told)
+        if _CALLED_OFF in str(landed.get(METADATA_KEY)):
+            raise RewindRefusedError(**refused, problem="it was called off")
+        return int(landed["version"])
+    files = _kept_files(settings, pipeline, int(told["sink_version"]), refused)
+    _check_age(table, files, RESTORE_MARGIN_HOURS, refused, int(told["sink_version"]))
+    kept = {path: (size, rows) for path, size, rows in files}
     found, now = set(pa.table(table.get_add_actions())["path"].to_pylist()), int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [
         AddAction(path, size, {}, now, True, f'{{"numRecords": {rows}}}') for path, (size, rows) in kept.items() if path not in found
     ]
     actions += [RemoveAction(path, True, now) for path in sorted(found - kept.keys())]
+    # A compaction that is under way must not land beside it: it would bring back the rows of files that are gone.
+    return _commit(table, pipeline, begun, "reset", actions, [Transaction(COMPACTION, table.version())])
+
+
+def _call_off(settings: Settings, pipeline: Pipeline, begun: Begun) -> None:
+    """Step 1 of the way back; nothing if that is done.
+
+    :raises RewindRefusedError: if step 2 has landed
+    """
+    table = _sink(settings, pipeline)
+    if not _is_sealed(table, pipeline, begun):
+        _commit(table, pipeline, begun, "reset-abandoned", [], [])
+    elif _CALLED_OFF not in str(_landed(table, begun.told).get(METADATA_KEY)):
+        cure = f"`hindcast rewind {pipeline.name}` carries it to its end: it needs no file any more that could be gone."
+        problem = "its table is put back already, so the rewind cannot be called off"
+        raise RewindRefusedError(pipeline=pipeline.name, to=begun.told["to"], problem=problem, cure=cure)
+
+
+#: What the commit of step 1 of the way back says of itself.
+_CALLED_OFF = '"kind": "reset-abandoned"'
+
+
+def _is_sealed(table: DeltaTable, pipeline: Pipeline, begun: Begun) -> bool:
+    """Whether the fence of each shard stands in its new epoch: step 2 has landed, or the way back was taken."""
+    recorded = {shard: Fence.of(table.transaction_version(app_id(pipeline.name, shard))) for shard in begun.epochs}
+    return all(fence is not None and fence.epoch >= begun.epochs[shard] for shard, fence in recorded.items())
+
+
+def _landed(table: DeltaTable, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The commit of step 2, or of its way back."""
+    for entry in commits_down(table):
+        if entry.get(_RESET_KEY) == told["id"]:
+            return entry
+    raise StoreUnavailableError(table=table.table_uri, action="read", reason=f"its log has lost the commit of the rewind {told['id']}")
+
+
+def _commit(
+    table: DeltaTable, pipeline: Pipeline, begun: Begun, kind: str, actions: list[AddAction | RemoveAction], beside: list[Transaction]
+) -> int:
+    """One commit of the sink that raises the fence of each shard to its new epoch; return its version.
+
+    :raises CommitFailedError: if anything has landed since the table was read
+    """
+    recorded = {shard: Fence.of(table.transaction_version(app_id(pipeline.name, shard))) for shard in begun.epochs}
     fences = [
         Transaction(app_id(pipeline.name, shard), Fence(epoch, fence.batch if (fence := recorded[shard]) else 0).number)
-        for shard, epoch in epochs.items()
+        for shard, epoch in begun.epochs.items()
     ]
     commit = BatchCommit(
-        kind="reset",
+        kind=kind,
         pipeline=pipeline.name,
         version=pipeline.version,
         shard="",
         epoch=0,
         batch=0,
-        worker=str(told["by"]),
-        start_offsets=offsets,
-        end_offsets=offsets,
+        worker=str(begun.told["by"]),
+        start_offsets=begun.offsets,
+        end_offsets=begun.offsets,
         late_watermark_ms=0,
         watermark_ms=0,
     )
     properties = CommitProperties(
-        custom_metadata={METADATA_KEY: commit.as_metadata()},
+        custom_metadata={METADATA_KEY: commit.as_metadata(), _RESET_KEY: str(begun.told["id"])},
         max_commit_retries=0,
-        # A compaction that is under way must not land beside it: it would bring back the rows of files that are gone.
-        app_transactions=[*fences, Transaction(COMPACTION, table.version())],
+        app_transactions=[*fences, *beside],
     )
     version = table.version() + 1
     table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=properties)
     return version
+
+
+def _check_age(table: DeltaTable, kept: Sequence[tuple[str, int, int]], margin_hours: int, refused: dict[str, str], version: int) -> None:
+    """:raises RewindRefusedError: if a vacuum could delete, within the margin, a file that must be named again"""
+    named = set(pa.table(table.get_add_actions())["path"].to_pylist())
+    again = {path.rsplit("/", 1)[-1]: path for path, _, _ in kept if path not in named}
+    if not again:
+        return
+    hours = max(0, _retention_hours(table) - margin_hours)
+    # The very rule of a vacuum, with a shorter retention.
+    expiring = table.vacuum(retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True)
+    if near := sorted(again.keys() & {path.rsplit("/", 1)[-1] for path in expiring}):
+        problem = f"version {version} of its sink is too near to Delta's retention: a vacuum may delete {again[near[0]]} meanwhile"
+        raise RewindRefusedError(**refused, problem=problem)
+
+
+def _retention_hours(table: DeltaTable) -> int:
+    """How long the table keeps files that were replaced; 0 if it is less than hours."""
+    configured = table.metadata().configuration.get("delta.deletedFileRetentionDuration") or _RETENTION
+    found = _RETENTION_FORM.fullmatch(configured.strip().lower())
+    return int(found[1]) * _HOURS[found[2]] if found else 0
 
 
 def _sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:
@@ -307,16 +445,16 @@ def _kept_files(settings: Settings, pipeline: Pipeline, version: int, refused: d
     if version < 0:
         return []
     url, problem = settings.table("sinks", pipeline.sink.name), f"version {version} of its sink is gone (Delta's retention)"
-    asked = {name: str(refused[name]) for name in ("pipeline", "to")}
+    asked = {name: str(refused[name]) for name in ("pipeline", "to", "cure")}
     try:
         actions = pa.table(DeltaTable(url, version=version, storage_options=settings.storage_options or None).get_add_actions())
     except (DeltaError, OSError) as error:
-        raise RewindRefusedError(**asked, problem=problem, cure="Rewind to a later place, or to the beginning.") from error
+        raise RewindRefusedError(**asked, problem=problem) from error
     columns = (actions[name].to_pylist() for name in ("path", "size_bytes", "num_records"))
     files = [(str(path), int(size), int(rows)) for path, size, rows in zip(*columns, strict=True)]
     store = filesystem(url, settings.storage_options)
     if gone := [info.path for info in store.get_file_info([path for path, _, _ in files]) if not info.is_file]:
-        raise RewindRefusedError(**asked, problem=f"{problem}: {gone[0]}", cure="Rewind to a later place, or to the beginning.")
+        raise RewindRefusedError(**asked, problem=f"{problem}: {gone[0]}")
     return files
 
 
@@ -368,8 +506,9 @@ def _decided_anew(url: str, work: Any) -> Any:
 
 def _tell(settings: Settings, kind: EventKind, message: str, told: Mapping[str, Any]) -> None:
     begun = kind is EventKind.PIPELINE_REWINDING
-    cure = f"Nothing, where a {EventKind.PIPELINE_REWOUND} follows. Else `hindcast rewind {told['pipeline']}` carries it to its end."
-    detail = {name: value for name, value in told.items() if name not in {"pipeline", "last"}}
+    carry_on = f"`hindcast rewind {told['pipeline']}` carries it to its end, with --abandon it calls it off."
+    cure = f"Nothing, if a {EventKind.PIPELINE_REWOUND} or {EventKind.PIPELINE_REWIND_ABANDONED} follows. Else {carry_on}"
+    detail = {name: value for name, value in told.items() if name not in {"pipeline", "last", "states"}}
     severity = Severity.WARNING if begun else Severity.INFO
     EventLog(ControlTables(settings)).record(
         kind, message, severity=severity, cure=cure if begun else "", pipeline=told["pipeline"], **detail
