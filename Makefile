@@ -38,7 +38,8 @@ help: ## print this list
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
 	@echo "  make simulate EXAMPLES=10000   so many histories; SEED=... repeats a run, SEED=.../17 one history, DEPTH=9 searches deeper"
 	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
-	@echo "  make faults ROW=F5 REPEAT=20 SEED=7   one row of the matrix, with the seeds 7 to 26"
+	@echo "  make faults ROW=F5 REPEAT=20 SEED=7   one row of the matrix, with the seeds 7 to 26; SHAPE=upsert fixes the pipeline's shape"
+	@echo "  make faults-quick RECORD=1            a test of each row; adds what ran to tests/faults/runs.jsonl and docs/runs.md"
 	@echo "  make nemesis SECONDS=60 SEED=7        the run of that seed again"
 
 .PHONY: env
@@ -103,11 +104,19 @@ test: env jars ## all tests: unit, integration, acceptance
 	@$(BIN)/python -m pytest
 
 FAULTS = $(BIN)/python -m pytest tests/faults tests/integration tests/acceptance -p no:randomly --timeout 900 \
-	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)")
+	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(SHAPE),--shape "$(SHAPE)") $(if $(RECORD),--record)
 
 .PHONY: faults
-faults: env jars ## the matrix of faults against real processes (ROW=F5 REPEAT=20 SEED=7 choose)
+faults: env jars ## the matrix of faults against real processes (ROW=F5 SHAPE=upsert REPEAT=20 SEED=7 choose; RECORD=1 keeps count)
 	@$(FAULTS) $(if $(ROW),--row "$(ROW)")
+
+.PHONY: faults-quick
+faults-quick: env jars ## one test of each row, drawn by SEED, with few records: what CI runs beside `make test`
+	@$(FAULTS) --quick $(if $(ROW),--row "$(ROW)")
+
+.PHONY: runs
+runs: env ## docs/runs.md from the recorded runs (ROW=F5 SEED=7 CAUSE="..." first notes why one failed)
+	@PYTHONPATH=tests:tests/faults $(BIN)/python tests/faults/runs.py $(if $(CAUSE),--cause "$(CAUSE)" --row "$(ROW)" --seed "$(SEED)")
 
 .PHONY: nemesis
 nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)

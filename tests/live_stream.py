@@ -5,47 +5,35 @@ The answer comes from plain Python (:mod:`simulated_stream`) and the ledger's ba
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from deltalake import DeltaTable
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
-from simulated_stream import Answer, Key, Record, Simulated, answer
+from shapes import APPEND, Shape
+from simulated_stream import Record, Simulated
 
 from hindcast.control.ledger import Ledger, LedgerRow
 from hindcast.control.schema import ControlTable
 from hindcast.control.shards import app_id
 from hindcast.control.tables import ControlTables
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 from hindcast.stream.fenced_table import Fence
 
 #: A pipeline module like the example's, for a topic of the test's own.
-MODULE = """
-from pyspark.sql import functions as F
-from hindcast import Table, Topic, Window, pipeline
-
-@pipeline(
-    source=Topic("{topic}", schema="ticker string, ts timestamp, ask double NOT NULL", key="ticker"),
-    event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"),
-    sink=Table("{name}", keys=["window", "ticker"]), version={version}, shards={shards},
-)
-def {name}(trades):
-    asks = F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask")
-    return trades.groupBy("window", "ticker").agg(*asks)
-"""
+MODULE = APPEND.module("{name}", "{topic}", "{version}", "{shards}")  # type: ignore[arg-type] - to be formatted again
 
 
-def declare(settings: Settings, topic: str, shards: int = 1, *, name: str = "stock_stats", version: int = 1) -> Path:
+def declare(settings: Settings, topic: str, shards: int = 1, *, name: str = "stock_stats", version: int = 1, shape: Shape = APPEND) -> Path:
     """Write a pipeline's module into the settings' pipelines folder; return its file."""
     settings.pipelines_dir.mkdir(parents=True, exist_ok=True)
     path = settings.pipelines_dir / f"{name}.py"
-    path.write_text(MODULE.format(topic=topic, shards=shards, name=name, version=version))
+    path.write_text(shape.module(name, topic, version, shards))
     return path
 
 
@@ -61,17 +49,14 @@ def delete_records(bootstrap_servers: str, topic: str, earliest: Mapping[int, in
     admin.close()
 
 
-def produce(bootstrap_servers: str, topic: str, records: Iterable[Record]) -> None:
+def produce(bootstrap_servers: str, topic: str, records: Iterable[Record], shape: Shape = APPEND) -> None:
     """Send the records to their partitions, in order; the broker must give them the offsets they expect."""
     producer = KafkaProducer(bootstrap_servers=bootstrap_servers, acks="all", linger_ms=5)
-    sent = []
+    topics, sent = shape.topics(topic), []
     for record in records:
-        if record.event_ms is None:
-            value = record.poison
-        else:
-            at = datetime.fromtimestamp(record.event_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            value = json.dumps({"ticker": record.ticker, "ts": at, "ask": record.ask}).encode()
-        sent.append((record, producer.send(topic, value, key=record.ticker.encode(), partition=record.partition)))
+        number, partition = divmod(record.partition, TOPIC_STRIDE)
+        value = shape.value(record)
+        sent.append((record, producer.send(topics[number], value, key=record.ticker.encode(), partition=partition)))
     producer.flush()
     for record, future in sent:
         assert future.get(timeout=10).offset == record.offset
@@ -83,24 +68,29 @@ def ends(records: Iterable[Record]) -> dict[int, int]:
     return dict(Counter(record.partition for record in records))
 
 
-def sink_rows(settings: Settings, name: str = "stock_stats") -> list[tuple[Key, Answer]]:
+def sink_rows(settings: Settings, name: str = "stock_stats", shape: Shape = APPEND) -> list[tuple[Any, Any]]:
     """Every row of the sink, doubled ones twice."""
     table = DeltaTable(settings.table("sinks", name)).to_pyarrow_table().to_pylist()
-    return [
-        ((int(row["window"]["end"].timestamp() * 1000), row["ticker"]), (row["min_ask"], row["trades"], row["avg_ask"])) for row in table
-    ]
+    return [shape.result(row) for row in table]
 
 
 def ledger(settings: Settings, name: str = "stock_stats") -> list[LedgerRow]:
     return Ledger(ControlTables(settings)).batches(name)
 
 
-def all_filed(settings: Settings, name: str = "stock_stats") -> bool:
-    """Whether the late and poison rows of every batch in the ledger are filed."""
-    table = ControlTables(settings).open(ControlTable.LATE_ROWS)
+def all_filed(settings: Settings, name: str = "stock_stats", shape: Shape = APPEND) -> bool:
+    """Whether the late and poison rows of every batch in the ledger are filed, in each table that they go to."""
     last = {row.shard: row.batch for row in ledger(settings, name)}
-    recorded = {shard: Fence.of(table.transaction_version(app_id(name, shard))) for shard in last}
-    return all(fence is not None and fence.batch >= last[shard] for shard, fence in recorded.items())
+    urls = [ControlTables(settings).url(table) for table in (ControlTable.DEAD_LETTERS, ControlTable.LATE_ROWS)]
+    urls += [settings.table("sinks", own) for own in shape.tables(name)[1:]]
+    for url in urls:
+        if not DeltaTable.is_deltatable(url):
+            return False
+        table = DeltaTable(url)
+        recorded = {shard: Fence.of(table.transaction_version(app_id(name, shard))) for shard in last}
+        if any(fence is None or fence.batch < last[shard] for shard, fence in recorded.items()):
+            return False
+    return True
 
 
 def check_chain(batches: list[LedgerRow]) -> None:
@@ -118,7 +108,9 @@ def check_chain(batches: list[LedgerRow]) -> None:
             assert after.sink_version > before.sink_version
 
 
-def check_answer(settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats") -> None:
+def check_answer(
+    settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats", shape: Shape = APPEND
+) -> None:
     """I1, I2 and I5: each closed window is in the sink once, with the value that the rows read in time give; no other is."""
     batches = ledger(settings, name)
     check_chain(batches)
@@ -128,27 +120,26 @@ def check_answer(settings: Settings, records: list[Record], clockwork_of: Simula
             closed[partition] = max(closed.get(partition, 0), row.final_ms(partition))
             for offset in range(row.start_offsets[partition], end):
                 clockwork_of.thresholds[partition, offset] = row.late_ms(partition)
-    asks: dict[Key, list[float]] = defaultdict(list)
-    for record in records:
-        late_ms = clockwork_of.thresholds[record.partition, record.offset]
-        for end in clockwork_of.clockwork.window_ends(record.event_ms) if record.event_ms is not None else ():
-            if late_ms < end <= closed[record.partition]:
-                asks[end, record.ticker].append(record.ask)
-    rows = sink_rows(settings, name)
+    rows = sink_rows(settings, name, shape)
     assert len(rows) == len(dict(rows)), "a row of the sink stands there twice"
-    assert dict(rows) == {key: answer(found) for key, found in asks.items()}
+    assert dict(rows) == shape.expected(records, clockwork_of.thresholds, closed)
 
 
-def check_filed(settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats") -> None:
+def check_filed(
+    settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats", shape: Shape = APPEND
+) -> None:
     """I1 of what is in no result: the poison and the late rows are filed, each exactly once. Call after :func:`check_answer`."""
     tables, mine = ControlTables(settings), [("pipeline", "=", name)]
     poison = sorted((row["partition"], row["offset"]) for row in tables.rows(ControlTable.DEAD_LETTERS, mine))
     assert poison == sorted(record.place for record in records if record.event_ms is None)
     late = {}
     for record in records:
-        if record.event_ms is not None:
-            count = sum(end <= clockwork_of.thresholds[record.place] for end in clockwork_of.clockwork.window_ends(record.event_ms))
-            late.update({record.place: count} if count else {})
+        count = shape.windows_late(record, clockwork_of.thresholds[record.place])
+        if count:
+            late[record.place] = count
     filed = [((row["partition"], row["offset"]), row["windows_late"]) for row in tables.rows(ControlTable.LATE_ROWS, mine)]
     assert len(filed) == len(dict(filed)), "a late row is filed twice"
     assert dict(filed) == late
+    for own in shape.tables(name)[1:]:
+        kept = DeltaTable(settings.table("sinks", own)).to_pyarrow_table().to_pylist()
+        assert sorted((row["partition"], row["offset"]) for row in kept) == sorted(late), f"{own} has each late row once"

@@ -184,6 +184,7 @@ def test_a_killed_worker_is_replaced(platform: Platform, whole: set[int]) -> Non
     assert json.loads(woken[0]["detail"])["reason"] == "worker_lost"
 
 
+@pytest.mark.row("F25")
 def test_killing_all_of_airflow_stops_no_stream(platform: Platform, whole: set[int]) -> None:
     """Batches go on being committed; the restarted Airflow goes on watching, and there are still exactly the same two workers."""
     supervised = platform.watching()
@@ -205,6 +206,7 @@ def test_killing_all_of_airflow_stops_no_stream(platform: Platform, whole: set[i
     assert platform.whole() == whole
 
 
+@pytest.mark.row("F26")
 def test_clearing_the_supervising_tasks_starts_no_third_worker(platform: Platform, whole: set[int]) -> None:
     """Both tasks run again over a whole fleet, and launch nothing."""
     launched = look_again(platform)
@@ -229,6 +231,18 @@ def look_again(platform: Platform) -> list[dict[str, Any]]:
     second = until("the second reconciliation", again)
     platform.watching(after=second["start_date"])
     return list(platform.xcom(second)["launched"])
+
+
+@pytest.mark.row("F27")
+def test_pausing_the_supervising_dag_stops_no_stream(platform: Platform, whole: set[int]) -> None:
+    """Batches go on being committed by the same two workers, and once its DAG is unpaused the supervisor watches them again."""
+    platform.api("PATCH", "/dags/supervise", {"is_paused": True})
+    committed = platform.committed()
+    until("batches committed meanwhile", lambda: platform.committed() >= committed + 4)
+    assert platform.whole() == whole
+    platform.unpause("supervise")
+    platform.watching()
+    assert platform.wait_whole() == whole
 
 
 def test_a_supervisor_that_is_content_sleeps(platform: Platform, whole: set[int]) -> None:

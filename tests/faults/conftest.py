@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from fleet import Fleet, Stream, Worker, fleet_settings
+from fleet import PARTITIONS, SHARDS, Worker, fleet_settings
 from live_stream import declare
-from matrix import Matrix
+from matrix import ROWS, Matrix, seed_of, shape_of
 from proof import Prove
+from shapes import SHAPES, Shape
 from waiting import wait_until
+from warm import SLOTS, WarmFleet, WarmStream
 
 from hindcast.control.desired import DesiredState
 from hindcast.errors import HindcastError
@@ -27,11 +29,13 @@ if TYPE_CHECKING:
 _NUMBERS = itertools.count()
 #: I9: what kill -9 of a worker leaves of its JVM and Spark's Python workers is gone by then.
 GONE_SECONDS = 15.0
-SPARES = 12  # streams beyond one for each test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--row", default="", help="rows of the matrix, e.g. F5 or F1,F3")
+    parser.addoption("--shape", default="", choices=["", *SHAPES], help="the shape of the pipelines; by default the seed draws one")
+    parser.addoption("--quick", action="store_true", help="one test of each row, drawn by the seed, with few records")
+    parser.addoption("--record", action="store_true", help="add what was run to tests/faults/runs.jsonl")
     parser.addoption("--repeat", type=int, default=1, help="how often each test of the row runs, each time with the next seed")
     parser.addoption("--seed", type=int, default=0, help="the first seed; 0 takes one from the clock")
     parser.addoption("--nemesis-seconds", type=float, default=60.0, help="how long the nemesis goes on")
@@ -42,7 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--seed"):
         config.option.seed = int(time.time()) % 1_000_000
     rows = frozenset(row for row in config.getoption("--row").replace(" ", "").split(",") if row)
-    config.pluginmanager.register(Matrix(rows), "matrix-of-faults")
+    if unknown := sorted(rows - ROWS.keys()):
+        raise pytest.UsageError(f"--row: the matrix has no row {', '.join(unknown)}; it has {', '.join(ROWS)}")
+    chosen = {name: config.getoption(f"--{name}") for name in ("shape", "quick", "record")}
+    config.pluginmanager.register(Matrix(rows, **chosen), "matrix-of-faults")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -57,43 +64,49 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path, request: pytest.FixtureRequest
-) -> Iterator[Fleet]:
-    """One home whose workers outlive a test. It declares a pipeline for each test; one is consumed only once it is wanted."""
-    made = Fleet(fleet_settings(Settings(home=tmp_path_factory.mktemp("faults"), jars_dir=jars_dir), broker.bootstrap_servers))
-    for number in range(len(request.session.items) + SPARES):
-        declare(made.settings, _topic_of(number), shards=2, name=_name_of(number))
+def shared_fleet(broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[WarmFleet]:
+    """One home whose workers outlive a test. Each test declares a pipeline of its own, which they load once it is wanted."""
+    settings = fleet_settings(Settings(home=tmp_path_factory.mktemp("faults"), jars_dir=jars_dir), broker.bootstrap_servers)
+    made = WarmFleet(settings.model_copy(update={"workers": SLOTS}))
     yield made
+    made.calm()
     for process in made.alive():
         made.kill(process)
     try:
         wait_until(lambda: not made.remains(), GONE_SECONDS, "I9: the fleet's processes are gone")
     finally:
         made.end()
-
-
-def _name_of(number: int) -> str:
-    return f"stream_{number:04}"
-
-
-def _topic_of(number: int) -> str:
-    return f"{_name_of(number)}-trades"
+        made.history.stop()
 
 
 @pytest.fixture
-def stream(shared_fleet: Fleet, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Stream]:
-    """A stream of the shared fleet's that no test has used: its own topic, pipeline, tables and checkpoints."""
-    number = next(_NUMBERS)
-    ensure_topic(broker.bootstrap_servers, _topic_of(number), 4)
-    seed = request.node.callspec.params.get("seed", 11) if hasattr(request.node, "callspec") else 11
-    made = Stream(shared_fleet, _topic_of(number), name=_name_of(number), seed=seed)
+def quick(request: pytest.FixtureRequest) -> bool:
+    """Whether the quick forms run: few records, few kills."""
+    return bool(request.config.getoption("--quick"))
+
+
+@pytest.fixture
+def shape(request: pytest.FixtureRequest) -> Shape:
+    """The shape of the test's pipeline: the one of the command line, or one that the seed draws."""
+    return SHAPES[shape_of(request.node, request.config.getoption("--shape"))]
+
+
+@pytest.fixture
+def stream(shared_fleet: WarmFleet, broker: Broker, shape: Shape, request: pytest.FixtureRequest) -> Iterator[WarmStream]:
+    """A stream of the shared fleet's that no test has used: its own topics, pipeline, tables and checkpoints."""
+    name = f"stream_{next(_NUMBERS):04}"
+    topic = f"{name}-trades"
+    for own in shape.topics(topic):
+        ensure_topic(broker.bootstrap_servers, own, PARTITIONS)
+    declare(shared_fleet.settings, topic, shards=SHARDS, name=name, shape=shape)
+    made = WarmStream(shared_fleet, topic, name=name, seed=seed_of(request.node) or 11, shape=shape)
     yield made
     give_up(made)
 
 
-def give_up(stream: Stream) -> None:
+def give_up(stream: WarmStream) -> None:
     """Nobody consumes the stream any more. Workers that do not let go of it are ended: the next test starts its own."""
+    stream.fleet.calm()
     with suppress(AssertionError, HindcastError):
         stream.want(DesiredState.PAUSED)
         stream.wait_free(20.0)
@@ -102,13 +115,14 @@ def give_up(stream: Stream) -> None:
 
 
 @pytest.fixture
-def pair(stream: Stream) -> tuple[Worker, Worker]:
+def pair(stream: WarmStream) -> tuple[Worker, Worker]:
     """Two workers, each of which owns a shard of the stream and has read something."""
-    one, two = stream.fleet.whole()
-    stream.want()
+    stream.want()  # before they start: a worker rehearses what is wanted
+    stream.fleet.whole()
     stream.send_more()
-    stream.wait_owned_by(one, two)
+    stream.wait_shared()
     stream.wait_read()
+    one, two = stream.owners()
     return one, two
 
 

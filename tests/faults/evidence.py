@@ -6,13 +6,16 @@ The sink's commits are read from its Delta log itself, not through the code unde
 from __future__ import annotations
 
 import json
-import math
+import threading
 import time
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hindcast.control.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
@@ -23,6 +26,8 @@ from hindcast.settings import Settings
 Place = tuple[int, int]  # partition, offset
 #: The application under which files are joined; everything else that is committed is a shard's.
 COMPACTION = "hindcast/compaction"
+#: How often the lease table's log is looked at: far more often than it is cut off.
+FOLLOWED_EVERY_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Evidence:
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
-def collect(settings: Settings, pipeline: str, since: datetime) -> Evidence:
+def collect(settings: Settings, pipeline: str, since: datetime, leases: LeaseHistory) -> Evidence:
     """Read everything of one pipeline; events of the whole fleet from the moment ``since`` on."""
     tables, mine = ControlTables(settings), [("pipeline", "=", pipeline)]
     events = sorted((row for row in tables.rows(ControlTable.EVENTS) if row["at"] >= since), key=lambda row: row["at"])
@@ -79,7 +84,7 @@ def collect(settings: Settings, pipeline: str, since: datetime) -> Evidence:
         sink_commits(Path(settings.table("sinks", pipeline))),
         [(row["partition"], row["offset"]) for row in tables.rows(ControlTable.DEAD_LETTERS, mine)],
         [(row["partition"], row["offset"]) for row in tables.rows(ControlTable.LATE_ROWS, mine)],
-        lease_history(Path(settings.table("control", "leases")), pipeline, since.timestamp()),
+        leases.of(pipeline, since.timestamp()),
         events,
     )
 
@@ -118,28 +123,91 @@ def sink_commits(table: Path) -> list[SinkCommit]:
     return found
 
 
-def lease_history(table: Path, pipeline: str, since: float) -> list[LeaseSeen]:
-    """Each version of the lease table since a moment, as far as it is kept and tells of the pipeline's shards.
+class LeaseHistory:
+    """Follows the log of a lease table while a test runs: the table itself forgets after two minutes what its leases were.
 
-    The newest is read first: meanwhile the table's upkeep may cut off the old end. What it must still have kept is missed loudly; what is
-    older than the moment is not looked at.
+    Only changes are kept, so that a long run with many pipelines needs little memory. Start it before what is to be seen; it reads in a
+    thread of its own.
     """
-    found: list[LeaseSeen] = []
-    newer_at = math.inf
-    for path in reversed(log_files(table)):
+
+    def __init__(self, table: Path) -> None:
+        self._table = table
+        self._next: int | None = None
+        self._found: dict[str, list[LeaseSeen]] = defaultdict(list)
+        self._last: dict[tuple[str, str], LeaseSeen] = {}
+        self._held_at: int | None = None
+        self._lost: list[tuple[int, float]] = []  # versions that were deleted unread, and when
+        self._reading, self._stopped = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Self:
+        self._thread = threading.Thread(target=self._follow, name="lease-history", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def of(self, pipeline: str, since: float = 0.0) -> list[LeaseSeen]:
+        """How the leases of a pipeline's shards changed since a moment, the oldest first, up to the newest version there is.
+
+        :raises AssertionError: where a version is missing that had to be read
+        """
+        self._read()
+        assert self._held_at is None, f"version {self._held_at} of {self._table} cannot be read"
+        lost = [version for version, at in self._lost if at >= since]
+        assert not lost, f"the versions {lost} of {self._table} were deleted before they were read"
+        return [seen for seen in self._found[pipeline] if seen.at >= since]
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(FOLLOWED_EVERY_SECONDS):
+            self._read()
+
+    def _read(self) -> None:
+        """Read on to the newest version. One that is torn or missing for now is tried again with the next call."""
+        with self._reading:
+            paths = {int(path.stem): path for path in log_files(self._table)}
+            if not paths:
+                return
+            if self._next is None:
+                self._next = min(paths)
+            while self._next <= max(paths):
+                if not self._take(paths.get(self._next), min(version for version in paths if version >= self._next), paths):
+                    self._held_at = self._next
+                    return
+            self._held_at = None
+
+    def _take(self, path: Path | None, following: int, paths: Mapping[int, Path]) -> bool:
+        """Read one version; False where that has to be tried again. One that the table's upkeep has deleted is lost."""
+        assert self._next is not None
+        at = time.time()
         try:
-            if (at := path.stat().st_mtime) < since:
-                break
-            added = [table / entry["add"]["path"] for entry in actions(path) if "add" in entry]
-            rows = [row for file in added for row in pq.ParquetFile(file).read().to_pylist()]
-        except FileNotFoundError:
-            assert time.time() - newer_at >= LEASES_RETENTION_SECONDS - 1, f"{path} was deleted too early"
-            break
-        newer_at = at
-        mine = [row for row in rows if row["stream_id"] == pipeline]
-        wanted = any(row["status_type"] == "pipeline" and row["state"] == "running" for row in mine)
-        found += [_seen(row, at, wanted=wanted) for row in reversed(mine) if row["status_type"] == "shard"]
-    return found[::-1]
+            at = (path or paths[following]).stat().st_mtime
+            if path is None:
+                raise FileNotFoundError  # noqa: TRY301 - as where its rows are gone
+            added = [self._table / entry["add"]["path"] for entry in actions(path) if "add" in entry]
+            if not added and not path.read_text().strip():
+                return False  # torn
+            self._note([row for file in added for row in pq.ParquetFile(file).read().to_pylist()], at)
+        except (FileNotFoundError, ValueError, pa.ArrowException):
+            if time.time() - at < LEASES_RETENTION_SECONDS:
+                return False
+            self._lost.append((self._next, at))
+        self._next += 1
+        return True
+
+    def _note(self, rows: list[dict[str, Any]], at: float) -> None:
+        wanted = {row["stream_id"] for row in rows if row["status_type"] == "pipeline" and row["state"] == "running"}
+        for row in rows:
+            if row["status_type"] != "shard":
+                continue
+            key, seen = (row["stream_id"], row["status_value"]), _seen(row, at, wanted=row["stream_id"] in wanted)
+            last = self._last.get(key)
+            if last is None or replace(last, at=at) != seen:
+                self._last[key] = seen
+                self._found[row["stream_id"]].append(seen)
 
 
 def _seen(row: dict[str, Any], at: float, *, wanted: bool) -> LeaseSeen:

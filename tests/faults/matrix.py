@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import runs
+from shapes import SHAPES
 
 ROWS = {
     "F1": "kill -9 of a worker and its JVM in the middle of a batch",
@@ -44,6 +48,10 @@ ROWS = {
     "reprocess": "Airflow killed while a reprocessing waits for a person, and while it watches a promotion",
     "nemesis": "one to three faults at a time, healed, every oracle checked",
 }
+#: Rows whose faults are Airflow's: they bring a whole platform up.
+WITH_AIRFLOW = frozenset({"F25", "F26", "F27", "reprocess"})
+#: Rows that have a command of their own, or run for long: only where they are named.
+NAMED_ONLY = frozenset({"backfill", "nemesis"})
 
 
 @dataclass
@@ -52,6 +60,8 @@ class Outcome:
 
     row: str
     what: str
+    shape: str
+    seed: int
     oracles: str
     seconds: float
     state: str
@@ -60,19 +70,44 @@ class Outcome:
 
 @dataclass(eq=False)
 class Matrix:
-    """Registered as a plugin: keeps the tests of the wanted rows, in the matrix's order, and tells what became of them."""
+    """Registered as a plugin: keeps the tests of the wanted rows, in the matrix's order, and tells what became of them.
+
+    ``quick`` keeps one test of each row for each seed, drawn by the seed; ``record`` adds what was run to the record of runs.
+    """
 
     rows: frozenset[str]
+    shape: str = ""
+    quick: bool = False
+    record: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """A test without a row is no fault; without --row every row runs but those that have a command of their own."""
         order = list(ROWS)
-        wanted = self.rows or frozenset(ROWS) - {"backfill", "nemesis"}
-        kept = [item for item in items if _row(item) in wanted]
+        kept = [item for item in items if self._wanted(item)]
+        if self.quick:
+            kept = self._drawn(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = sorted(kept, key=lambda item: order.index(_row(item)))
+
+    def _wanted(self, item: pytest.Item) -> bool:
+        row = _row(item)
+        possible = shapes_of(item)
+        if not row or (self.shape and possible and self.shape not in possible):
+            return False
+        if self.rows:
+            return row in self.rows
+        # The quick rows stand beside `make test`, which runs those of the other folders.
+        return row not in NAMED_ONLY and not (self.quick and (item.path.parent.name != "faults" or row in WITH_AIRFLOW))
+
+    def _drawn(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """One test of each row for each seed. Those of a row that take minutes are not among them."""
+        by_draw: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            if item.get_closest_marker("minutes") is None:
+                by_draw[_row(item), seed_of(item)].append(item)
+        return [random.Random(f"{row} {seed}").choice(found) for (row, seed), found in by_draw.items()]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
@@ -87,20 +122,58 @@ class Matrix:
                 state, why = "cannot run here", report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             elif report.failed:
                 state, why = "failed", _first_words(report)
-            oracles = dict(report.user_properties).get("oracles", "")
-            self.outcomes.append(Outcome(_row(item), item.name, str(oracles), self._seconds[item.nodeid], state, why))
+            oracles = str(dict(report.user_properties).get("oracles", ""))
+            shape, seed = shape_of(item, self.shape), seed_of(item)
+            # A teardown that fails is the end of a test that had passed.
+            self.outcomes = [outcome for outcome in self.outcomes if outcome.what != item.name]
+            self.outcomes.append(Outcome(_row(item), item.name, shape, seed, oracles, self._seconds[item.nodeid], state, why))
         return report
+
+    def pytest_sessionfinish(self) -> None:
+        if not self.record:
+            return
+        commit, dirty = runs.standing()
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        form = "quick" if self.quick else "long"
+        made = [
+            runs.Run(one.row, one.what, one.shape, one.seed, form, commit, dirty, one.state, round(one.seconds, 1), at, one.why)
+            for one in self.outcomes
+            if one.state in {"passed", "failed"}
+        ]
+        runs.append(made)
+        runs.PAGE.write_text(runs.page(ROWS, runs.read()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
         write("")
         for outcome in self.outcomes:
-            line = f"{outcome.row:<8}{outcome.what:<82}{outcome.oracles:<30}{outcome.seconds:>7.1f} s  {outcome.state}"
+            line = f"{outcome.row:<8}{outcome.shape:<10}{outcome.what:<82}{outcome.oracles:<24}{outcome.seconds:>7.1f} s  {outcome.state}"
             write(f"{line}: {outcome.why}" if outcome.why else line)
         states = Counter(outcome.state for outcome in self.outcomes)
         passed, failed = states.pop("passed", 0), states.pop("failed", 0)
         write("")
         write(", ".join([f"{passed} passed, {failed} failed", *(f"{count} {state}" for state, count in states.items())]))
+
+
+def shapes_of(item: pytest.Item) -> tuple[str, ...]:
+    """The shapes of pipeline that a test makes sense for; none where it has no pipeline that it could change."""
+    marker = item.get_closest_marker("shapes")
+    if marker is not None:
+        return marker.args
+    return tuple(SHAPES) if "shape" in getattr(item, "fixturenames", ()) else ()
+
+
+def shape_of(item: pytest.Item, wanted: str) -> str:
+    """The shape that a test runs with: the wanted one, or the one that its seed draws; empty where it has none."""
+    possible = shapes_of(item)
+    if not possible:
+        return ""
+    return wanted or random.Random(f"shape {seed_of(item)}").choice(possible)
+
+
+def seed_of(item: pytest.Item) -> int:
+    callspec = getattr(item, "callspec", None)
+    return int(callspec.params.get("seed", 0)) if callspec is not None else 0
 
 
 def _row(item: pytest.Item) -> str:

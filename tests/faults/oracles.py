@@ -40,8 +40,10 @@ def set_aside(evidence: Evidence, sent: Iterable[Place], poison: Iterable[Place]
     assert len(evidence.late_rows) == len(set(evidence.late_rows)), "I2: a late row is filed twice"
 
 
-def written_once(evidence: Evidence) -> None:
+def written_once(evidence: Evidence, *, upserts: bool = False) -> None:
     """I2: no batch and no file is in the sink's log twice, and no file was ever taken out but to be joined with others, or by a reset.
+
+    A batch that ``upserts`` takes out the files whose rows it replaces.
 
     That those rows are still there, and once, is for the exact answer to say.
     """
@@ -49,9 +51,9 @@ def written_once(evidence: Evidence) -> None:
     assert not (twice := [key for key, times in batches.items() if times > 1]), f"I2: committed twice: {twice}"
     files = Counter(path for commit in evidence.commits if commit.kind != RESET for path in commit.added)
     assert not (twice := [path for path, times in files.items() if times > 1]), f"I2: files added twice: {twice}"
-    assert not [commit for commit in evidence.commits if commit.removed and commit.app != COMPACTION and commit.kind != RESET], (
-        "I2: files were removed from the sink"
-    )
+    may_remove = {RESET, "batch"} if upserts else {RESET}
+    removing = [commit for commit in evidence.commits if commit.removed and commit.app != COMPACTION]
+    assert not [commit for commit in removing if commit.kind not in may_remove], "I2: files were removed from the sink"
 
 
 def one_owner(evidence: Evidence) -> None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import oracles
 from evidence import Evidence, collect
-from fleet import LEASE_SECONDS, Stream
-
-#: I6: after healing all shards are owned, and what was sent is read, within a lease and this.
-HEALED_SECONDS = 30.0
+from fleet import HEALED_SECONDS, LEASE_SECONDS
+from warm import WarmStream
 
 
 @dataclass
@@ -21,7 +19,7 @@ class Prove:
 
     def __call__(
         self,
-        stream: Stream,
+        stream: WarmStream,
         *kinds: str,
         live: bool = True,
         healing_seconds: float = HEALED_SECONDS,
@@ -39,10 +37,10 @@ class Prove:
             stream.send_more(100)
         stream.wait_read(LEASE_SECONDS + healing_seconds, to)
         stream.pause()
-        evidence = collect(stream.settings, stream.name, stream.began_at)
+        evidence = collect(stream.settings, stream.name, stream.began_at, stream.fleet.history)
         poison = [record.place for record in stream.sent if record.event_ms is None]
         oracles.set_aside(evidence, [record.place for record in stream.sent], poison)
-        oracles.written_once(evidence)
+        oracles.written_once(evidence, upserts=stream.shape.upserts)
         oracles.one_owner(evidence)
         oracles.never_back(evidence)
         oracles.ledger_is_the_sinks(evidence)

@@ -18,7 +18,7 @@ from typing import Any
 import oracles
 import psutil
 import pytest
-from evidence import collect
+from evidence import LeaseHistory, collect
 from real_airflow import Platform, until
 
 from hindcast.control.desired import DesiredState, DesiredStates
@@ -28,7 +28,8 @@ from hindcast.local import airflow, stack
 from hindcast.local.processes import Services, members
 from hindcast.settings import Settings, project_root
 
-pytestmark = pytest.mark.timeout(1500)
+#: The quick forms of these rows are in the acceptance tests, which have an Airflow.
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.minutes]
 
 PIPELINE = "stock_stats"
 TOPIC = "trades"
@@ -74,9 +75,10 @@ Sound = Callable[..., None]
 
 
 @pytest.fixture
-def sound(platform: Platform, whole: set[int], record_property: Callable[[str, object], None]) -> Sound:
+def sound(platform: Platform, whole: set[int], record_property: Callable[[str, object], None]) -> Iterator[Sound]:
     """See that the stream went on, that the same two workers run and no third ever did, and that the tables agree."""
     began_at = datetime.now(UTC)
+    history = LeaseHistory(Path(platform.settings.table("control", "leases"))).start()
 
     def judge(*, same_workers: bool = True) -> None:
         committed = platform.committed()
@@ -84,7 +86,7 @@ def sound(platform: Platform, whole: set[int], record_property: Callable[[str, o
         platform.watching()
         pids = platform.wait_whole()
         assert not same_workers or pids == whole, "the same two workers, and no other"
-        evidence = collect(platform.settings, PIPELINE, began_at)
+        evidence = collect(platform.settings, PIPELINE, began_at, history)
         oracles.one_owner(evidence)
         oracles.written_once(evidence)
         oracles.no_loss(evidence)
@@ -94,7 +96,8 @@ def sound(platform: Platform, whole: set[int], record_property: Callable[[str, o
         oracles.told(evidence)
         record_property("oracles", "I1 I2 I3 I6 I7 I9")
 
-    return judge
+    yield judge
+    history.stop()
 
 
 def restart(platform: Platform) -> None:

@@ -24,7 +24,7 @@ from hindcast.local.load import ensure_topic
 from hindcast.local.processes import Services, members
 from hindcast.settings import Settings, project_root
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.minutes]
 
 PIPELINE = "stock_stats"
 DAG_ID = f"reprocess.{PIPELINE}"

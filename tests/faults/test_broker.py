@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from fleet import LEASE_SECONDS, START_SECONDS, Stream, Worker
+from fleet import HEALED_SECONDS, LEASE_SECONDS, START_SECONDS, Worker
 from proof import Prove
+from shapes import OF_ONE_TOPIC
 from waiting import wait_until
+from warm import WarmStream
 
 from hindcast.local import broker as broker_service
 from hindcast.local.load import ensure_topic
@@ -19,11 +21,11 @@ from hindcast.local.processes import Services
 if TYPE_CHECKING:
     from conftest import Broker
 
-HEALING_SECONDS = 90.0  # the back-off of a query that failed again and again is a minute at most
+HEALING_SECONDS = 3 * HEALED_SECONDS  # the back-off of a query that failed again and again is a minute at most
 
 
 @pytest.mark.row("F14")
-def test_a_broker_killed_and_restarted(broker: Broker, stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_broker_killed_and_restarted(broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
     """It dies in the middle of the stream, then a restart on the same data: everything that was acknowledged is read once."""
     stream.send_more(600)
     service = Services(broker.settings.home).find(broker_service.NAME)
@@ -35,9 +37,10 @@ def test_a_broker_killed_and_restarted(broker: Broker, stream: Stream, pair: tup
     prove(stream, healing_seconds=HEALING_SECONDS)
 
 
+@pytest.mark.minutes
 @pytest.mark.row("F14")
 def test_a_broker_that_stands_still_for_a_minute(
-    broker: Broker, stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
 ) -> None:
     """The owners keep their leases meanwhile, or give them back and say so; nobody dies of it."""
     stream.send_more(300)
@@ -53,8 +56,9 @@ def test_a_broker_that_stands_still_for_a_minute(
     prove(stream, live=False, healing_seconds=HEALING_SECONDS)
 
 
+@pytest.mark.shapes(*OF_ONE_TOPIC)
 @pytest.mark.row("F15")
-def test_a_topic_created_again_with_fewer_offsets(broker: Broker, stream: Stream, pair: tuple[Worker, Worker], seed: int) -> None:
+def test_a_topic_created_again_with_fewer_offsets(broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], seed: int) -> None:
     """Its shards stop with an event that names the topic, the offsets and the cure; nothing of the new topic is taken for the old."""
     from kafka import KafkaAdminClient
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from fleet import START_SECONDS, Stream, Worker
+from fleet import START_SECONDS, Worker
 from proof import Prove
 from waiting import wait_until
+from warm import WarmStream
 
 from hindcast.control.desired import DesiredState
 from hindcast.local import broker as broker_service
@@ -36,7 +37,7 @@ MOST_WORKERS = 3
 class Nemesis:
     """Makes faults, and knows how to take back each that lasts."""
 
-    stream: Stream
+    stream: WarmStream
     broker: Settings
     rng: random.Random
     history: list[str] = field(default_factory=list)
@@ -120,7 +121,7 @@ class Nemesis:
 @pytest.mark.row("nemesis")
 @pytest.mark.timeout(1800)
 def test_the_nemesis(
-    broker: Broker, stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, request: pytest.FixtureRequest
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """Whatever mix of faults a seed draws, once they are healed the stream is exact, and every oracle agrees."""
     nemesis = Nemesis(stream, broker.settings, random.Random(seed))

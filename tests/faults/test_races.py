@@ -24,7 +24,7 @@ from hindcast.stream.fenced_table import Fence, FencedTable
 from hindcast.stream.files import _write_file
 
 LEASE_SECONDS = 1.0
-COMMITS = 4_000
+COMMITS, COMMITS_QUICK = 4_000, 400
 WRITERS = 4
 SCHEMA = pa.schema([("writer", pa.int64()), ("n", pa.int64())])
 
@@ -105,12 +105,15 @@ def _append(url: str, writer: int, commits: int) -> None:
 
 
 @pytest.mark.row("F30")
-def test_several_processes_append_to_one_local_sink(settings_factory: Callable[..., Settings], seed: int, record_property: Any) -> None:
-    """Four processes make 4,000 commits into one table on a local disk: every one of them is there, once."""
+def test_several_processes_append_to_one_local_sink(
+    settings_factory: Callable[..., Settings], seed: int, record_property: Any, quick: bool
+) -> None:
+    """Four processes make thousands of commits into one table on a local disk: every one of them is there, once."""
+    commits = COMMITS_QUICK if quick else COMMITS
     url = settings_factory().table("sinks", "shared")
     FencedTable(url, {}, "p/v1/v1.g0.s0").create(SCHEMA)
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_append, args=(url, writer, COMMITS // WRITERS)) for writer in range(WRITERS)]
+    processes = [context.Process(target=_append, args=(url, writer, commits // WRITERS)) for writer in range(WRITERS)]
     for process in processes:
         process.start()
     for process in processes:
@@ -119,8 +122,8 @@ def test_several_processes_append_to_one_local_sink(settings_factory: Callable[.
     table = DeltaTable(url)
     rows = table.to_pyarrow_table().to_pylist()
     found = [(row["writer"], row["n"]) for row in rows]
-    assert len(found) == len(set(found)) == COMMITS
-    assert set(found) == {(writer, n) for writer in range(WRITERS) for n in range(COMMITS // WRITERS)}
-    assert table.version() == COMMITS, "each commit is a version"
-    assert len(list(Path(url).glob("*.parquet"))) == COMMITS, "no file is left unnamed"
+    assert len(found) == len(set(found)) == commits
+    assert set(found) == {(writer, n) for writer in range(WRITERS) for n in range(commits // WRITERS)}
+    assert table.version() == commits, "each commit is a version"
+    assert len(list(Path(url).glob("*.parquet"))) == commits, "no file is left unnamed"
     record_property("oracles", "I1 I2")

@@ -10,11 +10,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fleet import Stream, Worker
-from live_stream import ends, ledger, sink_rows
+from fleet import Worker
+from live_stream import ends, ledger
 from proof import Prove
+from shapes import OF_ONE_TOPIC, iso
 from simulated_stream import BASE_MS, Record
 from waiting import wait_until
+from warm import WarmStream
 
 from hindcast.control.schema import ControlTable
 from hindcast.topics.offsets import TopicOffsets
@@ -43,7 +45,7 @@ POISON: dict[str, tuple[bytes | None, str]] = {
 class Partitions:
     """Gives records their next offsets, after those that the stream has sent."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: WarmStream) -> None:
         self._next = Counter(ends(stream.sent))
 
     def place(self, record: Record, partition: int | None = None) -> Record:
@@ -52,14 +54,15 @@ class Partitions:
         return replace(record, partition=partition, offset=self._next[partition] - 1)
 
 
-def later(stream: Stream, number: int) -> int:
+def later(stream: WarmStream, number: int) -> int:
     """An event time after all that was sent, in milliseconds."""
     return max(record.event_ms or 0 for record in stream.sent) + 20 * (number + 1)
 
 
+@pytest.mark.shapes("append", "late_sink")
 @pytest.mark.row("F19")
 def test_poison_is_filed_with_its_reason_and_harms_no_neighbour(
-    stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
 ) -> None:
     """Each kind of poison, between good records: a dead letter with offset and reason; every neighbour is in the result."""
     places, rng, kinds = Partitions(stream), random.Random(seed), {}
@@ -79,9 +82,10 @@ def test_poison_is_filed_with_its_reason_and_harms_no_neighbour(
     assert all(reasons.values())
 
 
+@pytest.mark.shapes("append", "upsert", "join", "late_sink")
 @pytest.mark.row("F19")
 def test_a_record_of_ten_megabytes_is_read_like_any_other(
-    broker: Broker, stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
 ) -> None:
     """Where the topic allows it, a huge record that does not parse is a dead letter with all its bytes, and the stream goes on."""
     from kafka import KafkaAdminClient, KafkaProducer
@@ -105,7 +109,7 @@ def test_a_record_of_ten_megabytes_is_read_like_any_other(
 
 
 @pytest.mark.row("F21")
-def test_duplicates_and_disorder_of_the_producer(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_duplicates_and_disorder_of_the_producer(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
     """5 % are sent again and neighbours change places: each offset counts once, whatever it holds."""
     rng, places = random.Random(seed), Partitions(stream)
     records = stream.more(500)
@@ -117,8 +121,9 @@ def test_duplicates_and_disorder_of_the_producer(stream: Stream, pair: tuple[Wor
     prove(stream, sends=False)
 
 
+@pytest.mark.shapes("append", "late_sink")
 @pytest.mark.row("F22")
-def test_rows_one_millisecond_around_the_watermark(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_rows_one_millisecond_around_the_watermark(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
     """A row is late for a window iff the window's end is at or before the watermark; a far-future stamp does not move the watermark."""
     places = Partitions(stream)
     top = (max(record.event_ms or 0 for record in stream.sent) // 1000 + 5) * 1000
@@ -141,13 +146,14 @@ def test_rows_one_millisecond_around_the_watermark(stream: Stream, pair: tuple[W
     assert found == [5, 5, 5, 2, 1, 1, 1, 0, 0]
 
 
-def _watermarks(stream: Stream) -> set[int]:
+def _watermarks(stream: WarmStream) -> set[int]:
     return {row.watermark_ms for row in {row.shard: row for row in ledger(stream.settings, stream.name)}.values()}
 
 
+@pytest.mark.shapes(*OF_ONE_TOPIC)
 @pytest.mark.row("F18")
 def test_aborted_transactions_leave_holes_and_no_rows(
-    broker: Broker, stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
 ) -> None:
     """Of transactions only the committed records count; the holes of aborted ones and of markers stop nothing."""
     from kafka import KafkaProducer
@@ -163,8 +169,7 @@ def test_aborted_transactions_leave_holes_and_no_rows(
         for _ in range(rng.randrange(5, 20)):
             partition = rng.randrange(4)
             event_ms, ask = newest + number * 500 + rng.randrange(500), rng.randrange(64, 6400) / 64
-            at = datetime.fromtimestamp(event_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            value = json.dumps({"ticker": f"T{partition}", "ts": at, "ask": ask}).encode()
+            value = stream.shape.value(Record(partition, 0, f"T{partition}", event_ms, ask))
             futures.append((partition, event_ms, ask, producer.send(stream.topic, value, key=b"k", partition=partition)))
         producer.flush()
         places = [(partition, future.get(timeout=30).offset, event_ms, ask) for partition, event_ms, ask, future in futures]
@@ -179,8 +184,9 @@ def test_aborted_transactions_leave_holes_and_no_rows(
         prove(stream, sends=False, to=offsets.latest(stream.topic))
 
 
+@pytest.mark.shapes(*OF_ONE_TOPIC)
 @pytest.mark.row("F18")
-def test_a_compacted_topic_with_tombstones(broker: Broker, stream: Stream, prove: Prove, seed: int) -> None:
+def test_a_compacted_topic_with_tombstones(broker: Broker, stream: WarmStream, prove: Prove, seed: int) -> None:
     """Of a compacted topic the stream reads what is left; offsets that compaction removed are no loss, tombstones are dead letters."""
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
     from kafka.admin import ConfigResource, ConfigResourceType
@@ -206,24 +212,24 @@ def test_a_compacted_topic_with_tombstones(broker: Broker, stream: Stream, prove
     wait_until(lambda: len(left()) < len(stream.sent) // 2, 90.0, "the cleaner has compacted the topic")
     ends_at = ends(stream.sent)
     kept = left()
-    workers = stream.fleet.whole()
+    stream.fleet.whole()
     stream.want()
-    stream.wait_owned_by(*workers)
+    stream.wait_shared()
     wait_until(lambda: stream.committed() == ends_at, 60.0, "the stream stands at the end of the topic")
     stream.sent = [record for record in stream.sent if record.place in kept]
     assert left() == kept, "the cleaner made no other pass while the stream read"
     prove(stream, sends=False, to=ends_at)
 
 
+@pytest.mark.shapes("append", "upsert", "late_sink")
 @pytest.mark.row("F20")
 @pytest.mark.parametrize("change", ["added", "widened", "dropped", "renamed"])
-def test_a_producer_changes_its_schema(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, change: str) -> None:
+def test_a_producer_changes_its_schema(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, change: str) -> None:
     """A new field and an integer for a double change nothing. A NOT NULL field that is gone makes dead letters: no null in silence."""
     from kafka import KafkaProducer
 
     def value(record: Record) -> dict[str, Any]:
-        at = datetime.fromtimestamp((record.event_ms or 0) / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        whole = {"ticker": record.ticker, "ts": at, "ask": record.ask}
+        whole = {"ticker": record.ticker, "ts": iso(record.event_ms or 0), "ask": record.ask}
         return {
             "added": {**whole, "venue": {"name": "X"}},
             "widened": {**whole, "ask": int(record.ask)},
@@ -249,10 +255,10 @@ def test_a_producer_changes_its_schema(stream: Stream, pair: tuple[Worker, Worke
     stream.pause()
     dead = {(row["partition"], row["offset"]): row["reason"] for row in _dead_letters(stream)}
     assert {dead.get(record.place) for record in records} == {"no ask"}, "each record without the field is told of"
-    assert all(least is not None for _, (least, _, _) in sink_rows(stream.settings, stream.name))
+    assert all(least is not None for _, (least, _, _) in stream.results())
     stream.sent += [replace(record, event_ms=None) for record in records]
     prove(stream, sends=False)
 
 
-def _dead_letters(stream: Stream) -> list[dict[str, Any]]:
+def _dead_letters(stream: WarmStream) -> list[dict[str, Any]]:
     return stream.fleet.rows(ControlTable.DEAD_LETTERS, ("pipeline", "=", stream.name))

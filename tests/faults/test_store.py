@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import subprocess
@@ -10,22 +9,29 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from evidence import log_files
-from faulty_worker import BROKEN, FAULTS
-from fleet import LEASE_SECONDS, START_SECONDS, Fleet, Stream, Worker, fleet_settings
+from fleet import HEALED_SECONDS, LEASE_SECONDS, PARTITIONS, SHARDS, START_SECONDS, Worker, fleet_settings
 from live_stream import declare
 from proof import Prove
+from shapes import Shape
 from waiting import wait_until
+from warm import WarmFleet, WarmStream
 
 from hindcast.control.desired import DesiredState
+from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings
 
-FAULTY = Path(__file__).with_name("faulty_worker.py")
-HEALING_SECONDS = 60.0
-#: Of commits that are written and then fail. One in three does, so that the rounds have five times as many commits as it takes.
-ENOUGH, MOST_ROUNDS = 6, 50
+if TYPE_CHECKING:
+    from conftest import Broker
+
+HEALING_SECONDS = 2 * HEALED_SECONDS
+#: How many commits must have failed after they were written, and in how many rounds of records at most.
+ENOUGH, ENOUGH_QUICK, MOST_ROUNDS = 6, 2, 60
+#: A store that fails more often than this cannot be renewed in for a whole lease.
+MOSTLY = 0.9
 
 
 def stand_still(seconds: float) -> None:
@@ -44,76 +50,67 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["chattr", "-i", str(folder)], check=True)
 
 
-@pytest.fixture
-def faulty(stream: Stream, seed: int) -> Iterator[Callable[..., Worker]]:
-    """Start workers with faults; they are ended with the test."""
-    made: list[Worker] = []
-
-    def start(**faults: object) -> Worker:
-        made.append(stream.fleet.start(FAULTY, **{FAULTS: json.dumps({"seed": seed, **faults})}))
-        return made[-1]
-
-    yield start
-    for process in made:
-        if process.poll() is None:
-            stream.fleet.kill(process)
-
-
-def only_one(stream: Stream) -> Worker:
-    """One sound worker, and no other."""
-    stream.fleet.whole()
-    sound, *others = stream.fleet.alive()
-    for process in others:
-        stream.fleet.kill(process)
-    return sound
-
-
 @pytest.mark.row("F8")
-@pytest.mark.parametrize("store", ["lease", "sink", "both"])
+@pytest.mark.parametrize("store", ["lease", "sink", "ledger", "audit", "all"])
 def test_a_commit_that_is_written_and_then_fails(
-    stream: Stream, faulty: Callable[..., Worker], prove: Prove, seed: int, store: str
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, store: str, quick: bool
 ) -> None:
-    """A third of a worker's commits land without its learning it: it reads before it tries again, and writes nothing twice."""
-    sound = only_one(stream)
-    shares = {name: {"after": 0.33} for name in ("lease", "sink") if store in {name, "both"}}
-    failing = faulty(**shares)
-    stream.want()
-    stream.wait_owned_by(sound, failing)
-    for _ in range(6):
-        stream.send_more(150)
-        stream.wait_read(HEALING_SECONDS)
-    stream.fleet.kill(sound)
-    stream.wait_owned_by(failing, seconds=LEASE_SECONDS + HEALING_SECONDS)
-    stream.send_more(300)
-    log = stream.fleet.log(stream.fleet.started.index(failing))
+    """A third of all commits land without their workers' learning it: they read before they try again, and write nothing twice."""
+    fleet, stores = stream.fleet, ["lease", "sink", "ledger", "audit"] if store == "all" else [store]
+    before = {name: fleet.broken(name) for name in stores}
+    enough = ENOUGH_QUICK if quick else ENOUGH
+    fleet.arm(seed=seed, **{name: {"after": 0.33} for name in stores})
+
+    def broken() -> bool:
+        return all(fleet.broken(name) - before[name] >= enough for name in stores)
+
     for _ in range(MOST_ROUNDS):
-        if log.read_text().count(BROKEN) >= ENOUGH:
-            break
-        stream.send_more(40)
+        stream.send_more(60)
         stream.wait_read(HEALING_SECONDS)
+        if broken():
+            break
+    wait_until(broken, HEALING_SECONDS, f"commits to {stores} were written and then failed")
+    if not quick:
+        victim = random.Random(seed).choice(stream.owners())
+        fleet.kill(victim)
+        stream.wait_owned(without=victim, seconds=LEASE_SECONDS + HEALING_SECONDS)
+        stream.send_more(300)
+        stream.wait_read(HEALING_SECONDS)
+    fleet.disarm()
     prove(stream, healing_seconds=HEALING_SECONDS)
-    assert log.read_text().count(BROKEN) >= ENOUGH, "it happened"
 
 
 @pytest.mark.row("F9")
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_lease_store_that_is_slow_and_fails(stream: Stream, faulty: Callable[..., Worker], prove: Prove, seed: int, share: float) -> None:
-    """One worker's lease store fails by chance and takes its time: where it cannot renew it stops itself, and the other goes on."""
-    sound = only_one(stream)
-    failing = faulty(lease={"before": share, "slow_seconds": 0.3})
-    stream.want()
-    stream.send_more()
-    wait_until(lambda: None not in stream.fleet.owners(stream.name).values() and stream.leases(), START_SECONDS, "the shards are owned")
-    for _ in range(5):
+@pytest.mark.parametrize("store", ["lease", "sink", "ledger", "audit"])
+def test_a_store_that_is_slow_and_fails(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, share: float, store: str, quick: bool
+) -> None:
+    """A store of one worker fails by chance and takes its time: it tries again, or stops itself if it cannot renew; another goes on."""
+    failing = random.Random(seed).choice(pair)
+    sound = [process for process in stream.fleet.alive() if process is not failing]
+    before = stream.fleet.broken(store)
+    stream.fleet.arm([failing], seed=seed, **{store: {"before": share, "slow_seconds": 0.3}})
+    for _ in range(2 if quick else 5):
         stream.send_more(150)
         stand_still(LEASE_SECONDS / 2)
-    prove(stream, healing_seconds=HEALING_SECONDS, live=share < 0.9)
-    assert sound.poll() is None, "the sound worker stays"
+    for _ in range(MOST_ROUNDS):
+        if stream.fleet.broken(store) > before:
+            break
+        stream.send_more(20)
+        stand_still(LEASE_SECONDS / 2)
+    assert stream.fleet.broken(store) > before, "it failed"
+    if store == "lease" and share < MOSTLY:
+        # Whoever cannot renew at times keeps or loses its shards, and meanwhile all is read.
+        stream.wait_read(HEALING_SECONDS)
+    stream.fleet.disarm()
+    prove(stream, healing_seconds=HEALING_SECONDS, live=store == "lease" and share < MOSTLY)
+    assert all(process.poll() is None for process in sound), "the sound workers stay"
     assert failing.poll() in {None, 0, 1}
 
 
 @pytest.mark.row("F9")
-def test_a_lease_table_that_is_read_only(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_lease_table_that_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
     """While nobody can renew, every owner stops before its lease would expire; when the table can be written again all goes on."""
     log = Path(stream.settings.table("control", "leases")) / "_delta_log"
     with read_only(log):
@@ -135,7 +132,7 @@ def _renewed_at(log: Path) -> float:
 
 
 @pytest.mark.row("F9")
-def test_a_sink_whose_log_is_read_only(stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_sink_whose_log_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
     """Batches fail, an event says so and what to do, and once it can be written each is there once."""
     with read_only(Path(stream.settings.table("sinks", stream.name)) / "_delta_log"):
         stream.send_more(200)
@@ -170,7 +167,7 @@ def stale_checkpoint(newest: Path) -> None:
 @pytest.mark.row("F11")
 @pytest.mark.parametrize("damage", [torn, empty, missing, missing_newest, stale_checkpoint])
 def test_a_damaged_log_of_the_sink(
-    stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], tmp_path: Path
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """No version is skipped: the shards are not consumed, an event says why, and with the log as it was they go on exactly."""
     stream.pause()
@@ -192,7 +189,7 @@ def test_a_damaged_log_of_the_sink(
 @pytest.mark.row("F11")
 @pytest.mark.parametrize("damage", [torn, empty, missing, stale_checkpoint])
 def test_a_damaged_log_of_the_leases(
-    stream: Stream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], tmp_path: Path
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """A worker does not start on it and says which table it is, or does not need what is gone: a checkpoint holds it."""
     stream.send_more(200)
@@ -239,17 +236,21 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 
 @pytest.mark.row("F13")
 @pytest.mark.parametrize("disk", ["tables", "checkpoints", "tmp"])
-def test_a_full_disk(broker: object, topic: str, settings_factory: Callable[..., Settings], prove: Prove, seed: int, disk: str) -> None:
+def test_a_full_disk(
+    broker: Broker, topic: str, shape: Shape, settings_factory: Callable[..., Settings], prove: Prove, seed: int, disk: str
+) -> None:
     """The disk of the tables, of Spark's checkpoints or of Spark's own files is full for two leases, then freed: all goes on, exactly."""
-    fleet = Fleet(fleet_settings(settings_factory(), broker.bootstrap_servers))  # type: ignore[attr-defined]
-    declare(fleet.settings, topic, shards=2)
-    stream = Stream(fleet, topic, seed=seed)
+    fleet = WarmFleet(fleet_settings(settings_factory(), broker.bootstrap_servers), spares=0)
+    for own in shape.topics(topic)[1:]:
+        ensure_topic(broker.bootstrap_servers, own, PARTITIONS)
+    declare(fleet.settings, topic, shards=SHARDS, shape=shape)
+    stream = WarmStream(fleet, topic, seed=seed, shape=shape)
     with small_disk(fleet.settings.home / disk, 192 if disk == "tmp" else 64) as folder:
         try:
-            workers = fleet.whole()
+            fleet.whole()
             stream.want()
             stream.send_more()
-            stream.wait_owned_by(*workers)
+            stream.wait_shared()
             stream.wait_read()
             _fill(folder / "ballast")
             stream.send_more(random.Random(seed).randrange(200, 400))
@@ -261,6 +262,7 @@ def test_a_full_disk(broker: object, topic: str, settings_factory: Callable[...,
                 assert stream.events("query_failed")
         finally:
             fleet.end()
+            fleet.history.stop()
 
 
 def _fill(path: Path) -> None:

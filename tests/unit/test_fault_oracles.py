@@ -12,7 +12,7 @@ from typing import Any
 
 import oracles
 import pytest
-from evidence import COMPACTION, Evidence, LeaseSeen, SinkCommit, lease_history, log_files
+from evidence import COMPACTION, Evidence, LeaseHistory, LeaseSeen, SinkCommit, log_files
 
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
@@ -83,6 +83,7 @@ SENT = [(0, offset) for offset in range(30)]
 CHECKS: dict[str, Callable[[Evidence], object]] = {
     "set_aside": lambda evidence: oracles.set_aside(evidence, SENT, [(0, 5)]),
     "written_once": oracles.written_once,
+    "upserted_once": lambda evidence: oracles.written_once(evidence, upserts=True),
     "one_owner": oracles.one_owner,
     "never_back": oracles.never_back,
     "ledger_is_the_sinks": oracles.ledger_is_the_sinks,
@@ -112,6 +113,7 @@ BREACHES: dict[str, tuple[str, Evidence]] = {
     "a batch is committed twice": ("written_once", with_commit(2, batch=1)),
     "a file is added twice": ("written_once", with_commit(2, added=("1.parquet",))),
     "a file was removed": ("written_once", with_commit(2, removed=("1.parquet",))),
+    "a seal removed a file of an upsert table": ("upserted_once", with_commit(3, removed=("1.parquet",))),
     "a zombie has written after the seal": ("one_owner", with_commit(4, epoch=1)),
     "an epoch of the lease fell": ("one_owner", with_lease(4, epoch=1)),
     "two owners share an epoch": ("one_owner", with_lease(3, epoch=1)),
@@ -156,33 +158,60 @@ def test_steals_are_counted_once() -> None:
     assert oracles.steals(replace(sound(), leases=asked)) == 1
 
 
-def test_the_old_end_of_the_leases_log_may_go_while_it_is_read_and_no_more(settings: Settings) -> None:
-    """A version's file that is deleted once its retention is over ends the history there; one that went too early is a breach."""
-    store, table = LeaseTable(settings), Path(settings.table("control", "leases"))
-    lease = Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, lease_owner="w1")
-    swap(store, lambda _: [lease])
-    (oldest,) = table.glob("*.parquet")
-    for _ in range(3):
-        swap(store, lambda snapshot: [lease.renewed() for lease in snapshot.leases.values()])
-    assert [seen.counter for seen in lease_history(table, "p", 0.0)] == [0, 1, 2, 3]
-    oldest.unlink()
-    with pytest.raises(AssertionError, match="deleted too early"):
-        lease_history(table, "p", 0.0)
-    for path in log_files(table):
-        os.utime(path, (time.time() - LEASES_RETENTION_SECONDS,) * 2)
-    assert [seen.counter for seen in lease_history(table, "p", 0.0)] == [1, 2, 3]
+def leased(settings: Settings, renewals: int = 3) -> Path:
+    """A lease table of so many renewals of one shard."""
+    store = LeaseTable(settings)
+    swap(store, lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, lease_owner="w1")])
+    renew(settings, renewals)
+    return Path(settings.table("control", "leases"))
 
 
-def test_what_is_older_than_the_moment_may_go_while_the_leases_log_is_read(settings: Settings) -> None:
-    """The upkeep deletes versions of before the stream, which were listed just now and whose successor is young: no breach."""
-    store, table = LeaseTable(settings), Path(settings.table("control", "leases"))
-    lease = Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, lease_owner="w1")
-    swap(store, lambda _: [lease])
-    for _ in range(3):
+def renew(settings: Settings, times: int) -> None:
+    store = LeaseTable(settings)
+    for _ in range(times):
         swap(store, lambda snapshot: [lease.renewed() for lease in snapshot.leases.values()])
-    oldest, before, *_ = log_files(table)
-    oldest.unlink()
-    oldest.symlink_to("deleted")  # it is listed, and it is not there
-    since = time.time() - LEASES_RETENTION_SECONDS / 2
-    os.utime(before, (since - 1,) * 2)
-    assert [seen.counter for seen in lease_history(table, "p", since)] == [1, 2, 3]
+
+
+def counters(history: LeaseHistory, since: float = 0.0) -> list[int]:
+    return [seen.counter for seen in history.of("p", since)]
+
+
+def test_the_history_of_the_leases_outlives_their_table(settings: Settings) -> None:
+    """What was read once stays, whatever the table's upkeep deletes afterwards."""
+    table = leased(settings)
+    history = LeaseHistory(table)
+    assert counters(history) == [0, 1, 2, 3]
+    renew(settings, 2)
+    assert counters(history) == [0, 1, 2, 3, 4, 5]
+    for path in log_files(table)[:3]:
+        path.unlink()
+    assert counters(history) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_version_of_the_leases_that_went_too_early_is_a_breach(settings: Settings) -> None:
+    """A version that nobody has read is missed loudly, but not where it is older than what is asked for."""
+    table = leased(settings)
+    oldest, *others = log_files(table)
+    oldest.rename(oldest.with_suffix(".gone"))
+    history = LeaseHistory(table)
+    history._next = 0
+    with pytest.raises(AssertionError, match="version 0"):
+        history.of("p")
+    before = time.time() - LEASES_RETENTION_SECONDS
+    os.utime(others[0], (before,) * 2)
+    assert counters(history, since=before + 1) == [1, 2, 3]
+    with pytest.raises(AssertionError, match="deleted before they were read"):
+        history.of("p")
+
+
+def test_a_torn_version_of_the_leases_is_read_once_it_is_whole(settings: Settings) -> None:
+    """Half a file and an empty one are waited for."""
+    table = leased(settings)
+    history, newest = LeaseHistory(table), log_files(table)[-1]
+    text = newest.read_text()
+    for torn in (text[:40], ""):
+        newest.write_text(torn)
+        with pytest.raises(AssertionError, match="cannot be read"):
+            history.of("p")
+    newest.write_text(text)
+    assert counters(history) == [0, 1, 2, 3]
