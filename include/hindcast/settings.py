@@ -54,6 +54,10 @@ class Settings(BaseSettings):
         default="0 * * * *", description="cron, in UTC, of the DAGs that correct windows for which late rows came"
     )
     archive_schedule: str = Field(default="30 * * * *", description="cron, in UTC, of the DAG that archives topics; stay within retention")
+    schedule_spread_seconds: float = Field(
+        default=3600.0, ge=0.0, description="scheduled replays start up to so long after their interval, each pipeline at its own delay"
+    )
+    spark_pool: str = Field(default="hindcast_spark", description="Airflow's pool whose slots Spark drivers take; `hindcast up` makes it")
     replay_wait_seconds: float = Field(
         default=7200.0, ge=0.0, description="how long a replay in Airflow waits for a stream that has not read its range yet"
     )

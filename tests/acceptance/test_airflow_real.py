@@ -22,6 +22,7 @@ from real_airflow import ENDED, Platform, measured, until
 from hindcast.control.desired import DesiredState, DesiredStates, desired_of
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
+from hindcast.control.schema import ControlTable
 from hindcast.local import airflow, stack
 from hindcast.local.generators.trades import trades
 from hindcast.local.processes import Services, members
@@ -311,6 +312,61 @@ def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform)
     assert "Replaying stock_stats: offsets" in platform.log(task)
     links = platform.api("GET", f"/dags/replay.stock_stats/dagRuns/{dag_run}/taskInstances/hindcast/links")["extra_links"]
     assert links["Verdict"] == f"{platform.settings.airflow_url}/hindcast/verdicts/{result['run_id']}"
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_replay_waits_for_a_stream_that_is_behind_without_a_try(platform: Platform) -> None:
+    """The range's records are in the topic and the stream is paused: the task is deferred and says so, and once the stream goes on it
+    replays the range in its first try. Nothing was red meanwhile.
+    """
+    platform.unpause("replay.stock_stats")
+    first = {str(partition): offset for partition, offset in platform.committed_to("stock_stats").items()}
+    last = {partition: offset + 5 for partition, offset in first.items()}
+    dag_run = platform.run("replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last})
+
+    def waiting() -> dict[str, Any] | None:
+        task = platform.tasks("replay.stock_stats", dag_run)[0]
+        return task if task["state"] == "deferred" and "hindcast resume stock_stats" in platform.log(task) else None
+
+    deferred = until("the replay deferred, and its log naming the pause", waiting)
+    assert "records of the range are still to be committed" in platform.log(deferred)
+    want(platform, DesiredState.RUNNING)
+    assert platform.ended("replay.stock_stats", dag_run) == "success"
+    task = platform.tasks("replay.stock_stats", dag_run)[0]
+    assert task["try_number"] == 1
+    assert platform.xcom(task)["input_rows"] == 5 * len(first)
+
+
+def test_an_interval_before_the_stream_is_skipped_and_leaves_a_row_that_says_why(platform: Platform, fleet: dict[str, Any]) -> None:
+    """As the schedule's first run of a new pipeline is: neither red nor retried."""
+    platform.unpause("replay.stock_stats")
+    times = {"from_time": "2020-01-01T00:00:00+00:00", "to_time": "2020-01-01T01:00:00+00:00"}
+    dag_run = platform.run("replay.stock_stats", {"range": "from one time to another", **times})
+    assert platform.ended("replay.stock_stats", dag_run) == "success"
+    task = platform.tasks("replay.stock_stats", dag_run)[0]
+    assert (task["state"], task["try_number"]) == ("skipped", 1)
+    row = platform.tables.rows(ControlTable.RUNS, [("run_id", "=", platform.xcom(task, "run_id"))])[0]
+    assert row["state"] == "skipped"
+    assert "no record from there on came before" in row["note"]
+
+
+def test_drivers_take_slots_of_their_pool_and_a_persons_run_goes_first(platform: Platform, fleet: dict[str, Any]) -> None:
+    """The pool is made with Airflow. A run of the schedule has the lesser weight, so of two that wait a person's starts first."""
+    pools = {pool["name"]: pool for pool in platform.api("GET", "/pools")["pools"]}
+    assert pools["hindcast_spark"]["slots"] >= 1
+    platform.unpause("replay.stock_stats")
+    asked = platform.run("replay.stock_stats", {"range": "data interval of the run"})
+    weights: dict[str, int] = {}
+
+    def weighed() -> bool:
+        for task in platform.tasks("replay.stock_stats"):
+            assert task["pool"] == "hindcast_spark"
+            weights[task["dag_run_id"].partition("__")[0]] = task["priority_weight"]
+        return {"scheduled", "manual"} <= weights.keys()
+
+    until("a run of the schedule and one that was asked for", weighed)
+    assert weights["manual"] > weights["scheduled"]
+    assert platform.ended("replay.stock_stats", asked) == "failed", "it has no data interval"
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,30 @@ def test_supervise_runs_again_and_again_but_never_twice_at_once(dags: dict[str, 
 def test_replay_has_data_intervals_and_catches_nothing_up(dags: dict[str, DAG]) -> None:
     """Airflow's default timetable of a cron text has empty intervals: a run would cover nothing."""
     dag = dags["replay.stock_stats"]
-    assert type(dag.timetable).__name__ == "CronDataIntervalTimetable"
+    assert type(dag.timetable).__name__ == "SpreadCronTimetable"
     assert dag.catchup is False
     assert dag.max_active_runs == 2
     task = dag.get_task("hindcast")
     assert task.max_active_tis_per_dag == 1
     assert task.retries > 0
     assert [asset.name for asset in task.outlets] == ["hindcasts.stock_stats"]
+
+
+STARTS_SPARK = {
+    "replay.stock_stats": {"hindcast"},
+    "validate.stock_stats": {"judge"},
+    "reprocess.stock_stats": {"start", "judge", "compare"},
+    "supervise": set(),
+    "maintain": set(),
+}
+
+
+@pytest.mark.parametrize("dag_id", STARTS_SPARK)
+def test_a_task_that_starts_a_driver_takes_a_slot_of_the_drivers_pool(dags: dict[str, DAG], dag_id: str) -> None:
+    """What needs no Spark waits for nobody's replay; the watch of a promotion neither, as it may have to back out."""
+    tasks = DagSerialization.from_dict(DagSerialization.to_dict(dags[dag_id])).tasks
+    assert {task.task_id for task in tasks if task.pool == "hindcast_spark"} == STARTS_SPARK[dag_id]
+    assert {task.task_id for task in tasks if type(task.weight_rule).__name__ == "AskedFirst"} == STARTS_SPARK[dag_id]
 
 
 def test_a_pipeline_that_corrects_has_a_dag_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from hindcast.airflow.reprocessing import (
     StartVersionOperator,
     WatchPromotedOperator,
 )
+from hindcast.airflow.scheduling import ASKED_FIRST, SpreadCronTimetable
 from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -49,6 +50,12 @@ RETRIES: dict[str, Any] = {
     "max_retry_delay": timedelta(minutes=10),
 }
 
+
+def _driver() -> dict[str, Any]:
+    """For a task that starts a Spark driver: a slot of the drivers' pool, what a person asked for first."""
+    return {**RETRIES, "pool": Settings().spark_pool, "weight_rule": ASKED_FIRST}
+
+
 SUPERVISE_DOC = """
 Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no stream: `hindcast pause` and `hindcast drain` do.
 """
@@ -58,7 +65,7 @@ Runs the same offsets again as a batch: the *hindcast* of `{name}`.
 Each hindcast raises an asset event, on which `validate.{name}` judges it.
 
 - On its schedule, and in `airflow backfill create --dag-id replay.{name} --from-date ... --to-date ...` (the end date counts too),
-  a run covers its data interval.
+  a run covers its data interval. A scheduled run starts a while after its interval has ended, at a delay that is this pipeline's own.
 - Triggered by hand, it covers what the form says. Ends are exclusive; offsets are JSON of partition to offset,
   e.g. `{{"0": 100, "1": 200}}`.
 
@@ -110,7 +117,7 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
     """
     with DAG(
         dag_id=f"replay.{pipeline.name}",
-        schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
+        schedule=_spread(f"replay.{pipeline.name}", schedule),
         start_date=START,
         catchup=False,
         max_active_runs=ACTIVE_RUNS,
@@ -134,9 +141,13 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
             from_time="{{ params.from_time or '' }}",
             to_time="{{ params.to_time or '' }}",
             max_active_tis_per_dag=REPLAYS_AT_ONCE,
-            **RETRIES,
+            **_driver(),
         )
     return dag
+
+
+def _spread(dag_id: str, schedule: str) -> SpreadCronTimetable:
+    return SpreadCronTimetable(schedule, name=dag_id, spread_seconds=Settings().schedule_spread_seconds)
 
 
 def _offsets(title: str, description: str) -> Param:
@@ -161,7 +172,7 @@ def correct_dag(name: str, schedule: str) -> DAG:
     """
     with DAG(
         dag_id=f"correct.{name}",
-        schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
+        schedule=_spread(f"correct.{name}", schedule),
         start_date=START,
         catchup=False,
         max_active_runs=1,
@@ -169,7 +180,7 @@ def correct_dag(name: str, schedule: str) -> DAG:
         description=f"Replays the windows of {name} for which late rows came, so that readers get them whole",
         doc_md=CORRECT_DOC.format(name=name),
     ) as dag:
-        CorrectLateOperator(task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **RETRIES)
+        CorrectLateOperator(task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **_driver())
     return dag
 
 
@@ -200,7 +211,7 @@ def validate_dag(pipeline: Pipeline) -> DAG:
             pipeline=pipeline.name,
             max_active_tis_per_dag=REPLAYS_AT_ONCE,
             map_index_template="{{ task.run_id }}",
-            **RETRIES,
+            **_driver(),
         ).expand(run_id=found.output)
     return dag
 
@@ -241,17 +252,18 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
         },
     ) as dag:
         about: dict[str, Any] = {"pipeline": name, "version": "{{ params.version }}", **RETRIES}
+        of_spark = {**about, **_driver()}
         start = StartVersionOperator(
             task_id="start",
             start="{{ params['from'] }}",
             from_time="{{ params.from_time or '' }}",
             from_offsets="{{ params.from_offsets | tojson }}",
             new_table="{{ params.new_table }}",
-            **about,
+            **of_spark,
         )
         caught_up = AwaitCaughtUpOperator(task_id="caught_up", **about)
-        judge = JudgeVersionOperator(task_id="judge", max_active_tis_per_dag=REPLAYS_AT_ONCE, **about)
-        compare = CompareVersionsOperator(task_id="compare", **about)
+        judge = JudgeVersionOperator(task_id="judge", max_active_tis_per_dag=REPLAYS_AT_ONCE, **of_spark)
+        compare = CompareVersionsOperator(task_id="compare", **of_spark)
         approve = ApprovePromotionOperator(
             task_id="approve",
             pipeline=name,
@@ -263,6 +275,7 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
         )
         promote = PromoteVersionOperator(task_id="promote", approval=XComArg(approve, ANSWER), caught_up=caught_up.output, **about)
         discard = DiscardVersionOperator(task_id="discard", **about)
+        # In no pool: it may have to return to the old version, and must not wait for a replay to end.
         watch = WatchPromotedOperator(task_id="watch", promoted=promote.output, minutes="{{ params.watch_minutes }}", **about)
         start >> caught_up >> judge >> compare >> approve >> [promote, discard]
         promote >> watch
@@ -300,7 +313,7 @@ def archive_dag(topics: Iterable[str], schedule: str) -> DAG:
         description="Copies topics into archives that outlive their retention",
     ) as dag:
         for topic in topics:
-            ArchiveOperator(task_id=topic, topic=topic, **RETRIES)
+            ArchiveOperator(task_id=topic, topic=topic, **_driver())
     return dag
 
 
@@ -317,5 +330,5 @@ def benchmark_dag(pipelines: Iterable[str]) -> DAG:
         description="Replays the reference ranges of pipelines, so that versions can be compared",
     ) as dag:
         for name in pipelines:
-            BenchmarkOperator(task_id=name, pipeline=name, **RETRIES)
+            BenchmarkOperator(task_id=name, pipeline=name, **_driver())
     return dag

@@ -1,4 +1,4 @@
-"""What Airflow learns of Hindcast: the control room's pages and the buttons on tasks.
+"""What Airflow learns of Hindcast: the control room's pages, the buttons on tasks, and when Spark drivers start.
 
 Every Airflow process imports this, tasks included; so the web application is made on the first request, in the API server alone.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.plugins_manager import AirflowPlugin
 
 from hindcast.airflow.links import PREFIX, ControlRoomLink, DataDocsLink, VerdictLink
+from hindcast.airflow.scheduling import AskedFirst, SpreadCronTimetable
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -46,3 +47,5 @@ class HindcastPlugin(AirflowPlugin):
         {"name": "Hindcast", "href": f"{PREFIX.lstrip('/')}/", "destination": "nav", "url_route": "hindcast", "nav_top_level": True}
     ]
     operator_extra_links: list[Any] = [ControlRoomLink(), VerdictLink(), DataDocsLink()]
+    timetables: list[Any] = [SpreadCronTimetable]
+    priority_weight_strategies: list[Any] = [AskedFirst]

@@ -13,6 +13,7 @@ import http.client
 import io
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import structlog
 
 from hindcast.errors import PrerequisiteError, ServiceError
@@ -44,6 +46,8 @@ _REFRESH_SECONDS = 15  # how soon a changed DAG file is seen
 _PARALLELISM = 4
 #: How long a writer waits for another one: five services and every task share one SQLite, and its own 5 s are not enough on busy cores.
 _LOCKED_SECONDS = 60
+#: Of a Spark driver beside its heap: the JVM's own memory, its Python and the Python workers.
+_BESIDE_HEAP_MIB = 900
 #: What every process of Airflow's runs as it starts.
 _LOCAL_SETTINGS = """from hindcast.local.sqlite import lock_before_savepoints
 
@@ -158,6 +162,7 @@ def start(settings: Settings, *, dags: Path | None = None, ready_seconds: float 
             ports = {"api": port} if component == "api-server" else {}
             services.start(PREFIX + component, [executable(), component, *options], environment(settings), ports=ports)
     _wait_healthy(settings, ready_seconds)
+    _make_pool(settings)
     _log.info("Airflow is healthy.", address=settings.airflow_url, seconds=round(time.monotonic() - began, 1))
     return settings
 
@@ -217,6 +222,36 @@ def login(settings: Settings) -> str:
     """A token of the administrator for :func:`request`."""
     password = json.loads(password_file(settings).read_text())[ADMIN]
     return str(request(settings.airflow_url, "POST", "/auth/token", {"username": ADMIN, "password": password})["access_token"])
+
+
+def spark_drivers(settings: Settings, cores: int, memory_mib: int) -> int:
+    """How many Spark drivers the machine has room for beside its streams: each in cores of its own, all in half of the memory."""
+    threads = re.fullmatch(r"local\[(\d+)\]", settings.spark_master)
+    cores_each = int(threads[1]) if threads else 1
+    unit = {"m": 1, "g": 1024}[settings.spark_driver_memory[-1]]
+    driver_mib = int(settings.spark_driver_memory[:-1]) * unit + _BESIDE_HEAP_MIB
+    return max(min(cores // cores_each, memory_mib // 2 // driver_mib), 1)
+
+
+def _make_pool(settings: Settings) -> None:
+    """Make the pool of Spark drivers. One that is there stays as it is: somebody may have given it other slots."""
+    token = login(settings)
+    known = request(settings.airflow_url, "GET", "/api/v2/pools?limit=1000", token=token)["pools"]
+    if any(pool["name"] == settings.spark_pool for pool in known):
+        return
+    slots = spark_drivers(settings, os.cpu_count() or 1, psutil.virtual_memory().total // 2**20)
+    pool = {
+        "name": settings.spark_pool,
+        "slots": slots,
+        "description": "Spark drivers of replays and verdicts at once",
+        "include_deferred": False,
+    }
+    try:
+        request(settings.airflow_url, "POST", "/api/v2/pools", pool, token)
+    except ServiceError as error:
+        if "with 409" not in str(error):  # it was made at the same moment
+            raise
+    _log.info("Made the pool of Spark drivers.", pool=settings.spark_pool, slots=slots)
 
 
 def _running(settings: Settings) -> bool:
