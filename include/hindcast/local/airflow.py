@@ -54,6 +54,8 @@ _LOCAL_SETTINGS = """from hindcast.local.sqlite import lock_before_savepoints
 lock_before_savepoints()
 """
 ADMIN = "admin"
+#: In the error of a :func:`request` for what is not there.
+NOT_FOUND = "with 404"
 SECRET = 0o600
 
 _log = structlog.get_logger(__name__)
@@ -226,8 +228,9 @@ def login(settings: Settings) -> str:
 
 def spark_drivers(settings: Settings, cores: int, memory_mib: int) -> int:
     """How many Spark drivers the machine has room for beside its streams: each in cores of its own, all in half of the memory."""
-    threads = re.fullmatch(r"local\[(\d+)\]", settings.spark_master)
-    cores_each = int(threads[1]) if threads else 1
+    cores_each = 1
+    if threads := re.fullmatch(r"local\[(\d+|\*)\]", settings.spark_master):
+        cores_each = cores if threads[1] == "*" else int(threads[1])
     unit = {"m": 1, "g": 1024}[settings.spark_driver_memory[-1]]
     driver_mib = int(settings.spark_driver_memory[:-1]) * unit + _BESIDE_HEAP_MIB
     return max(min(cores // cores_each, memory_mib // 2 // driver_mib), 1)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from hindcast.local import airflow, doctor, stack
 from hindcast.local.failover import kill_an_owner
 from hindcast.local.load import Account, account_path, ensure_topic
 from hindcast.local.processes import Services
+from hindcast.local.schedules import pause_remembered, remember
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 
@@ -40,12 +42,15 @@ LEAST_WINDOWS = 200
 _PARSED_SECONDS = 120.0  # Airflow reads the DAG files within some seconds of its start
 _OWNED_SECONDS = 240.0  # `supervise` runs, two JVMs start, on a machine that may be busy
 _CAUGHT_UP_SECONDS = 600.0  # on a busy machine the stream may be minutes behind the load
-_VERDICT_SECONDS = 600.0
+_STALLED_SECONDS = 600.0  # without any progress of a replay or verdict; one that goes on may take as long as it takes
 _POLL_SECONDS = 1.0
 _MEMORY_SECONDS = 10.0  # between two looks at the memory: each reads all of the processes' maps
 #: The choice of ``replay.<pipeline>``'s form that takes offsets (hindcast.airflow.operators.RangeChoice.OFFSETS).
 _BY_OFFSETS = "from offsets to offsets"
 _FAILED_RUN = "failed"
+#: States of a task that has a slot of its pool, and of one that waits for it.
+_IN_SLOT = ("running", "queued")
+_BEFORE_SLOT = ("scheduled", "deferred", "up_for_retry")
 
 
 def run(settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_per_second: float, seed: int) -> None:
@@ -95,6 +100,15 @@ def check(summary: Mapping[str, Any]) -> None:
         raise VerdictFailedError(**named, failed="; ".join(failed))
 
 
+@dataclass(frozen=True)
+class Drivers:
+    """The tasks of the drivers' pool, in words, one by one, and how much those that run have logged: a change of it is progress."""
+
+    text: str
+    tasks: frozenset[tuple[Any, ...]]
+    logged_bytes: int
+
+
 class Demo:
     """One demo of one pipeline."""
 
@@ -122,6 +136,7 @@ class Demo:
         topic = self.pipeline.source.name
         # The load begins when somebody reads: else the first batch would be all that was sent while Spark started.
         self.settings = stack.up(self.settings, topic=None, say=self.say)
+        pause_remembered(self.settings, self.say)
         self._want_running()
         self._unpause("supervise", "maintain")
         self._wait_owned()
@@ -152,6 +167,17 @@ class Demo:
                 while problem := self._refusal(dag, token):
                     tick(problem)
         self.say(f"Unpaused {', '.join(dags)}.")
+
+    def _unpause_until_down(self, *dags: str) -> None:
+        """Unpause DAGs that start replays by themselves; those that nobody had unpaused before are paused again after the demo."""
+        token = airflow.login(self.settings)
+        try:
+            found = airflow.request(self.settings.airflow_url, "GET", "/api/v2/dags?paused=false&limit=1000", token=token)["dags"]
+            running = {dag["dag_id"] for dag in found}
+        except ServiceError:  # a busy one: rather pause one too many
+            running = set()
+        remember(self.settings, [dag for dag in dags if dag not in running])
+        self._unpause(*dags)
 
     def _refusal(self, dag: str, token: str) -> str:
         """Why the DAG could not be unpaused, e.g. that it is not parsed yet; empty where it is."""
@@ -215,7 +241,7 @@ class Demo:
         """Have Airflow replay the account's offsets; returns the verdict's row and the run's."""
         token = airflow.login(self.settings)
         name = self.pipeline.name
-        self._unpause(f"replay.{name}", f"validate.{name}")
+        self._unpause_until_down(f"replay.{name}", f"validate.{name}")
         partitions = {partition for row in Ledger(ControlTables(self.settings)).batches(name) for partition in row.end_offsets}
         nothing = dict.fromkeys(sorted(partitions), 0)  # a partition that got no row has its end where it begins
         offsets = {"from_offsets": {**nothing, **account.start_offsets}, "to_offsets": {**nothing, **account.end_offsets}}
@@ -228,13 +254,30 @@ class Demo:
             self.settings.airflow_url, "POST", f"/api/v2/dags/replay.{name}/dagRuns", {"logical_date": None, "conf": conf}, token
         )
         self.say(f"Airflow replays {account.sent} rows: the DAG replay.{name}, run {started['dag_run_id']}.")
-        with self._waiting("the replay and its verdict", _VERDICT_SECONDS) as tick:
+        with self._waiting("the replay and its verdict", _STALLED_SECONDS) as tick:
             while (verdict := self._judged(asked, account)) is None:
                 for dag in (f"replay.{name}", f"validate.{name}"):
                     self._raise_if_failed(dag, token, started["dag_run_id"] if dag.startswith("replay") else "", asked)
-                tick("")
+                drivers = self._drivers(token)
+                tick(drivers.text, drivers)
         rows = ControlTables(self.settings).rows(ControlTable.RUNS, [("run_id", "=", verdict["run_id"])])
         return verdict, max(rows, key=lambda row: row["finished_at"] or row["started_at"])
+
+    def _drivers(self, token: str) -> Drivers:
+        """What replays and verdicts do, ours and those that ours waits behind."""
+        states = "&".join(f"state={state}" for state in (*_IN_SLOT, *_BEFORE_SLOT))
+        path = f"/api/v2/dags/~/dagRuns/~/taskInstances?pool={self.settings.spark_pool}&{states}&limit=100"
+        try:
+            tasks = airflow.request(self.settings.airflow_url, "GET", path, token=token)["task_instances"]
+        except ServiceError:
+            return Drivers("Airflow is busy", frozenset(), 0)
+        logs = self.settings.logs_dir / "airflow"
+        running = [task for task in tasks if task["state"] in _IN_SLOT]
+        folders = [logs / f"dag_id={task['dag_id']}" / f"run_id={task['dag_run_id']}" / f"task_id={task['task_id']}" for task in running]
+        said = sum(file.stat().st_size for folder in folders for file in folder.rglob("*.log"))
+        text = f"{len(running)} replays or verdicts run, {len(tasks) - len(running)} wait"
+        known = ("dag_id", "dag_run_id", "task_id", "map_index", "try_number", "state")
+        return Drivers(text, frozenset(tuple(task[name] for name in known) for task in tasks), said)
 
     def _judged(self, since: datetime, account: Account) -> dict[str, Any] | None:
         """The newest verdict on the account's offsets."""
@@ -312,11 +355,23 @@ class Demo:
         self.say(f"Data Docs: {(self.settings.home / 'data_docs' / verdict['data_docs']).as_uri()}")
 
     @contextmanager
-    def _waiting(self, what: str, timeout_seconds: float) -> Iterator[Callable[[str], None]]:
-        """A spinner, and the function to call in each turn of a wait: it tells of new faults, and raises once the time is over."""
+    def _waiting(self, what: str, timeout_seconds: float) -> Iterator[Callable[..., None]]:
+        """A spinner, and the function to call in each turn of a wait: it tells of new faults, and raises once the time is over.
+
+        Its second argument, if any, is a sign of progress: the time begins anew whenever it has changed.
+        """
         deadline = time.monotonic() + timeout_seconds
+        seen: Hashable = None
+
+        def tick(detail: str, sign: Hashable = None) -> None:
+            nonlocal deadline, seen
+            if sign != seen:
+                deadline = time.monotonic() + timeout_seconds
+            seen = sign
+            self._tick(what, detail, deadline, timeout_seconds, spinner)
+
         with self._console.status(f"Waiting for {what}") as spinner:
-            yield lambda detail: self._tick(what, detail, deadline, timeout_seconds, spinner)
+            yield tick
 
     def _tick(self, what: str, detail: str, deadline: float, timeout_seconds: float, spinner: Status) -> None:
         if time.monotonic() >= deadline:

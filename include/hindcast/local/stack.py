@@ -17,6 +17,7 @@ from hindcast.local import airflow, broker, jars
 from hindcast.local.detach import write_atomically
 from hindcast.local.load import DEFAULT_ROWS_PER_SECOND, account_path, ensure_topic
 from hindcast.local.processes import Service, Services, inherited_environment, last_lines, launch_worker, members, memory_bytes
+from hindcast.local.schedules import pause_remembered
 from hindcast.settings import SETTINGS_FILE, Settings
 
 LOAD_PREFIX = "load-"
@@ -134,7 +135,7 @@ def down(settings: Settings, *, say: Say = print) -> None:
     """Stop everything of this home, and make sure that nothing is left.
 
     Airflow goes first, as it would launch again what is stopped; the broker last, as the load and the workers end by writing.
-    What is wanted of the pipelines stays: the next ``up`` goes on from there.
+    What is wanted of the pipelines stays: the next ``up`` goes on from there. The schedules that a demo started are paused.
 
     :raises ServiceError: where a process could not be ended
     """
@@ -146,6 +147,7 @@ def down(settings: Settings, *, say: Say = print) -> None:
             return
         running = [service.name for service in known if service.running]
         say(f"Stopping {', '.join(running)} ..." if running else "Nothing was running.")
+        pause_remembered(settings, say)
         airflow.stop(settings)
         stop_loads(settings)
         _stop(settings, services.workers(), _WORKER_GRACE_SECONDS)
