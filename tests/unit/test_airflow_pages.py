@@ -31,6 +31,7 @@ with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries 
     from fastapi.routing import APIRoute
     from fastapi.testclient import TestClient
 
+    from hindcast.airflow.pages import app as pages_app
     from hindcast.airflow.pages import documents
     from hindcast.airflow.pages.app import create_app
     from hindcast.airflow.pages.facts import Facts
@@ -156,6 +157,15 @@ def test_a_verdict_without_windows_says_how_many_rows_it_compared(viewer: TestCl
     ControlTables(settings).append(ControlTable.VERDICTS, [verdict("no-windows", windows_compared=0, rows_compared=268_927)])
     assert "<b>268,927</b><span>rows compared</span>" in viewer.get("verdicts/no-windows").text
     assert "<b>3,600</b><span>windows compared</span>" in viewer.get(f"verdicts/{RUN}").text
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_overview_says_that_the_drivers_pool_is_missing(viewer: TestClient, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """Airflow starts no task of a pool that it does not have, and shows nothing but tasks that wait."""
+    asked: list[str] = []
+    monkeypatch.setattr(pages_app, "pool_exists", lambda name: asked.append(name) or known)
+    assert ("airflow pools set hindcast_spark" in viewer.get("").text) is not known
+    assert asked == ["hindcast_spark"]
 
 
 def test_an_empty_platform_has_an_overview(settings: Settings) -> None:

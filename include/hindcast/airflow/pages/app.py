@@ -9,8 +9,10 @@ from typing import Any
 import jinja2
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
+from airflow.models.pool import Pool
 from fastapi import Depends, FastAPI, HTTPException, Request, status
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hindcast.airflow.pages import documents, formats
@@ -47,6 +49,14 @@ def _page(template: str, root: str, *, status_code: int = 200, **values: Any) ->
     return HTMLResponse(html, status_code=status_code, headers=PAGE_HEADERS)
 
 
+def pool_exists(name: str) -> bool:
+    """Whether Airflow has this pool. It starts no task of a pool that it does not have, and says so in its own log alone."""
+    try:
+        return Pool.get_pool(name) is not None
+    except SQLAlchemyError:  # a database that is away is told by Airflow itself
+        return True
+
+
 def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
     """The application to be mounted below ``/hindcast``."""
     # No documentation routes: FastAPI adds them without the guard.
@@ -59,7 +69,8 @@ def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
 
     @app.get("/")
     def overview() -> Response:
-        return _page("overview.html", "./", **facts().overview())
+        pool = settings().spark_pool
+        return _page("overview.html", "./", missing_pool="" if pool_exists(pool) else pool, **facts().overview())
 
     @app.get("/pipelines/{name}")
     def pipeline(name: str) -> Response:
