@@ -162,7 +162,7 @@ def _decoded(name: str, value: Any) -> Any:
 
 def _legible(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     r"""The row for people: bytes as text in which what is not UTF-8 stands as ``\xNN``, instants to the second unless ``whole``."""
-    legible = {}
+    legible: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, bytes):
             legible[name] = value.decode("utf-8", "backslashreplace")

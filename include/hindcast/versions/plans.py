@@ -59,7 +59,9 @@ def plan_promotion(settings: Settings, name: str, version: int, *, despite: str 
     )
     until = datetime.now(UTC) + timedelta(seconds=settings.warm_seconds)
     assert standing.change is not None
-    versions.promote(name, version, tables, until=until, barrier=old.offsets, since=standing.change.id, despite=despite)
+    versions.promote(
+        name, version, tables, warm_seconds=settings.warm_seconds, barrier=old.offsets, since=standing.change.id, despite=despite
+    )
     warm = f"version {standing.active} is kept warm for {settings.warm_seconds:g} s"
     sentence = f"{name}: version {version} becomes the active one, readers switch at once, {warm}"
     return Plan(sentence, {**row, "promoted": True, "behind_records": new.behind(old), "warm_until": until.isoformat()})
