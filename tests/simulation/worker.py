@@ -104,35 +104,38 @@ class SimulatedWorker:
             if key in self.consumers:
                 self._stop(self.consumers[key])
         for key in step.close:
-            self._close(key)
+            self._close(key, step.leases[key].epoch)
         for lease in step.gained:
+            if lease.key in self.consumers:
+                self._stop(self.consumers[lease.key])  # of an earlier epoch: lost and taken again within one step
             if lease.status_type is StatusType.SHARD and not self.draining:
                 self._start(lease)
 
     def _start(self, lease: Lease) -> None:
         consumer = Consumer(lease.key, lease.epoch)
+        self.keeper.begun(lease.key, lease.epoch)
         self._note(Op.SEAL, Kind.INVOKE, consumer)
         try:
             consumer.after = consumer.seal(self._sink)
         except LeaseLostError:
             self._note(Op.SEAL, Kind.FAIL, consumer)
-            self.keeper.closed(consumer.key)
+            self.keeper.closed(consumer.key, consumer.epoch)
         else:
             consumer.unreported = consumer.batch
             self._note(Op.SEAL, Kind.OK, consumer, consumer.batch)
             self.consumers[lease.key] = consumer
 
-    def _close(self, key: LeaseKey) -> None:
+    def _close(self, key: LeaseKey, epoch: int | None = None) -> None:
         if (consumer := self.consumers.get(key)) is not None:
             consumer.draining = True
         else:
-            self.keeper.closed(key)
+            self.keeper.closed(key, epoch)
 
     def _stop(self, consumer: Consumer, *, ended: bool = False) -> None:
         """Interrupt the batch in hand; a batch that has landed is reported first, since stopping waits for its thread."""
         self.report(consumer)
         self.consumers.pop(consumer.key, None)
-        self.keeper.closed(consumer.key, ended=ended)
+        self.keeper.closed(consumer.key, consumer.epoch, ended=ended)
 
     def fail(self, key: LeaseKey) -> None:
         """The query ends by itself, so the lease is given back."""

@@ -33,6 +33,8 @@ FLEET, PIPELINE = "f", "p"
 BOOTED = (0.0, 1e6, 37.0, 5e4, 1e3)
 RATES = (1.0, 1.03, 0.97, 1.01, 0.99)
 WALLS = (0, 3600, -3600, 7, -40)
+#: How many shards each takes before its main thread has come round to start them: some all, some few.
+AT_ONCE = (8, 2, 8, 1, 3)
 
 
 def _is_shard(lease: Lease) -> bool:
@@ -126,6 +128,7 @@ class World:
             slots=2 if self.steady else MOST_WORKERS,
             lease_seconds=LEASE_SECONDS,
             wanted=wanted,
+            at_once=lambda: AT_ONCE[number % len(AT_ONCE)],
             sleep=lambda _: None,
         )
         rate = 1.0 if self.steady else RATES[number % len(RATES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,7 @@ def keeper(store: MemoryStore, clock: FakeClock) -> Make:
         wanted: Callable[..., bool] = lambda *_: True,
         slot: bool = True,
         identity: dict[str, object] | None = None,
+        **options: Any,
     ) -> Keeper:
         made = Keeper(
             of or store,
@@ -47,6 +49,7 @@ def keeper(store: MemoryStore, clock: FakeClock) -> Make:
             wanted=wanted,
             identity=identity,
             sleep=lambda _: None,
+            **options,
         )
         if slot:
             assert made.acquire_slot(clock.advance)

@@ -25,8 +25,8 @@ from hindcast.testing import FakeClock, MemoryStore
 class EagerKeeper(Keeper):
     """Renews at the very moment a lease is closed: the renewal thread at its most unlucky."""
 
-    def closed(self, key: LeaseKey) -> None:
-        super().closed(key)
+    def closed(self, key: LeaseKey, *arguments: Any) -> None:
+        super().closed(key, *arguments)
         self.step()
 
 
@@ -170,7 +170,7 @@ def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: st
     worker._running[key] = running
     failure = {"its query failed": RuntimeError("no"), "it is refused": OffsetGapError(pipeline="p")}.get(how)
     running.consumer.__dict__.update(stop=lambda: None, failure=failure, progressed=True)
-    held: Any = SimpleNamespace(owner="w", holds=lambda *_: failure is not None, closed=lambda _: None, report=lambda *_, **__: None)
+    held: Any = SimpleNamespace(owner="w", holds=lambda *_: failure is not None, closed=lambda *_: None, report=lambda *_, **__: None)
     worker._keeper = held
     worker._diagnosed = lambda _, found: found  # type: ignore[method-assign]
     worker.lose(key) if how == "somebody took it" else worker.tick()

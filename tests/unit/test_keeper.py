@@ -348,3 +348,14 @@ def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: Me
     assert (gained.lease_owner, gained.epoch) == ("a", 2)
     assert a.holds(key, 2)
     assert a.step().lost == []
+
+
+def test_a_consumer_of_an_earlier_epoch_does_not_close_the_lease(store: MemoryStore, keeper: Make) -> None:
+    """The shard was lost and taken again meanwhile: given back once more it would stand still for nothing."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    (lease,) = a.step().gained
+    a.closed(key, lease.epoch - 1)
+    assert a.holds(key, lease.epoch)
+    a.closed(key, lease.epoch)
+    assert not a.holds(key, lease.epoch)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from leased_shards import add_shards
+from leased_shards import add_shards, owners
 
 from hindcast.control import shards
 from hindcast.control.keeper import LOOKS, Keeper
@@ -37,6 +39,7 @@ def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a renews", "b renews", "nothing"]), st.floats(0.0, LEASE)), max_size=20))
+@settings(deadline=None)
 def test_what_a_look_remembers_never_changes_its_answer(moves: list[tuple[str, float]]) -> None:
     """Whatever expires or is written between two looks, each says what one says that remembers nothing. Each reading moves the clock."""
 
@@ -145,3 +148,67 @@ def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: Memor
     newcomer.step()
     newcomer.step()
     assert len(able.step().close) == 1
+
+
+def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(store: MemoryStore, keeper: Make) -> None:
+    """A shard that waits for its start stands still. One that was started makes room for another, and the next look knows it."""
+    add_shards(store, 5)
+    one = keeper("a", at_once=lambda: 2)
+    gained = one.step().gained
+    assert len(gained) == 2
+    assert (one.look(), one.step().gained) == (False, [])
+    one.begun(gained[0].key, gained[0].epoch + 1)
+    assert not one.look(), "that was another epoch"
+    one.begun(gained[0].key, gained[0].epoch)
+    assert one.look()
+    (third,) = one.step().gained
+    one.closed(gained[1].key, gained[1].epoch)
+    one.begun(third.key, third.epoch)
+    assert len(one.step().gained) == 2
+
+
+def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, keeper: Make) -> None:
+    """What it asked for counts until it is started, so its share comes to it in parts and each shard changes hands once."""
+    add_shards(store, 8)
+    a, b = keeper("a"), keeper("b", at_once=lambda: 2, slot=False)
+    for lease in a.step().gained:
+        a.begun(lease.key, lease.epoch)
+    assert b.acquire_slot(lambda _: None)
+    while "b" not in owners(store).values() or Counter(owners(store).values())["b"] < 4:
+        b.step()
+        assert sum(lease.lease_stealer == "b" for lease in store.read().leases.values()) <= 2
+        for key in a.step().close:
+            a.closed(key)
+        a.step()
+        gained = b.step().gained
+        assert len(gained) <= 2
+        for lease in gained:
+            b.begun(lease.key, lease.epoch)
+    assert Counter(owners(store).values()) == {"a": 4, "b": 4}
+    assert {lease.epoch for lease in store.read().leases.values() if lease.lease_owner == "b" and lease.status_type == "shard"} == {2}
+
+
+def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_each_other(store: MemoryStore, keeper: Make) -> None:
+    """Neither asks the other for a shard while there are free ones, however far apart they are."""
+    add_shards(store, 40)
+    workers = {"a": keeper("a", at_once=lambda: 1), "b": keeper("b", at_once=lambda: 5)}
+    for _ in range(25):
+        for one in workers.values():
+            for lease in one.step().gained:
+                one.begun(lease.key, lease.epoch)
+    assert Counter(owners(store).values()) == {"a": 20, "b": 20}
+    assert {lease.epoch for lease in store.read().leases.values() if lease.status_type == "shard"} == {1}
+
+
+def test_a_shard_that_failed_is_tried_again_at_the_moment_that_was_said(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """Not with the next renewal: a look sees that its time has come, and the looks before it are idle."""
+    add_shards(store, 1)
+    again_at = 1.0
+    one = keeper("a", wanted=lambda *_: clock.monotonic() >= again_at, wanted_again=lambda now: again_at if now < again_at else math.inf)
+    assert one.step().gained == []
+    assert not one.look()
+    clock.advance(again_at - one.look_seconds / 2)
+    assert not one.look()
+    clock.advance(one.look_seconds)
+    assert one.look()
+    assert len(one.step().gained) == 1

@@ -7,7 +7,8 @@ One step of the protocol, all in ONE commit (design: the taker and renewer of KC
 3. a lease that was asked for (``lease_stealer``) or must be given up is closed by its consumer first, then transferred
    (owner = stealer, epoch + 1) or released (no owner);
 4. open the shards whose parents have ended (:mod:`hindcast.control.shards`); take free and expired leases up to the target
-   (epoch + 1); where there is none, ask the richest workers for all that it lacks;
+   (epoch + 1); if there is none, ask the richest workers for what it lacks. A step takes and asks for no more shards than this worker
+   can start soon: a shard that waits for its start stands still, and another worker could have it;
 5. commit on the snapshot that was read; on a conflict or an unknown outcome begin again at 1.
 
 A lease is valid until 80 % of its duration after the *start* of the last step that committed: the owner stops itself before any
@@ -16,6 +17,8 @@ observer, who waits the whole duration from a later moment, can call it expired.
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -47,14 +50,15 @@ LOOKS = 32
 
 @dataclass
 class Held:
-    """A lease this worker owns. ``closed`` is set once its consumer has stopped and it may be given away; ``ended`` where it is
-    consumed to its end for good.
+    """A lease this worker owns. ``begun`` is set once its consumer has started or failed to; ``closed`` once that has stopped, so that
+    the lease may be given away; ``ended`` if it is consumed to its end for good.
     """
 
     epoch: int
     valid_until: float
     checkpoint: Mapping[str, Any]
     detail: Mapping[str, Any]
+    begun: bool = False
     closing: bool = False
     closed: bool = False
     ended: bool = False
@@ -84,15 +88,20 @@ class Keeper:
         lease_seconds: float,
         wanted: Callable[[Lease, Snapshot], bool],
         identity: dict[str, Any] | None = None,
+        at_once: Callable[[], int] = lambda: sys.maxsize,
+        wanted_again: Callable[[float], float] = lambda _: math.inf,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         """:param wanted: whether a shard is to be consumed at all, e.g. that its pipeline is running
         :param identity: what the slot's ``detail`` says about this worker (pid, host, log)
+        :param at_once: how many shards may wait for their start here; their consumers say :meth:`begun`
+        :param wanted_again: the first moment after this one, on this clock, at which ``wanted`` may answer otherwise by itself
         """
         self.owner = owner
         self.lease_seconds = lease_seconds
         self._store, self._clock, self._fleet, self._slots, self._wanted = store, clock, fleet, slots, wanted
         self._identity = identity or {}
+        self._at_once, self._wanted_again = at_once, wanted_again
         self._sleep = sleep
         self._observer = Observer(clock, lease_seconds)
         self._held: dict[LeaseKey, Held] = {}
@@ -165,8 +174,7 @@ class Keeper:
         """Note which counters moved; True where the next renewal should not be waited for: something is to be taken, opened, closed,
         or was lost.
 
-        What is neither written nor expires is not looked at twice; where only this worker's own patience ends (a shard that failed here
-        may be tried again), the next renewal sees it.
+        If nothing was written, nothing expired, no shard was started here and none may be tried again, the answer is that of the last look.
 
         :raises StoreUnavailableError: the store does not answer
         """
@@ -177,7 +185,8 @@ class Keeper:
             if snapshot.token == version and now < until:
                 return False
             due = self._look_at(snapshot)
-            self._idle = (None, 0.0) if due else (snapshot.token, self._observer.next_expiry(now))
+            until = min(self._observer.next_expiry(now), self._wanted_again(now))
+            self._idle = (None, 0.0) if due else (snapshot.token, until)
             return due
 
     def _look_at(self, snapshot: Snapshot) -> bool:
@@ -193,8 +202,13 @@ class Keeper:
             return False
         wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
         given = any(row.lease_owner == self.owner and row.key not in self._held for row in wanted)
-        takes = balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer)
+        takes = self._room() > 0 and balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer)
         return given or bool(takes) or bool(shards.opened(snapshot.leases))
+
+    def _room(self) -> int:
+        """How many shards more may wait for their start."""
+        waiting = sum(key.status_type == StatusType.SHARD and not (held.begun or held.closed) for key, held in self._held.items())
+        return max(self._at_once() - waiting, 0)
 
     def suspects(self) -> bool:
         """Whether another worker of the fleet may have died of late, and its shards are about to be taken over."""
@@ -253,12 +267,15 @@ class Keeper:
             if row.status_type is StatusType.SHARD and row.lease_owner == self.owner and row.key not in self._held:
                 # Given to this worker by the one it asked. If it was paused in between, it would keep an owner that never consumes it.
                 changes[row.key] = row.renewed(updated_at=now) if self._is_wanted_shard(row, snapshot) else self._declined(row)
+        room = self._room()
         takes = balance.to_take(wanted, self.owner, live, self._observer)
-        for row in takes:
+        for row in takes[:room]:
             changes[row.key] = row.given_to(self.owner, state=ShardState.OPEN, updated_at=now)
         settled = self._clock.monotonic() - self._lost_at >= SETTLE_SECONDS
-        for row in balance.to_steal(wanted, self.owner, live, self._observer) if settled and not takes else ():
-            changes[row.key] = row.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
+        asked = sum(row.lease_stealer == self.owner for row in wanted)
+        if settled and not takes and asked < room:
+            for row in balance.to_steal(wanted, self.owner, live, self._observer)[: room - asked]:
+                changes[row.key] = row.evolve(lease_stealer=self.owner)  # the counter stays: only the owner may prove the owner's life
         return list(changes.values())
 
     def _kept(self, row: Lease, held: Held, live: Iterable[str]) -> Lease:
@@ -357,10 +374,20 @@ class Keeper:
                 held.detail = {**held.detail, STARTING: False}
                 self._closed.set()
 
-    def closed(self, key: LeaseKey, *, ended: bool = False) -> None:
-        """The consumer of this lease has stopped: the next step transfers or releases it, or ends it for good."""
+    def begun(self, key: LeaseKey, epoch: int) -> None:
+        """The consumer of this shard has started, or has failed to: the next look may take another shard."""
         with self._lock:
-            if (held := self._held.get(key)) is not None:
+            if (held := self._held.get(key)) is not None and held.epoch == epoch:
+                held.begun = True
+                self._idle = None, 0.0
+
+    def closed(self, key: LeaseKey, epoch: int | None = None, *, ended: bool = False) -> None:
+        """The consumer of this lease has stopped: the next step transfers or releases it, or ends it for good.
+
+        :param epoch: the consumer's, if it had one: the lease may have been lost and taken again since, and then stays
+        """
+        with self._lock:
+            if (held := self._held.get(key)) is not None and epoch in {None, held.epoch}:
                 held.closing = held.closed = True
                 held.ended = held.ended or ended
                 self._closed.set()

@@ -1,12 +1,16 @@
 """The shards that one worker consumes: start, watch and stop their queries, and tell the keeper when a lease may go.
 
-All methods but :meth:`Consumers.audit` are called from the worker's main thread.
+All methods but :meth:`Consumers.audit` are called from the worker's main thread. The start of a query takes about a second, and a worker
+may gain hundreds of shards: they wait in a queue, and the main thread starts one, acts on the renewals since, and starts the next.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import threading
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -73,8 +77,40 @@ class _Running:
 
 
 @dataclass
+class _Waiting:
+    """A shard that is held and whose query is to be started."""
+
+    lease: Lease
+    request: str = ""  # the newest request to rebuild it
+    shadow: bool = False
+
+
+class Pace:
+    """How many shards this worker can start in half a lease, by the slowest of its last starts. Safe for threads."""
+
+    #: Starts that count: more than one, for a single quick one says little.
+    KEPT = 8
+    #: Until the first start was measured: what one takes on an idle machine.
+    FIRST_SECONDS = 1.0
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._budget_seconds = lease_seconds / 2
+        self._last: deque[float] = deque(maxlen=self.KEPT)
+        self._slowest = self.FIRST_SECONDS
+
+    def note(self, seconds: float) -> None:
+        """A start took so long."""
+        self._last.append(seconds)
+        self._slowest = max(self._last)
+
+    def at_once(self) -> int:
+        """One at least."""
+        return max(int(self._budget_seconds / max(self._slowest, 0.001)), 1)
+
+
+@dataclass
 class Backoff:
-    """When a shard that failed here may be tried here again."""
+    """When a shard that failed here may be tried here again. The renewal thread may ask at any time."""
 
     failures: dict[LeaseKey, int] = field(default_factory=dict)
     until: dict[LeaseKey, float] = field(default_factory=dict)
@@ -88,6 +124,11 @@ class Backoff:
 
     def succeeded(self, key: LeaseKey) -> None:
         self.failures.pop(key, None)
+        self.until.pop(key, None)
+
+    def next_end(self, after: float) -> float:
+        """The first moment after this one at which a shard may be tried again; infinity if none waits."""
+        return min((until for until in list(self.until.values()) if until > after), default=math.inf)
 
     def over(self, key: LeaseKey, now: float) -> bool:
         return now >= self.until.get(key, 0.0)
@@ -97,13 +138,25 @@ class Consumers:
     """One query for each shard held."""
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, deployed: Deployed, keeper: Keeper, events: EventLog, clock: Clock, backoff: Backoff
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        deployed: Deployed,
+        keeper: Keeper,
+        events: EventLog,
+        clock: Clock,
+        backoff: Backoff,
+        pace: Pace | None = None,
+        beat: Callable[[], object] = lambda: None,
     ) -> None:
+        """:param beat: called between any two starts or stops: the main thread is not stuck"""
+        self._pace, self._beat = pace or Pace(settings.lease_seconds), beat
         self._spark, self._settings, self._deployed = spark, settings, deployed
         self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
         self._ledger = Ledger(ControlTables(settings))
         self._topics = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
         self._beside = ThreadPoolExecutor(2, "take-over")
+        self._waiting: dict[LeaseKey, _Waiting] = {}  # in the order in which they are started
         self._running: dict[LeaseKey, _Running] = {}
         self._settling: list[_Running] = []  # given up or lost, with late and poison rows still to be filed
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
@@ -115,21 +168,49 @@ class Consumers:
 
     def versions(self) -> set[tuple[str, int]]:
         """The pipelines and versions of which shards are held."""
-        return {(key.stream_id, shards.shard_version(key.status_value)) for key in list(self._running)}
+        held = [*list(self._running), *list(self._waiting)]
+        return {(key.stream_id, shards.shard_version(key.status_value)) for key in held}
 
     def _pipeline(self, key: LeaseKey) -> Pipeline:
         return self._deployed.of(key.stream_id, shards.shard_version(key.status_value))
 
     @property
     def any(self) -> bool:
-        return bool(self._running)
+        return bool(self._running or self._waiting)
+
+    def take(self, lease: Lease, *, request: str = "", shadow: bool = False) -> None:
+        """Let a shard that was gained wait for its start.
+
+        :param request: the newest request to rebuild the shard, empty if there is none
+        :param shadow: its batches are bounded, so that those of the active version need not wait for long
+        """
+        if (running := self._running.get(lease.key)) is not None:
+            self._lose(running)  # of an earlier epoch: the shard was lost and taken again within one step
+        self._waiting[lease.key] = _Waiting(lease, request, shadow)
+
+    def start_next(self) -> bool:
+        """Start the shard that has waited longest; False if none waits."""
+        if not self._waiting:
+            return False
+        self._beat()
+        key = next(iter(self._waiting))
+        waiting = self._waiting.pop(key)
+        if not self._keeper.holds(key, waiting.lease.epoch):
+            self._keeper.closed(key, waiting.lease.epoch)
+            self._lost(waiting.lease)
+            return True
+        began = self._clock.monotonic()
+        try:
+            self.start(waiting.lease, request=waiting.request, superseded=key in self.superseded, shadow=waiting.shadow)
+        finally:
+            self._pace.note(self._clock.monotonic() - began)
+            self._keeper.begun(key, waiting.lease.epoch)
+        return True
 
     def start(self, lease: Lease, *, request: str = "", superseded: bool = False, shadow: bool = False) -> None:
-        """Take the shard over and start its query; where that fails, say why and give the lease back.
+        """Take the shard over and start its query; if that fails, say why and give the lease back.
 
-        :param request: the newest request to rebuild the shard, empty where there is none
         :param superseded: only end it: seal it, file what is late or poison, and start no query
-        :param shadow: its batches are bounded, so that those of the active version need not wait for long
         """
         self._precedence.begin(lease.key)
         pipeline = self._pipeline(lease.key)
@@ -164,31 +245,45 @@ class Consumers:
             self._record(EventKind.SHARD_REBUILT, f"The state of {lease.key} is made anew from the topic: {rebuilt}", lease)
 
     def rebuild(self, lease: Lease, request: str) -> None:
-        """Where the shard's query did not meet this request yet: let the batch in hand end, then start it again with a new state."""
+        """If the shard's query did not meet this request yet: let the batch in hand end, then start it again with a new state."""
+        if (waiting := self._waiting.get(lease.key)) is not None:
+            waiting.request = request
         running = self._running.get(lease.key)
         if running is not None and request not in {running.rebuilt, ""} and not running.draining:
             running.restart, running.draining = (lease, request), True
             running.consumer.drain()
 
-    def close(self, key: LeaseKey) -> None:
-        """Let the batch in hand end; :meth:`tick` then gives the lease away."""
+    def close(self, key: LeaseKey, epoch: int | None = None) -> None:
+        """Let the batch in hand end; :meth:`tick` then gives the lease away. A shard that waits for its start has none in hand.
+
+        :param epoch: of the lease that is to be closed; the one that is held if it is not known
+        """
+        if key in self._waiting and key in self.superseded and not self.leaving:
+            return  # it is started to be ended
+        self._waiting.pop(key, None)
         running = self._running.get(key)
         if running is None:
-            self._keeper.closed(key)
+            self._keeper.closed(key, epoch)
             return
         running.draining, running.restart = True, None
         running.consumer.drain()
 
     def drain_to_end(self, key: LeaseKey, *, wanted: bool) -> None:
-        """Where it is wanted, consume to the topic's end of the moment it was first asked for, then mark the shard as drained."""
+        """If it is wanted, consume to the topic's end of the moment it was first asked for, then mark the shard as drained.
+
+        :raises BrokerUnavailableError: the topic's end is not known yet; ask again
+        """
         running = self._running.get(key)
         if running is None:
             return
         if not wanted:
             running.drain_to = None
         elif running.drain_to is None:
+            self._beat()
             try:
                 latest = across(self._pipeline(key), self._topics.latest)
+            except BrokerUnavailableError:
+                raise
             except HindcastError as error:
                 _log.warning("The topic's end is not known yet; asking again.", shard=str(key), reason=str(error))
                 return
@@ -196,20 +291,28 @@ class Consumers:
 
     def lose(self, key: LeaseKey) -> None:
         """Stop at once: somebody else owns the shard."""
-        if (running := self._running.pop(key, None)) is not None:
-            running.consumer.stop()
-            self._settling.append(running)
-            self._lost(running.consumer.lease)
+        if (waiting := self._waiting.pop(key, None)) is not None:
+            self._lost(waiting.lease)
+        if (running := self._running.get(key)) is not None:
+            self._lose(running)
+
+    def _lose(self, running: _Running) -> None:
+        self._beat()
+        del self._running[running.consumer.lease.key]
+        running.consumer.stop()
+        self._settling.append(running)
+        self._lost(running.consumer.lease)
 
     def tick(self) -> None:
         """Look after every query: fence off what is no longer ours, report what failed, give away what has drained."""
         self._precedence.keep(key for key, running in self._running.items() if not (running.consumer.progressed or running.draining))
         for key, running in list(self._running.items()):
             consumer, lease = running.consumer, running.consumer.lease
+            self._beat()
             failure = consumer.failure
             if not self._keeper.holds(key, lease.epoch):
-                self.lose(key)
-                self._keeper.closed(key)
+                self._lose(running)
+                self._keeper.closed(key, lease.epoch)
             elif failure is not None:
                 del self._running[key]
                 consumer.stop()
@@ -238,15 +341,16 @@ class Consumers:
         running.consumer.stop()
         if running.restart:
             again, request = running.restart
-            self.start(again, request=request, shadow=running.consumer.most_records > 0)
+            self.take(again, request=request, shadow=running.consumer.most_records > 0)
             return
-        self._keeper.closed(lease.key)
+        self._keeper.closed(lease.key, lease.epoch)
         self._settling.append(running)
         self._record(EventKind.SHARD_RELEASED, f"{self._keeper.owner} has given {lease.key} up after the batch in hand.", lease)
 
     def flush(self) -> None:
         """Write the queued ledger rows of all shards; a store that is away keeps them queued."""
         for running in self._running.values():
+            self._beat()
             try:
                 running.consumer.flush()
             except StoreUnavailableError as error:
@@ -316,7 +420,7 @@ class Consumers:
             return
         if filed < consumer.batch or self._running.pop(lease.key, None) is None:
             return
-        self._keeper.closed(lease.key, ended=True)
+        self._keeper.closed(lease.key, lease.epoch, ended=True)
         self._record(EventKind.SHARD_ENDED, f"{lease.key} has ended at the offsets {consumer.end_offsets}.", lease)
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
@@ -359,7 +463,7 @@ class Consumers:
             if _STATE_LOST.search(str(error)):
                 self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: _cause(error)})
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be lost.
-        self._keeper.closed(lease.key)
+        self._keeper.closed(lease.key, lease.epoch)
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -34,11 +34,11 @@ from hindcast.control.tables import ControlTables
 from hindcast.control.telling import tell
 from hindcast.control.versions import Versions
 from hindcast.control.warm_time import WarmTime
-from hindcast.errors import BadRangeError, HindcastError, StoreUnavailableError
+from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError, StoreUnavailableError
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
 from hindcast.stream import rewind, session
-from hindcast.stream.consumers import Backoff, Consumers
+from hindcast.stream.consumers import Backoff, Consumers, Pace
 from hindcast.stream.deployed import Deployed
 from hindcast.stream.rehearsal import rehearse
 from hindcast.topics.offsets import TopicOffsets, across
@@ -70,7 +70,7 @@ class Worker:
         self._ledger = Ledger(self._tables)
         self._events = EventLog(self._tables, self.id, self._clock)
         self._deployed = Deployed(settings.pipelines_dir)
-        self._backoff = Backoff()
+        self._backoff, self._pace = Backoff(), Pace(settings.lease_seconds)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._stop, self._ended = threading.Event(), threading.Event()
         self._woken = threading.Event()  # the main thread need not wait for its next tick
@@ -86,6 +86,8 @@ class Worker:
             lease_seconds=settings.lease_seconds,
             wanted=self._wanted,
             identity=identity,
+            at_once=self._pace.at_once,
+            wanted_again=self._backoff.next_end,
         )
 
     def run(self) -> int:
@@ -106,7 +108,7 @@ class Worker:
             spark = session.build(self._settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
             self._rehearse(spark)
             self._keeper.ready()
-            consumers = Consumers(spark, self._settings, self._deployed, self._keeper, self._events, self._clock, self._backoff)
+            consumers = self._consumers(spark)
             threading.Thread(target=self._audit, args=(consumers,), name="audit", daemon=True).start()
             clean = self._serve(consumers)
         except Exception as error:
@@ -129,6 +131,23 @@ class Worker:
         )
         return 0 if clean else 1
 
+    def _consumers(self, spark: SparkSession) -> Consumers:
+        return Consumers(
+            spark,
+            self._settings,
+            self._deployed,
+            self._keeper,
+            self._events,
+            self._clock,
+            self._backoff,
+            pace=self._pace,
+            beat=self._come_round,
+        )
+
+    def _come_round(self) -> None:
+        """The main thread is not stuck."""
+        self._beat = self._clock.monotonic()
+
     def _told_to_stop(self, *_: object) -> None:
         self._stop.set()
         self._woken.set()
@@ -141,21 +160,23 @@ class Worker:
             _log.warning("What is wanted could not be read: nothing is rehearsed.", worker=self.id, reason=str(error))
             return
         for name, version in [(row.stream_id, version) for row in rows for version in wanted_versions(row)]:
-            self._beat = self._clock.monotonic()
+            self._come_round()
             if self._deployed.has(name, version) and not self._stop.is_set():
                 rehearse(spark, self._settings, self._deployed.of(name, version))
-        self._beat = self._clock.monotonic()
+        self._come_round()
 
     # -- main --------------------------------------------------------------------------------------------------------------
 
     def _serve(self, consumers: Consumers) -> bool:
-        """Until it is to stop: act on each renewal, look after the queries. False where the slot was lost."""
+        """Until it is to stop: act on each renewal, look after the queries, start one that waits. False where the slot was lost.
+
+        A worker may gain hundreds of shards: what a renewal has changed is acted on between any two starts.
+        """
         flush_at = 0.0
         leaving = False
         while True:
-            self._beat = self._clock.monotonic()
-            while not self._steps.empty():
-                self._act(self._steps.get(), consumers)
+            self._come_round()
+            self._act_on_steps(consumers)
             consumers.tick()
             if self._beat >= flush_at:
                 consumers.flush()
@@ -167,10 +188,30 @@ class Worker:
                     consumers.close(key)
             if leaving and not consumers.any:
                 return self._stop.is_set()
-            self._woken.wait(TICK_SECONDS)
-            self._woken.clear()
+            if not consumers.start_next():
+                self._woken.wait(TICK_SECONDS)
+                self._woken.clear()
 
-    def _act(self, step: Step, consumers: Consumers) -> None:
+    def _act_on_steps(self, consumers: Consumers) -> None:
+        """Who holds what is acted on step by step; what is wanted, and what is to be made, by the newest of them alone."""
+        newest: Step | None = None
+        while not self._steps.empty():
+            newest = self._steps.get()
+            self._hand_over(newest, consumers)
+        if newest is not None:
+            self._look_after(newest, consumers)
+
+    def _hand_over(self, step: Step, consumers: Consumers) -> None:
+        consumers.superseded = frozenset(shards.superseded(step.leases.values()))
+        for key in step.lost:
+            consumers.lose(key)
+        for key in step.close:
+            consumers.close(key, step.leases[key].epoch)
+        for lease in step.gained:
+            if lease.status_type is StatusType.SHARD and not consumers.leaving:
+                consumers.take(lease, request=rebuild_request(step.leases, lease.key), shadow=is_shadow(step.leases, lease))
+
+    def _look_after(self, step: Step, consumers: Consumers) -> None:
         for name, version in self._deployed.look(step.leases.values()):
             self._say_once(
                 EventKind.PIPELINE_REFUSED,
@@ -178,26 +219,29 @@ class Worker:
                 f"Deploy version {version}, or want the declared one.",
                 name,
             )
-        consumers.superseded = frozenset(shards.superseded(step.leases.values()))
-        for key in step.lost:
-            consumers.lose(key)
-        for key in step.close:
-            consumers.close(key)
-        for lease in step.gained:
-            if lease.status_type is StatusType.SHARD and not consumers.leaving:
-                request = rebuild_request(step.leases, lease.key)
-                shadow = is_shadow(step.leases, lease)
-                consumers.start(lease, request=request, superseded=lease.key in consumers.superseded, shadow=shadow)
         self._look_after_versions(step.leases)
+        try:
+            self._make_shards(step, consumers)
+        except BrokerUnavailableError as error:  # each further question would wait as long for its answer
+            _log.warning("The broker does not answer; the next renewal asks again.", worker=self.id, reason=str(error))
+
+    def _make_shards(self, step: Step, consumers: Consumers) -> None:
+        """What is wanted of the shards and needs the topics' offsets.
+
+        :raises BrokerUnavailableError: the rest was not asked for
+        """
+        mine = [row for row in step.leases.values() if row.status_type is StatusType.SHARD and row.lease_owner == self.id]
+        for lease in mine:
+            consumers.rebuild(lease, rebuild_request(step.leases, lease.key))
+        drained = {desired.pipeline for desired in desired_of(step.leases.values()).values() if desired.state is DesiredState.DRAINED}
+        for lease in mine:
+            consumers.drain_to_end(lease.key, wanted=lease.stream_id in drained)
         for name, version, count in shards.pipelines_without_shards(Snapshot(step.leases)):
+            self._come_round()
             self._create_shards(name, version, count)
         for name, version, count in shards.to_reshard(step.leases.values()):
+            self._come_round()
             self._reshard(name, version, count)
-        drained = {desired.pipeline for desired in desired_of(step.leases.values()).values() if desired.state is DesiredState.DRAINED}
-        for lease in step.leases.values():
-            if lease.status_type is StatusType.SHARD and lease.lease_owner == self.id:
-                consumers.drain_to_end(lease.key, wanted=lease.stream_id in drained)
-                consumers.rebuild(lease, rebuild_request(step.leases, lease.key))
 
     def _look_after_versions(self, leases: Mapping[LeaseKey, Lease]) -> None:
         """Note which shadows have caught up, and end warm versions whose time is over: whichever worker is first."""
@@ -223,6 +267,8 @@ class Worker:
             self._say_once(
                 EventKind.SHARD_REFUSED, f"The shards of {name} could not be created: {error}", "It is tried again at each renewal.", name
             )
+            if isinstance(error, BrokerUnavailableError):
+                raise
             return
         if created:
             self._events.record(
@@ -243,6 +289,8 @@ class Worker:
         except HindcastError as error:
             cure = "It is tried again at each renewal: nothing has changed."
             self._say_once(EventKind.RESHARD_REFUSED, f"{name} could not be resharded: {error}", cure, name)
+            if isinstance(error, BrokerUnavailableError):
+                raise
             return
         if created:
             dealt = "; ".join(f"{lease.status_value} has {lease.detail[shards.PARTITIONS]}" for lease in created)

@@ -1,0 +1,282 @@
+"""A worker that gains more shards at once than it can start in the time of a lease."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from leased_shards import owners
+
+from hindcast.control import shards
+from hindcast.control.desired import DesiredStates
+from hindcast.control.keeper import Step
+from hindcast.control.leases import Lease, StatusType
+from hindcast.settings import Settings
+from hindcast.stream import consumers, worker
+from hindcast.stream.consumers import Pace
+from hindcast.stream.worker import Worker
+from hindcast.testing import FakeClock, MemoryStore
+
+PIPELINES, SHARDS_EACH = 50, 4
+START_SECONDS, STOP_SECONDS = 1.5, 0.3
+#: A thread that does not come to its wait in this time never will.
+PATIENCE_SECONDS = 30.0
+
+DECLARED = """
+@pipeline(
+    source=Topic("words", schema="word string, ts timestamp", key="word"),
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("sink_{0}"),
+    version=1,
+    shards=4,
+)
+def pipeline_{0}(words):
+    return words.select("word", "ts")
+"""
+
+
+class Turns:
+    """A worker's clock and its two threads, in turns: time passes on the main thread alone, and renewal runs when its wait is over."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.until = float("inf")
+        self.when_idle: Callable[[], None] = lambda: None
+        self._closed = threading.Event()
+        self._due = 0.0
+        self.renewing = False
+        self._parked, self._go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def drive(self, made: Worker) -> None:
+        """Let this worker wait here instead of in real time."""
+        self._closed = made._keeper._closed
+        made._keeper.wait = self._wait_for_renewal  # type: ignore[method-assign]
+        made._woken = SimpleNamespace(wait=self._wait_for_main, clear=lambda: None, set=lambda: None)  # type: ignore[assignment]
+
+    def _wait_for_renewal(self, seconds: float) -> bool:
+        self._due = self.clock.monotonic() + seconds
+        self._parked.release()
+        self._go_on.acquire()
+        closed = self._closed.is_set()
+        self._closed.clear()
+        return closed
+
+    def _wait_for_main(self, seconds: float) -> None:
+        self.when_idle()
+        self.pass_time(seconds)
+
+    def parked(self) -> None:
+        """Return once the renewal thread waits."""
+        assert self._parked.acquire(timeout=PATIENCE_SECONDS), "the renewal thread has ended"
+
+    def pass_time(self, seconds: float) -> None:
+        """The main thread is busy for so long."""
+        end = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < end:
+            self.clock.advance(0.25)
+            if self.renewing and (self.clock.monotonic() >= self._due or self._closed.is_set()):
+                self._go_on.release()
+                self.parked()
+        if self.clock.monotonic() > self.until:
+            pytest.fail(f"not settled after {self.until:.0f} s")
+
+    def end(self) -> None:
+        self._go_on.release()
+
+
+@dataclass
+class Query:
+    """Stands in for :class:`hindcast.stream.consumer.ShardConsumer`: its query reads nothing, but to start and to stop it takes time."""
+
+    lease: Lease
+    turns: Turns
+    started: list[Lease]
+    draining: bool = False
+    most_records: int = 0
+    failure: BaseException | None = None
+    progressed: bool = True
+    end_offsets: dict[int, int] = field(default_factory=dict)
+    give_way: Callable[[], object] = lambda: None
+
+    @property
+    def app(self) -> str:
+        return str(self.lease.key)
+
+    @property
+    def drained(self) -> bool:
+        return self.draining
+
+    def prepare(self) -> None: ...
+
+    def seal(self) -> str:
+        return ""
+
+    def start(self, _: str, *, allowed: Callable[[], object]) -> str:
+        self.started.append(self.lease)
+        self.turns.pass_time(START_SECONDS)
+        allowed()
+        return ""
+
+    def go_on(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def stop(self) -> None:
+        self.turns.pass_time(STOP_SECONDS)
+
+
+class Filed:
+    """Stands in for the audit: there is nothing to file."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+
+class Rig:
+    """One worker with a lease of 10 s, whose threads move in turns and whose queries cost time and nothing else."""
+
+    def __init__(self, settings: Settings, patch: pytest.MonkeyPatch) -> None:
+        self.store, self.started = MemoryStore(), list[Lease]()
+        self.turns = Turns(FakeClock())
+        patch.setattr(worker, "LeaseTable", lambda _: self.store)
+        patch.setattr(consumers, "ShardConsumer", lambda _spark, _settings, _pipeline, lease, *_: Query(lease, self.turns, self.started))
+        patch.setattr(consumers, "Audit", Filed)
+        patch.setattr(consumers, "_check_retained", lambda *_: None)
+        self.worker = Worker(settings, self.turns.clock)
+        self.events: list[str] = []
+        self.worker._events = SimpleNamespace(record=lambda kind, *_, **__: self.events.append(kind))  # type: ignore[assignment]
+        for pipeline in self.worker._deployed.catalog.values():
+            DesiredStates(self.store).declare(pipeline, 1)  # type: ignore[arg-type]
+            shards.create(self.store, pipeline.name, 1, SHARDS_EACH, dict.fromkeys(range(SHARDS_EACH), 0))
+        assert self.worker._keeper.acquire_slot(self.turns.clock.advance)
+        self.worker._keeper.ready()
+        spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
+        self.consumers = self.worker._consumers(spark)
+        self.turns.drive(self.worker)
+
+    def serve(self, *, seconds: float, when_idle: Callable[[], None]) -> bool:
+        """Run the worker's threads until it was told to stop and has; fail after so many seconds."""
+        self.turns.until, self.turns.when_idle = seconds, when_idle
+        renewal = threading.Thread(target=self.worker._renew, daemon=True)
+        renewal.start()
+        self.turns.parked()
+        self.turns.renewing = True
+        try:
+            return self.worker._serve(self.consumers)
+        finally:
+            self.worker._ended.set()
+            self.turns.end()
+            renewal.join(PATIENCE_SECONDS)
+
+    def rows(self) -> list[Lease]:
+        return [row for row in self.store.read().leases.values() if row.status_type is StatusType.SHARD]
+
+
+@pytest.fixture
+def rig_of(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Rig]:
+    """One worker, and so many pipelines of four shards each."""
+
+    def make(pipelines: int) -> Rig:
+        folder = tmp_path / "pipelines"
+        folder.mkdir()
+        declared = [DECLARED.format(number) for number in range(pipelines)]
+        (folder / "many.py").write_text("from hindcast import Table, Topic, pipeline\n" + "".join(declared))
+        return Rig(settings_factory(lease_seconds=10, pipelines_dir=folder), monkeypatch)
+
+    return make
+
+
+@pytest.fixture
+def rig(rig_of: Callable[[int], Rig]) -> Rig:
+    """One pipeline: as many shards as a worker takes at once."""
+    return rig_of(1)
+
+
+def test_a_worker_settles_with_200_shards_of_50_pipelines(rig_of: Callable[[int], Rig]) -> None:
+    """Each is taken once and none is lost, though their starts take thirty leases; told to stop, the worker gives all of them back."""
+    rig = rig_of(PIPELINES)
+    most = PIPELINES * SHARDS_EACH
+    settled: list[float] = []
+
+    def look() -> None:
+        if len(rig.consumers._running) == most and set(owners(rig.store).values()) == {rig.worker.id}:
+            settled.append(rig.turns.clock.monotonic())
+            rig.worker._told_to_stop()
+
+    assert rig.serve(seconds=most * (START_SECONDS + STOP_SECONDS) * 1.25, when_idle=look)
+    assert settled
+    assert settled[0] < most * START_SECONDS * 1.2
+    assert len(rig.started) == most
+    assert {row.epoch for row in rig.rows()} == {1}
+    assert {(row.lease_owner, row.state) for row in rig.rows()} == {("", "CLOSED")}
+    assert "lease_lost" not in rig.events
+
+
+def test_what_a_renewal_has_changed_is_acted_on_between_two_starts(rig: Rig) -> None:
+    """A pipeline that is paused while its shards wait gets them back without a start, and one that is lost is not started either."""
+    step = rig.worker._keeper.step()
+    gained = {lease.key: lease for lease in step.gained}
+    assert len(gained) == SHARDS_EACH
+    one, two, *rest = gained.values()
+    rig.worker._steps.put(step)
+    rig.worker._steps.put(Step(lost=[one.key], close=[two.key], leases=step.leases))
+    rig.worker._act_on_steps(rig.consumers)
+    while rig.consumers.start_next():
+        pass
+    assert rig.started == rest
+    assert not rig.worker._keeper.holds(two.key, two.epoch)
+    assert rig.events.count("lease_lost") == 1
+
+
+def test_a_shard_that_was_lost_and_taken_again_in_one_step_is_started_again_and_kept(rig: Rig) -> None:
+    """The query of the earlier epoch ends; the lease of the later one is not given back with it."""
+    gained = rig.worker._keeper.step().gained
+    for lease in gained:
+        rig.consumers.take(lease)
+        rig.consumers.start_next()
+    lease = gained[0]
+    taken = rig.store.read().leases[lease.key].given_to("thief")
+    rig.store.commit(rig.store.read(), [taken])
+    rig.store.commit(rig.store.read(), [taken.renewed(lease_owner="")])
+    rig.worker._steps.put(rig.worker._keeper.step())
+    rig.worker._act_on_steps(rig.consumers)
+    rig.consumers.tick()
+    again = next(found for found in rig.consumers._waiting.values() if found.lease.key == lease.key).lease
+    assert again.epoch == lease.epoch + 2
+    while rig.consumers.start_next():
+        rig.consumers.tick()
+    assert rig.worker._keeper.holds(lease.key, again.epoch)
+    assert rig.consumers._running[lease.key].consumer.lease == again
+
+
+def test_a_superseded_shard_that_waits_is_started_to_be_ended(rig: Rig) -> None:
+    """The renewal after its take-over says that it must close. Given back for that, it would be taken and given back for ever."""
+    lease = rig.worker._keeper.step().gained[0]
+    rig.consumers.superseded = frozenset({lease.key})
+    rig.consumers.take(lease)
+    rig.consumers.close(lease.key, lease.epoch)
+    assert rig.consumers.start_next()
+    assert rig.consumers._running[lease.key].draining
+    assert rig.worker._keeper.holds(lease.key, lease.epoch)
+
+
+def test_the_pace_is_that_of_the_slowest_of_the_last_starts() -> None:
+    """Half a lease bounds how many shards wait; one at least is taken, however slow this machine is."""
+    pace = Pace(lease_seconds=10)
+    assert pace.at_once() == 5
+    pace.note(2.0)
+    pace.note(0.5)
+    assert pace.at_once() == 2
+    pace.note(30.0)
+    assert pace.at_once() == 1
+    for _ in range(Pace.KEPT):
+        pace.note(0.5)
+    assert pace.at_once() == 10
