@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 
 from hindcast.errors import HindcastError
 from hindcast.leave import leave
@@ -30,6 +31,9 @@ def main() -> int:
     except HindcastError as error:
         print(f"hindcast: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception:  # noqa: BLE001 - it is in the events; whatever thread still waits must not keep the process
+        traceback.print_exc()
+        return 1
 
 
 if __name__ == "__main__":

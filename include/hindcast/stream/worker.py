@@ -1,7 +1,8 @@
 """A worker: one long-running process of a fleet. It holds a slot and some shards, and runs one query for each shard.
 
 Three threads. *Renewal* proves to the others that this worker lives; it never waits for Spark, so that a slow batch does not cost the
-lease. *Main* starts, watches and stops the queries. *Audit* files late and poison rows.
+lease. *Main* starts, watches and stops the queries. *Audit* files late and poison rows. If one of them fails the process ends: without
+renewal it would own nothing, without audit nothing would be filed, and it would keep its slot from a worker that is whole.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import queue
 import signal
 import socket
 import threading
+import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 
@@ -35,6 +37,7 @@ from hindcast.control.telling import tell
 from hindcast.control.versions import Versions
 from hindcast.control.warm_time import WarmTime
 from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError, StoreUnavailableError
+from hindcast.leave import leave
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
 from hindcast.stream import rewind, session
@@ -76,6 +79,8 @@ class Worker:
         self._woken = threading.Event()  # the main thread need not wait for its next tick
         self._beat = self._clock.monotonic()
         self._said: set[str] = set()
+        self._failure: Exception | None = None  # what ended another thread than the main one, and which:
+        self._failed_thread = ""
         identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat(), STARTING: True}
         self._keeper = Keeper(
             self._store,
@@ -91,7 +96,10 @@ class Worker:
         )
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT; return the exit code: 0 for a clean stop or no free slot, 1 where the slot was lost."""
+        """Run until SIGTERM or SIGINT; return the exit code: 0 for a clean stop or no free slot, 1 if the slot was lost.
+
+        What ends one of its threads is raised, once it is in the events and the leases are given up.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_stop)
         _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=self._settings.fleet, slots=self._settings.workers)
@@ -103,19 +111,16 @@ class Worker:
         self._events.record(EventKind.WORKER_STARTED, f"Worker {self.id} holds slot {self._keeper.slot}.", pid=os.getpid())
         for file, error in self._deployed.catalog.errors.items():
             self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=f"Mend {file}.")
-        threading.Thread(target=self._renew, name="renewal", daemon=True).start()
+        self._in_thread("renewal", self._renew)
         try:
             spark = session.build(self._settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
             self._rehearse(spark)
             self._keeper.ready()
             consumers = self._consumers(spark)
-            threading.Thread(target=self._audit, args=(consumers,), name="audit", daemon=True).start()
+            self._in_thread("audit", partial(self._audit, consumers))
             clean = self._serve(consumers)
         except Exception as error:
-            message = f"Worker {self.id} has failed: {type(error).__name__}: {error}"
-            self._events.record(
-                EventKind.WORKER_STOPPED, message, severity=Severity.ERROR, cure="Its log has the whole error. Start another worker."
-            )
+            self._say_that_it_failed(self._failed_thread if error is self._failure else "main", error)
             self._keeper.leave()  # whatever still runs here is fenced off by the next owner's seal
             raise
         finally:
@@ -148,6 +153,29 @@ class Worker:
         """The main thread is not stuck."""
         self._beat = self._clock.monotonic()
 
+    def _in_thread(self, name: str, work: Callable[[], None]) -> None:
+        """Run it in a thread. If it fails the main thread ends the worker, and if that is stuck, this does."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would see it
+                self._failed_thread, self._failure = name, error
+                self._woken.set()
+                if not self._ended.wait(STUCK_SECONDS):
+                    try:
+                        self._say_that_it_failed(name, error)
+                    finally:
+                        leave(1)
+
+        threading.Thread(target=guarded, name=name, daemon=True).start()
+
+    def _say_that_it_failed(self, thread: str, error: Exception) -> None:
+        message = f"Worker {self.id} stops: its {thread} thread has failed: {type(error).__name__}: {error}"
+        _log.error(message, error="".join(traceback.format_exception(error)))
+        cure = "Its log has the whole error. `supervise` starts another worker; start one yourself if it does not run."
+        self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.ERROR, cure=cure)
+
     def _told_to_stop(self, *_: object) -> None:
         self._stop.set()
         self._woken.set()
@@ -176,6 +204,8 @@ class Worker:
         leaving = False
         while True:
             self._come_round()
+            if self._failure is not None:
+                raise self._failure
             self._act_on_steps(consumers)
             consumers.tick()
             if self._beat >= flush_at:
