@@ -4,8 +4,7 @@ An error raised in replay.py would take the DAGs of the good pipelines down with
 """
 
 from hindcast.catalog import load
-from hindcast.errors import PipelinesRefusedError
 from hindcast.settings import Settings
 
-if errors := load(Settings().pipelines_dir).errors:
-    raise PipelinesRefusedError(count=len(errors), problems="\n".join(str(error) for error in errors.values()))
+if refused := load(Settings().pipelines_dir).refused():
+    raise refused

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hindcast.errors import HindcastError, PipelineError, UnknownPipelineError, UnknownVersionError
-from hindcast.pipeline import FORM, Pipeline, check_name, declared
+from hindcast.errors import HindcastError, PipelineError, PipelinesRefusedError, UnknownPipelineError, UnknownVersionError, together
+from hindcast.pipeline import FORM, Pipeline, check_name
+from hindcast.pipeline_modules import Folder
+
+#: Python has one table of modules: folders are loaded one after the other, whichever threads ask.
+_LOADING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Catalog(Mapping[str, Pipeline]):
     that is wanted where nothing was ever wanted of the pipeline. Which one is active is a matter of the control plane
     (:func:`hindcast.control.standing.active_pipeline`).
 
-    ``errors`` maps a file to what is wrong in it.
+    ``errors`` maps a file to all that is wrong in it.
     """
 
     declared: dict[tuple[str, int], Pipeline] = field(default_factory=dict)
@@ -64,26 +67,73 @@ class Catalog(Mapping[str, Pipeline]):
         """Every version of every pipeline."""
         return list(self.declared.values())
 
+    def refused(self) -> PipelinesRefusedError | None:
+        """One error that lists every file that was refused and all that is wrong in it; None if none was."""
+        if not self.errors:
+            return None
+        problems = "".join(f"\n{error}" for error in self.errors.values())
+        return PipelinesRefusedError(count=len(self.errors), problems=problems)
+
+    def admit(self, file: str, found: list[Pipeline]) -> list[PipelineError]:
+        """Add what a file declares, or nothing of it; returns what is in the way of it."""
+        known = self.every()
+        errors: list[PipelineError] = []
+        for number, pipeline in enumerate(found):
+            errors += _in_the_way(pipeline, [*known, *found[:number]])
+        if errors:
+            self.errors[file] = together(errors)
+        else:
+            self.declared.update({(pipeline.name, pipeline.version): pipeline for pipeline in found})
+        return errors
+
 
 def load(folder: Path) -> Catalog:
-    """Load every ``*.py`` of the folder, in the order of the names; what takes the place of an earlier file is refused in the later one."""
+    """Load every ``*.py`` of the folder, in the order of the names; what takes the place of an earlier file is refused in the later one.
+
+    A file without a pipeline is a module that others import; so is one whose name begins with ``_``, which is not loaded by itself.
+    """
     catalog = Catalog()
-    for path in sorted(folder.glob("*.py")):
-        if path.name.startswith("_"):
-            continue
-        try:
-            found = _load_module(path)
-            for number, pipeline in enumerate(found):
-                _check_place(pipeline, [*catalog.every(), *found[:number]])
-        except HindcastError as error:
-            catalog.errors[str(path)] = error
-            continue
-        catalog.declared.update({(pipeline.name, pipeline.version): pipeline for pipeline in found})
+    with _LOADING:
+        modules = Folder(folder)
+        for path in sorted(folder.glob("*.py")):
+            if path.name.startswith("_"):
+                continue
+            found, errors = _load(modules, path)
+            if errors:
+                catalog.errors[str(path)] = together(errors)
+            else:
+                catalog.admit(str(path), found)
     return catalog
 
 
-def _check_place(pipeline: Pipeline, others: Iterable[Pipeline]) -> None:
-    """:raises PipelineError: if the version is declared already, or another declaration has one of its names or tables
+def _load(modules: Folder, path: Path) -> tuple[list[Pipeline], list[PipelineError]]:
+    """What a file declares, and all that is wrong in it."""
+    try:
+        found = modules.load(path)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a user's module raises must not reach the other pipelines
+        known = modules.declared_by(path)
+        return [], [*known.errors, _not_imported(modules.folder, path, error)]
+    return found.pipelines, found.errors
+
+
+def _not_imported(folder: Path, path: Path, error: BaseException) -> PipelineError:
+    if isinstance(error, PipelineError):
+        return error
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)]
+    line = next((frame.lineno for frame in reversed(own) if frame.filename == str(path)), None)
+    raised_in, raised_at = (own[-1].filename, own[-1].lineno) if own else (str(path), None)
+    if isinstance(error, SyntaxError):
+        raised_in, raised_at = error.filename or raised_in, error.lineno
+    problem = f"the module does not import: {type(error).__name__}: {error}"
+    if raised_in != str(path) and Path(raised_in).is_relative_to(folder):
+        problem += f" ({raised_in}:{raised_at})"
+    elif line is None:
+        line = raised_at
+    return PipelineError(file=str(path), line=line or 0, pipeline=path.stem, problem=problem, form=FORM)
+
+
+def _in_the_way(pipeline: Pipeline, others: Iterable[Pipeline]) -> Iterator[PipelineError]:
+    """An error for each other declaration that is of the same version, or has one of the pipeline's names or tables.
 
     Names are compared without their case: some stores and disks do not tell `Orders` from `orders`.
     """
@@ -105,33 +155,8 @@ def _check_place(pipeline: Pipeline, others: Iterable[Pipeline]) -> None:
             form = f'each pipeline writes tables of its own: sink=Table("{pipeline.name}", ...)'
         else:
             continue
-        raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=form)
+        yield PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=form)
 
 
 def _folded(names: Iterable[str]) -> set[str]:
     return {name.casefold() for name in names}
-
-
-def _load_module(path: Path) -> list[Pipeline]:
-    found: list[Pipeline] = []
-    token = declared.set(found)
-    try:
-        # A name of its own: a pipeline called like a library must not take that library's place in sys.modules.
-        spec = importlib.util.spec_from_file_location(f"hindcast_pipelines.{path.stem}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    except HindcastError:
-        raise
-    except Exception as error:  # whatever a user's module raises must not reach the other pipelines
-        line = next(
-            (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == str(path)),
-            getattr(error, "lineno", 0),
-        )
-        raise PipelineError(
-            file=str(path), line=line, pipeline=path.stem, problem=f"the module does not import: {type(error).__name__}: {error}", form=FORM
-        ) from error
-    finally:
-        declared.reset(token)
-    return found

@@ -7,6 +7,7 @@ Its fields are filled in from the keyword arguments of the constructor.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -34,6 +35,15 @@ class BadInputError(HindcastError):
 
 class PipelineError(BadInputError):
     """{file}:{line}: pipeline {pipeline}: {problem}. Write it like this: {form}"""
+
+
+class PipelineMistakesError(PipelineError):
+    """{count} mistakes in {file}: {problems}"""
+
+    def __init__(self, errors: Sequence[PipelineError]) -> None:
+        self.errors = tuple(errors)
+        problems = "".join(f"\n- {error}" for error in errors)
+        super().__init__(count=len(errors), problems=problems, **{name: errors[0].fields[name] for name in ("file", "line", "pipeline")})
 
 
 class PipelinesRefusedError(BadInputError):
@@ -67,6 +77,10 @@ class VersionRefusedError(BadInputError):
 
 class BadNameError(BadInputError):
     """{what} {name!r} is not a valid name. Use 1 to 64 of the characters A-Z a-z 0-9 . _ -"""
+
+
+class BadTopicNameError(BadNameError):
+    """The topic {name!r} is not a valid name. Kafka allows 1 to 249 of the characters A-Z a-z 0-9 . _ -, but neither . nor .. alone."""
 
 
 class BadRangeError(BadInputError):
@@ -255,6 +269,11 @@ class VerdictFailedError(HindcastError):
 _TRACEBACK = "Traceback (most recent call last):"
 #: What follows is Spark's description of the query that failed.
 _QUERY = "=== Streaming Query ==="
+
+
+def together(errors: Sequence[PipelineError]) -> PipelineError:
+    """One error that lists these, or the only one of them."""
+    return errors[0] if len(errors) == 1 else PipelineMistakesError(errors)
 
 
 def innermost(error: BaseException) -> str:

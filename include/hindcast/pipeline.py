@@ -7,45 +7,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from hindcast.errors import BadNameError, PipelineError
+from hindcast import ddl
+from hindcast.errors import BadNameError, BadTopicNameError, PipelineError, together
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: Kafka's own rule (org.apache.kafka.common.internals.Topic).
+TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 DURATION = re.compile(r"\s*(\d+)\s+(millisecond|second|minute|hour|day)s?\s*")
-COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-NOT_NULL = re.compile(r"\s+not\s+null$")
-#: Types that a topic's JSON may be read as; nested types are parsed by Spark alone and are given as they stand.
-TYPES = frozenset(
-    {
-        "string",
-        "boolean",
-        "byte",
-        "tinyint",
-        "short",
-        "smallint",
-        "int",
-        "integer",
-        "long",
-        "bigint",
-        "float",
-        "double",
-        "date",
-        "timestamp",
-        "binary",
-    }
-)
 EVENT_TIME_TYPES = frozenset({"timestamp"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
-RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason", "_event_at"})
+RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason", "_event_at", "_corrupt"})
 #: The platform's own tables (:class:`hindcast.control.schema.ControlTable`): a result named like one would be taken for it.
 CONTROL_TABLES = frozenset(
     {"leases", "checkpoints", "runs", "verdicts", "differences", "late_rows", "dead_letters", "mended_letters", "events"}
@@ -64,6 +46,13 @@ def check_name(what: str, name: str) -> str:
     """Return the name; raise :class:`BadNameError` where it is not ``[A-Za-z0-9._-]{1,64}`` or is only dots."""
     if not NAME.fullmatch(name) or not name.strip("."):
         raise BadNameError(what=what, name=name)
+    return name
+
+
+def check_topic(name: str) -> str:
+    """Return the topic's name; raise :class:`BadTopicNameError` if Kafka would refuse it."""
+    if not TOPIC_NAME.fullmatch(name):
+        raise BadTopicNameError(name=name)
     return name
 
 
@@ -90,44 +79,18 @@ def parse_start(text: str) -> str | datetime | dict[int, int]:
     raise ValueError(f'start {text!r} is none of earliest, latest, an ISO 8601 time with an offset from UTC, or offsets like {{"0": 100}}')
 
 
-def parse_columns(schema: str) -> dict[str, str]:
-    """The columns of a DDL schema, name to type in lower case, in order; ValueError says what is wrong with it."""
-    columns: dict[str, str] = {}
-    for part in _split_columns(schema):
-        name, _, kind = part.strip().partition(" ")
-        kind = NOT_NULL.sub("", kind.strip().lower())
-        if not COLUMN.fullmatch(name) or not kind:
-            raise ValueError(f"the schema's column {part.strip()!r} is not of the form `name type`")
-        base = re.split(r"[<(]", kind, maxsplit=1)[0].strip()
-        if base not in TYPES | {"decimal", "array", "map", "struct"}:
-            raise ValueError(f"the schema's column {name!r} has the unknown type {kind!r}")
-        if name in columns:
-            raise ValueError(f"the schema names the column {name!r} twice")
-        columns[name] = kind
-    return columns
-
-
-def required_columns(schema: str) -> list[str]:
-    """The columns that are declared ``NOT NULL``."""
-    return [part.split()[0] for part in _split_columns(schema) if NOT_NULL.search(part.strip().lower())]
-
-
-def _split_columns(schema: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for position, character in enumerate(schema):
-        depth += (character in "<(") - (character in ">)")
-        if character == "," and depth == 0:
-            yield schema[start:position]
-            start = position + 1
-    yield schema[start:]
-
-
 class Format(StrEnum):
     """How a topic's values are written."""
 
     JSON = "json"  # one object
     TEXT = "text"  # a line, which Topic.parse takes apart
     AVRO = "avro"  # one record of Topic.avro_schema, without a header
+
+
+def _as_member(declared: object, field_name: str, words: type[StrEnum]) -> None:
+    """Put the member in the place of its word; any other word stays, and is listed among the declaration's mistakes."""
+    with suppress(ValueError):
+        object.__setattr__(declared, field_name, words(getattr(declared, field_name)))
 
 
 @dataclass(frozen=True)
@@ -153,15 +116,22 @@ class Topic:
     archive: bool = field(default=False, repr=False)  # not in the repr: it changes no query, so no checkpoint's fingerprint
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "format", Format(self.format))  # "text" may be written for it
+        _as_member(self, "format", Format)  # "text" may be written for it
+
+    @property
+    def fields(self) -> tuple[ddl.Column, ...]:
+        """The schema's columns; ValueError says what is wrong with it."""
+        return ddl.parse(self.schema)
 
     @property
     def columns(self) -> dict[str, str]:
-        return parse_columns(self.schema)
+        """Name to type, in order: the types as Spark shows them, with NOT NULL nowhere in them."""
+        return {field.name: str(field.type.nullable()) for field in self.fields}
 
     @property
     def required(self) -> list[str]:
-        return required_columns(self.schema)
+        """The columns that are NOT NULL."""
+        return [field.name for field in self.fields if field.required]
 
 
 @dataclass(frozen=True)
@@ -213,7 +183,7 @@ class Table:
     mode: Mode = Mode.APPEND
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", Mode(self.mode))  # "upsert" may be written for it
+        _as_member(self, "mode", Mode)  # "upsert" may be written for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +218,9 @@ class Pipeline:
     line: int = 0
     source_code: str = ""
 
+    def __post_init__(self) -> None:
+        _as_member(self, "policy", Policy)
+
     @property
     def topics(self) -> tuple[Topic, ...]:
         """What it reads, the source first: the order in which its partitions are numbered."""
@@ -275,8 +248,16 @@ class Pipeline:
         return parse_duration(self.max_future)
 
 
+@dataclass(frozen=True)
+class Declarations:
+    """What one module declares, and what is wrong with the others of its declarations."""
+
+    pipelines: list[Pipeline] = field(default_factory=list)
+    errors: list[PipelineError] = field(default_factory=list)
+
+
 #: Where :func:`pipeline` puts what it declares while a module is being loaded (see :mod:`hindcast.catalog`).
-declared: ContextVar[list[Pipeline] | None] = ContextVar("declared", default=None)
+declared: ContextVar[Declarations | None] = ContextVar("declared", default=None)
 
 
 def pipeline(
@@ -324,7 +305,7 @@ def pipeline(
     :param reference: the range that each new version replays as a benchmark: its two ends as ISO 8601 times with an offset from UTC, or
         as JSON of offsets; the end is exclusive
     :param expectations: Great Expectations on the sink, each ``{"type": ..., **kwargs}``
-    :raises PipelineError: with file, line and the valid form, where a part of the declaration is wrong
+    :raises PipelineError: with file, line and the valid form of each part of the declaration that is wrong
     """
 
     def declare(transform: Callable[..., DataFrame]) -> Pipeline:
@@ -347,7 +328,7 @@ def pipeline(
             paused=paused,
             late=late,
             late_sink=late_sink,
-            policy=Policy(policy),
+            policy=policy,  # type: ignore[arg-type]  # a word becomes a member, or a mistake that is listed with the others
             captured_floor=captured_floor,
             reference=reference,
             expectations=tuple(expectations or ()),
@@ -355,21 +336,33 @@ def pipeline(
             line=code.co_firstlineno,
             source_code=_source_of(transform),
         )
-        check(result)
-        found = declared.get()
+        found, errors = declared.get(), mistakes(result)
+        if found is None and errors:
+            raise together(errors)
         if found is not None:
-            found.append(result)
+            found.errors.extend(errors)
+            if not errors:
+                found.pipelines.append(result)
         return result
 
     return declare
 
 
-def check(pipeline: Pipeline) -> None:
-    """Raise :class:`PipelineError` for the first thing that is wrong with the declaration."""
-    from hindcast.rules import problems  # they know everything above
+def mistakes(pipeline: Pipeline) -> list[PipelineError]:
+    """All that is wrong with the declaration, each with its line and a valid form."""
+    from hindcast.rules import line_of, problems  # they know everything above
 
+    errors = []
     for problem in problems(pipeline):
-        raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM)
+        line = line_of(pipeline, problem.field)
+        errors.append(PipelineError(file=pipeline.file, line=line, pipeline=pipeline.name, problem=problem.says, form=problem.form))
+    return errors
+
+
+def check(pipeline: Pipeline) -> None:
+    """Raise a :class:`PipelineError` that lists all that is wrong with the declaration."""
+    if errors := mistakes(pipeline):
+        raise together(errors)
 
 
 def _source_of(function: Callable[..., Any]) -> str:

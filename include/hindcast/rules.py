@@ -1,89 +1,242 @@
-"""What a declaration must keep to."""
+"""What a declaration must keep to. Everything that is wrong with one is said at once, each with the form that is right."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from hindcast.pipeline import (
     CONTROL_TABLES,
     EVENT_TIME_TYPES,
+    FORM,
     MAX_SHARDS,
     NAME,
     RESERVED,
+    TOPIC_NAME,
     Format,
     Lookup,
     Mode,
     Pipeline,
     Policy,
+    Table,
     Topic,
+    Window,
     parse_duration,
     parse_start,
 )
 
+_KEYS_FORM = 'sink=Table("stock_stats", keys=["window", "ticker"])'
+_LATE_FORM = 'late=handle_late, late_sink=Table("too_late")'
+_REFERENCE_FORM = "reference=('{\"0\": 0}', '{\"0\": 500000}')"
+_SCHEMA_FORM = 'schema="ticker string NOT NULL, ts timestamp, ask decimal(10, 2)"'
+_START_FORM = 'start="earliest", start="2026-01-05T12:00:00+00:00" or start=\'{"0": 100}\''
+_TEXT_FORM = 'Topic("lines", schema="...", format="text", parse=from_line)'
+_AVRO_FORM = 'Topic("records", schema="...", format="avro", avro_schema=AVRO_SCHEMA)'
 
-def problems(p: Pipeline) -> Iterator[str]:
-    """Each thing that is wrong with the declaration, in words."""
-    lookups = [joined.name for joined in p.joined if isinstance(joined, Lookup) and "/" not in joined.name]
-    tables = [table.name for table in (p.sink, p.late_sink) if table]
-    named = {"pipeline": [p.name], "topic": [topic.name for topic in p.topics], "table": tables, "lookup": lookups}
-    for what, name in ((what, name) for what, names in named.items() for name in names):
-        if not NAME.fullmatch(name) or not name.strip("."):
-            yield f"the {what}'s name {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -"
-    folded = [name.casefold() for name in tables]
-    if len(set(folded)) < len(folded):
-        yield f"the sink and late_sink are one table, {p.sink.name!r}: give the late rows a table of their own"
-    for name in tables:
-        if name.casefold() in CONTROL_TABLES:
-            yield f"the table's name {name!r} is that of one of the platform's own tables ({', '.join(sorted(CONTROL_TABLES))})"
-    for text in (p.watermark, p.max_future, *((p.window.duration, p.window.slide or p.window.duration) if p.window else ())):
-        try:
-            parse_duration(text)
-        except ValueError as error:
-            yield str(error)
-    for topic in p.topics:
-        yield from _of_topic(p, topic)
-    if len({topic.name for topic in p.topics}) < len(p.topics):
-        yield "a topic is named twice among the source and what it joins; join the frame with itself in the function"
-    if p.window and not timedelta(0) < p.window.step <= p.window.length:
-        yield f"the window's slide {p.window.slide!r} is not above 0 and at most its duration {p.window.duration!r}"
-    if p.window and "window" not in p.sink.keys:
-        yield "the sink's keys lack 'window', so rows of different windows would share a key"
-    if p.window and (p.joined or p.re_execute or p.sink.mode is not Mode.APPEND):
-        yield "a window is declared for one source, appended and judged by the late rule; for anything else call F.window in the function"
-    if p.sink.mode is Mode.UPSERT and not p.sink.keys:
-        yield "an upsert table needs keys: the columns that name one row of the result"
-    if (p.late is None) != (p.late_sink is None):
-        yield "late rows need both late= and late_sink=, or neither: they are in late_rows anyway"
-    if p.late is not None and (len(p.topics) > 1 or not (p.window or p.re_execute)):
-        yield "only a pipeline of one topic, with a window or re_execute=True, has late rows to handle"
-    if p.policy is Policy.CORRECT and p.window is None:
-        yield "policy 'correct' needs a window: only windows that are closed are corrected"
-    if p.version < 1:
-        yield f"version {p.version!r} is not a whole number from 1"
-    if not 1 <= p.shards <= MAX_SHARDS:
-        yield f"shards {p.shards!r} is not from 1 to {MAX_SHARDS}"
-    keyed = p.window or p.re_execute or p.sink.mode is Mode.UPSERT
-    if p.shards > 1 and keyed and (p.source.key is None or p.source.key not in p.sink.keys):
-        rule = f"the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}, else each shard would hold part of a key"
-        yield f"with shards={p.shards} {rule}; use shards=1"
-    if p.shards > 1 and any(topic.key is None for topic in p.topics):
-        yield f"with shards={p.shards} each topic must be partitioned by the key: give each its key=, or use shards=1"
-    if not 0.0 <= p.captured_floor <= 1.0:
-        yield f"captured_floor {p.captured_floor!r} is not from 0 to 1"
+_Part = TypeVar("_Part", Pipeline, Topic, Table, Window)
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong. ``field`` is the argument, e.g. ``source.schema``; ``form`` a valid one."""
+
+    field: str
+    says: str
+    form: str = FORM
+
+
+class _Kind(NamedTuple):
+    """What an argument must be, in words too, and what stands in for a wrong one while the others are looked at."""
+
+    types: type | tuple[type, ...]
+    words: str
+    stand_in: Any
+    form: str
+
+
+_PIPELINE_KINDS = {
+    "source": _Kind(Topic, "a Topic", Topic("t", "ts timestamp"), 'source=Topic("trades", schema="ts timestamp")'),
+    "event_time": _Kind(str, "a column's name", "", 'event_time="ts"'),
+    "watermark": _Kind(str, "a duration", "1 second", 'watermark="10 seconds"'),
+    "sink": _Kind(Table, "a Table", Table("t"), 'sink=Table("stock_stats", keys=["window", "ticker"])'),
+    "version": _Kind(int, "a whole number", 1, "version=1"),
+    "window": _Kind((Window, type(None)), "a Window", None, 'window=Window("5 seconds", slide="1 second")'),
+    "shards": _Kind(int, "a whole number", 1, "shards=2"),
+    "max_future": _Kind(str, "a duration", "1 hour", 'max_future="1 hour"'),
+    "start": _Kind(str, "a text", "earliest", _START_FORM),
+    "late_sink": _Kind((Table, type(None)), "a Table", None, _LATE_FORM),
+    "policy": _Kind(Policy, "one of report and correct", Policy.REPORT, 'policy="report" or policy="correct"'),
+    "captured_floor": _Kind((int, float), "a number", 0.0, "captured_floor=0.99"),
+}
+_TOPIC_KINDS = {
+    "name": _Kind(str, "a text", "t", 'Topic("trades", ...)'),
+    "schema": _Kind(str, "a text", "ts timestamp", _SCHEMA_FORM),
+    "key": _Kind((str, type(None)), "a column's name", None, 'key="ticker"'),
+    "format": _Kind(Format, "one of json, text and avro", Format.JSON, 'format="json", format="text" or format="avro"'),
+    "avro_schema": _Kind(str, "a text", "", _AVRO_FORM),
+    "event_time": _Kind(str, "a column's name", "", 'Topic("searches", schema="at timestamp", event_time="at")'),
+}
+_TABLE_KINDS = {
+    "name": _Kind(str, "a text", "t", 'Table("stock_stats", ...)'),
+    "keys": _Kind((list, tuple), "a list of columns", [], 'keys=["window", "ticker"]'),
+    "mode": _Kind(Mode, "one of append and upsert", Mode.APPEND, 'mode="append" or mode="upsert"'),
+}
+_WINDOW_KINDS = {
+    "duration": _Kind(str, "a duration", "1 second", 'Window("5 seconds", slide="1 second")'),
+    "slide": _Kind((str, type(None)), "a duration", None, 'Window("5 seconds", slide="1 second")'),
+}
+
+
+def problems(p: Pipeline) -> Iterator[Problem]:
+    """Each thing that is wrong with the declaration."""
+    readable, found = _readable(p)
+    yield from found
+    yield from _of_names(readable)
+    for number, topic in enumerate(readable.topics):
+        yield from _of_topic(readable, topic, "joined" if number else "source")
+    if len({topic.name for topic in readable.topics}) < len(readable.topics):
+        says = "a topic is named twice among the source and what it joins; join the frame with itself in the function"
+        yield Problem("joined", says, 'joined=[Topic("searches", schema="..."), Lookup("countries", 3)]')
+    yield from _of_window(readable)
+    yield from _of_late(readable)
+    yield from _of_shards(readable)
+    yield from _of_numbers(readable)
     try:
-        parse_start(p.start)
+        parse_start(readable.start)
     except ValueError as error:
-        yield str(error)
-    if p.reference is not None:
-        yield from _of_reference(p.reference)
+        yield Problem("start", str(error), _START_FORM)
+    if readable.reference is not None:
+        yield from _of_reference(readable.reference)
 
 
-def _of_reference(reference: tuple[str, str]) -> Iterator[str]:
+def _readable(p: Pipeline) -> tuple[Pipeline, list[Problem]]:
+    """The declaration with a stand-in for each argument of a wrong kind, so that the others can be checked; and those problems."""
+    found: list[Problem] = []
+    p = _of_kinds(p, _PIPELINE_KINDS, "", found)
+    joined: tuple[object, ...] = p.joined
+    if not all(isinstance(one, Topic | Lookup) for one in joined):
+        found.append(Problem("joined", "joined= is not a list of Topics and Lookups", 'joined=[Topic("searches", schema="...")]'))
+        p = replace(p, joined=())
+    topics = [_of_kinds(one, _TOPIC_KINDS, "joined", found) if isinstance(one, Topic) else one for one in p.joined]
+    p = replace(p, joined=tuple(topics))
+    p = replace(p, source=_of_kinds(p.source, _TOPIC_KINDS, "source", found), sink=_of_kinds(p.sink, _TABLE_KINDS, "sink", found))
+    if p.late_sink is not None:
+        p = replace(p, late_sink=_of_kinds(p.late_sink, _TABLE_KINDS, "late_sink", found))
+    if p.window is not None:
+        window = _of_kinds(p.window, _WINDOW_KINDS, "window", found)
+        length, slide = window.duration, window.slide
+        for name in ("duration", "slide"):
+            window = _of_duration(window, name, _WINDOW_KINDS[name], "window", found)
+        if (window.duration, window.slide) != (length, slide):
+            window = Window("1 second")  # what is left of it could not be compared
+        p = replace(p, window=window)
+    for name in ("watermark", "max_future"):
+        p = _of_duration(p, name, _PIPELINE_KINDS[name], "", found)
+    return p, found
+
+
+def _of_kinds(part: _Part, kinds: dict[str, _Kind], prefix: str, found: list[Problem]) -> _Part:
+    for name, kind in kinds.items():
+        value = getattr(part, name)
+        if isinstance(value, kind.types) and not (isinstance(value, bool) and kind.types is int):
+            continue
+        place = f"{prefix}.{name}".strip(".")
+        found.append(Problem(place, f"{place} {value!r} is not {kind.words}", kind.form))
+        part = replace(part, **{name: kind.stand_in})
+    return part
+
+
+def _of_duration(part: _Part, name: str, kind: _Kind, prefix: str, found: list[Problem]) -> _Part:
+    text = getattr(part, name)
+    if text is None:
+        return part
+    try:
+        parse_duration(text)
+    except (ValueError, OverflowError) as error:
+        found.append(Problem(f"{prefix}.{name}".strip("."), str(error), kind.form))
+        return replace(part, **{name: kind.stand_in})
+    return part
+
+
+def _of_names(p: Pipeline) -> Iterator[Problem]:
+    tables = {"sink": p.sink}
+    if p.late_sink is not None:
+        tables["late_sink"] = p.late_sink
+    named = [("", "pipeline", p.name)]
+    named += [(field, "table", table.name) for field, table in tables.items()]
+    named += [("joined", "lookup", one.name) for one in p.joined if isinstance(one, Lookup) and "/" not in one.name]
+    for field, what, name in named:
+        if not NAME.fullmatch(name) or not name.strip("."):
+            yield Problem(field, f"the {what}'s name {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -", f"{what} names like stock_stats")
+    for number, topic in enumerate(p.topics):
+        if not TOPIC_NAME.fullmatch(topic.name):
+            says = f"the topic's name {topic.name!r} is not 1 to 249 of A-Z a-z 0-9 . _ -, or it is . or .."
+            yield Problem("joined" if number else "source", says, 'Topic("trades", ...)')
+    if len({table.name.casefold() for table in tables.values()}) < len(tables):
+        says = f"the sink and late_sink are one table, {p.sink.name!r}: give the late rows a table of their own"
+        yield Problem("late_sink", says, 'late_sink=Table("too_late")')
+    for field, table in tables.items():
+        if table.name.casefold() in CONTROL_TABLES:
+            known = ", ".join(sorted(CONTROL_TABLES))
+            yield Problem(field, f"the table's name {table.name!r} is that of one of the platform's own tables ({known})", _KEYS_FORM)
+
+
+def _of_window(p: Pipeline) -> Iterator[Problem]:
+    if p.sink.mode is Mode.UPSERT and not p.sink.keys:
+        yield Problem("sink.keys", "an upsert table needs keys: the columns that name one row of the result", _KEYS_FORM)
+    if p.policy is Policy.CORRECT and p.window is None:
+        says = "policy 'correct' needs a window: only windows that are closed are corrected"
+        yield Problem("policy", says, 'policy="report"')
+    if p.window is None:
+        return
+    if not timedelta(0) < p.window.step <= p.window.length:
+        says = f"the window's slide {p.window.slide!r} is not above 0 and at most its duration {p.window.duration!r}"
+        yield Problem("window", says, _WINDOW_KINDS["slide"].form)
+    if "window" not in p.sink.keys:
+        yield Problem("sink.keys", "the sink's keys lack 'window', so rows of different windows would share a key", _KEYS_FORM)
+    if p.joined or p.re_execute or p.sink.mode is not Mode.APPEND:
+        says = "a window is declared for one source, appended and judged by the late rule; for anything else call F.window in the function"
+        yield Problem("window", says)
+
+
+def _of_late(p: Pipeline) -> Iterator[Problem]:
+    if (p.late is None) != (p.late_sink is None):
+        says = "late rows need both late= and late_sink=, or neither: they are in late_rows anyway"
+        yield Problem("late", says, _LATE_FORM)
+    if p.late is not None and (len(p.topics) > 1 or not (p.window or p.re_execute)):
+        says = "only a pipeline of one topic, with a window or re_execute=True, has late rows to handle"
+        yield Problem("late", says, _LATE_FORM)
+
+
+def _of_shards(p: Pipeline) -> Iterator[Problem]:
+    if not 1 <= p.shards <= MAX_SHARDS:
+        yield Problem("shards", f"shards {p.shards!r} is not from 1 to {MAX_SHARDS}", "shards=2")
+    if p.shards <= 1:
+        return
+    keyed = p.window or p.re_execute or p.sink.mode is Mode.UPSERT
+    if keyed and (p.source.key is None or p.source.key not in p.sink.keys):
+        rule = f"the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}, else each shard would hold part of a key"
+        yield Problem("shards", f"with shards={p.shards} {rule}; use shards=1", "shards=1")
+    if any(topic.key is None for topic in p.topics):
+        says = f"with shards={p.shards} each topic must be partitioned by the key: give each its key=, or use shards=1"
+        yield Problem("shards", says, 'Topic("trades", schema="...", key="ticker")')
+
+
+def _of_numbers(p: Pipeline) -> Iterator[Problem]:
+    if p.version < 1:
+        yield Problem("version", f"version {p.version!r} is not a whole number from 1", "version=1")
+    if not 0.0 <= p.captured_floor <= 1.0:
+        yield Problem("captured_floor", f"captured_floor {p.captured_floor!r} is not from 0 to 1", "captured_floor=0.99")
+
+
+def _of_reference(reference: tuple[str, str]) -> Iterator[Problem]:
     try:
         first, last = map(parse_start, reference)
     except (TypeError, ValueError) as error:
-        yield f"the reference {reference!r} is not two ends of a range: {error}"
+        yield Problem("reference", f"the reference {reference!r} is not two ends of a range: {error}", _REFERENCE_FORM)
         return
     if isinstance(first, datetime) and isinstance(last, datetime):
         ordered = first < last
@@ -92,22 +245,79 @@ def _of_reference(reference: tuple[str, str]) -> Iterator[str]:
     else:
         ordered = False
     if not ordered:
-        yield f"the reference {reference!r} is not a range: two times, or offsets of the same partitions, the first end before the other"
+        rule = "two times, or offsets of the same partitions, the first end before the other"
+        yield Problem("reference", f"the reference {reference!r} is not a range: {rule}", _REFERENCE_FORM)
 
 
-def _of_topic(p: Pipeline, topic: Topic) -> Iterator[str]:
+#: Types that Spark's grammar has and no record's field can be read as, and what to write in their place.
+_UNREADABLE = {
+    "char": "string",
+    "varchar": "string",
+    "void": "the type that its values have, or leave the column out",
+    "geometry": "binary",
+    "geography": "binary",
+    "time": "string",
+    "interval": "interval day to second, or interval year to month",  # without units Spark reads what is none as null
+}
+
+
+def _of_topic(p: Pipeline, topic: Topic, field: str) -> Iterator[Problem]:
+    if (topic.format is Format.TEXT) != (topic.parse is not None):
+        yield Problem(f"{field}.format", f"the topic {topic.name} needs both format=Format.TEXT and parse=, or neither", _TEXT_FORM)
+    if (topic.format is Format.AVRO) != bool(topic.avro_schema):
+        yield Problem(f"{field}.format", f"the topic {topic.name} needs both format=Format.AVRO and avro_schema=, or neither", _AVRO_FORM)
     try:
         columns = topic.columns
     except ValueError as error:
-        yield str(error)
+        yield Problem(f"{field}.schema", f"the schema of the topic {topic.name} is not Spark's DDL: {error}", _SCHEMA_FORM)
         return
-    if reserved := sorted(RESERVED & columns.keys()):
-        yield f"the schema uses the reserved columns {reserved}"
-    if columns.get(p.event_time_of(topic)) not in EVENT_TIME_TYPES:
-        yield f"event_time {p.event_time_of(topic)!r} is not a timestamp column of the schema ({', '.join(columns)})"
+    for says in _of_columns(topic):
+        yield Problem(f"{field}.schema", says, _SCHEMA_FORM)
+    if reserved := sorted(name for name in columns if name.casefold() in RESERVED):
+        yield Problem(f"{field}.schema", f"the schema uses the reserved columns {reserved}", _SCHEMA_FORM)
+    known = ", ".join(columns)
+    event_time = p.event_time_of(topic)
+    if columns.get(event_time) not in EVENT_TIME_TYPES:
+        says = f"event_time {event_time!r} is not a timestamp column of the schema ({known})"
+        yield Problem("joined" if field == "joined" else "event_time", says, _PIPELINE_KINDS["event_time"].form)
     if topic.key is not None and topic.key not in columns:
-        yield f"the topic's key {topic.key!r} is not a column of the schema ({', '.join(columns)})"
-    if (topic.format is Format.TEXT) != (topic.parse is not None):
-        yield f"the topic {topic.name} needs both format=Format.TEXT and parse=, or neither"
-    if (topic.format is Format.AVRO) != bool(topic.avro_schema):
-        yield f"the topic {topic.name} needs both format=Format.AVRO and avro_schema=, or neither"
+        yield Problem(f"{field}.key", f"the topic's key {topic.key!r} is not a column of the schema ({known})", 'key="ticker"')
+
+
+def _of_columns(topic: Topic) -> Iterator[str]:
+    seen: set[str] = set()
+    for field in topic.fields:
+        if field.name.casefold() in seen:
+            yield f"the schema names the column {field.name!r} twice; Spark does not tell names apart by their case"
+        seen.add(field.name.casefold())
+        if not field.name:
+            yield "the schema has a column without a name"
+        for kind in field.type.every():
+            if kind.name in _UNREADABLE and not (kind.name == "interval" and kind.unit):
+                problem = f"the schema's column {field.name!r} has the type {kind}, which no record can be read as"
+                yield f"{problem}; write {_UNREADABLE[kind.name]}"
+            if kind.name == "map" and topic.format is Format.JSON and kind.elements[0].name != "string":
+                yield f"the schema's column {field.name!r} has a {kind}: a JSON object's names are strings, so write map<string, ...>"
+
+
+def line_of(p: Pipeline, field: str) -> int:
+    """The line of an argument of the declaration, e.g. ``source.schema``; of what it is in, if it is not written there by its name."""
+    try:
+        tree = ast.parse(Path(p.file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return p.line
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == p.name:
+            for call in node.decorator_list:
+                if node.decorator_list[0].lineno == p.line and isinstance(call, ast.Call):
+                    return _line_in(call, field.split("."), p.line)
+    return p.line
+
+
+def _line_in(call: ast.Call, path: list[str], line: int) -> int:
+    for keyword in call.keywords:
+        if path and keyword.arg == path[0]:
+            line = keyword.lineno
+            if isinstance(keyword.value, ast.Call):
+                return _line_in(keyword.value, path[1:], line)
+    return line

@@ -194,11 +194,14 @@ def test_state_that_depends_on_batches_is_not_dealt_to_other_shards(hindcast: Hi
 
 
 def test_a_refused_pipeline_is_listed_with_its_problem(hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that does not load is in the listing, with what is wrong, beside the good ones."""
+    """A file that does not load is in the listing, with what is wrong, beside the good ones, and the exit code tells."""
     (tmp_path / "broken.py").write_text("import no_such_module\n")
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
-    (row,) = json.loads(hindcast("pipelines", "-o", "json").stdout)
+    ended = hindcast("pipelines", "-o", "json")
+    (row,) = json.loads(ended.stdout)
     assert row["file"].endswith("broken.py")
+    assert ended.returncode == 2
+    assert "1 of the pipelines' files were refused" in ended.stderr
     assert "no_such_module" in row["problem"]
 
 

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hindcast import catalog
+from hindcast.control.archives import archive_url
 from hindcast.control.schema import ControlTable
-from hindcast.errors import BadNameError, PipelineError, UnknownPipelineError
-from hindcast.pipeline import CONTROL_TABLES, TOPIC_STRIDE, Topic, check_name, parse_columns, parse_duration, parse_start, required_columns
+from hindcast.errors import BadNameError, BadTopicNameError, PipelineError, PipelineMistakesError, UnknownPipelineError
+from hindcast.local.load import account_path
+from hindcast.pipeline import CONTROL_TABLES, TOPIC_STRIDE, Topic, check_name, check_topic, parse_duration, parse_start
+from hindcast.settings import Settings
 
 GOOD = """
 from hindcast import Table, Topic, Window, pipeline
@@ -49,9 +52,20 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
         ('event_time="ts"', 'event_time="ask"', "not a timestamp"),
         ('key="ticker"', 'key="symbol"', "symbol"),
         ("ask double", "ask money", "money"),
-        ("ask double", "ask", "name type"),
+        ("ask double", "ask", "it ends where a type should follow"),
         ("ask double", "ticker double", "twice"),
+        ("ask double", "Ticker double", "twice"),
+        ("ask double", "`` double", "a column without a name"),
         ("ask double", "window double", "reserved"),
+        ("ask double", "Window double", "reserved"),
+        ("ask double", "ask char(3)", "has the type char(3), which no record can be read as; write string"),
+        ("ask double", "ask array<struct<x: varchar(9)>>", "has the type varchar(9), which no record"),
+        ("ask double", "ask interval", "has the type interval, which no record can be read as; write interval day to second"),
+        ("ask double", "ask char(3) collate UNICODE", "has the type char(3) collate UNICODE, which no record"),
+        ("ask double", "ask void", "has the type void, which no record"),
+        ("ask double", "ask time(3)", "has the type time(3), which no record"),
+        ("ask double", "ask geography(4326)", "has the type geography(4326), which no record"),
+        ("ask double", "ask map<int, string>", "write map<string, ...>"),
         ('keys=["window", "ticker"]', 'keys=["ticker"]', "lack 'window'"),
         ('keys=["window", "ticker"]', 'keys=["window"]', "use shards=1"),
         ("version=1", "version=0", "version"),
@@ -172,6 +186,84 @@ def test_the_names_of_control_tables_are_all_known() -> None:
     assert {table.value for table in ControlTable} == CONTROL_TABLES
 
 
+def test_all_mistakes_of_a_declaration_are_said_at_once(tmp_path: Path) -> None:
+    """Each with the line of its argument, what is wrong, and a valid form; values of a wrong kind hide none of the others."""
+    text = """
+from hindcast import Table, Topic, Window, pipeline
+
+@pipeline(
+    source=Topic(
+        "tra/des",
+        schema="ticker string, ts timestamp, ask money",
+        format="jsn",
+    ),
+    event_time="ts",
+    watermark=10,
+    window=Window("5 parsecs"),
+    sink=Table("leases", keys="window", mode="upset"),
+    policy="corect",
+    captured_floor=2,
+    version="1",
+    shards=0,
+    start="now",
+)
+def one(trades):
+    return trades
+"""
+    path = write(tmp_path, "one", text)
+    error = catalog.load(tmp_path).errors[str(path)]
+    assert isinstance(error, PipelineMistakesError)
+    expected = [
+        (6, "the topic's name 'tra/des'"),
+        (7, "'money' at character 34"),
+        (8, "source.format 'jsn' is not one of json, text and avro"),
+        (11, "watermark 10 is not a duration"),
+        (12, "'5 parsecs' is not a duration"),
+        (13, "one of the platform's own tables"),
+        (13, "sink.keys 'window' is not a list of columns"),
+        (13, "sink.mode 'upset' is not one of append and upsert"),
+        (14, "policy 'corect' is not one of report and correct"),
+        (15, "captured_floor 2 is not from 0 to 1"),
+        (16, "version '1' is not a whole number"),
+        (17, "shards 0 is not from 1"),
+        (18, "start 'now' is none of"),
+    ]
+    said = [(one.fields["line"], one.fields["problem"]) for one in error.errors]
+    for line, words in expected:
+        close = line - 1 if "tra/des" in words else line  # a name without `name=` is told by the line of its Topic
+        assert any(words in problem and at == close for at, problem in said), (words, said)
+    assert all(f"{path}:{at}: pipeline one: " in str(error) and "Write it like this: " in str(error) for at, _ in said)
+
+
+def test_all_refused_files_and_pipelines_are_said_at_once(tmp_path: Path) -> None:
+    """Two wrong pipelines of a file, and an exception after them, are told together; so are all files of the folder."""
+    wrong = [GOOD.format(name=name).replace("version=1", "version=0") for name in ("one", "two")]
+    first = write(tmp_path, "a", "".join(wrong) + "\n1 / 0\n")
+    second = write(tmp_path, "b", "import nowhere_to_be_found")
+    write(tmp_path, "c", GOOD.format(name="three"))
+    line = first.read_text().splitlines().index("1 / 0") + 1
+    found = catalog.load(tmp_path)
+    assert list(found) == ["three"]
+    refused = found.refused()
+    assert refused is not None and refused.exit_code == 2
+    for words in (
+        "pipeline one: version 0",
+        "pipeline two: version 0",
+        f"{first}:{line}: ",
+        "ZeroDivisionError",
+        f"{second}:1: ",
+        "nowhere_to",
+    ):
+        assert words in str(refused)
+    assert str(refused).startswith("2 of the pipelines' files were refused")
+
+
+def test_a_folder_without_mistakes_refuses_nothing(tmp_path: Path) -> None:
+    """There is no error to raise."""
+    write(tmp_path, "one", GOOD.format(name="one"))
+    assert catalog.load(tmp_path).refused() is None
+
+
 def test_an_unknown_pipeline_lists_the_known_ones(tmp_path: Path) -> None:
     """Asking for a pipeline that is not there is an error of exit code 2 that names those that are."""
     write(tmp_path, "one", GOOD.format(name="one"))
@@ -187,30 +279,54 @@ def test_names_that_could_leave_a_folder_are_refused(name: str) -> None:
         check_name("pipeline", name)
 
 
+@pytest.mark.parametrize("name", ["x", "x" * 249, "a.b-c_D9", "...", "orders." * 20])
+def test_a_topic_may_have_any_name_that_kafka_allows(tmp_path: Path, settings: Settings, name: str) -> None:
+    """Up to 249 characters, as brokers have it: such a topic is declared, and has its archive and account in folders of its name."""
+    write(tmp_path, "one", GOOD.format(name="one").replace('Topic("trades"', f'Topic("{name}"'))
+    found = catalog.load(tmp_path)
+    assert found.errors == {}
+    assert found["one"].source.name == name
+    assert archive_url(settings, name).endswith(f"/archive/{name}")
+    assert account_path(settings, name).name == f"{name}.json"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "é", "a\n"])
+def test_a_topic_that_kafka_refuses_is_refused(tmp_path: Path, name: str) -> None:
+    """With Kafka's rule, wherever a topic is named."""
+    with pytest.raises(BadTopicNameError, match="Kafka allows 1 to 249"):
+        check_topic(name)
+    path = write(tmp_path, "one", GOOD.format(name="one").replace('Topic("trades"', f"Topic({name!r}"))
+    assert "is not 1 to 249 of" in str(catalog.load(tmp_path).errors[str(path)])
+
+
 def test_archiving_a_topic_changes_no_query() -> None:
     """What a Spark checkpoint belongs to is told by the topic's text: a topic that is archived from now on keeps its streams' state."""
     assert repr(Topic("t", schema="ts timestamp", archive=True)) == repr(Topic("t", schema="ts timestamp"))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "at timestamp_ntz",
+        "extra variant",
+        "ask double COMMENT 'dollars, and cents'",
+        "`the ask` double NOT NULL",
+        "ask: decimal(10, 2)",
+        "took interval day to second",
+        "bids array<struct<price: double, `venue``s`: string>>",
+        "name string collate UNICODE_CI",
+    ],
+)
+def test_what_spark_reads_loads(tmp_path: Path, column: str) -> None:
+    """Any column that Spark can read out of a record may be declared."""
+    write(tmp_path, "one", GOOD.format(name="one").replace("ask double", column))
+    assert catalog.load(tmp_path).errors == {}
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["millisecond", "second", "minute", "hour", "day"]), st.booleans())
 def test_durations_are_read_as_written(number: int, unit: str, plural: bool) -> None:
     """A number and a unit, singular or plural, is that long."""
     assert parse_duration(f"{number} {unit}{'s' if plural else ''}") == timedelta(**{unit + "s": number})
-
-
-def test_nested_types_keep_their_commas() -> None:
-    """A struct's fields are not taken for columns."""
-    assert parse_columns("a struct<x: int, y: map<string, int>>, b decimal(10, 2)") == {
-        "a": "struct<x: int, y: map<string, int>>",
-        "b": "decimal(10, 2)",
-    }
-
-
-def test_required_columns_are_those_declared_not_null() -> None:
-    """NOT NULL is no part of a column's type, whatever its case and place; the other columns may be missing."""
-    schema = "ticker string NOT NULL, ts timestamp, ask decimal(10, 2) not  null, venue struct<x: int NOT NULL>"
-    assert parse_columns(schema) == {"ticker": "string", "ts": "timestamp", "ask": "decimal(10, 2)", "venue": "struct<x: int not null>"}
-    assert required_columns(schema) == ["ticker", "ask"]
 
 
 JOINED = """

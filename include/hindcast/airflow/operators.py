@@ -25,7 +25,7 @@ from hindcast.control.schema import ControlTable
 from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
-from hindcast.pipeline import Pipeline, Policy, check_name
+from hindcast.pipeline import Pipeline, Policy, check_name, check_topic
 from hindcast.replay.awaited import Awaited, look
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.runs import Runs
@@ -385,7 +385,7 @@ class ArchiveOperator(AppOperator):
         self.topic = topic
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        done = self.result_of(self.run_app(["run", check_name("topic", self.topic)]))
+        done = self.result_of(self.run_app(["run", check_topic(self.topic)]))
         _log.info(f"{self.topic} is archived up to its end.", rows=done.get("rows"), bytes=done.get("bytes"), steps=done.get("steps"))
         return done
 

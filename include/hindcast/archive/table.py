@@ -19,7 +19,7 @@ from hindcast.control.archives import ARCHIVE_SCHEMA, archive_url
 from hindcast.control.commits import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
 from hindcast.control.tables import refuse_empty_commits
 from hindcast.errors import ArchiveRefusedError, StoreUnavailableError, UnknownArchiveError
-from hindcast.pipeline import check_name
+from hindcast.pipeline import check_topic
 from hindcast.settings import Settings
 from hindcast.steps import reach
 from hindcast.stream.files import DataFile
@@ -31,7 +31,7 @@ class ArchiveTable:
     """One topic's archive. Not for threads: each user opens its own."""
 
     def __init__(self, settings: Settings, topic: str) -> None:
-        self.topic = check_name("topic", topic)
+        self.topic = check_topic(topic)
         self.url = archive_url(settings, topic)
         self.storage_options = settings.storage_options
 

@@ -14,7 +14,7 @@ from hindcast.cli.output import Format, Output
 from hindcast.cli.streams import run_app
 from hindcast.cli.table import Columns
 from hindcast.errors import BadInputError, UnknownArchiveError
-from hindcast.pipeline import check_name
+from hindcast.pipeline import check_topic
 from hindcast.settings import Settings
 
 TopicArgument = Annotated[str, typer.Argument(help="the topic's name")]
@@ -32,7 +32,7 @@ def run(
 ) -> None:
     """Copy what the topic holds and its archive does not, up to the topic's present end. Each record is copied once."""
     given = ["--accept-gap", accept_gap] if accept_gap else []
-    arguments = ["run", check_name("topic", topic), *given, "--step-offsets", str(step_offsets)]
+    arguments = ["run", check_topic(topic), *given, "--step-offsets", str(step_offsets)]
     try:
         run_app("archive.py", arguments, output)
     except typer.Exit as end:
@@ -62,7 +62,7 @@ def verify(topic: TopicArgument, output: FormatOption = Format.TABLE) -> None:
     """Compare the archive with the topic over the offsets that both still hold. Exits 3 where they differ."""
     from hindcast.control.archives import archived_topics
 
-    check_name("topic", topic)
+    check_topic(topic)
     archived = archived_topics(Settings())
     if topic not in archived:
         if hint := meant(topic, archived):

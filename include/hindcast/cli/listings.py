@@ -27,7 +27,7 @@ from hindcast.cli.options import (
 )
 from hindcast.cli.output import Format, Output, missing_home
 from hindcast.cli.table import Columns
-from hindcast.errors import BadInputError, PipelinesRefusedError, StoreUnavailableError
+from hindcast.errors import BadInputError, StoreUnavailableError
 from hindcast.pipeline import check_name
 from hindcast.settings import Settings
 
@@ -109,8 +109,8 @@ def pipelines(output: FormatOption = Format.TABLE, wide: WideOption = False, wat
     settings = Settings()
     empty = f"There are no pipelines in {settings.pipelines_dir}."
     show(settings, Output(output, wide=wide, watch=watch, every=every), lambda: _pipelines(settings), PIPELINES, empty)
-    if errors := catalog.load(settings.pipelines_dir).errors:
-        raise PipelinesRefusedError(count=len(errors), problems="\n".join(["", *map(str, errors.values())]))
+    if refused := catalog.load(settings.pipelines_dir).refused():
+        raise refused
 
 
 def _pipelines(settings: Settings) -> list[dict[str, Any]]:

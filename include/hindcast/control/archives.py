@@ -8,6 +8,7 @@ import pyarrow as pa
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
+from hindcast.pipeline import check_topic
 from hindcast.settings import Settings
 
 #: A record as Kafka has it. ``timestamp`` is the broker's, ``timestamp_type`` 0 where the producer made it and 1 where the broker did;
@@ -29,7 +30,7 @@ BOUNDED = ("partition", "offset", "timestamp")
 
 def archive_url(settings: Settings, topic: str) -> str:
     """The table of a topic's archive."""
-    return settings.table("archive", topic)
+    return f"{settings.table('archive')}/{check_topic(topic)}"
 
 
 def archived_topics(settings: Settings) -> list[str]:

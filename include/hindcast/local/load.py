@@ -28,7 +28,7 @@ from hindcast.errors import BadInputError, BrokerUnavailableError, HindcastError
 from hindcast.local.detach import write_atomically
 from hindcast.local.generators import GENERATORS
 from hindcast.local.generators.record import Record
-from hindcast.pipeline import TOPIC_STRIDE, check_name
+from hindcast.pipeline import TOPIC_STRIDE, check_topic
 from hindcast.settings import Settings
 
 DEFAULT_ROWS_PER_SECOND = 2000.0
@@ -118,7 +118,7 @@ class Account:
 
 def account_path(settings: Settings, topic: str) -> Path:
     """Where the newest load of the topic keeps its account."""
-    return settings.home / "load" / f"{check_name('topic', topic)}.json"
+    return settings.home / "load" / f"{check_topic(topic)}.json"
 
 
 def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = DEFAULT_PARTITIONS) -> None:
@@ -162,7 +162,7 @@ class Load:
         :param progress: called each second with the account, which goes on changing
         :raises BadInputError: where there is no such generator, or the pace is not above 0
         """
-        check_name("topic", topic)
+        check_topic(topic)
         name = generator or topic
         if name not in GENERATORS:
             known = ", ".join(GENERATORS)

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from hindcast.ddl import quoted
 from hindcast.errors import BadInputError, ReplayFailedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.placed import is_corrected, lost_windows, place
@@ -183,7 +184,9 @@ def _answers(
 
 def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:
     window = ["window"] if pipeline.window else []
-    given = [frame.select(*topic.columns, *PLACE_COLUMNS, *window) for topic, frame in zip(pipeline.topics, frames, strict=True)]
+    given = [
+        frame.select(*map(quoted, topic.columns), *PLACE_COLUMNS, *window) for topic, frame in zip(pipeline.topics, frames, strict=True)
+    ]
     return transform(given, pipeline, hindsight=hindsight)
 
 

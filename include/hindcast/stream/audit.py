@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from hindcast.control.ledger import LedgerRow
 from hindcast.control.schema import SCHEMAS, ControlTable
 from hindcast.control.tables import ControlTables
+from hindcast.ddl import quoted
 from hindcast.errors import FenceMovedError
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
@@ -103,8 +104,8 @@ class Audit:
 
     def _handled(self, late: DataFrame) -> DataFrame:
         assert self._pipeline.late is not None
-        source.carry_code(self._pipeline.late)
-        return self._pipeline.late(late.select(*self._pipeline.source.columns, *source.PLACE_COLUMNS))
+        source.carry_code()
+        return self._pipeline.late(late.select(*map(quoted, self._pipeline.source.columns), *source.PLACE_COLUMNS))
 
     def _unaccounted(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches that some account has to name, as :meth:`_located` gives them."""

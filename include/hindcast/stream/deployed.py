@@ -42,12 +42,25 @@ class Deployed:
         if (files := self._stamps()) != self._files:
             found = catalog.load(self._folder)
             self._files = files
-            self.catalog = Catalog({**found.declared, **self.catalog.declared}, found.errors)
+            self.catalog = _merged(self.catalog, found)
         return [one for one in wanted if not self.has(*one)]
 
-    def _stamps(self) -> dict[str, int]:
+    def _stamps(self) -> dict[str, tuple[int, int]]:
         found = {}
-        for path in self._folder.glob("*.py"):
+        for path in self._folder.rglob("*.py"):  # also what pipelines import
             with suppress(FileNotFoundError):  # it may go while this looks
-                found[str(path)] = path.stat().st_mtime_ns
+                stat = path.stat()
+                found[str(path)] = (stat.st_mtime_ns, stat.st_size)
         return found
+
+
+def _merged(before: Catalog, found: Catalog) -> Catalog:
+    """What was loaded before, as it was, and what is new and in the way of none of it."""
+    merged = Catalog(dict(before.declared), dict(found.errors))
+    by_file: dict[str, list[Pipeline]] = {}
+    for key, pipeline in found.declared.items():
+        if key not in before.declared:
+            by_file.setdefault(pipeline.file, []).append(pipeline)
+    for file, pipelines in by_file.items():
+        merged.admit(file, pipelines)
+    return merged

@@ -18,7 +18,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
 from hindcast.control.archives import archive_url
+from hindcast.ddl import columns_text, quoted
 from hindcast.pipeline import TOPIC_STRIDE, Format, Lookup, Mode, Pipeline, Topic
+from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
 from hindcast.stream.lookups import read_lookup
 
@@ -150,6 +152,7 @@ def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> Dat
     poison.
     """
     topic = topic or pipeline.source
+    carry_code()
     located = raw.select(
         F.col("topic").alias("_topic"),
         (F.col("partition") + F.lit(pipeline.topics.index(topic) * TOPIC_STRIDE)).alias("_partition"),
@@ -166,7 +169,7 @@ def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> Dat
 
 def _json(value: Column, topic: Topic) -> Column:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    return F.from_json(value.cast("string"), f"{topic.schema}, {_CORRUPT} string", options)
+    return F.from_json(value.cast("string"), f"{columns_text(topic.fields)}, {_CORRUPT} string", options)
 
 
 def _text(value: Column, topic: Topic) -> Column:
@@ -184,7 +187,7 @@ _PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {Format.JSON: _json,
 
 
 def _struct(topic: Topic) -> str:
-    return ", ".join(f"{name}: {kind}" for name, kind in topic.columns.items())
+    return ", ".join(f"{quoted(name)}: {kind}" for name, kind in topic.columns.items())
 
 
 def _reason(pipeline: Pipeline, topic: Topic) -> Column:
@@ -212,7 +215,7 @@ def assign_windows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """One row for each window a row falls into, in the column ``window`` (struct of start and end); unchanged without a window."""
     if pipeline.window is None:
         return rows
-    window = F.window(pipeline.event_time, pipeline.window.duration, pipeline.window.slide or pipeline.window.duration)
+    window = F.window(quoted(pipeline.event_time), pipeline.window.duration, pipeline.window.slide or pipeline.window.duration)
     return rows.withColumn("window", window)
 
 
@@ -230,7 +233,7 @@ def result(parsed: Sequence[DataFrame], pipeline: Pipeline, floors: Mapping[int,
     the transformation.
     """
     rows = [
-        usable(frame).withWatermark(pipeline.event_time_of(topic), pipeline.watermark) if topic.watermark else usable(frame)
+        usable(frame).withWatermark(quoted(pipeline.event_time_of(topic)), pipeline.watermark) if topic.watermark else usable(frame)
         for topic, frame in zip(pipeline.topics, parsed, strict=True)
     ]
     if pipeline.window is not None:
@@ -246,15 +249,14 @@ def output_mode(pipeline: Pipeline) -> str:
 def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:
     """The pipeline's own transformation over its topics' rows and the tables that it joins; with ``hindsight`` the one that knows all."""
     function = (pipeline.hindsight if hindsight else None) or pipeline.transform
-    carry_code(function)
+    carry_code()
     frames = iter([frame.drop(*(column for column in (*SOURCE_COLUMNS, "_event_at") if column not in PLACE_COLUMNS)) for frame in rows])
     first = next(frames)
     others = [read_lookup(first.sparkSession, joined) if isinstance(joined, Lookup) else next(frames) for joined in pipeline.joined]
     return function(first, *others)
 
 
-def carry_code(function: Callable[..., DataFrame]) -> None:
-    """Spark's Python workers cannot import a pipeline's module, so what they run of it is sent to them."""
-    module = sys.modules.get(function.__module__)
-    if module is not None and function.__module__.startswith("hindcast_pipelines."):
+def carry_code() -> None:
+    """Spark's Python workers cannot import pipelines and what lies beside them, so what they run of it is sent to them."""
+    if module := sys.modules.get(PACKAGE):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
