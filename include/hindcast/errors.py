@@ -63,6 +63,10 @@ class WaitedInVainError(HindcastError):
     """{what} did not come within {seconds:g} s: {seen}. {cure}"""
 
 
+class SettingsRefusedError(BadInputError):
+    """{count} of the settings are wrong: {problems}"""
+
+
 class UnknownPipelineError(BadInputError):
     """There is no pipeline named {pipeline}; the ones that load are: {known}. `hindcast pipelines` lists them."""
 

@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, JsonConfigSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, JsonConfigSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from hindcast.errors import BadNameError, SettingsRefusedError
 from hindcast.pipeline import check_name
 
 SETTINGS_FILE = "settings.json"
+#: What is never shown, not even in an error.
+_SECRET = frozenset({"storage_options"})
 
 
 def default_home() -> Path:
@@ -29,14 +33,19 @@ def project_root() -> Path:
 
 
 class Settings(BaseSettings):
-    """All settings. Durations are in seconds; every path may be a URL of a store that deltalake and Spark both know."""
+    """All settings. Durations are in seconds; every path may be a URL of a store that deltalake and Spark both know.
+
+    :raises SettingsRefusedError: lists all that are wrong, each with where it was set and a valid form
+    """
 
     model_config = SettingsConfigDict(env_prefix="HINDCAST_", extra="ignore", frozen=True)
 
     home: Path = Field(default_factory=default_home, description="local folder of logs, jars, broker and Airflow data")
     tables_url: str = Field(default="", description="root of control tables, sinks and hindcasts; default HOME/tables")
     checkpoints_url: str = Field(default="", description="root of Spark checkpoints; default HOME/checkpoints")
-    storage_options: dict[str, str] = Field(default_factory=dict, description="deltalake options of an object store", repr=False)
+    storage_options: Annotated[dict[str, str], NoDecode] = Field(
+        default_factory=dict, description="deltalake options of an object store", repr=False
+    )
     bootstrap_servers: str = Field(default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated")
     pipelines_dir: Path = Field(default_factory=lambda: project_root() / "include" / "pipelines")
     fleet: str = Field(default="default", description="the fleet a worker joins")
@@ -63,6 +72,25 @@ class Settings(BaseSettings):
     )
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _refused(error) from None  # its own text would show secrets
+        except json.JSONDecodeError as error:
+            problems = f"\n- {default_home() / SETTINGS_FILE} is not JSON: {error}. Mend it, or let `hindcast up` write it again."
+            raise SettingsRefusedError(count=1, problems=problems) from error
+
+    @field_validator("storage_options", mode="before")
+    @classmethod
+    def _options_are_json(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            raise ValueError("it is not JSON") from None
+
     @field_validator("home")
     @classmethod
     def _home_is_absolute(cls, value: Path) -> Path:
@@ -71,7 +99,10 @@ class Settings(BaseSettings):
     @field_validator("fleet")
     @classmethod
     def _fleet_is_a_name(cls, value: str) -> str:
-        return check_name("fleet", value)
+        try:
+            return check_name("fleet", value)
+        except BadNameError as error:
+            raise ValueError(str(error)) from error
 
     @classmethod
     def settings_customise_sources(
@@ -122,7 +153,22 @@ class Settings(BaseSettings):
         }
 
 
-def _as_text(value: Any) -> str:
-    import json
+def _refused(error: ValidationError) -> SettingsRefusedError:
+    """All that is wrong with the settings, without the values of secrets."""
+    problems = ""
+    found = error.errors(include_url=False)
+    for one in found:
+        name = str(one["loc"][0])
+        setting = Settings.model_fields[name]
+        variable = f"HINDCAST_{name.upper()}"
+        said = variable if variable in os.environ else f"{name} ({variable}, or in {default_home() / SETTINGS_FILE})"
+        if name not in _SECRET:
+            said += f"={one['input']}"
+        default = setting.get_default(call_default_factory=True)
+        form = '{"region": "eu-west-1"}' if name == "storage_options" else _as_text(default)
+        problems += f"\n- {said}: {one['msg'].removeprefix('Value error, ')}. {setting.description or name}. Write e.g. {variable}={form}"
+    return SettingsRefusedError(count=len(found), problems=problems)
 
+
+def _as_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
