@@ -211,6 +211,13 @@ class PrerequisiteError(HindcastError):
     exit_code = 2
 
 
+class ScratchRefusedError(HindcastError):
+    """Recorded batches cannot be run again in {url}: that store does not keep the times that files are given, and they are the batches'
+    order. Set HINDCAST_SCRATCH_URL to a folder that the driver and every executor see, or to one of HDFS."""
+
+    exit_code = 2
+
+
 class ServiceError(HindcastError):
     """{service} {problem}. Its log is {log}."""
 

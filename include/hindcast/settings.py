@@ -43,6 +43,10 @@ class Settings(BaseSettings):
     home: Path = Field(default_factory=default_home, description="local folder of logs, jars, broker and Airflow data")
     tables_url: str = Field(default="", description="root of control tables, sinks and hindcasts; default HOME/tables")
     checkpoints_url: str = Field(default="", description="root of Spark checkpoints; default HOME/checkpoints")
+    scratch_url: str = Field(
+        default="",
+        description="root of short-lived files that driver and executors of a Spark cluster share; default HOME/hindcast-scratch",
+    )
     storage_options: Annotated[dict[str, str], NoDecode] = Field(
         default_factory=dict, description="deltalake options of an object store", repr=False
     )
@@ -125,6 +129,11 @@ class Settings(BaseSettings):
         """The URL of a Spark checkpoint folder."""
         root = self.checkpoints_url or str(self.home / "checkpoints")
         return "/".join([root.rstrip("/"), *(check_name("checkpoint", part) for part in parts)])
+
+    def scratch(self) -> str:
+        """The URL of the folder that driver and executors of a cluster share for the files of one job."""
+        root = self.scratch_url or f"{self.checkpoints_url or self.home}".rstrip("/") + "/hindcast-scratch"
+        return root.rstrip("/")
 
     @property
     def spark_jars_dir(self) -> Path:

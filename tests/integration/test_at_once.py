@@ -136,8 +136,8 @@ def test_a_batch_says_what_the_engine_says_at_once(workload: Make, declared: Pip
     made.file()
     _, plan = plan_replay(made.settings, made.pipeline, ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True))
     assert run_batch(made.spark, made.settings, made.pipeline, plan, "once").late_rows == 0
-    with recorded_batches(made.spark, made.settings, made.pipeline, plan.start, plan.end, plan.recorded) as again:
-        engine = sorted(json.dumps(row, default=str) for row in again.run(at_once=True).toArrow().to_pylist())
+    with recorded_batches(made.spark, made.settings, made.pipeline, plan.start, plan.end, plan.recorded, at_once=True) as again:
+        engine = sorted(json.dumps(row, default=str) for row in again.run().toArrow().to_pylist())
     assert answer(made, "hindsight") == engine
     assert len(engine) == 2
     assert answer(made, "online") == []  # nobody has judged it
@@ -156,11 +156,11 @@ def test_the_online_answer_is_made_once(workload: Make, monkeypatch: pytest.Monk
     def keep() -> None:
         keep_online(made.spark, made.settings, made.pipeline, "once", plan.start, plan.end, {}, ledger(made.settings, "users"))
 
-    def beside_another(batches: RecordedBatches, *, at_once: bool = False) -> DataFrame:
+    def beside_another(batches: RecordedBatches) -> DataFrame:
         runs.append(1)
         if len(runs) == 1:
             keep()
-        return run(batches, at_once=at_once)
+        return run(batches)
 
     monkeypatch.setattr(RecordedBatches, "run", beside_another)
     keep()

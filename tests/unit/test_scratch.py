@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from hindcast.settings import Settings, project_root
@@ -55,3 +56,11 @@ def test_two_claims_of_one_process_are_two_folders(settings: Settings) -> None:
     assert first != second
     assert first.is_dir()
     assert second.is_dir()
+
+
+def test_a_cluster_s_shared_folder_is_beside_the_checkpoints(settings_factory: Callable[..., Settings]) -> None:
+    """Below the home, below the checkpoints' URL where they have one, or where a setting says."""
+    at_home = settings_factory()
+    assert at_home.scratch() == f"{at_home.home}/hindcast-scratch"
+    assert settings_factory(checkpoints_url="hdfs://store/points/").scratch() == "hdfs://store/points/hindcast-scratch"
+    assert settings_factory(checkpoints_url="s3://store/points", scratch_url="/mnt/shared/").scratch() == "/mnt/shared"

@@ -178,8 +178,8 @@ def _answers(
     if hindsight is not None:
         yield hindsight, online
         return
-    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.recorded, plan.seams) as recorded:
-        yield recorded.run(at_once=True), online
+    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.recorded, plan.seams, at_once=True) as recorded:
+        yield recorded.run(), online
 
 
 def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:

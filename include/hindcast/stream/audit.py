@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -85,11 +84,11 @@ class Audit:
                     return done  # an older owner filed them in the meantime: the next pass starts from what it filed
         return target.batch
 
-    def rehearse(self, batch: LedgerRow, folder: Path) -> None:
+    def rehearse(self, batch: LedgerRow, url: str) -> None:
         """Write what a pass would file of this batch into a folder that nobody reads."""
         with session.cached(self._unaccounted([batch])) as rows:
             for number, account in enumerate(self._accounts):
-                files.write_files(account.frame(rows, batch), folder.as_uri(), {}, f"a{number}")
+                files.write_files(account.frame(rows, batch), url, self._settings.storage_options, f"a{number}")
 
     def filed(self) -> int:
         """The last batch of the shard whose late and poison rows are filed; 0 before the first."""

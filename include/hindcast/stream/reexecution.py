@@ -14,18 +14,20 @@ watermark and what was still open in the stream is open here too. Mostly a batch
 Three use it: a verdict for the online answer and to find out what is not deterministic, a replay whose hindsight no batch query says, and
 a shard that has lost its state (:mod:`hindcast.stream.rerun`).
 
-The files lie on the driver's disk: a session that does this has a Spark master of its own machine (``local[n]``).
+The files lie in the job's folder, which driver and executors share (:func:`hindcast.stream.scratch.folder`), so it runs on any Spark
+master.
 """
 
 from __future__ import annotations
 
-import os
+import io
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 
 import pandas as pd
 import pyarrow as pa
@@ -46,6 +48,7 @@ _log = structlog.get_logger(__name__)
 _RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 _STEP_MS = 10  # between the times of two files; Spark forgets files that are a week older than the newest
 _BATCH = "_batch"
+_NUMBER = re.compile(rf"/{_BATCH}=(\d+)/")
 
 
 @contextmanager
@@ -57,17 +60,21 @@ def recorded_batches(
     end: Offsets,
     rows: Iterable[LedgerRow],
     seams: Offsets | None = None,
+    *,
+    at_once: bool = False,
 ) -> Iterator[RecordedBatches]:
-    """The records of [start, end) on disk, by shard and batch, for as long as the context lasts.
+    """The records of [start, end) in files, by shard and batch, for as long as the context lasts.
 
     :param rows: the batches that read them
     :param seams: see :func:`hindcast.stream.source.records`
+    :param at_once: deal them as the fewest batches
     """
     with scratch.folder(spark) as folder:
         by_shard: dict[str, list[LedgerRow]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: (row.shard, row.batch)):
             by_shard[row.shard].append(row)
-        recorded = RecordedBatches(spark, pipeline, folder, {shard: len(rows) for shard, rows in by_shard.items()})
+        most = 2 if at_once else len(max(by_shard.values(), key=len, default=[]))
+        recorded = RecordedBatches(spark, pipeline, folder, {shard: min(len(rows), most) for shard, rows in by_shard.items()})
         for topic in pipeline.topics:
             raw = source.records(spark, settings, pipeline, topic, start, end, seams)
             recorded.keep(topic, raw, by_shard)
@@ -76,18 +83,18 @@ def recorded_batches(
 
 @dataclass(frozen=True)
 class RecordedBatches:
-    """``counts``: shard -> how many batches it has recorded."""
+    """``counts``: shard -> as how many batches its records are dealt; the last of them is the last recorded one."""
 
     spark: SparkSession
     pipeline: Pipeline
-    folder: Path
+    folder: scratch.Folder
     counts: dict[str, int]
 
     def keep(self, topic: Topic, raw: DataFrame, by_shard: dict[str, list[LedgerRow]]) -> None:
         """Step 1, for one topic."""
         index = self.pipeline.topics.index(topic)
         ranges = [
-            (partition % TOPIC_STRIDE, row.start_offsets[partition], end, shard, number)
+            (partition % TOPIC_STRIDE, row.start_offsets[partition], end, shard, max(0, number + self.counts[shard] - len(rows)))
             for shard, rows in by_shard.items()
             for number, row in enumerate(rows)
             for partition, end in row.end_offsets.items()
@@ -98,39 +105,34 @@ class RecordedBatches:
         here = (F.col("partition") == F.col("_p")) & (F.col("offset") >= F.col("_from")) & (F.col("offset") < F.col("_to"))
         placed = raw.join(F.broadcast(lookup), here).select("key", "value", "topic", "partition", "offset", "timestamp", "_shard", _BATCH)
         dealt = placed.repartition("_shard", _BATCH).sortWithinPartitions("_shard", _BATCH, "partition", "offset")
-        dealt.write.partitionBy("_shard", _BATCH).parquet(str(self.folder / "kept" / topic.name))
+        dealt.write.partitionBy("_shard", _BATCH).parquet(self.folder.at(f"kept/{topic.name}"))
 
-    def run(self, *, at_once: bool = False) -> DataFrame:
-        """Steps 2 and 3 for every shard: all rows of the results; of running results the last of each key."""
-        results = self.folder / ("hindsight" if at_once else "online")
-        for shard, count in self.counts.items():
-            dealt = [range(count - 1), range(count - 1, count)] if at_once and count > 1 else [range(n, n + 1) for n in range(count)]
-            self._run_shard(shard, dealt, results)
-        return self._last_of_each_key(self.spark.read.parquet(str(results / "rows")))
+    def run(self) -> DataFrame:
+        """Steps 2 and 3 for every shard, once: all rows of the results; of running results the last of each key."""
+        for shard in self.counts:
+            self._run_shard(shard)
+        return self._last_of_each_key(self.spark.read.parquet(self.folder.at("rows")))
 
-    def _run_shard(self, shard: str, dealt: Sequence[range], results: Path) -> None:
+    def _run_shard(self, shard: str) -> None:
+        count = self.counts[shard]
+
         def save(frame: DataFrame, number: int) -> None:
-            if number < len(dealt):
-                frame.withColumn(_BATCH, F.lit(number)).write.mode("append").parquet(str(results / "rows"))
+            if number < count:
+                frame.withColumn(_BATCH, F.lit(number)).write.mode("append").parquet(self.folder.at("rows"))
             else:
                 files.run(frame)
 
         started = time.monotonic()
-        self.begin(shard, dealt, results / "input", str(results / "checkpoint" / shard), save).awaitTermination()
-        _log.info("Ran recorded batches again.", shard=shard, batches=len(dealt), seconds=time.monotonic() - started)
+        self.begin(shard, self.folder.at(f"checkpoint/{shard}"), save).awaitTermination()
+        _log.info("Ran recorded batches again.", shard=shard, batches=count, seconds=time.monotonic() - started)
 
-    def begin(
-        self, shard: str, dealt: Sequence[range], lines: Path, checkpoint: str, save: Callable[[DataFrame, int], None]
-    ) -> StreamingQuery:
-        """Start step 2 for one shard, its batches dealt as said.
-
-        :param lines: a folder for the files, those of one topic in ``<lines>/<shard>/<topic>``
-        """
+    def begin(self, shard: str, checkpoint: str, save: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        """Start step 2 for one shard, once. The files of a topic come from a folder of the topic's name."""
         frames = []
         for topic in self.pipeline.topics:
-            line = lines / shard / topic.name
-            self._line_up(line, self.folder / "kept" / topic.name / f"_shard={shard}", dealt)
-            raw = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1).parquet(str(line))
+            line = f"lines/{shard}/{topic.name}"
+            self._line_up(line, f"kept/{topic.name}/_shard={shard}", self.counts[shard])
+            raw = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1).parquet(self.folder.at(line))
             frames.append(source.parse(raw, self.pipeline, topic))
         session.keep_state_for(self.spark, self.pipeline)
         return (
@@ -143,19 +145,23 @@ class RecordedBatches:
             .start()
         )
 
-    def _line_up(self, line: Path, kept: Path, dealt: Sequence[range]) -> None:
-        """One file a batch in ``line``, in the order of their times."""
-        line.mkdir(parents=True)
-        first_ms = time.time_ns() // 1_000_000 - len(dealt) * _STEP_MS
-        for position, batches in enumerate(dealt):
-            path = line / f"{position:08}.parquet"
-            parts = [part for number in batches for part in sorted((kept / f"{_BATCH}={number}").glob("*.parquet"))]
-            if len(parts) == 1:
-                os.link(parts[0], path)
+    def _line_up(self, line: str, kept: str, count: int) -> None:
+        """One file a batch in ``line``, in the order of their times.
+
+        All rows of a batch went through one task, so it has at most one file.
+        """
+        self.folder.make(line)
+        parts = {int(number): name for name in self.folder.names(f"{kept}/{_BATCH}=*/*.parquet") for number in _NUMBER.findall(name)}
+        first_ms = time.time_ns() // 1_000_000 - count * _STEP_MS
+        for number in range(count):
+            name, at_ms = f"{line}/{number:08}.parquet", first_ms + number * _STEP_MS
+            if number in parts:
+                self.folder.move(parts[number], name)
             else:
-                _concatenate(parts, path)
-            at_ns = (first_ms + position * _STEP_MS) * 1_000_000
-            os.utime(path, ns=(at_ns, at_ns))
+                self.folder.write(name, _no_records())
+            self.folder.set_time(name, at_ms)
+            if number == 0:
+                self.folder.check_time(name, at_ms)
 
     def _last_of_each_key(self, rows: DataFrame) -> DataFrame:
         if self.pipeline.sink.mode is not Mode.UPSERT:
@@ -165,7 +171,9 @@ class RecordedBatches:
         return rows.groupBy(*self.pipeline.sink.keys).agg(last).select("_last.*")
 
 
-def _concatenate(parts: Sequence[Path], path: Path) -> None:
+@cache
+def _no_records() -> bytes:
+    """A Parquet file without a row."""
     schema = pa.schema(
         [
             ("key", pa.binary()),
@@ -176,6 +184,6 @@ def _concatenate(parts: Sequence[Path], path: Path) -> None:
             ("timestamp", pa.timestamp("us", tz="UTC")),
         ]
     )
-    with pq.ParquetWriter(path, schema) as writer:
-        for part in parts:
-            writer.write_table(pq.read_table(part, schema=schema, partitioning=None))
+    content = io.BytesIO()
+    pq.write_table(schema.empty_table(), content)
+    return content.getvalue()

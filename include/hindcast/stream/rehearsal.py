@@ -8,7 +8,6 @@ and a pass of the audit, into a folder of its own that nobody reads, and takes i
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -38,14 +37,14 @@ def rehearse(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> Non
         start = {partition: max(earliest[partition], end - RECORDS) for partition, end in latest.items()}
         with scratch.folder(spark) as folder:
             _run(spark, settings, pipeline, start, folder)
-            Audit(spark, settings, pipeline, f"rehearsal/{pipeline.name}", 0).rehearse(_batch(pipeline, start, latest), folder)
+            Audit(spark, settings, pipeline, f"rehearsal/{pipeline.name}", 0).rehearse(_batch(pipeline, start, latest), folder.url)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the take-over itself says so where it can be mended
         _log.warning("The rehearsal failed; the first batch will take longer.", pipeline=pipeline.name, reason=str(error).split("\n", 1)[0])
 
 
-def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dict[int, int], folder: Path) -> None:
+def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dict[int, int], folder: scratch.Folder) -> None:
     def write(frame: DataFrame, number: int) -> None:
-        files.write_files(frame, folder.as_uri(), {}, f"b{number}")
+        files.write_files(frame, folder.url, settings.storage_options, f"b{number}")
 
     most = max(1, RECORDS * len(start) // BATCHES)
     parsed = [source.parse(source.stream(spark, settings, pipeline, topic, start, most), pipeline, topic) for topic in pipeline.topics]
@@ -55,7 +54,7 @@ def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dic
         frame.writeStream.queryName(f"rehearsal of {pipeline.name}")
         .foreachBatch(write)
         .outputMode(source.output_mode(pipeline))
-        .option("checkpointLocation", str(folder / "checkpoint"))
+        .option("checkpointLocation", folder.at("checkpoint"))
         .trigger(availableNow=True)
         .start()
     )

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -73,14 +72,13 @@ class Rerun:
         self._spark.sparkContext.setJobGroup(self._jobs, f"the records of {shard}")
         context = recorded_batches(self._spark, self._settings, self._pipeline, first.start_offsets, last.end_offsets, self._rows)
         with context as recorded:
-            dealt = [range(number, number + 1) for number in range(len(self._rows))]
             if self._stop.is_set():
                 return
-            query = recorded.begin(shard, dealt, recorded.folder / "rebuild", self._wal.url, _throw_away)
+            query = recorded.begin(shard, self._wal.url, _throw_away)
             self._watch(query)
             if self._stop.is_set():
                 return
-            sources = _topics_of(query, self._pipeline, recorded.folder / "rebuild" / shard)
+            sources = _topics_of(query, self._pipeline)
         reach("rerun.3")
         self._wal.adopt(len(self._rows) - 1, sources, last.end_offsets)
 
@@ -98,11 +96,11 @@ def _throw_away(frame: DataFrame, _: int) -> None:
     files.run(frame)
 
 
-def _topics_of(query: StreamingQuery, pipeline: Pipeline, lines: Path) -> list[Topic]:
+def _topics_of(query: StreamingQuery, pipeline: Pipeline) -> list[Topic]:
     """The topic of each source of the query, in the order of its plan, by the folder that the source reads."""
     progress = query.lastProgress
     assert progress is not None
     names = [str(source["description"]).rstrip("]").rsplit("/", 1)[-1] for source in progress["sources"]]
     by_name = {topic.name: topic for topic in pipeline.topics}
-    assert all(name in by_name for name in names), (names, lines)
+    assert all(name in by_name for name in names), names
     return [by_name[name] for name in names]

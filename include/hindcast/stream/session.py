@@ -55,7 +55,7 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
 
     :param shuffle_partitions: is part of a streaming query's state layout, so it never follows the machine
     :param cpus: another Spark master than ``settings.spark_master``
-    :param options: more for a JVM on this machine
+    :param options: more for the driver's JVM
     :raises PrerequisiteError: where the jars have not been fetched
     """
     jars = sorted(str(jar) for jar in settings.spark_jars_dir.glob("*.jar"))
@@ -85,18 +85,20 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
         .config("spark.sql.streaming.metricsEnabled", "false")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
     )
+    own = scratch.claim(settings.home)
+    archive = class_archive(settings)
+    if archive.exists():
+        options += f' "-XX:SharedArchiveFile={archive}" -Xlog:cds=off'
+    # The driver is a process of this machine on every master. Its extra options are left to the deployment.
+    builder = builder.config("spark.local.dir", str(own)).config(
+        "spark.driver.defaultJavaOptions", f'{_SMALL_JVM} {options} "-Djava.io.tmpdir={own}"'
+    )
     if master.startswith("local"):
-        own = scratch.claim(settings.home)
-        archive = class_archive(settings)
-        if archive.exists():
-            options += f' "-XX:SharedArchiveFile={archive}" -Xlog:cds=off'
         # Nothing listens beyond this machine.
-        builder = (
-            builder.config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.local.dir", str(own))
-            .config("spark.driver.extraJavaOptions", f'{_SMALL_JVM} {options} "-Djava.io.tmpdir={own}"')
-        )
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config(scratch.PLACE, str(own))
+    else:
+        builder = builder.config(scratch.PLACE, settings.scratch())
     if "://" not in settings.checkpoint("any"):
         builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)
     session = builder.getOrCreate()
