@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark import StorageLevel
@@ -34,6 +35,14 @@ _SMALL_JVM = (
     "-XX:+UseSerialGC -Xmn192m -XX:MetaspaceSize=192m -XX:MinHeapFreeRatio=40 -XX:MaxHeapFreeRatio=70"
     " -XX:MaxDirectMemorySize=256m -XX:ReservedCodeCacheSize=128m"
 )
+
+#: Avro makes room for what a record says of its own length before it reads on: five bytes that say 1.5 GB end the JVM, and no mode of a
+#: parser catches that. These bounds make such a record poison. A Kafka record is far smaller, and JSON's parser has bounds of its own.
+_AVRO_LIMITS = {
+    "org.apache.avro.limits.bytes.maxLength": 20_000_000,
+    "org.apache.avro.limits.string.maxLength": 20_000_000,
+    "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,  # room is made for references: 4 to 8 MB
+}
 
 
 def keep_state_for(spark: SparkSession, pipeline: Pipeline) -> None:
@@ -76,6 +85,8 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
         .config("spark.scheduler.mode", "FAIR")
         .config(LOOKUPS, settings.table("lookups"))
         .config("spark.driver.memory", settings.spark_driver_memory)
+        # Not its extra options, which are the deployment's: those come after these and may set a bound anew.
+        .config("spark.executor.defaultJavaOptions", " ".join(f"-D{name}={limit}" for name, limit in _AVRO_LIMITS.items()))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.retainedJobs", "50")  # kept though nobody can look at them
         .config("spark.ui.retainedStages", "50")
@@ -102,10 +113,20 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
     if "://" not in settings.checkpoint("any"):
         builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)
     session = builder.getOrCreate()
+    _limit_avro(session)
     # Stores of state ask a coordinator that the session's manager of streams starts; without one a batch with such state fails.
     _ = session.streams
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def _limit_avro(session: SparkSession) -> None:
+    """In the driver's JVM, whoever has started it: Avro reads these once, with the first record."""
+    context: Any = session.sparkContext
+    properties = context._jvm.java.lang.System
+    for name, limit in _AVRO_LIMITS.items():
+        if properties.getProperty(name) is None:
+            properties.setProperty(name, str(limit))
 
 
 @contextmanager
