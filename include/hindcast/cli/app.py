@@ -5,12 +5,10 @@ Heavy libraries are imported inside the commands that need them, so that ``hindc
 
 from __future__ import annotations
 
-import logging.config
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import structlog
 import typer
 
 from hindcast.cli import archives, deadletters, listings, operations, runs, streams, versions
@@ -42,20 +40,24 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def hindcast(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback does it
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print Hindcast's version and exit")
     ] = False,
 ) -> None:
     """Supervised exactly-once streams, their batch replays, and a verdict on every difference."""
+    if context.obj is not None:
+        context.obj()
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None, before: Callable[[], None] | None = None) -> int:
     """Run one command and return its exit code. What Hindcast raises on purpose is one message on stderr; no traceback.
 
     :param arguments: without the program's name; those of this process by default
+    :param before: called before a command runs; not for ``--help``
     """
     try:
-        app(args=arguments)
+        app(args=arguments, obj=before)
     except HindcastError as error:
         print(error, file=sys.stderr)
         if isinstance(error, UnknownPipelineError) and (hint := did_you_mean(error)):
@@ -68,11 +70,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command of this process and end. Its log goes to stderr, from warnings up: stdout is for results."""
+    leave(run(before=_log_to_stderr))
+
+
+def _log_to_stderr() -> None:
+    import logging.config
+
+    import structlog
+
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger("warning"), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
     )
     logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, "loggers": {"kafka": {"level": "ERROR"}}})
-    leave(run())
 
 
 if __name__ == "__main__":
