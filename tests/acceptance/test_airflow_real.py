@@ -37,10 +37,11 @@ LEASE_SECONDS = 5.0
 TRIGGER_SECONDS = 2.0
 HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
-SLICE = timedelta(seconds=30)
 #: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for most of an hour. A DAG
 #: that is unpaused runs its newest interval by itself; the two before it are for the backfill.
 MARKS = [timedelta(minutes=minute) for minute in (1, 2, 3, 4)]
+#: Where the slices of the history end. Each is awaited, so there are no more than make every interval end behind a batch.
+SLICE_ENDS = [*MARKS, HISTORY]
 LIVE_ROWS_PER_SECOND = 100.0
 
 DICE = '''
@@ -94,18 +95,18 @@ def stream_history(platform: Platform) -> None:
     producer = KafkaProducer(bootstrap_servers=platform.settings.bootstrap_servers, linger_ms=20)
     ends: dict[int, int] = {}
     records = trades(1, HISTORY_ROWS_PER_SECOND, platform.began_at)
-    for number in range(int(HISTORY / SLICE)):
+    for slice_end in SLICE_ENDS:
         futures = []
         for record in records:
             at = platform.began_at + timedelta(seconds=record.due_seconds)
             futures.append(producer.send(TOPIC, key=record.key, value=record.value, timestamp_ms=int(at.timestamp() * 1000)))
-            if at >= platform.began_at + (number + 1) * SLICE:
+            if at >= platform.began_at + slice_end:
                 break
         producer.flush()
         for sent in (future.get() for future in futures):
             ends[sent.partition] = max(ends.get(sent.partition, 0), sent.offset + 1)
         for pipeline in PIPELINES:
-            until(f"{pipeline} to commit slice {number}", lambda pipeline=pipeline: platform.committed_to(pipeline) == ends)
+            until(f"{pipeline} to commit the history up to {slice_end}", lambda pipeline=pipeline: platform.committed_to(pipeline) == ends)
     producer.close()
 
 
