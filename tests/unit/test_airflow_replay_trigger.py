@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def file_rows(settings: Settings, batch: int) -> None:
 
 def test_serialize_rebuilds_an_equal_trigger() -> None:
     """The class path can be imported and the arguments make the same trigger."""
-    made = trigger(offsets={0: 5}, batches={SHARD: 2})
+    made = trigger(offsets={0: 5}, batches={SHARD: 2}, beyond={1: 3}, at="2026-01-01T00:00:00+00:00")
+    assert Awaited.from_json(json.loads(json.dumps(made.awaited))).beyond == {1: 3}
     path, arguments = made.serialize()
     assert import_string(path)(**arguments).serialize() == made.serialize()
 
@@ -104,6 +106,24 @@ async def test_it_waits_for_a_first_batch(settings: Settings) -> None:
         await fired(trigger(), seconds=1)
     await asyncio.to_thread(Ledger(ControlTables(settings)).append, STREAM.ledger[:1])
     assert (await waiting)["wait"] == "met"
+
+
+async def test_it_waits_for_more_than_is_committed(settings: Settings) -> None:
+    """A replay of what came since the last verdict, of a quiet stream: the next batch is news, those before it are not."""
+    await asyncio.to_thread(Ledger(ControlTables(settings)).append, STREAM.ledger[:2])
+    known = STREAM.ledger[1].end_offsets
+    with pytest.raises(TimeoutError):
+        await fired(trigger(beyond=known), seconds=1)
+    await asyncio.to_thread(Ledger(ControlTables(settings)).append, STREAM.ledger[2:])
+    assert (await fired(trigger(beyond=known)))["wait"] == "met"
+
+
+async def test_it_waits_for_a_time_to_come(settings: Settings) -> None:
+    """Whatever is committed before it."""
+    await asyncio.to_thread(Ledger(ControlTables(settings)).append, STREAM.ledger)
+    at = datetime.now(UTC) + timedelta(seconds=2)
+    assert (await fired(trigger(at=at.isoformat())))["wait"] == "met"
+    assert datetime.now(UTC) >= at
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "drained"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from hindcast.control.desired import DesiredState, desired_of
@@ -23,20 +24,26 @@ class Awaited:
     """What must have happened before a replay can be planned.
 
     ``offsets``: the end that the stream has to commit, by partition. ``batches``: shard -> the batch whose late and poison rows have to
-    be filed. Both are empty if nothing but the stream's first batches is known to be missing.
+    be filed. ``beyond``: if both are empty, any batch that commits more than this will do. ``at``: a time that has to come, ISO 8601.
     """
 
     pipeline: str
     version: int
     offsets: Offsets = field(default_factory=dict)
     batches: dict[str, int] = field(default_factory=dict)
+    beyond: Offsets = field(default_factory=dict)
+    at: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "offsets": {str(partition): offset for partition, offset in self.offsets.items()}}
+        places = {name: {str(partition): offset for partition, offset in getattr(self, name).items()} for name in _PLACES}
+        return {**asdict(self), **places}
 
     @classmethod
     def from_json(cls, kept: dict[str, Any]) -> Self:
-        return cls(**{**kept, "offsets": by_partition(kept["offsets"])})
+        return cls(**{**kept, **{name: by_partition(kept[name]) for name in _PLACES}})
+
+
+_PLACES = ("offsets", "beyond")
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ def look(settings: Settings, awaited: Awaited) -> Progress:
     tables = ControlTables(settings)
     desired = desired_of(LeaseTable(settings).leases()).get(awaited.pipeline)
     paused = desired is not None and desired.state is not DesiredState.RUNNING
+    if awaited.at and datetime.now(UTC) < datetime.fromisoformat(awaited.at):
+        return Progress(met=False, paused=paused, text=f"{awaited.at} has not come")
     if awaited.batches:
         behind = [shard for shard, batch in awaited.batches.items() if _filed(tables, awaited.pipeline, shard) < batch]
         return Progress(not behind, paused, f"late and poison rows of {', '.join(behind) or 'no shard'} are still to be filed")
@@ -61,7 +70,8 @@ def look(settings: Settings, awaited: Awaited) -> Progress:
         for partition, offset in row.end_offsets.items():
             committed[partition] = max(committed.get(partition, 0), offset)
     if not awaited.offsets:
-        return Progress(bool(committed), paused, "no batch is committed yet")
+        more = any(offset > awaited.beyond.get(partition, -1) for partition, offset in committed.items())
+        return Progress(more, paused, "no further batch is committed yet")
     left = sum(max(offset - committed.get(partition, 0), 0) for partition, offset in awaited.offsets.items())
     return Progress(left == 0, paused, f"{left:,} records of the range are still to be committed")
 

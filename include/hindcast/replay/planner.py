@@ -212,7 +212,8 @@ def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions:
     history = facts.history
     if waiting := [pipeline.place(partition) for partition in partitions if partition not in history.chains]:
         topics = ", ".join(topic.name for topic in pipeline.topics)
-        raise not_yet(pipeline, f"no batch has read partition {', '.join(waiting)} of {topics}")
+        first = {partition: 1 for partition in partitions if partition not in history.chains}
+        raise not_yet(pipeline, f"no batch has read partition {', '.join(waiting)} of {topics}", offsets=first)
     if request.from_offsets is not None and request.to_offsets is not None:
         _check_partitions(request, facts, partitions)
         return {p: request.from_offsets[p] for p in partitions}, {p: request.to_offsets[p] for p in partitions}
@@ -228,7 +229,8 @@ def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions:
     end = {p: max(reached[p], start[p]) for p in partitions}
     if start == end:
         since = "since the last verdict" if request.since_last_verdict and facts.judged_to else "yet"
-        raise not_yet(pipeline, f"nothing was committed and filed {since}")
+        unfiled = _unfiled(facts, history.committed)
+        raise not_yet(pipeline, f"nothing was committed and filed {since}", batches=unfiled, beyond=history.committed)
     return start, end
 
 
@@ -237,7 +239,7 @@ def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partit
     if request.from_time >= request.to_time:
         raise BadRangeError(range=request.describe(), problem="it does not end after it begins", cure="Give --to-time after --from-time.")
     if request.to_time > facts.now:
-        raise not_yet(pipeline, f"{request.to_time.isoformat()} has not come")
+        raise not_yet(pipeline, f"{request.to_time.isoformat()} has not come", at=request.to_time.isoformat())
     start, end = ({p: offsets[p] for p in partitions} for offsets in (facts.from_time_offsets or {}, facts.to_time_offsets or {}))
     for partition in partitions:
         # The first offset that is still there answers for those that are gone; the ledger knows whether they were of this range.
@@ -340,7 +342,7 @@ def _whole_commits(
         problem = "no version of the sink holds whole batches of this range only"
         if request.to_time is not None:  # all of it is committed, so waiting brings no other batches
             raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
-        raise not_yet(pipeline, problem)
+        raise not_yet(pipeline, problem, beyond=history.committed)
     return begun, reached, version, chosen.rows
 
 
