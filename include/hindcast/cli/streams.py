@@ -453,7 +453,7 @@ def run_app(script: str, arguments: list[str], form: Format, *, wait_seconds: fl
         print("Waiting: it is tried again", file=sys.stderr, flush=True)
         time.sleep(min(_RETRY_SECONDS, max(deadline - time.monotonic(), 0.0)))
     lines = ended.stdout.strip().splitlines()
-    if lines:
+    if lines and ended.returncode != TryLaterError.exit_code:  # what is waited for is in the message, and for programs in the object
         try:
             Output(form).row(json.loads(lines[-1]))
         except ValueError:
