@@ -38,8 +38,9 @@ from hindcast.settings import Settings
 #: Before every stream: a backfill may begin at any time after it. Nothing is caught up by itself.
 START = datetime(2020, 1, 1, tzinfo=UTC)
 TAGS = ["hindcast"]
-#: Active runs of one pipeline's replay, apart from a backfill's, which has a bound of its own.
-ACTIVE_RUNS = 2
+#: Active runs of one pipeline's replay, apart from a backfill's, which has a bound of its own. Runs that wait, for a slot or for their
+#: stream, are active too: so many that they leave room for what a person asks for.
+ACTIVE_RUNS = 16
 #: Replays of one pipeline at once, backfills included: each is a Spark driver that uses every core it is given.
 REPLAYS_AT_ONCE = 1
 #: For what breaks and mends itself, e.g. a broker that is away for a moment. A stream that is behind is waited for without a retry.
