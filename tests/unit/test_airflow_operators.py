@@ -187,7 +187,8 @@ def test_a_stream_that_is_behind_is_waited_for_without_a_try(app: Any, context: 
     assert again.value.kwargs["began"] == kept["began"], "the limit counts from the first wait"
     assert again.value.trigger.serialize()[1]["tries"] == 1
     app(0, run_id="r-1")
-    result = replay().consumed(context, {"wait": "met", "paused": False, "text": ""}, **kept)
+    resumed = {**kept, "event": {"wait": "met", "paused": False, "text": ""}}
+    result = replay().resume_execution(deferred.value.method_name, resumed, context)  # type: ignore[arg-type]
     assert result["arguments"] == kept["arguments"]
     assert result["arguments"][-1] == context["ti"].pushed["run_id"]
 
