@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_stream import check_answer, check_filed, ends, produce
+from shapes import APPEND, Shape
 from simulated_stream import Clockwork, Record, Simulated, trades
 from waiting import wait_until
 
@@ -48,9 +49,10 @@ class Shard:
     owners: int = 0
     sent: list[Record] = field(default_factory=list)
     running: list[ShardConsumer] = field(default_factory=list)
+    shape: Shape = APPEND
 
     def send(self, records: list[Record]) -> None:
-        produce(self.servers, self.pipeline.source.name, records)
+        produce(self.servers, self.pipeline.source.name, records, self.shape)
         self.sent += records
 
     @property
@@ -134,9 +136,9 @@ class Shard:
 
     def check(self) -> None:
         oracle = Simulated(Clockwork(), self.sent)
-        check_answer(self.settings, self.sent, oracle)
+        check_answer(self.settings, self.sent, oracle, self.pipeline.name, self.shape)
         self.file()
-        check_filed(self.settings, self.sent, oracle)
+        check_filed(self.settings, self.sent, oracle, self.pipeline.name, self.shape)
 
 
 def parts(count: int = 500) -> tuple[list[Record], list[Record]]:

@@ -24,7 +24,7 @@ from hindcast.stream.fenced_table import Fence, FencedTable
 from hindcast.stream.files import _write_file
 
 LEASE_SECONDS = 1.0
-COMMITS, COMMITS_QUICK = 4_000, 400
+COMMITS, COMMITS_QUICK = 4_000, 200
 WRITERS = 4
 SCHEMA = pa.schema([("writer", pa.int64()), ("n", pa.int64())])
 

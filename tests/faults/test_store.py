@@ -193,7 +193,7 @@ def test_a_damaged_log_of_the_leases(
 ) -> None:
     """A worker does not start on it and says which table it is, or does not need what is gone: a checkpoint holds it."""
     stream.send_more(200)
-    for process in pair:
+    for process in stream.fleet.alive():
         stream.fleet.kill(process)
     log = Path(stream.settings.table("control", "leases")) / "_delta_log"
     shutil.copytree(log, tmp_path / "log")
