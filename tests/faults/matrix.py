@@ -81,6 +81,7 @@ class Matrix:
     record: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _began: tuple[str, bool] = ("", True)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """A test without a row is no fault; without --row every row runs but those that have a command of their own."""
@@ -129,10 +130,16 @@ class Matrix:
             self.outcomes.append(Outcome(_row(item), item.name, shape, seed, oracles, self._seconds[item.nodeid], state, why))
         return report
 
+    def pytest_sessionstart(self) -> None:
+        """What is tested is what stands here now."""
+        if self.record:
+            self._began = runs.standing()
+
     def pytest_sessionfinish(self) -> None:
         if not self.record:
             return
-        commit, dirty = runs.standing()
+        commit, dirty = self._began
+        dirty = dirty or runs.standing() != self._began  # workers that started later have read other code
         at = datetime.now(UTC).isoformat(timespec="seconds")
         form = "quick" if self.quick else "long"
         made = [
