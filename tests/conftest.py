@@ -40,7 +40,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     """A failed test's report says how its stream stood."""
     report = yield
     stream = getattr(item, "funcargs", {}).get("stream")
-    if report.when == "call" and report.failed and isinstance(stream, Stream):
+    if report.when != "teardown" and report.failed and isinstance(stream, Stream):
         report.sections.append(("How the stream stood", account(stream)))
     return report
 
