@@ -82,7 +82,7 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
     from hindcast.verdict.expectations import check_types
 
     check_types(pipeline)
-    done = run_replay(lambda: _session(settings), settings, pipeline, request)
+    done = run_replay(lambda: _session(settings), settings, pipeline, request, tried_again=asked.tried_again)
     if asked.command == "hindcast":
         return done.as_dict()
     policy = Policy.CORRECT if asked.command == "correct" else pipeline.policy
@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--since-last-verdict", action="store_true")
         command.add_argument("--late", action="store_true")
         command.add_argument("--all", action="store_true")
+        command.add_argument("--tried-again", action="store_true", help="exit code 75 is no end of the run: the caller asks again")
     commands.add_parser("benchmark").add_argument("--pipeline", required=True)
     commands.add_parser("verdict").add_argument("--run-id", required=True)
     return parser

@@ -35,6 +35,7 @@ from hindcast.control.tables import ControlTables
 from hindcast.errors import ChildFailedError, TryLaterError
 from hindcast.local.processes import Service
 from hindcast.replay.awaited import Awaited
+from hindcast.replay.runs import newest_by_run
 from hindcast.settings import Settings, project_root
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,10 +44,12 @@ START, END = datetime(2026, 11, 20, 10, tzinfo=UTC), datetime(2026, 11, 20, 11, 
 
 
 class FakeTask:
-    """What a task instance is to an operator: somewhere to push XComs."""
+    """What a task instance is to an operator: somewhere to push XComs, and the count of its tries."""
 
-    def __init__(self) -> None:
+    def __init__(self, try_number: int = 1) -> None:
         self.pushed: dict[str, Any] = {}
+        self.try_number = try_number
+        self.max_tries = 6
 
     def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value
@@ -134,7 +137,8 @@ def test_each_choice_becomes_its_arguments(app: Any, context: dict[str, Any], fi
     """One range, and only that one."""
     app(0, run_id="r")
     arguments = replay(**fields).execute(context)["arguments"][3:]
-    assert [argument for argument in arguments if argument not in ("--run-id", arguments[-1])] == expected
+    at = arguments.index("--run-id")
+    assert [*arguments[:at], *arguments[at + 2 :]] == [*expected, "--tried-again"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ def test_a_stream_that_is_behind_is_waited_for_without_a_try(app: Any, context: 
     resumed = {**kept, "event": {"wait": "met", "paused": False, "text": ""}}
     result = replay().resume_execution(deferred.value.method_name, resumed, context)  # type: ignore[arg-type]
     assert result["arguments"] == kept["arguments"]
-    assert result["arguments"][-1] == context["ti"].pushed["run_id"]
+    assert result["arguments"][-2:] == [context["ti"].pushed["run_id"], "--tried-again"]
 
 
 @pytest.mark.parametrize(("paused", "error", "state", "cure"), [
@@ -238,6 +242,68 @@ def test_a_partly_covered_interval_says_what_was_left_out(app: Any, context: dic
     with capture_logs() as logs:
         replay().execute(context)
     assert any("the stream began later" in entry["event"] for entry in logs if entry["log_level"] == "warning")
+
+
+def ends_of_runs(settings: Settings) -> list[tuple[str, str, str]]:
+    """(run id, state, note) of each run that is listed."""
+    return [(row["run_id"], row["state"], row["note"]) for row in newest_by_run(ControlTables(settings).rows(ControlTable.RUNS))]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "try_number", "state", "kind"),
+    [(75, 1, "", ""), (75, 6, "", ""), (75, 7, "failed", "run_failed"), (2, 1, "refused", "run_refused"), (1, 1, "failed", "run_failed")],
+)
+def test_a_run_that_ended_badly_is_listed_once_with_the_reason(
+    app: Any, context: dict[str, Any], home: Settings, exit_code: int, try_number: int, state: str, kind: str
+) -> None:
+    """Whatever its process wrote. While the stream is behind it has no end, until the last try."""
+    app(exit_code, "partition 0 is at 12")
+    context["ti"] = FakeTask(try_number)
+    with pytest.raises(Exception, match="partition 0 is at 12"):
+        replay().execute(context)
+    run_id = context["ti"].pushed["run_id"]
+    assert ends_of_runs(home) == [(run_id, state, "partition 0 is at 12")] * bool(state)
+    assert [event["cure"] != "" for event in events(home, kind)] == [True] * bool(state)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_replay_that_is_killed_is_listed_as_failed(
+    home: Settings, context: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: bool
+) -> None:
+    """By SIGKILL, as the kernel does where memory is short, before or after it wrote what it plans: no process is left to say so."""
+    (tmp_path / "spark_apps").mkdir()
+    monkeypatch.setattr(children, "project_root", lambda: tmp_path)
+    (tmp_path / "spark_apps" / "replay.py").write_text(
+        f"""
+import os, signal, sys
+from datetime import UTC, datetime
+from hindcast.control.schema import ControlTable
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+run_id = sys.argv[sys.argv.index("--run-id") + 1]
+row = {{"run_id": run_id, "pipeline": "stock_stats", "version": 3, "state": "planned", "started_at": datetime.now(UTC)}}
+if {planned}:
+    ControlTables(Settings()).append(ControlTable.RUNS, [row])
+print("reading", file=sys.stderr, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    with pytest.raises(ChildFailedError):
+        replay().execute(context)
+    killed = "Its process was killed by SIGKILL. The last thing it said: reading"
+    assert ends_of_runs(home) == [(context["ti"].pushed["run_id"], "failed", killed)]
+    (event,) = events(home, "run_failed")
+    assert "ran out of memory" in event["cure"]
+
+
+def test_a_form_that_makes_no_range_leaves_a_refused_run(app: Any, context: dict[str, Any], home: Settings) -> None:
+    """Although no child was started."""
+    app(0, run_id="r")
+    with pytest.raises(AirflowFailException):
+        replay(choice="tomorrow").execute(context)
+    ((_, state, note),) = ends_of_runs(home)
+    assert (state, "there is no such choice" in note) == ("refused", True)
+    assert len(events(home, "run_refused")) == 1
 
 
 def test_a_passed_verdict_is_returned(app: Any, context: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def app(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
 @pytest.fixture
 def context() -> dict[str, Any]:
     pushed: dict[str, Any] = {}
-    instance = SimpleNamespace(pushed=pushed, xcom_push=lambda key, value: pushed.update({key: value}))
+    instance = SimpleNamespace(pushed=pushed, try_number=1, max_tries=6, xcom_push=lambda key, value: pushed.update({key: value}))
     return {"ti": instance, "dag": SimpleNamespace(dag_id=f"reprocess.{NAME}")}
 
 
@@ -203,7 +203,17 @@ def test_a_verdict_that_fails_is_for_a_person_to_judge(app: App, context: dict[s
     app.ends(3, name="replay.py", passed=False, last_words="2 differences are unexplained")
     done = judge.execute(context)
     assert done["passed"] is False
-    assert done["arguments"] == ["judge", "--pipeline", NAME, "--version", "2", "--all", "--run-id", context["ti"].pushed["run_id"]]
+    assert done["arguments"] == [
+        "judge",
+        "--pipeline",
+        NAME,
+        "--version",
+        "2",
+        "--all",
+        "--run-id",
+        context["ti"].pushed["run_id"],
+        "--tried-again",
+    ]
     for ending, error in ((75, TryLaterError), (1, ChildFailedError), (2, AirflowFailException)):
         app.ends(ending, name="replay.py")
         with pytest.raises(error):

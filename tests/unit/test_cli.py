@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hindcast.cli import streams
 from hindcast.cli.app import run
 from hindcast.control import reset, shards
 from hindcast.control.events import EventKind, EventLog, Severity
@@ -264,6 +265,21 @@ def test_calling_off_what_is_no_rewind_is_refused(hindcast: Hindcast, arguments:
     ended = hindcast("rewind", "stock_stats", "--abandon", *arguments)
     assert ended.returncode == 2
     assert words in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["replay", "validate", "correct"])
+def test_a_replay_that_is_killed_is_listed_as_failed(
+    hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Its process could not say so any more: the command does, in `runs` and in `events`."""
+    (tmp_path / "spark_apps").mkdir()
+    (tmp_path / "spark_apps" / "replay.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setattr(streams, "project_root", lambda: tmp_path)
+    assert hindcast(command, "stock_stats", "--all").returncode != 0
+    (run,) = json.loads(hindcast("runs", "-o", "json").stdout)
+    assert (run["state"], run["pipeline"], "killed by SIGKILL" in run["note"]) == ("failed", "stock_stats", True)
+    (event,) = json.loads(hindcast("events", "-o", "json").stdout)
+    assert (event["kind"], event["detail"]["run_id"]) == ("run_failed", run["run_id"])
 
 
 def test_a_benchmark_needs_a_range_and_a_comparison_two_runs(hindcast: Hindcast) -> None:

@@ -47,7 +47,7 @@ def app() -> ModuleType:
 def test_a_request_goes_through_its_own_arguments(app: ModuleType, request_: ReplayRequest) -> None:
     """What the CLI and Airflow write is what the Spark app reads."""
     asked = vars(app._parser().parse_args(["hindcast", *request_.to_arguments()]))
-    del asked["command"]
+    del asked["command"], asked["tried_again"]
     assert ReplayRequest.parse(everything=asked.pop("all"), **asked) == request_
 
 

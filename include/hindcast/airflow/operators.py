@@ -17,10 +17,9 @@ from hindcast.airflow.children import Child, Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.replay_trigger import ConsumedTrigger, Wait
 from hindcast.catalog import load
-from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.lease_table import read_leases
 from hindcast.control.maintenance import maintain
-from hindcast.control.runs import RunKind, RunState
+from hindcast.control.runs import BadEnd, RunKind, RunState, close_run
 from hindcast.control.schema import ControlTable
 from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Differing rows that are named in the log of a failed verdict; the verdict's page shows all that were kept.
 NAMED_DIFFERENCES = 20
+#: Tells the application that whoever runs it asks again, so that a stream that is not far enough yet is no end of the run.
+TRIED_AGAIN = "--tried-again"
 
 _log = structlog.get_logger(__name__)
 
@@ -64,6 +65,22 @@ class AppOperator(BaseOperator):
         self._child = Child(Settings(), self.app, arguments)
         _log.info("Running the application.", app=self.app, arguments=list(arguments))
         return self._child.run(_log.info)
+
+    def run_replay(self, context: Context, arguments: Sequence[str], run_id: str, pipeline: str, version: int | None) -> Ended:
+        """Run a command that replays. A run that ends badly has its row in ``runs`` and an event, even if its process was killed.
+
+        While the stream is not far enough it has none: the task waits, or is tried again under another run id. The last try has.
+        """
+        began_at = datetime.now(UTC)
+        ended = self.run_app(arguments)
+        if ended.exit_code not in {0, VerdictFailedError.exit_code} and not self._is_asked_again(context, ended):
+            end = BadEnd.of_process(ended.exit_code, ended.reason)
+            close_run(ControlTables(Settings()), run_id, pipeline, end, since=began_at, version=version)
+        return ended
+
+    def _is_asked_again(self, context: Context, ended: Ended) -> bool:
+        """Whether the same is asked again later."""
+        return ended.exit_code == TryLaterError.exit_code and not _is_last_try(context)
 
     def result_of(self, ended: Ended) -> dict[str, Any]:
         """The JSON object of a child that ended well.
@@ -95,6 +112,19 @@ class ReplayAppOperator(AppOperator):
         self.pipeline = pipeline
 
 
+def _awaited(ended: Ended) -> dict[str, Any] | None:
+    """What the stream has not committed yet, if the application ended for that."""
+    if ended.exit_code != TryLaterError.exit_code or ended.result is None:
+        return None
+    awaited: dict[str, Any] | None = ended.result.get("awaited")
+    return awaited
+
+
+def _is_last_try(context: Context) -> bool:
+    instance: Any = context["ti"]
+    return bool(instance.try_number > instance.max_tries)
+
+
 class AwaitingOperator(ReplayAppOperator):
     """Runs the application, and sleeps in the triggerer, on no slot, while the stream has not read the whole range yet.
 
@@ -108,9 +138,12 @@ class AwaitingOperator(ReplayAppOperator):
         :param began: when the first wait began, ISO 8601; empty before it
         :param tries: how often it has waited
         """
-        ended = self.run_app(arguments)
-        awaited = (ended.result or {}).get("awaited")
-        if ended.exit_code != TryLaterError.exit_code or awaited is None:
+        if TRIED_AGAIN in arguments:
+            ended = self.run_replay(context, arguments, run_id, self.pipeline, None)
+        else:
+            ended = self.run_app(arguments)
+        awaited = _awaited(ended)
+        if awaited is None:
             return self.done(context, self.result_of(ended))
         began = began or datetime.now(UTC).isoformat()
         until = datetime.fromisoformat(began) + timedelta(seconds=Settings().replay_wait_seconds)
@@ -120,6 +153,9 @@ class AwaitingOperator(ReplayAppOperator):
         _log.info(f"{ended.reason} Waiting for it until {until.isoformat()}; this task needs no slot meanwhile.")
         waiting = {"arguments": arguments, "run_id": run_id, "began": began, "tries": tries + 1, "version": int(awaited["version"])}
         raise TaskDeferred(trigger=ConsumedTrigger(awaited, until.isoformat(), tries), method_name="consumed", kwargs=waiting)
+
+    def _is_asked_again(self, context: Context, ended: Ended) -> bool:
+        return _awaited(ended) is not None or super()._is_asked_again(context, ended)
 
     def consumed(
         self, context: Context, event: dict[str, Any], arguments: list[str], run_id: str, began: str, tries: int, version: int
@@ -148,9 +184,7 @@ class AwaitingOperator(ReplayAppOperator):
             f"`hindcast checkpoints --pipeline {self.pipeline}` shows how far the stream is and `hindcast events` why. Clear this task to "
             "wait again; HINDCAST_REPLAY_WAIT_SECONDS sets the limit."
         )
-        Runs(tables).answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.FAILED, waited)
-        message = f"The replay {run_id} was given up: {waited}"
-        EventLog(tables).record(EventKind.RUN_FAILED, message, severity=Severity.ERROR, cure=cure, pipeline=self.pipeline, run_id=run_id)
+        close_run(tables, run_id, self.pipeline, BadEnd(RunState.FAILED, waited, cure), since=datetime.now(UTC), version=version)
         raise AirflowFailException(f"{waited} {cure}")
 
 
@@ -186,13 +220,16 @@ class HindcastReplayOperator(AwaitingOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         interval = (context.get("data_interval_start"), context.get("data_interval_end"))
+        began_at = datetime.now(UTC)
+        run_id = new_run_id(self.pipeline, began_at)
         try:
-            request = self._request(*interval)
+            request = self._request(run_id, *interval)
         except BadInputError as error:
+            close_run(ControlTables(Settings()), run_id, self.pipeline, BadEnd.of_error(error), since=began_at)
             raise AirflowFailException(str(error)) from error
         _log.info(f"Replaying {request.describe()} as run {request.run_id}.")
         context["ti"].xcom_push(key=RUN_ID, value=request.run_id)
-        return self.answer(context, ["hindcast", *request.to_arguments()], request.run_id)
+        return self.answer(context, ["hindcast", *request.to_arguments(), TRIED_AGAIN], request.run_id)
 
     def done(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         if "run_id" not in result:
@@ -204,7 +241,7 @@ class HindcastReplayOperator(AwaitingOperator):
         _log.info(f"The hindcast {result['run_id']} is there.", input_rows=result.get("input_rows"), state=result.get("state"))
         return result
 
-    def _request(self, interval_start: datetime | None, interval_end: datetime | None) -> ReplayRequest:
+    def _request(self, run_id: str, interval_start: datetime | None, interval_end: datetime | None) -> ReplayRequest:
         """:raises BadInputError: where the fields do not make one range"""
         try:
             choice = RangeChoice(self.choice)
@@ -232,9 +269,7 @@ class HindcastReplayOperator(AwaitingOperator):
             fields = {"late": True}
         else:
             fields = {"everything": True}
-        return ReplayRequest.parse(
-            pipeline=self.pipeline, run_id=new_run_id(check_name("pipeline", self.pipeline), datetime.now(UTC)), **fields
-        )
+        return ReplayRequest.parse(pipeline=self.pipeline, run_id=run_id, **fields)
 
 
 class CorrectLateOperator(HindcastReplayOperator):

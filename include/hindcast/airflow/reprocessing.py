@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from hindcast.airflow.approval import Answer
 from hindcast.airflow.children import Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
-from hindcast.airflow.operators import AppOperator, given
+from hindcast.airflow.operators import TRIED_AGAIN, AppOperator, given
 from hindcast.airflow.version_triggers import News, PromotedTrigger, ShadowTrigger, look_at_promoted, look_at_shadow
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.standing import SHADOW, ChangeKind, Standing
@@ -163,7 +163,8 @@ class JudgeVersionOperator(_VersionOperator):
         run_id = new_run_id(self.pipeline, datetime.now(UTC))
         context["ti"].xcom_push(key=RUN_ID, value=run_id)
         request = ReplayRequest.parse(pipeline=self.pipeline, version=self.number, run_id=run_id, **what)
-        ended = self.run_app(["judge", *request.to_arguments()])
+        arguments = ["judge", *request.to_arguments(), TRIED_AGAIN]
+        ended = self.run_replay(context, arguments, run_id, self.pipeline, self.number)
         if ended.exit_code == VerdictFailedError.exit_code and ended.result is not None:
             _log.warning(ended.reason)
             return ended.result

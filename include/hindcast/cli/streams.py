@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import time
-from typing import Annotated, Any
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +31,9 @@ from hindcast.cli.output import Format, Output
 from hindcast.errors import BadInputError, ReshardRefusedError, TryLaterError, WaitedInVainError
 from hindcast.pipeline import Pipeline, check_name
 from hindcast.settings import Settings, project_root
+
+if TYPE_CHECKING:
+    from hindcast.replay.request import ReplayRequest
 
 FromOffsets = Annotated[str, typer.Option("--from-offsets", help='first offset of each partition: {"0": 100, "1": 200}')]
 ToOffsets = Annotated[str, typer.Option("--to-offsets", help="offset after the last one of each partition")]
@@ -266,7 +271,7 @@ def replay(
 
     With --wait: as soon as the stream has committed the range.
     """
-    arguments = _range(
+    asked = _range(
         pipeline,
         from_offsets=from_offsets,
         to_offsets=to_offsets,
@@ -277,7 +282,7 @@ def replay(
         version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["hindcast", *arguments], output, wait_seconds=timeout if wait else 0.0)
+    _run_replay("hindcast", asked, output, wait_seconds=timeout if wait else 0.0)
 
 
 @app.command(rich_help_panel=REPLAYS)
@@ -313,7 +318,7 @@ def validate(
         _known(pipeline)
         run_app("replay.py", ["verdict", "--run-id", check_name("run", run)], output)
         return
-    arguments = _range(
+    asked = _range(
         pipeline,
         from_offsets=from_offsets,
         to_offsets=to_offsets,
@@ -324,7 +329,7 @@ def validate(
         version=version,
         run_id=run_id,
     )
-    run_app("replay.py", ["judge", *arguments], output, wait_seconds=timeout if wait else 0.0)
+    _run_replay("judge", asked, output, wait_seconds=timeout if wait else 0.0)
 
 
 @app.command(rich_help_panel=REPLAYS)
@@ -365,7 +370,7 @@ def correct(
         _confirm_correction(pipeline, f"run {run}", yes=yes)
         Output(output).row(apply(settings, catalog.load(settings.pipelines_dir).of(pipeline, of), run))
         return
-    arguments = _range(
+    asked = _range(
         pipeline,
         from_offsets=from_offsets,
         to_offsets=to_offsets,
@@ -378,10 +383,10 @@ def correct(
         run_id=run_id,
     )
     if dry_run:
-        Output(output).row({"pipeline": pipeline, "replays": arguments, "dry_run": True})
+        Output(output).row({"pipeline": pipeline, "replays": asked.to_arguments(), "dry_run": True})
         return
     _confirm_correction(pipeline, "a new replay of the range", yes=yes)
-    run_app("replay.py", ["correct", *arguments], output, wait_seconds=timeout if wait else 0.0)
+    _run_replay("correct", asked, output, wait_seconds=timeout if wait else 0.0)
 
 
 def _confirm_correction(pipeline: str, of: str, *, yes: bool) -> None:
@@ -405,15 +410,41 @@ def _known(pipeline: str, version: int = 0) -> None:
     found.of(pipeline, version or min(found.versions(pipeline)))
 
 
-def _range(pipeline: str, **given: Any) -> list[str]:
-    """The range's arguments, checked before any work starts.
+def _range(pipeline: str, **given: Any) -> ReplayRequest:
+    """What is asked, checked before any work starts, under a run id.
 
     :raises BadInputError: where the pipeline is unknown or the options do not make one range
     """
-    from hindcast.replay.request import ReplayRequest
+    from hindcast.replay.request import ReplayRequest, new_run_id
 
     _known(pipeline, given["version"])
-    return ReplayRequest.parse(pipeline=pipeline, **given).to_arguments()
+    asked = ReplayRequest.parse(pipeline=pipeline, **given)
+    return replace(asked, run_id=asked.run_id or new_run_id(pipeline, datetime.now(UTC)))
+
+
+def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait_seconds: float) -> None:
+    """Run a command that replays. A run that ends badly has its row in ``runs`` and an event, even if its process was killed."""
+    from hindcast.control.runs import BadEnd, close_run
+    from hindcast.control.tables import ControlTables
+    from hindcast.errors import VerdictFailedError
+
+    arguments = [command, *asked.to_arguments()]
+    if wait_seconds:
+        arguments.append("--tried-again")  # the application ends no run for a stream that is not far enough yet
+    began_at = datetime.now(UTC)
+
+    def close(end: BadEnd) -> None:
+        close_run(ControlTables(Settings()), asked.run_id, asked.pipeline, end, since=began_at, version=asked.version or None)
+
+    try:
+        run_app("replay.py", arguments, output, wait_seconds=wait_seconds)
+    except typer.Exit as ended:
+        if ended.exit_code not in {0, VerdictFailedError.exit_code}:
+            close(BadEnd.of_process(ended.exit_code, "see what it wrote to the terminal"))
+        raise
+    except WaitedInVainError as error:
+        close(BadEnd.of_process(TryLaterError.exit_code, str(error)))
+        raise
 
 
 def _want(settings: Settings, pipeline: str, state: str) -> None:

@@ -48,6 +48,7 @@ class EventKind(StrEnum):
     OFFSETS_LOST = "offsets_lost"
     AUDIT_FAILED = "audit_failed"
     # replay and verdict
+    RUN_REFUSED = "run_refused"
     RUN_FAILED = "run_failed"
     RUN_SLOW = "run_slow"
     VERDICT_FAILED = "verdict_failed"

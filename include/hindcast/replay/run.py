@@ -12,9 +12,9 @@ import structlog
 from pyspark.sql import SparkSession
 
 from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.runs import RunKind, RunState
+from hindcast.control.runs import BadEnd, RunKind, RunState, close_run
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError, NothingToReplayError, ReplayFailedError, innermost
+from hindcast.errors import HindcastError, NothingToReplayError, ReplayFailedError, TryLaterError, innermost
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Counted, answers_url, run_batch
 from hindcast.replay.benchmark import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
@@ -64,22 +64,31 @@ def run_replay(
     request: ReplayRequest,
     kind: RunKind = RunKind.REPLAY,
     work: Work = run_batch,
+    *,
+    tried_again: bool = False,
 ) -> Replayed:
     """Replay a request. ``session`` is called once the plan stands: bad ranges start no JVM.
 
-    A run that fails leaves its row in ``runs`` and an event; one with nothing to replay a row that says so. The same run id
-    replays the same offsets and writes over its own tables.
+    A run that is refused or fails leaves its row in ``runs`` and an event; one with nothing to replay a row that says so. The same run
+    id replays the same offsets and writes over its own tables; the row of its last attempt counts.
 
+    :param tried_again: whether the caller asks again if the stream is not that far yet, so that this is no end of the run
     :raises ReplayFailedError: where Spark failed; the reason is its first line
     :raises NothingToReplayError: if the range lies before the stream's beginning
     """
-    tables = ControlTables(settings)
+    began_at, tables = datetime.now(UTC), ControlTables(settings)
     runs = Runs(tables)
-    request = replace(request, run_id=request.run_id or new_run_id(pipeline.name, datetime.now(UTC)))
+    request = replace(request, run_id=request.run_id or new_run_id(pipeline.name, began_at))
     try:
         run_id, plan = plan_replay(settings, pipeline, request)
     except NothingToReplayError as nothing:
         runs.answer(request.run_id, pipeline.name, pipeline.version, kind, RunState.SKIPPED, str(nothing))
+        raise
+    except HindcastError as error:
+        is_end = error.exit_code != 0 and not (tried_again and error.exit_code == TryLaterError.exit_code)
+        if is_end:
+            end = BadEnd.of_error(error)
+            close_run(tables, request.run_id, pipeline.name, end, since=began_at, version=pipeline.version, kind=kind)
         raise
     row = _first_row(settings, pipeline, plan, run_id, kind)
     runs.append(row)
