@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urljoin
@@ -16,10 +17,12 @@ from fleet_sample import FAILED_RUN, RUN, desired, difference, put, run, shard, 
 from hindcast.clock import SystemClock
 from hindcast.control.events import EventKind, EventLog
 from hindcast.control.lease_table import LeaseTable
+from hindcast.control.runs import BadEnd, close_run
 from hindcast.control.schema import ControlTable
 from hindcast.control.standing import Beside, BesideState
 from hindcast.control.tables import ControlTables
 from hindcast.control.versions import Versions
+from hindcast.errors import BadInputError
 from hindcast.settings import Settings
 
 with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries call deprecated
@@ -117,6 +120,16 @@ def test_a_stranger_with_a_browser_is_told_where_to_sign_in(stranger: TestClient
     answer = stranger.get(f"verdicts/{RUN}")
     assert "You are not signed in" in answer.text
     assert urljoin(str(answer.url), links(answer.text)[-1]) == "http://airflow/some/prefix/"
+
+
+def test_a_refused_replay_is_on_its_pipelines_page_and_on_its_own(viewer: TestClient, settings: Settings) -> None:
+    """With the reason, although nothing was run."""
+    end = BadEnd.of_error(BadInputError(problem="The range is reversed", cure="Give it the right way round."))
+    close_run(ControlTables(settings), "r-refused", "stock_stats", end, since=datetime.now(UTC))
+    for page in ("pipelines/stock_stats", "verdicts/r-refused"):
+        shown = viewer.get(page).text
+        assert "r-refused" in shown and "refused" in shown.replace("r-refused", "")
+        assert "The range is reversed" in shown
 
 
 @pytest.mark.parametrize("page", PAGES)
