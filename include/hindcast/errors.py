@@ -147,6 +147,12 @@ class LeaseLostError(HindcastError):
     """{owner} no longer owns {lease} (epoch {epoch}): {reason}. Its queries stop; whoever holds the lease now goes on."""
 
 
+class LeaseSecondsDifferError(BadInputError):
+    """A lease of this worker would last {mine} seconds, but {owner} of the fleet {fleet} lives, or was killed a moment ago, and has leases
+    of {found}. Workers that share leases must agree, or two would own a shard; this one takes no slot and stops. Set
+    HINDCAST_LEASE_SECONDS to {found}, or stop all workers before you start any with {mine}."""
+
+
 class FenceMovedError(HindcastError):
     """{table} records {recorded} for {app}, where {expected} was expected: somebody else committed in between. Nothing was written;
     read again and decide again."""

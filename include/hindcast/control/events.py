@@ -31,6 +31,7 @@ class EventKind(StrEnum):
     WORKER_STARTED = "worker_started"
     WORKER_STOPPED = "worker_stopped"
     NO_SLOT = "no_slot"
+    WORKER_REFUSED = "worker_refused"
     SHARD_TAKEN = "shard_taken"
     SHARD_RELEASED = "shard_released"
     LEASE_LOST = "lease_lost"

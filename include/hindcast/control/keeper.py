@@ -29,10 +29,13 @@ from hindcast.control import balance, shards
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.observer import Observer
 from hindcast.control.store import LeaseStore, Snapshot, swap
-from hindcast.errors import LeaseLostError
+from hindcast.errors import LeaseLostError, LeaseSecondsDifferError
 
 #: In a slot's detail: its worker cannot consume yet, so it takes no shard, and the others deal as if it were not there.
 STARTING = "starting"
+#: In a slot's detail: after how many seconds without a renewal its worker's leases have expired. All that share leases have the same: who
+#: waits for less would take what its owner still holds.
+LEASE_SECONDS = "lease_seconds"
 #: Share of the lease after which an owner without a renewal stops by itself.
 SELF_FENCE = 0.8
 #: Renewals in one lease: three may fail before the owner fences itself.
@@ -100,12 +103,14 @@ class Keeper:
         self.owner = owner
         self.lease_seconds = lease_seconds
         self._store, self._clock, self._fleet, self._slots, self._wanted = store, clock, fleet, slots, wanted
-        self._identity = identity or {}
+        self._identity = {**(identity or {}), LEASE_SECONDS: lease_seconds}
         self._at_once, self._wanted_again = at_once, wanted_again
         self._sleep = sleep
         self._observer = Observer(clock, lease_seconds)
         self._held: dict[LeaseKey, Held] = {}
         self._slot: LeaseKey | None = None
+        self._differing: list[Lease] = []  # slots, not seen to be dead, of workers whose leases last for another time
+        self._first_seen: dict[LeaseKey, int] = {}  # their counters: one that moves is a live worker's
         self._draining = False
         self._lost_at = -SETTLE_SECONDS
         self._idle: tuple[Any, float] = None, 0.0  # of this version a look said that nothing is to be done, and when that ends
@@ -136,21 +141,38 @@ class Keeper:
 
         Slots that a dead worker left need a whole lease to be seen as expired, so this waits that long, calling ``wait(seconds)``
         between looks, before it gives up. The time counts from the end of the first look, which may be slow on a busy machine.
+
+        :raises LeaseSecondsDifferError: if live workers share these leases whose leases last for another time
         """
         deadline: float | None = None
         while True:
             started = self._clock.monotonic()
+            self._differing = []
             for lease in swap(self._store, self._decide_slot, sleep=self._sleep):
                 if lease.lease_owner == self.owner:
                     self._gain(lease, started)
                     self._slot = lease.key
             if self._slot is not None:
                 return True
-            if deadline is not None and started >= deadline:
+            over = deadline is not None and started >= deadline
+            if self._differing and (over or any(row.lease_counter != self._first_seen[row.key] for row in self._differing)):
+                raise self._refusal()
+            if over:
                 return False
             if deadline is None:
-                deadline = self._clock.monotonic() + self.lease_seconds * (1 + 1 / RENEWALS)
+                longest = max([self.lease_seconds, *map(self._seconds_of, self._differing)])
+                deadline = self._clock.monotonic() + longest * (1 + 1 / RENEWALS)
             wait(self.renewal_seconds / 2)
+
+    def _refusal(self) -> LeaseSecondsDifferError:
+        found = self._differing[0]
+        return LeaseSecondsDifferError(
+            found=f"{self._seconds_of(found):g}", owner=found.lease_owner, fleet=found.stream_id, mine=f"{self.lease_seconds:g}"
+        )
+
+    def _seconds_of(self, slot: Lease) -> float:
+        """How long the leases of this slot's worker last; as long as this worker's if an older Hindcast wrote the slot."""
+        return float(slot.detail.get(LEASE_SECONDS, self.lease_seconds))
 
     def _decide_slot(self, snapshot: Snapshot) -> list[Lease]:
         keys = [LeaseKey(self._fleet, StatusType.SLOT, str(number)) for number in range(self._slots)]
@@ -162,11 +184,28 @@ class Keeper:
         if mine := [slot for slot in slots if slot.lease_owner == self.owner]:
             return [mine[0].renewed(updated_at=self._clock.now())]  # an earlier commit of unknown outcome had landed
         missing = [slot for slot in slots if slot.key not in snapshot.leases]
+        others = [row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and not row.free]
+        differing = [row for row in others if self._seconds_of(row) != self.lease_seconds]
+        for row in differing:
+            self._first_seen.setdefault(row.key, row.lease_counter)
+        self._differing = [row for row in differing if not self._dead(row)]
+        if self._differing:
+            return missing
+        freed = self._freed(snapshot, {row.lease_owner for row in differing})
         for slot in slots:
             if slot.free or self._observer.expired(slot):
                 taken = slot.given_to(self.owner, detail=self._identity, updated_at=self._clock.now())
-                return [taken, *(other for other in missing if other.key != slot.key)]
+                changes = {row.key: row for row in (*missing, *freed)} | {taken.key: taken}
+                return list(changes.values())
         return missing
+
+    def _dead(self, slot: Lease) -> bool:
+        return self._observer.unchanged_seconds(slot) >= max(self.lease_seconds, self._seconds_of(slot))
+
+    def _freed(self, snapshot: Snapshot, dead: Collection[str]) -> list[Lease]:
+        """What workers with other lease times hold on paper. One that wakes finds that it has lost all, and does not renew it."""
+        now = self._clock.now()
+        return [row.given_to("", updated_at=now) for row in snapshot.leases.values() if row.lease_owner in dead]
 
     # -- the look ----------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from hindcast.control.tables import ControlTables
 from hindcast.control.telling import tell
 from hindcast.control.versions import Versions
 from hindcast.control.warm_time import WarmTime
-from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError, StoreUnavailableError
+from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError, LeaseSecondsDifferError, StoreUnavailableError
 from hindcast.leave import leave
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
@@ -99,11 +99,19 @@ class Worker:
         """Run until SIGTERM or SIGINT; return the exit code: 0 for a clean stop or no free slot, 1 if the slot was lost.
 
         What ends one of its threads is raised, once it is in the events and the leases are given up.
+
+        :raises LeaseSecondsDifferError: if live workers have other lease times; nothing was taken
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_stop)
         _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=self._settings.fleet, slots=self._settings.workers)
-        if not self._keeper.acquire_slot(self._stop.wait):
+        try:
+            found = self._keeper.acquire_slot(self._stop.wait)
+        except LeaseSecondsDifferError as error:
+            cure = "Give all workers the same HINDCAST_LEASE_SECONDS. To change it, stop all of them, then start all."
+            self._events.record(EventKind.WORKER_REFUSED, str(error), severity=Severity.ERROR, cure=cure)
+            raise
+        if not found:
             fleet = f"All {self._settings.workers} slots of the fleet {self._settings.fleet}"
             message = f"{fleet} are held by live workers: this one is not needed and stops."
             self._events.record(EventKind.NO_SLOT, message)
