@@ -23,6 +23,7 @@ from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 from hindcast.stream.audit import Audit
 from hindcast.stream.consumer import ShardConsumer
+from hindcast.stream.cpu import CpuMeter
 from hindcast.testing import FakeClock, MemoryStore
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class Shard:
         versions_own = shards.of_version(self.store.read().leases.values(), self.pipeline.name, self.pipeline.version)
         (lease,) = [row for row in versions_own if row.lease_owner == keeper.owner]
         ledger_of = Ledger(ControlTables(self.settings))
-        made = ShardConsumer(self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, lambda: 0.0)
+        meter = CpuMeter(self.clock, lambda: 0.0)
+        made = ShardConsumer(self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, meter)
         self.running.append(made)
         return made
 

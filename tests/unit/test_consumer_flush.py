@@ -36,7 +36,7 @@ def consumer_of(settings: Settings, ledger: Any) -> ShardConsumer:
     (lease,) = shards.create(MemoryStore(), "stock_stats", 1, 1, {0: 0})
     pipeline = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
     nothing: Any = None
-    return ShardConsumer(nothing, settings, pipeline, lease, nothing, ledger, FakeClock(), lambda: 0.0)
+    return ShardConsumer(nothing, settings, pipeline, lease, nothing, ledger, FakeClock(), nothing)
 
 
 def row(batch: int) -> LedgerRow:

@@ -37,6 +37,7 @@ from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.settings import Settings
 from hindcast.steps import reach
 from hindcast.stream import files, measure, rewind, session, source, takeover
+from hindcast.stream.cpu import Account, CpuMeter
 from hindcast.stream.fenced_table import BatchCommit, Data, Fence, FencedTable, Upsert
 from hindcast.stream.rerun import Rerun
 from hindcast.stream.wal import SparkCheckpoint
@@ -57,11 +58,12 @@ class ShardConsumer:
         keeper: Keeper,
         ledger: Ledger,
         clock: Clock,
-        cpu_seconds: Callable[[], float],
+        meter: CpuMeter,
     ) -> None:
         self.pipeline, self.lease = pipeline, lease
         self._spark, self._settings, self._keeper, self._ledger, self._clock = spark, settings, keeper, ledger, clock
-        self._cpu_seconds = cpu_seconds
+        self._meter = meter
+        self._account: Account | None = None  # its part of the process's CPU, once its query runs
         self.app = app_id(pipeline.name, lease.status_value)
         self.sink = FencedTable(settings.table("sinks", pipeline.sink.name), settings.storage_options, self.app)
         self._wal: SparkCheckpoint | None = None
@@ -73,7 +75,7 @@ class ShardConsumer:
         self._refusal: Exception | None = None
         self._draining = threading.Event()
         self._rows: list[LedgerRow] = []  # committed, not yet in the ledger; the last may still lack what Spark measured
-        self._last_cpu, self._committed = 0.0, 0
+        self._committed = 0
         self._lock, self._flushing = threading.Lock(), threading.Lock()  # the audit may stop a shard while the main thread flushes all
         self._history: list[LedgerRow] = []  # each batch in the ledger after this one:
         self._history_after = 0
@@ -137,7 +139,7 @@ class ShardConsumer:
 
     def _begin(self) -> None:
         assert self._wal is not None and self._position is not None
-        self._last_cpu = self._cpu_seconds()
+        self._account = self._meter.opened()
         place = self._start, self._position.incarnation.floors
         frame = self._prepared[1] if self._prepared is not None and self._prepared[0] == place else self._frame(*place)
         session.keep_state_for(self._spark, self.pipeline)
@@ -216,6 +218,8 @@ class ShardConsumer:
             self._rerun.stop()
         if self._query is not None:
             self._query.stop()
+        if self._account is not None:
+            self._meter.closed(self._account)
         try:
             self.flush()
         except StoreUnavailableError as error:
@@ -262,11 +266,15 @@ class ShardConsumer:
             self.give_way()
         if self._draining.is_set():
             raise _DrainedError
+        assert self._account is not None
+        self._meter.began(self._account)
         try:
             self._commit(frame, spark_batch)
         except HindcastError as error:  # Spark wraps what a batch raises in text: keep the error itself
             self._refusal = error
             raise
+        finally:
+            self._meter.ended(self._account)
 
     def _commit(self, frame: DataFrame, spark_batch: int) -> None:
         assert self._position is not None and self._wal is not None
@@ -329,15 +337,14 @@ class ShardConsumer:
     # -- what the ledger and the lease learn -----------------------------------------------------------------------------------
 
     def _note(self, commit: BatchCommit, version: int, started_at: datetime, seconds: float) -> None:
-        cpu = self._cpu_seconds()
+        assert self._account is not None
         row = replace(
             replace(commit, sink_version=version).as_ledger_row(self.pipeline.source.name),
             batch_seconds=seconds,
-            cpu_seconds=cpu - self._last_cpu,
+            cpu_seconds=self._meter.taken(self._account),
             started_at=started_at,
             committed_at=self._clock.now(),
         )
-        self._last_cpu = cpu
         self._committed += 1
         with self._lock:
             self._rows.append(row)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-import psutil
 import structlog
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
@@ -43,6 +42,7 @@ from hindcast.settings import Settings
 from hindcast.stream import source
 from hindcast.stream.audit import Audit
 from hindcast.stream.consumer import ShardConsumer
+from hindcast.stream.cpu import CpuMeter
 from hindcast.stream.deployed import Deployed
 from hindcast.stream.precedence import Precedence
 from hindcast.topics.offsets import TopicOffsets, across
@@ -162,6 +162,7 @@ class Consumers:
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
         self._auditing = threading.Lock()
         self._precedence = Precedence(clock)
+        self._meter = CpuMeter(clock)
         self.superseded: frozenset[LeaseKey] = frozenset()  # shards of an older generation: to be ended
         self.leaving = False  # the worker stops: the next owner ends what is superseded
         self.audit_due = threading.Event()  # somebody waits for what is late and poison to be filed
@@ -214,7 +215,7 @@ class Consumers:
         """
         self._precedence.begin(lease.key)
         pipeline = self._pipeline(lease.key)
-        consumer = ShardConsumer(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, cpu_seconds)
+        consumer = ShardConsumer(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, self._meter)
         consumer.most_records = source.MAX_RECORDS_PER_SHADOW_BATCH if shadow else 0
         consumer.give_way = self._precedence.give_way
         # A pool for each query: Spark's fair scheduler then shares the cores between the shards of this worker.
@@ -489,16 +490,3 @@ def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> N
 
 def _cause(error: BaseException) -> str:
     return innermost(error)[:300]  # as much as fits into an event
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and all below it (the JVM, the Python workers), in seconds since they began."""
-    total = 0.0
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total

@@ -1,0 +1,126 @@
+"""What the batches of one process cost, in seconds of CPU: each second that the process uses is counted once.
+
+The queries of a worker share its JVM and its Python workers, so nobody can say whose second it was. The rule is simple, and its shares add
+up to the whole:
+
+- a second is dealt in equal parts to the batches that ran in that time;
+- while none runs (planning, leases, filing), it is dealt in equal parts to all shards that are consumed, for their next batches;
+- what is used while no shard is consumed (starting, practice) belongs to no batch.
+
+The CPU is read from the system once in a while, and dealt by the time for which each batch ran since the last reading.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psutil
+
+from hindcast.clock import Clock
+
+#: Least seconds between two readings: one looks at every process of the machine, and takes milliseconds.
+READING_SECONDS = 0.1
+
+
+class Account:
+    """One shard's part. Made by :meth:`CpuMeter.opened`."""
+
+    def __init__(self) -> None:
+        self.running = False
+        self.share_seconds = 0.0  # its part of the time since the last reading
+        self.cpu_seconds = 0.0  # what was dealt to it and not taken yet
+
+
+class CpuMeter:
+    """Deals the process's CPU to the shards' accounts. Safe for threads."""
+
+    def __init__(self, clock: Clock, read: Callable[[], float] | None = None) -> None:
+        """:param read: CPU of the process since it began, in seconds; :func:`cpu_seconds` if it is not given"""
+        self._clock, self._read = clock, read or cpu_seconds
+        self._accounts: list[Account] = []
+        self._moved_at = self._read_at = clock.monotonic()
+        self._read_cpu = 0.0
+        self._lock = threading.Lock()
+
+    def opened(self) -> Account:
+        """A shard's query starts."""
+        with self._lock:
+            if self._accounts:
+                self._pass_time()
+                self._deal()
+            else:
+                self._moved_at = self._read_at = self._clock.monotonic()
+                self._read_cpu = self._read()
+            account = Account()
+            self._accounts.append(account)
+            return account
+
+    def closed(self, account: Account) -> None:
+        """Its query has stopped; what it has not taken goes to the others with the next reading."""
+        with self._lock:
+            if account not in self._accounts:
+                return
+            self._pass_time()
+            self._deal()
+            self._accounts.remove(account)
+            for other in self._accounts:
+                other.cpu_seconds += account.cpu_seconds / len(self._accounts)
+            account.cpu_seconds = 0.0
+
+    def began(self, account: Account) -> None:
+        """A batch of it begins."""
+        with self._lock:
+            self._pass_time()
+            account.running = True
+
+    def ended(self, account: Account) -> None:
+        """Its batch has ended, well or not."""
+        with self._lock:
+            self._pass_time()
+            account.running = False
+
+    def taken(self, account: Account) -> float:
+        """What the shard's batches have cost since it was last asked, in seconds."""
+        with self._lock:
+            self._pass_time()
+            if self._clock.monotonic() - self._read_at >= READING_SECONDS:
+                self._deal()
+            cost, account.cpu_seconds = account.cpu_seconds, 0.0
+            return cost
+
+    def _pass_time(self) -> None:
+        """Note who ran since this was last called."""
+        now = self._clock.monotonic()
+        among = [account for account in self._accounts if account.running] or self._accounts
+        for account in among:
+            account.share_seconds += (now - self._moved_at) / len(among)
+        self._moved_at = now
+
+    def _deal(self) -> None:
+        """Read the CPU and deal what was used since the last reading."""
+        total = self._read()
+        shares = sum(account.share_seconds for account in self._accounts)
+        used = total - self._read_cpu
+        if used <= 0 or shares <= 0:
+            return  # a process ended while it was being read, or no time has passed: the next reading has it
+        for account in self._accounts:
+            account.cpu_seconds += used * account.share_seconds / shares
+            account.share_seconds = 0.0
+        self._read_cpu, self._read_at = total, self._clock.monotonic()
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and all below it (the JVM, the Python workers), in seconds since they began.
+
+    With that of children that have ended and were waited for: a Python worker of Spark's that ends takes nothing away.
+    """
+    total = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
