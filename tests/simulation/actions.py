@@ -139,6 +139,12 @@ def _join(world: World, action: Action) -> None:
         world.join()
 
 
+def _join_with_a_shorter_lease(world: World, _: Action) -> None:
+    """Somebody has changed the setting for one worker."""
+    if len(world.workers) < MOST_WORKERS:
+        world.join(LEASE_SECONDS / 2)
+
+
 def _leave(world: World, action: Action) -> None:
     if (worker := _worker(world, action)) is not None and len(world.workers) > 1:
         worker.leaving = True
@@ -171,6 +177,7 @@ _ACTIONS: dict[str, Callable[[World, Action], None]] = {
     "jump": _jump,
     "die": _die,
     "join": _join,
+    "join with a shorter lease": _join_with_a_shorter_lease,
     "leave": _leave,
     "leave in a step": _leave_in_a_step,
     "crash": _crash,
@@ -178,5 +185,5 @@ _ACTIONS: dict[str, Callable[[World, Action], None]] = {
 }
 WEIGHTS: dict[str, int] = {
     "step": 12, "slow step": 6, "work": 6, "begin": 10, "land": 10, "fail": 2, "pause": 5, "stick": 3, "round": 8,
-    "time": 5, "jump": 1, "die": 2, "join": 2, "leave": 1, "leave in a step": 1, "crash": 1, "reshard": 1,
+    "time": 5, "jump": 1, "die": 2, "join": 2, "join with a shorter lease": 1, "leave": 1, "leave in a step": 1, "crash": 1, "reshard": 1,
 }  # fmt: skip

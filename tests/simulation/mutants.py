@@ -190,6 +190,10 @@ def _number_batches_from_zero_after_a_take_over(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Consumer, "seal", restarted)
 
 
+def _join_whatever_the_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "_seconds_of", lambda self, _: self.lease_seconds)
+
+
 def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
     begin = SimulatedWorker.begin
 
@@ -222,6 +226,7 @@ MUTANTS: dict[str, Mutate] = {
     "a clean stop waits out the lease": _let_a_clean_stop_wait_for_expiry,
     "what is taken while told to stop is kept": _keep_what_was_taken_while_told_to_stop,
     "steal for a difference of one": _steal_for_a_difference_of_one,
+    "a worker joins whatever its lease": _join_whatever_the_lease,
     "batches restart at zero after a take-over": _number_batches_from_zero_after_a_take_over,
 }
 

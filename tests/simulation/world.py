@@ -113,8 +113,8 @@ class World:
         for worker in self.workers.values():
             worker.clock.advance(seconds * worker.rate)
 
-    def join(self) -> None:
-        """Another process; it looks for a slot once and gives up where there is none yet."""
+    def join(self, lease_seconds: float = LEASE_SECONDS) -> None:
+        """Another process; it looks for a slot once and gives up if there is none yet, or if others have leases of another duration."""
         number, self.born = self.born, self.born + 1
         clock = FakeClock()
         clock.advance(0.0 if self.steady else BOOTED[number % len(BOOTED)] + self.at)
@@ -126,7 +126,7 @@ class World:
             owner=name,
             fleet=FLEET,
             slots=2 if self.steady else MOST_WORKERS,
-            lease_seconds=LEASE_SECONDS,
+            lease_seconds=lease_seconds,
             wanted=wanted,
             at_once=lambda: AT_ONCE[number % len(AT_ONCE)],
             sleep=lambda _: None,

@@ -107,9 +107,9 @@ class Worker:
         _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=self._settings.fleet, slots=self._settings.workers)
         try:
             found = self._keeper.acquire_slot(self._stop.wait)
-        except LeaseSecondsDifferError as error:
+        except LeaseSecondsDifferError as refusal:
             cure = "Give all workers the same HINDCAST_LEASE_SECONDS. To change it, stop all of them, then start all."
-            self._events.record(EventKind.WORKER_REFUSED, str(error), severity=Severity.ERROR, cure=cure)
+            self._events.record(EventKind.WORKER_REFUSED, str(refusal), severity=Severity.ERROR, cure=cure)
             raise
         if not found:
             fleet = f"All {self._settings.workers} slots of the fleet {self._settings.fleet}"
