@@ -93,7 +93,7 @@ format: env ## put every Python file into the one form
 
 .PHONY: test-fast
 test-fast: env ## unit tests and the short simulation: seconds, no JVM
-	@$(BIN)/python -m pytest tests/unit tests/simulation --timeout 60
+	@HISTORIES=100 $(BIN)/python -m pytest tests/unit tests/simulation --timeout 60
 
 .PHONY: simulate
 simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run), every short one, and with faults built in

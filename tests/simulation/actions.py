@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simulation.ports import Place
 from simulation.worker import SimulatedWorker
-from simulation.world import LEASE_SECONDS, MOST_SHARDS, MOST_WORKERS, World
+from simulation.world import LEASE_SECONDS, MOST_SHARDS, World
 
 from hindcast.control.leases import LeaseKey
 from hindcast.testing import Outcome
@@ -54,7 +54,7 @@ def _slow_step(world: World, action: Action) -> None:
                 world.run(other)
         elif action.size % 3 == 1:
             for key in list(worker.consumers):
-                worker.begin(key)
+                world.begin(worker, key)
                 worker.land(key, Outcome.OK, at_once=True)
         world.look()
 
@@ -84,7 +84,7 @@ def _work(world: World, action: Action) -> None:
 
 def _begin(world: World, action: Action) -> None:
     if (worker := _worker(world, action)) is not None and worker.consumers:
-        worker.begin(_consumed(worker, action))
+        world.begin(worker, _consumed(worker, action))
 
 
 def _land(world: World, action: Action) -> None:
@@ -135,14 +135,13 @@ def _die(world: World, action: Action) -> None:
 
 
 def _join(world: World, action: Action) -> None:
-    if len(world.workers) < MOST_WORKERS:
-        world.join()
+    """Another process. Where all slots are held it is a second start of one that runs, which finds none."""
+    world.join()
 
 
 def _join_with_a_shorter_lease(world: World, _: Action) -> None:
     """Somebody has changed the setting for one worker."""
-    if len(world.workers) < MOST_WORKERS:
-        world.join(LEASE_SECONDS / 2)
+    world.join(LEASE_SECONDS / 2)
 
 
 def _leave(world: World, action: Action) -> None:
@@ -159,7 +158,49 @@ def _crash(world: World, action: Action) -> None:
 
 
 def _reshard(world: World, action: Action) -> None:
-    world.reshard(1 + action.what % MOST_SHARDS)
+    world.reshard(1 + action.what % MOST_SHARDS, newer=bool(action.who % 2))
+
+
+def _grow(world: World, action: Action) -> None:
+    world.grow(1 + action.what % MOST_SHARDS)
+
+
+def _operate(world: World, action: Action) -> None:
+    world.operate(action.size)
+
+
+def _long_answer(world: World, action: Action) -> None:
+    """A renewal lands at once, and its answer takes a lease and more: meanwhile the others renew, and see its row as it is."""
+    if (worker := _worker(world, action)) is None:
+        return
+
+    def meanwhile() -> None:
+        for _ in range(2 + action.size % 3):
+            for other in world.awake():
+                other.step()
+                world.run(other)
+            world.pass_time(LEASE_SECONDS * 0.55)
+        world.look()
+
+    world.store.slow = {Place.ANSWER: meanwhile}
+    world.step(worker)
+
+
+def _slow_seal(world: World, action: Action) -> None:
+    """All others stand still for a lease. While one is about to seal what it took from them, they land what they have in hand."""
+
+    def meanwhile() -> None:
+        for worker in list(world.workers.values()):
+            for key in list(worker.consumers):
+                worker.land(key, Outcome.OK, at_once=False)
+
+    if (worker := _worker(world, action)) is not None:
+        world.step(worker)
+        world.pass_time(LEASE_SECONDS * 1.05)
+        world.step(worker)
+        world.sink.meanwhile = meanwhile
+        world.run(worker)
+        world.sink.meanwhile = None
 
 
 #: What can happen, and how often in a drawn history.
@@ -182,8 +223,15 @@ _ACTIONS: dict[str, Callable[[World, Action], None]] = {
     "leave in a step": _leave_in_a_step,
     "crash": _crash,
     "reshard": _reshard,
+    "long answer": _long_answer,
+    "slow seal": _slow_seal,
+    "grow": _grow,
+    "operate": _operate,
 }
 WEIGHTS: dict[str, int] = {
     "step": 12, "slow step": 6, "work": 6, "begin": 10, "land": 10, "fail": 2, "pause": 5, "stick": 3, "round": 8,
-    "time": 5, "jump": 1, "die": 2, "join": 2, "join with a shorter lease": 1, "leave": 1, "leave in a step": 1, "crash": 1, "reshard": 1,
+    "time": 5, "jump": 1, "die": 2, "join": 2, "join with a shorter lease": 1, "leave": 1, "leave in a step": 4, "crash": 1, "reshard": 1,
+    "long answer": 1, "slow seal": 2,
 }  # fmt: skip
+#: The same of a history in which a pipeline has several versions.
+VERSION_WEIGHTS: dict[str, int] = WEIGHTS | {"operate": 14, "reshard": 3, "grow": 1}

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from itertools import count, islice
 
-from simulation.actions import WEIGHTS, Action, act
+from simulation.actions import VERSION_WEIGHTS, WEIGHTS, Action, act
+from simulation.history import Op
 from simulation.oracles import Breach
 from simulation.world import MOST_SHARDS, MOST_WORKERS, World
 
-_NAMES, _ODDS = list(WEIGHTS), list(WEIGHTS.values())
 #: Numbers of an action are drawn below this: a multiple of what they pick from.
 SPREAD = 120
 
@@ -65,10 +65,11 @@ KEPT: dict[str, tuple[int, int, list[Action]]] = {
 
 
 def draw(seed: str, steps: int) -> tuple[int, int, list[Action]]:
-    """(workers, shards, actions) of the history of this seed."""
+    """(workers, shards, actions) of the history of this seed. Every second has several versions."""
     dice = random.Random(seed)
     workers, shards = dice.randint(2, MOST_WORKERS), dice.randint(1, MOST_SHARDS)
-    names = dice.choices(_NAMES, _ODDS, k=steps)
+    weights = VERSION_WEIGHTS if dice.random() < 1 / 2 else WEIGHTS
+    names = dice.choices(list(weights), list(weights.values()), k=steps)
     return workers, shards, [Action(name, dice.randrange(SPREAD), dice.randrange(SPREAD), dice.randrange(SPREAD)) for name in names]
 
 
@@ -100,6 +101,16 @@ def histories(seed: str, steps: int) -> Iterator[tuple[int, int, list[Action]]]:
     """The kept ones, then drawn ones without end."""
     yield from KEPT.values()
     yield from (draw(f"{seed}/{number}", steps) for number in count())
+
+
+def has_versions(actions: list[Action]) -> bool:
+    """Whether an operator makes new versions in it."""
+    return any(action.name == "operate" for action in actions)
+
+
+def changes(world: World) -> set[str]:
+    """What became of the versions of a world that was played: kinds of changes."""
+    return {event.places.change for event in world.history if event.op is Op.STANDING}
 
 
 def first_breach(seed: str, most: int, steps: int) -> tuple[int, Breach] | None:

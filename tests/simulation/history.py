@@ -6,8 +6,9 @@ sink or an onlooker who sees every worker at once knows. The oracles read nothin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Kind(StrEnum):
@@ -30,6 +31,11 @@ class Op(StrEnum):
     BATCH = "batch"
     SEAL = "seal"
     DOUBT = "doubt"
+    SLOT = "slot"
+    CROWD = "crowd"
+    OPENED = "opened"
+    BARRIER = "barrier"
+    STANDING = "standing"
     LEAVE = "leave"
     DIE = "die"
     HEAL = "heal"
@@ -42,7 +48,10 @@ class Event(NamedTuple):
 
     ``at`` is the true time in seconds, which no worker knows. ``batch`` is the batch written, or for a lease its checkpoint's batch.
     ``detail`` is for LEASE (owner, state, parents), for DOUBT the names of those who hold a shard at once, for SETTLED and HEALED the
-    shards that were not well, for LEAVE what was left behind.
+    shards that were not well, for LEAVE what was left behind. SLOT is a slot's row, CROWD two processes that hold one slot.
+
+    ``places`` is for BATCH and OPENED (partition -> (its first offset, the end, up to which window it is final)), for STANDING the versions
+    as a :class:`Versioned`; BARRIER says that the promotion which comes next was decided on what had landed by then.
     """
 
     at: float
@@ -53,6 +62,19 @@ class Event(NamedTuple):
     epoch: int = 0
     batch: int = 0
     detail: tuple[str, ...] = ()
+    places: Any = None
+
+
+class Versioned(NamedTuple):
+    """What the row says of the versions: the active one, what became of them last, from which earlier ones readers get windows that end by
+    when, and of each version that ever was the window end after which it has all (``seams``), and which are discarded.
+    """
+
+    active: int
+    change: str
+    earlier: tuple[tuple[int, int], ...]
+    seams: Mapping[int, int]
+    discarded: frozenset[int]
 
 
 History = list[Event]

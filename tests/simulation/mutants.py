@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from simulation import world
 from simulation.ports import Fence, FencedSink
 from simulation.worker import Consumer, SimulatedWorker
 
-from hindcast.control import balance, keeper, shards, store
+from hindcast.control import balance, keeper, shards, store, versions
+from hindcast.control.desired import desired_key
 from hindcast.control.keeper import Keeper, Step
 from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.observer import Observer
+from hindcast.control.standing import Standing
 from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.control.versions import Versions
 from hindcast.errors import CommitConflictError, CommitUnknownError
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -197,13 +202,124 @@ def _join_whatever_the_lease(patch: pytest.MonkeyPatch) -> None:
 def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
     begin = SimulatedWorker.begin
 
-    def early(self: SimulatedWorker, key: LeaseKey) -> None:
-        begin(self, key)
+    def early(self: SimulatedWorker, key: LeaseKey, topic_end: int = 0) -> None:
+        begin(self, key, topic_end)
         if (consumer := self.consumers.get(key)) is not None and consumer.in_hand is not None:
             consumer.unreported = consumer.in_hand.batch
             self.report(consumer)
 
     patch.setattr(SimulatedWorker, "begin", early)
+
+
+def _take_a_slot_in_its_old_epoch(patch: pytest.MonkeyPatch) -> None:
+    decide = Keeper._decide_slot
+
+    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+        before = {key: row.epoch for key, row in snapshot.leases.items()}
+        return [row.evolve(epoch=before.get(row.key, row.epoch)) for row in decide(self, snapshot)]
+
+    patch.setattr(Keeper, "_decide_slot", decided)
+
+
+def _take_a_slot_that_is_held(patch: pytest.MonkeyPatch) -> None:
+    decide = Keeper._decide_slot
+
+    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+        found = decide(self, snapshot)
+        if any(row.lease_owner == self.owner for row in found):
+            return found
+        held = [row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and not row.free]
+        return [held[0].given_to(self.owner)] if held else found
+
+    patch.setattr(Keeper, "_decide_slot", decided)
+
+
+def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
+    acquire = Keeper.acquire_slot
+
+    def anyway(self: Keeper, wait: Callable[[float], object]) -> bool:
+        if acquire(self, wait):
+            return True
+        key = LeaseKey(self._fleet, StatusType.SLOT, "one more")
+        self._gain(Lease(stream_id=key.stream_id, status_type=StatusType.SLOT, status_value=key.status_value), self._clock.monotonic())
+        self._slot = key
+        return True
+
+    decide = Keeper._decide
+
+    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+        slot, held = self._slot, self._held.get(self._slot) if self._slot else None
+        if slot is None or slot.status_value != "one more" or held is None:
+            return decide(self, snapshot)
+        row = Lease(stream_id=slot.stream_id, status_type=StatusType.SLOT, status_value=slot.status_value, lease_owner=self.owner)
+        changes = decide(self, Snapshot({**snapshot.leases, slot: row}, snapshot.token))
+        return [change for change in changes if change.key != slot]
+
+    patch.setattr(Keeper, "acquire_slot", anyway)
+    patch.setattr(Keeper, "_decide", decided)
+
+
+def _count_the_deadline_from_after_the_commit(patch: pytest.MonkeyPatch) -> None:
+    apply = Keeper._apply
+
+    def late(self: Keeper, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
+        return apply(self, snapshot, changes, self._clock.monotonic())
+
+    patch.setattr(Keeper, "_apply", late)
+
+
+def _forget_the_seam_on_back_out(patch: pytest.MonkeyPatch) -> None:
+    back_out = Versions.back_out
+
+    def forgetful(self: Versions, name: str, **options: Any) -> Standing:
+        back_out(self, name, **options)
+        row = self._store.read().leases[desired_key(name)]
+        standing = Standing.of(row)
+        assert standing.beside is not None
+        forgotten = replace(standing, beside=replace(standing.beside, seam_ms=None))
+        self._store.commit(self._store.read(), [forgotten.written(row)])
+        return forgotten
+
+    patch.setattr(Versions, "back_out", forgetful)
+
+
+def _begin_from_the_least_floor(patch: pytest.MonkeyPatch) -> None:
+    begun = shards._begun
+
+    def least(child: Lease, parents: list[Lease]) -> Lease:
+        found = begun(child, parents)
+        had = {partition for parent in parents for partition in parent.detail[shards.PARTITIONS]}
+        floor = min(shards.final_ms(parent, None) for parent in parents)
+        floors = {p: known if int(p) in had else floor for p, known in found.checkpoint["floors"].items()}
+        return found.evolve(checkpoint={**found.checkpoint, "floors": floors})
+
+    patch.setattr(shards, "_begun", least)
+
+
+def _end_a_superseded_shard_before_its_last_batch(patch: pytest.MonkeyPatch) -> None:
+    drop = SimulatedWorker.work
+
+    def hasty(self: SimulatedWorker) -> None:
+        for consumer in list(self.consumers.values()):
+            if consumer.draining and consumer.key in self.superseded and not self.leaving:
+                self._stop(consumer, ended=True)
+                self.consumers[consumer.key] = consumer
+        drop(self)
+
+    patch.setattr(SimulatedWorker, "work", hasty)
+
+
+def _seal_over_whatever_is_recorded(patch: pytest.MonkeyPatch) -> None:
+    def blind(self: Consumer, sink: FencedSink, fence: Fence, recorded: Fence | None) -> None:
+        sink.commit(self.key, fence, sink.recorded.get(self.key), seal=True)
+
+    patch.setattr(Consumer, "put_seal", blind)
+
+
+def _promote_in_the_middle_of_a_reshard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(versions, "check_no_reshard", lambda *_: None)
+    patch.setattr(world, "check_no_reshard", lambda *_: None)
+    patch.setattr(shards, "reading", shards.newest_of_version)
 
 
 #: The mutants by what they do wrong. The last ones are faults that other lease libraries have had.
@@ -225,6 +341,15 @@ MUTANTS: dict[str, Mutate] = {
     "heartbeat kept for a closed lease": _renew_for_ever_what_is_closed,
     "a clean stop waits out the lease": _let_a_clean_stop_wait_for_expiry,
     "what is taken while told to stop is kept": _keep_what_was_taken_while_told_to_stop,
+    "a slot is taken in its old epoch": _take_a_slot_in_its_old_epoch,
+    "a slot is taken that is held": _take_a_slot_that_is_held,
+    "shards are taken without a slot": _take_shards_without_a_slot,
+    "the deadline is counted from after the commit": _count_the_deadline_from_after_the_commit,
+    "a back-out forgets the seam": _forget_the_seam_on_back_out,
+    "a reshard takes the least floor": _begin_from_the_least_floor,
+    "a superseded shard ends before its last batch": _end_a_superseded_shard_before_its_last_batch,
+    "a seal over whatever is recorded": _seal_over_whatever_is_recorded,
+    "a promotion in the middle of a reshard": _promote_in_the_middle_of_a_reshard,
     "steal for a difference of one": _steal_for_a_difference_of_one,
     "a worker joins whatever its lease": _join_whatever_the_lease,
     "batches restart at zero after a take-over": _number_batches_from_zero_after_a_take_over,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple
 
-from simulation.history import Event, History, Kind, Op
+from simulation.history import Event, History, Kind, Op, Versioned
+from simulation.topic import MORE_PARTITIONS, PARTITIONS
 
 from hindcast.control.leases import ShardState
+from hindcast.control.shards import shard_version
+from hindcast.control.standing import ChangeKind
 
 
 class Breach(NamedTuple):
@@ -113,6 +118,99 @@ def parents_first(history: History) -> Found:
             yield "written after it was TERMINATED", event
 
 
+def slots(history: History) -> Found:
+    """I5: a slot has one live owner, and each new one a new epoch. A shard is given to nobody who has no slot, no batch is begun by a
+    process that never had one, and a process that finds no free slot owns nothing.
+    """
+    rows: dict[str, tuple[int, str]] = {}
+    owners: dict[str, str] = {}
+    held: dict[str, str] = {}
+    had_one: set[str] = set()
+    refused: set[str] = set()
+    for event in history:
+        if event.op is Op.CROWD:
+            yield f"{' and '.join(event.detail)} hold it at once", event
+        elif event.op is Op.JOIN and event.kind is Kind.FAIL:
+            refused.add(event.worker)
+        elif event.op is Op.BEGIN and event.worker not in had_one:
+            yield f"{event.worker} consumes it without a slot", event
+        elif event.op is Op.SLOT:
+            epoch, owner = rows.get(event.shard, (0, ""))
+            now = event.detail[0]
+            if event.epoch < epoch or (now and now != owner and event.epoch <= epoch):
+                yield f"{now} took it in epoch {event.epoch} after epoch {epoch} of {owner}", event
+            rows[event.shard] = (event.epoch, now or owner)
+            owners[event.shard] = now
+            had_one |= {now} - {""}
+        elif event.op is Op.LEASE:
+            now, before = event.detail[0], held.get(event.shard, "")
+            if now not in {before, "", *owners.values()}:
+                yield f"{now} has no slot, and is given it", event
+            held[event.shard] = now
+        if event.op in {Op.SLOT, Op.LEASE} and event.detail and event.detail[0] in refused:
+            yield f"{event.detail[0]} was refused a slot, and owns it", event
+
+
+def offsets(history: History) -> Found:
+    """I1: in each version every offset of each partition is read once, across batches, owners and generations."""
+    ends: dict[tuple[int, int], int] = {}
+    for event in _truths(history, Op.BATCH, Op.OPENED):
+        version = _version(event)
+        for partition, (start, end, _) in (event.places or {}).items():
+            if (at := ends.get((version, partition), start)) != start:
+                yield f"{event.op} reads partition {partition} from {start} on, it was read up to {at}", event
+            ends[version, partition] = end
+
+
+def final_stays_final(history: History) -> Found:
+    """I10: a shard of a new generation opens no window that a shard before it had closed for one of its keys."""
+    final: dict[tuple[int, int], int] = {}
+    counts = (PARTITIONS, MORE_PARTITIONS)
+    for event in _truths(history, Op.BATCH, Op.OPENED):
+        version = _version(event)
+        if event.op is Op.OPENED and event.detail:
+            for partition, (_, _, floor) in event.places.items():
+                before = [partition] if (version, partition) in final else _same_keys(partition, counts)
+                closed = max((final.get((version, one), 0) for one in before), default=0)
+                if floor < closed:
+                    yield f"windows of partition {partition} are final up to {floor}, they were up to {closed}", event
+        final |= {(version, partition): final_ms for partition, (_, _, final_ms) in (event.places or {}).items()}
+
+
+@cache
+def _same_keys(partition: int, counts: tuple[int, ...]) -> list[int]:
+    """The partitions in which a key of this one may have been while the topic had another number of them."""
+    hashes = [one for one in range(math.lcm(*counts)) if one % counts[-1] == partition]
+    return sorted({one % counts[0] for one in hashes})
+
+
+def readers(history: History) -> Found:
+    """I9: readers get each window from one version that has all of it; a promoted version has read all that the one before it had."""
+    ends: dict[int, dict[int, int]] = defaultdict(dict)
+    barrier: dict[int, dict[int, int]] = {}
+    active = 1
+    for event in _truths(history, Op.BATCH, Op.OPENED, Op.BARRIER, Op.STANDING):
+        if event.op is Op.BARRIER:
+            barrier = {version: dict(ends_of) for version, ends_of in ends.items()}
+        elif event.op is Op.STANDING:
+            said: Versioned = event.places
+            for window in {1, *(end + more for _, end in said.earlier for more in (0, 1)), *said.seams.values()}:
+                holder = next((version for version, to_ms in said.earlier if window <= to_ms), said.active)
+                if holder in said.discarded or window <= said.seams[holder] > 0:
+                    yield f"readers get the window that ends at {window} from version {holder}, which lacks some of it", event
+            if said.change == ChangeKind.PROMOTED and said.active != active:
+                behind = sum(max(0, end - ends[said.active].get(p, 0)) for p, end in barrier.get(active, {}).items())
+                if behind:
+                    yield f"version {said.active} was promoted {behind} records behind version {active}", event
+            active = said.active
+        else:
+            ends[_version(event)] |= {partition: end for partition, (_, end, _) in (event.places or {}).items()}
+
+
+def _version(event: Event) -> int:
+    return shard_version(event.shard.split("/")[1])
+
+
 #: The oracles by the names that docs and reports use.
 ORACLES: dict[str, Callable[[History], Found]] = {
     "I1 no loss": no_loss,
@@ -122,6 +220,10 @@ ORACLES: dict[str, Callable[[History], Found]] = {
     "I4 checkpoint": checkpoint,
     "I6 liveness": liveness,
     "I8 parents first": parents_first,
+    "I1 offsets": offsets,
+    "I5 slots": slots,
+    "I9 readers": readers,
+    "I10 final stays final": final_stays_final,
 }
 
 

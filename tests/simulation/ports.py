@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from hindcast.control.leases import Lease, LeaseKey, StatusType
+from hindcast.control.leases import Lease, LeaseKey
 from hindcast.control.store import Snapshot
 from hindcast.errors import FenceMovedError, LeaseLostError, StoreUnavailableError
 from hindcast.testing import MemoryStore, Outcome
@@ -47,7 +47,7 @@ class FaultyStore(MemoryStore):
     """Leases in memory. ``plan`` says how it answers; ``slow`` is called once at a place and may let others act meanwhile."""
 
     def __init__(self, landed: Callable[[Lease], None]) -> None:
-        """:param landed: told of each shard's row that is written, whatever its writer is told"""
+        """:param landed: told of each row that is written, whatever its writer is told"""
         super().__init__(self._answer)
         self.landed = landed
         self.plan: list[Outcome | Away] = []
@@ -70,8 +70,7 @@ class FaultyStore(MemoryStore):
         finally:
             if self.commits > before:
                 for row in rows:
-                    if row.status_type is StatusType.SHARD:
-                        self.landed(row)
+                    self.landed(row)
             self._wait(Place.ANSWER)
 
     def copied(self, landed: Callable[[Lease], None]) -> FaultyStore:
@@ -103,15 +102,37 @@ class Fence(NamedTuple):
     batch: int
 
 
+class Reached(NamedTuple):
+    """How far a shard is: the offsets up to which it was read, and up to which window end its windows are final."""
+
+    end_offsets: dict[int, int]
+    watermark_ms: int
+    floors: dict[int, int]
+
+    def final_ms(self, partition: int) -> int:
+        return max(self.watermark_ms, self.floors.get(partition, 0))
+
+
 class FencedSink:
     """The twin of the fenced table: for each shard one recorded place, replaced by compare-and-swap."""
 
-    def __init__(self, landed: Callable[[LeaseKey, Fence, bool], None]) -> None:
-        """:param landed: told of each commit that is written: shard, fence, and whether it is a seal"""
+    def __init__(self, landed: Callable[[LeaseKey, Fence, bool, Reached | None, Reached | None], None]) -> None:
+        """:param landed: told of each commit that is written: shard, fence, whether it is a seal, how far the shard was and is"""
         self.landed = landed
         self.recorded: dict[LeaseKey, Fence] = {}
+        self.reached: dict[LeaseKey, Reached] = {}
+        self.meanwhile: Callable[[], None] | None = None  # what happens once between a seal's read and its commit
 
-    def commit(self, key: LeaseKey, fence: Fence, after: Fence | None, *, seal: bool = False) -> bool:
+    def commit(
+        self,
+        key: LeaseKey,
+        fence: Fence,
+        after: Fence | None,
+        *,
+        seal: bool = False,
+        start: Reached | None = None,
+        reached: Reached | None = None,
+    ) -> bool:
         """Record the fence; False where it is recorded already.
 
         :raises LeaseLostError: a later epoch is recorded
@@ -125,15 +146,17 @@ class FencedSink:
         if recorded != after:
             raise FenceMovedError(table="sink", app=key, recorded=recorded, expected=after)
         self.recorded[key] = fence
-        self.landed(key, fence, seal)
+        if reached is not None:
+            self.reached[key] = reached
+        self.landed(key, fence, seal, start, reached)
         return True
 
     def refuses(self, recorded: Fence | None, fence: Fence) -> bool:
         """The epoch check."""
         return recorded is not None and recorded.epoch > fence.epoch
 
-    def copied(self, landed: Callable[[LeaseKey, Fence, bool], None]) -> FencedSink:
+    def copied(self, landed: Callable[[LeaseKey, Fence, bool, Reached | None, Reached | None], None]) -> FencedSink:
         """The same places, apart from now on."""
         twin = copy.copy(self)
-        twin.landed, twin.recorded = landed, dict(self.recorded)
+        twin.landed, twin.recorded, twin.reached = landed, dict(self.recorded), dict(self.reached)
         return twin

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from simulation import drawn, search
-from simulation.actions import WEIGHTS, Action, act
+from simulation.actions import VERSION_WEIGHTS, Action, act
 from simulation.mutants import MUTANTS, mutated
 from simulation.world import MOST_SHARDS, MOST_WORKERS, World
 
+from hindcast.control.standing import ChangeKind
+
 numbers = st.integers(0, drawn.SPREAD - 1)
-actions = st.sampled_from([name for name, weight in WEIGHTS.items() for _ in range(weight)])
-#: Histories in which each mutant must be found; the slowest needs about twenty.
+actions = st.sampled_from([name for name, weight in VERSION_WEIGHTS.items() for _ in range(weight)])
+#: Drawn histories that are played in all: `make test-fast` plays fewer.
+DRAWN, PARTS = int(os.environ.get("HISTORIES", "1000")), 10
+#: Histories in which each mutant must be found; the slowest needs about forty.
 HISTORIES, STEPS = 100, 60
 
 
@@ -34,6 +41,20 @@ class LeaseMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.heal()
             assert not self.world.breaches()
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_drawn_histories_hold(part: int) -> None:
+    """Every second one has several versions, and most of those promote one and back out."""
+    seen: Counter[str] = Counter()
+    for number in range(DRAWN // PARTS):
+        workers, shards, drawn_actions = drawn.draw(f"{part}/{number}", STEPS)
+        world = drawn.play(workers, shards, drawn_actions)
+        assert not world.breaches(), f"SEED={part}/{number}"
+        if drawn.has_versions(drawn_actions):
+            seen.update({"histories", *drawn.changes(world)})
+    for change in (ChangeKind.PROMOTED, ChangeKind.BACKED_OUT):
+        assert seen[change] > seen["histories"] / 2, seen
 
 
 TestLeaseMachine = LeaseMachine.TestCase

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from simulation.history import Event, Kind, Op
-from simulation.ports import BATCH, FaultyStore, Fence, FencedSink
+from simulation.ports import BATCH, FaultyStore, Fence, FencedSink, Reached
 
 from hindcast.control import shards
 from hindcast.control.keeper import Keeper, Step
@@ -19,16 +19,35 @@ from hindcast.testing import FakeClock, Outcome
 T = TypeVar("T")
 
 
+#: Records of one partition that a batch takes at most.
+MOST_RECORDS = 12
+#: The watermark delay.
+DELAY_MS = 3000
+
+
+def event_ms(partition: int, offset: int) -> int:
+    """When the record happened, by its own account. Partitions differ, so that one shard's watermark is ahead of another's."""
+    return offset * 1000 + partition * 400
+
+
+def first_place(lease: Lease) -> Reached:
+    """Where a shard begins that has no batch yet."""
+    start, floors = (lease.checkpoint.get(name, {}) for name in ("start_offsets", "floors"))
+    return Reached({int(p): offset for p, offset in start.items()}, 0, {int(p): floor for p, floor in floors.items()})
+
+
 def wanted(lease: Lease, snapshot: Snapshot) -> bool:
     return shards.wanted(lease, snapshot, lambda *_: True)
 
 
 @dataclass
 class Consumer:
-    """One shard's query. ``after`` is the place in the sink that it goes on from."""
+    """One shard's query. ``after`` is the place in the sink that it goes on from, and ``at`` how far that is."""
 
     key: LeaseKey
     epoch: int
+    at: Reached
+    next: Reached | None = None
     after: Fence | None = None
     in_hand: Fence | None = None
     unreported: int = 0
@@ -44,13 +63,27 @@ class Consumer:
         :raises LeaseLostError: where a newer epoch has sealed it already
         """
         while True:
-            recorded = sink.recorded.get(self.key)
+            recorded, reached = sink.recorded.get(self.key), sink.reached.get(self.key)
+            if (meanwhile := sink.meanwhile) is not None:
+                sink.meanwhile = None
+                meanwhile()
             fence = Fence(self.epoch, recorded.batch if recorded else 0)
             try:
-                sink.commit(self.key, fence, recorded, seal=True)
+                self.put_seal(sink, fence, recorded)
             except FenceMovedError:
                 continue
+            self.at = reached or self.at
             return fence
+
+    def put_seal(self, sink: FencedSink, fence: Fence, recorded: Fence | None) -> None:
+        """Write the seal right after the commit that was read."""
+        sink.commit(self.key, fence, recorded, seal=True)
+
+    def read(self, topic_end: int) -> Reached:
+        """How far a batch gets that begins now."""
+        ends = {partition: max(end, min(end + MOST_RECORDS, topic_end)) for partition, end in self.at.end_offsets.items()}
+        newest_ms = max((event_ms(partition, end - 1) for partition, end in ends.items() if end), default=0)
+        return Reached(ends, max(self.at.watermark_ms, newest_ms - DELAY_MS), self.at.floors)
 
 
 class SimulatedWorker:
@@ -112,7 +145,7 @@ class SimulatedWorker:
                 self._start(lease)
 
     def _start(self, lease: Lease) -> None:
-        consumer = Consumer(lease.key, lease.epoch)
+        consumer = Consumer(lease.key, lease.epoch, first_place(lease))
         self.keeper.begun(lease.key, lease.epoch)
         self._note(Op.SEAL, Kind.INVOKE, consumer)
         try:
@@ -164,8 +197,11 @@ class SimulatedWorker:
 
     # -- a query's thread ----------------------------------------------------------------------------------------------------
 
-    def begin(self, key: LeaseKey) -> None:
-        """Begin a batch, if the lease is held by this worker's own clock."""
+    def begin(self, key: LeaseKey, topic_end: int = 0) -> None:
+        """Begin a batch, if the lease is held by this worker's own clock.
+
+        :param topic_end: the end of each partition of the topic
+        """
         consumer = self.consumers.get(key)
         if consumer is None or consumer.draining or consumer.in_hand is not None:
             return
@@ -174,7 +210,7 @@ class SimulatedWorker:
             self.keeper.check(key, consumer.epoch)
         except LeaseLostError:
             return
-        consumer.in_hand = Fence(consumer.epoch, consumer.batch + 1)
+        consumer.in_hand, consumer.next = Fence(consumer.epoch, consumer.batch + 1), consumer.read(topic_end)
         self._note(Op.BEGIN, Kind.OK, consumer, consumer.in_hand.batch)
 
     def land(self, key: LeaseKey, outcome: Outcome, *, at_once: bool) -> None:
@@ -188,7 +224,7 @@ class SimulatedWorker:
             self._note(Op.BATCH, Kind.FAIL if outcome is Outcome.FAIL else Kind.UNKNOWN, consumer, batch)
             return  # still in hand: it is tried again
         try:
-            self._sink.commit(key, consumer.in_hand, consumer.after)
+            self._sink.commit(key, consumer.in_hand, consumer.after, start=consumer.at, reached=consumer.next)
         except (LeaseLostError, FenceMovedError):
             self._note(Op.BATCH, Kind.FAIL, consumer, batch)
             consumer.in_hand = None
@@ -198,14 +234,17 @@ class SimulatedWorker:
             self._note(Op.BATCH, Kind.UNKNOWN, consumer, batch)
             return
         self._note(Op.BATCH, Kind.OK, consumer, batch)
-        consumer.after, consumer.in_hand, consumer.unreported = consumer.in_hand, None, batch
+        assert consumer.next is not None
+        consumer.after, consumer.in_hand, consumer.unreported, consumer.at = consumer.in_hand, None, batch, consumer.next
         if at_once:
             self.report(consumer)
 
     def report(self, consumer: Consumer) -> None:
         """Tell the keeper how far the shard is, for its next renewal."""
         if consumer.unreported:
-            self.keeper.report(consumer.key, consumer.epoch, checkpoint={BATCH: consumer.unreported})
+            ends = {str(partition): end for partition, end in consumer.at.end_offsets.items()}
+            told = {BATCH: consumer.unreported, "end_offsets": ends, "watermark_ms": consumer.at.watermark_ms}
+            self.keeper.report(consumer.key, consumer.epoch, checkpoint=told)
             consumer.unreported = 0
 
     def copied(self, store: FaultyStore, sink: FencedSink, record: Callable[[Event], None]) -> SimulatedWorker:

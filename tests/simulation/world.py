@@ -6,17 +6,21 @@ import copy
 from collections import Counter
 from datetime import timedelta
 
-from simulation.history import Event, History, Kind, Op
+from simulation.history import Event, History, Kind, Op, Versioned
 from simulation.oracles import Breach, check
-from simulation.ports import BATCH, FAULTS, FaultyStore, Fence, FencedSink
-from simulation.worker import SimulatedWorker, wanted
+from simulation.ports import BATCH, FAULTS, FaultyStore, Fence, FencedSink, Reached
+from simulation.topic import MORE_PARTITIONS, PARTITIONS
+from simulation.worker import SimulatedWorker, first_place, wanted
 
 from hindcast.control import shards
-from hindcast.control.desired import DesiredState, desired_key
+from hindcast.control.desired import DesiredState, desired_key, wanted_versions
 from hindcast.control.keeper import RENEWALS, SETTLE_SECONDS, Keeper
-from hindcast.control.leases import TAKEABLE, Lease, LeaseKey, ShardState, StatusType
-from hindcast.errors import HindcastError
+from hindcast.control.leases import REMOVED, TAKEABLE, Lease, LeaseKey, ShardState, StatusType
+from hindcast.control.standing import Beside, BesideState, Standing, caught_up
+from hindcast.control.versions import Versions, check_no_reshard
+from hindcast.errors import HindcastError, VersionRefusedError
 from hindcast.testing import FakeClock, Outcome
+from hindcast.versions.position import Position, position_by
 
 LEASE_SECONDS = 10.0
 PERIOD = LEASE_SECONDS / RENEWALS
@@ -26,8 +30,10 @@ HEALING_SECONDS = LEASE_SECONDS + 30.0
 EVEN_SECONDS = HEALING_SECONDS + SETTLE_SECONDS / 0.97
 #: Rounds without a hand-over after which the shards count as settled: an ask, a close and a transfer take three.
 QUIET_ROUNDS = 4
+LEAST_SLOTS = 3
+#: Rounds for which a promotion waits, at most.
+WAITING_ROUNDS = 5
 MOST_WORKERS, MOST_SHARDS, MOST_GENERATIONS = 5, 8, 3
-PARTITIONS = MOST_SHARDS
 FLEET, PIPELINE = "f", "p"
 #: Hosts have started at different times, and their clocks run up to 3 % fast or slow.
 BOOTED = (0.0, 1e6, 37.0, 5e4, 1e3)
@@ -49,11 +55,14 @@ class World:
         self.at = 0.0
         self.history: History = []
         self.steady = steady
+        self.slots = 2 if steady else max(workers, LEAST_SLOTS)  # all are held while nobody dies or leaves
         self.store = FaultyStore(self._lease_landed)
         self.sink = FencedSink(self._sink_landed)
         self.workers: dict[str, SimulatedWorker] = {}
         self.born = 0
-        self.generations = 1
+        self.generations: Counter[int] = Counter()
+        self.partitions = PARTITIONS
+        self.seams, self.discarded, self._opened = {1: 0}, frozenset[int](), frozenset[LeaseKey]()
         self._doubts: set[LeaseKey] = set()
         row = Lease(
             stream_id=PIPELINE,
@@ -63,6 +72,7 @@ class World:
             detail={"version": 1, "shards": shards_, "workers": workers},
         )
         self.store.commit(self.store.read(), [row])
+        self.versions = Versions(self.store)
         self.keys = [lease.key for lease in shards.create(self.store, PIPELINE, 1, shards_, dict.fromkeys(range(PARTITIONS), 0))]
         for _ in range(workers):
             self.join()
@@ -73,23 +83,39 @@ class World:
         self.history.append(event._replace(at=self.at))
 
     def _lease_landed(self, row: Lease) -> None:
+        if row.status_type is StatusType.SLOT:
+            self.record(Event(0.0, "", Op.SLOT, Kind.TRUTH, str(row.key), row.epoch, 0, (row.lease_owner,)))
+            return
+        if row.status_type is not StatusType.SHARD or row.state == REMOVED:
+            return
         detail = (row.lease_owner, row.state, *(str(LeaseKey(row.stream_id, StatusType.SHARD, name)) for name in row.parent_shard_ids))
         self.record(Event(0.0, "", Op.LEASE, Kind.TRUTH, str(row.key), row.epoch, row.checkpoint.get(BATCH, 0), detail))
 
-    def _sink_landed(self, key: LeaseKey, fence: Fence, seal: bool) -> None:
-        self.record(Event(0.0, "", Op.SEAL if seal else Op.BATCH, Kind.TRUTH, str(key), fence.epoch, fence.batch))
+        if row.key not in self._opened and row.state != ShardState.WAIT:
+            self._opened |= {row.key}
+            begins = first_place(row)
+            places = {partition: (at, at, begins.final_ms(partition)) for partition, at in begins.end_offsets.items()}
+            parents = tuple(row.parent_shard_ids)
+            self.record(Event(0.0, "", Op.OPENED, Kind.TRUTH, str(row.key), row.epoch, 0, parents, places))
+
+    def _sink_landed(self, key: LeaseKey, fence: Fence, seal: bool, start: Reached | None, reached: Reached | None) -> None:
+        places = None
+        if start is not None and reached is not None:
+            places = {p: (start.end_offsets[p], end, reached.final_ms(p)) for p, end in reached.end_offsets.items()}
+        self.record(Event(0.0, "", Op.SEAL if seal else Op.BATCH, Kind.TRUTH, str(key), fence.epoch, fence.batch, places=places))
 
     def look(self) -> None:
-        """Note each shard that two workers hold at once, each by its own clock."""
+        """Note each shard, and each slot, that two workers hold at once, each by its own clock."""
         holders: dict[LeaseKey, str] = {}
         for name, worker in self.workers.items():
             now = worker.clock.monotonic()
             for key, held in worker.keeper._held.items():
                 if now >= held.valid_until or not worker.keeper.holds(key, held.epoch):
                     continue
-                if key in holders and key not in self._doubts and key.status_type == StatusType.SHARD:
+                if key in holders and key not in self._doubts:
                     self._doubts.add(key)
-                    self.record(Event(0.0, "", Op.DOUBT, Kind.TRUTH, str(key), held.epoch, 0, (holders[key], name)))
+                    op = Op.DOUBT if key.status_type == StatusType.SHARD else Op.CROWD
+                    self.record(Event(0.0, "", op, Kind.TRUTH, str(key), held.epoch, 0, (holders[key], name)))
                 holders[key] = name
 
     def breaches(self) -> list[Breach]:
@@ -99,7 +125,9 @@ class World:
         """The same world, apart from now on."""
         twin = copy.copy(self)
         twin.history, twin._doubts, twin.keys = list(self.history), set(self._doubts), list(self.keys)
+        twin.generations, twin.seams = Counter(self.generations), dict(self.seams)
         twin.store, twin.sink = self.store.copied(twin._lease_landed), self.sink.copied(twin._sink_landed)
+        twin.versions = Versions(twin.store)
         twin.workers = {name: worker.copied(twin.store, twin.sink, twin.record) for name, worker in self.workers.items()}
         return twin
 
@@ -125,7 +153,7 @@ class World:
             clock,
             owner=name,
             fleet=FLEET,
-            slots=2 if self.steady else MOST_WORKERS,
+            slots=self.slots,
             lease_seconds=lease_seconds,
             wanted=wanted,
             at_once=lambda: AT_ONCE[number % len(AT_ONCE)],
@@ -173,6 +201,10 @@ class World:
         worker.busy = False
         self.store.plan, self.store.slow = [], {}
 
+    def begin(self, worker: SimulatedWorker, key: LeaseKey) -> None:
+        """A query begins a batch of what is there: a record a second in each partition."""
+        worker.begin(key, 0 if self.steady else int(self.at) + 1)
+
     def round(self, seconds: float = PERIOD, first: int = 0) -> None:
         """A period in which everybody who is awake lands what is in hand, renews, works, and begins a batch of each shard."""
         names = [worker.name for worker in self.awake()]
@@ -187,18 +219,98 @@ class World:
             self.step(worker)
             self.run(worker)
             for key in list(worker.consumers):
-                worker.begin(key)
+                self.begin(worker, key)
         if not names:
             self.pass_time(seconds)
 
     # -- generations ---------------------------------------------------------------------------------------------------------
 
-    def reshard(self, count: int) -> None:
-        """An operator wants another number of shards: a new generation, which waits for the newest one to end."""
-        if self.generations < MOST_GENERATIONS:
-            added = shards.reshard(self.store, PIPELINE, 1, count, dict.fromkeys(range(PARTITIONS), 0))
+    def reshard(self, count: int, *, newer: bool = False) -> None:
+        """An operator wants another number of shards: a new generation, which waits for the newest one to end.
+
+        :param newer: of the version beside the active one, if there is one
+        """
+        active, *beside = wanted_versions(self.store.rows[desired_key(PIPELINE)])
+        version = beside[0] if newer and beside else active
+        if self.generations[version] < MOST_GENERATIONS - 1:
+            added = shards.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
             self.keys += [lease.key for lease in added]
-            self.generations += bool(added)
+            self.generations[version] += bool(added)
+
+    def grow(self, count: int) -> None:
+        """The topic gets more partitions, and each version a generation that has them."""
+        self.partitions = MORE_PARTITIONS
+        for version in wanted_versions(self.store.rows[desired_key(PIPELINE)]):
+            added = shards.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
+            self.keys += [lease.key for lease in added]
+
+    # -- versions --------------------------------------------------------------------------------------------------------------
+
+    def operate(self, whim: int) -> None:
+        """An operator takes the next step with a pipeline's versions: begin, promote, back out, and now and then let go of one."""
+        standing = self.versions.of(PIPELINE)
+        beside = standing.beside
+        try:
+            if beside is None:
+                self._begin_version(standing, whim)
+            elif beside.leaving:
+                self._remove_version(beside.version)
+            elif beside.state is BesideState.WARM and whim % 5:
+                self._changed(self.versions.back_out(PIPELINE))
+            elif beside.state is BesideState.WARM:
+                self._changed(self.versions.keep_warm(standing, standing.warm_seconds_left))
+            elif whim % 9 == 0:
+                self._changed(self.versions.leave(PIPELINE, beside.version))
+            else:
+                self._promote(standing, beside)
+        except VersionRefusedError:
+            return
+
+    def _begin_version(self, standing: Standing, whim: int) -> None:
+        version, late = max(self.seams) + 1, whim % 3
+        at = (0, int(self.at) // 2, int(self.at))[late]
+        seam_ms = at * 1000 + 1 if late else None
+        beside = Beside(version=version, state=BesideState.CATCHING_UP, shards=1 + whim % 4, tables=(), seam_ms=seam_ms)
+        begun = self.versions.begin(PIPELINE, beside, dict.fromkeys(range(self.partitions), at), columns_from=standing.active)
+        self.seams[version] = seam_ms or 0
+        self.keys += [lease.key for lease in shards.of_version(self.store.rows.values(), PIPELINE, version)]
+        self._changed(begun)
+
+    def _promote(self, standing: Standing, beside: Beside) -> None:
+        """As :func:`hindcast.versions.promotion.promote` does: wait for a while until the version has read what the active one had."""
+        for seen in caught_up(self.store.rows.values()):
+            standing = self.versions.note_caught_up(seen) or standing
+        check_no_reshard(standing, self.store.rows.values())
+        assert standing.change is not None
+        barrier = self.position(standing.active)
+        self.record(Event(0.0, "", Op.BARRIER, Kind.TRUTH))
+        rounds = 0
+        while not self.position(beside.version).covers(barrier) and rounds < WAITING_ROUNDS:
+            self.round()
+            self.look()
+            rounds += 1
+        if self.position(beside.version).covers(barrier):
+            since = standing.change.id
+            promoted = self.versions.promote(PIPELINE, beside.version, (), warm_seconds=60.0, barrier=barrier.offsets, since=since)
+            self._changed(promoted)
+
+    def position(self, version: int) -> Position:
+        """How far a version is, by the sink and the leases."""
+        return position_by(self.store.rows.values(), PIPELINE, version, lambda lease: self.sink.reached.get(lease.key))
+
+    def _remove_version(self, version: int) -> None:
+        own = shards.of_version(self.store.rows.values(), PIPELINE, version)
+        if not any(lease.lease_owner in self.workers for lease in own):
+            gone = self.versions.remove(PIPELINE, version)
+            self.discarded |= {version}
+            self.keys = [key for key in self.keys if key in self.store.rows]
+            self._changed(gone)
+
+    def _changed(self, standing: Standing | None) -> None:
+        if standing is not None and standing.change is not None:
+            earlier = tuple((one.version, one.to_ms) for one in standing.earlier)
+            said = Versioned(standing.active, standing.change.kind.value, earlier, dict(self.seams), self.discarded)
+            self.record(Event(0.0, "", Op.STANDING, Kind.TRUTH, PIPELINE, places=said))
 
     def _sink_batch(self, key: LeaseKey) -> int:
         recorded = self.sink.recorded.get(key)
@@ -247,15 +359,18 @@ class World:
     def _uneven(self) -> dict[str, int]:
         """What each worker has, where one has two leases more than another."""
         load = Counter(dict.fromkeys(self.workers, 0))
-        load.update(row.lease_owner for row in self.store.rows.values() if _is_shard(row) and row.state in TAKEABLE)
+        load.update(row.lease_owner for row in self.store.rows.values() if _is_shard(row) and row.state in TAKEABLE and self._wanted(row))
         return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
+
+    def _wanted(self, row: Lease) -> bool:
+        return shards.shard_version(row.status_value) in wanted_versions(self.store.rows[desired_key(PIPELINE)])
 
     def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
         """The shards that are not consumed, and the workers that do not stop, and why."""
         found = [f"{name} was told to stop and does not" for name, worker in self.workers.items() if worker.leaving]
         superseded = shards.superseded(self.store.rows.values())
         for key, row in self.store.rows.items():
-            if not _is_shard(row) or row.state == ShardState.TERMINATED:
+            if not _is_shard(row) or row.state == ShardState.TERMINATED or not self._wanted(row):
                 continue
             if key in superseded:
                 found.append(f"{key} does not end")
