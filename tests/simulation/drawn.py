@@ -17,6 +17,11 @@ SPREAD = 120
 
 #: (workers, shards, actions) that broke an oracle once and are too rare to wait for, by what they found.
 KEPT: dict[str, tuple[int, int, list[Action]]] = {
+    "a worker that is told to stop while its renewal is answered frees what it took in it": (
+        4,
+        7,
+        [Action("leave in a step", 113, 108, 61)],
+    ),
     "a worker has a shard again before its main thread knows that it had lost it": (
         5,
         7,
