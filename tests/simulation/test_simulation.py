@@ -63,7 +63,9 @@ def test_most_histories_that_have_versions_promote_one_and_back_out() -> None:
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+TestLeaseMachine.settings = settings(
+    max_examples=max(DRAWN // 10, 20), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.mark.parametrize("kept", drawn.KEPT)
