@@ -148,7 +148,8 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
 
 
 def _spread(dag_id: str, schedule: str) -> SpreadCronTimetable:
-    return SpreadCronTimetable(schedule, name=dag_id, spread_seconds=Settings().schedule_spread_seconds)
+    settings = Settings()
+    return SpreadCronTimetable(schedule, name=dag_id, spread_seconds=settings.schedule_spread_seconds)
 
 
 def _offsets(title: str, description: str) -> Param:

@@ -146,9 +146,10 @@ class AwaitingOperator(ReplayAppOperator):
         if awaited is None:
             return self.done(context, self.result_of(ended))
         began = began or datetime.now(UTC).isoformat()
-        until = datetime.fromisoformat(began) + timedelta(seconds=Settings().replay_wait_seconds)
+        settings = Settings()
+        until = datetime.fromisoformat(began) + timedelta(seconds=settings.replay_wait_seconds)
         if datetime.now(UTC) >= until:
-            progress = look(Settings(), Awaited.from_json(awaited))
+            progress = look(settings, Awaited.from_json(awaited))
             self._give_up(run_id, int(awaited["version"]), paused=progress.paused, why=ended.reason)
         _log.info(f"{ended.reason} Waiting for it until {until.isoformat()}; this task needs no slot meanwhile.")
         waiting = {"arguments": arguments, "run_id": run_id, "began": began, "tries": tries + 1, "version": int(awaited["version"])}
@@ -174,8 +175,9 @@ class AwaitingOperator(ReplayAppOperator):
 
         :raises AirflowFailException: if it is only too slow
         """
-        tables = ControlTables(Settings())
-        waited = f"{why} This was waited for for {Settings().replay_wait_seconds / 60:.0f} minutes."
+        settings = Settings()
+        tables = ControlTables(settings)
+        waited = f"{why} This was waited for for {settings.replay_wait_seconds / 60:.0f} minutes."
         if paused:
             said = f"{waited} {self.pipeline} is paused. `hindcast resume {self.pipeline}`, then clear this task to replay the range."
             Runs(tables).answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.SKIPPED, said)
