@@ -189,7 +189,7 @@ def test_two_queries_on_one_checkpoint(
     one.fleet.whole(1)
     one.want()
     one.send_more()
-    one.wait_owned()
+    one.wait_owned(seconds=START_SECONDS)
     one.wait_read()
     two.sent = list(one.sent)
     two.fleet.whole(1)
