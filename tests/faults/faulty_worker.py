@@ -32,7 +32,7 @@ from deltalake.exceptions import DeltaError
 from hindcast import clock
 from hindcast.control import tables
 from hindcast.settings import project_root
-from hindcast.stream import steps
+from hindcast import steps
 
 FAULTS = "FAULTS"
 #: The stores whose commits fail, by what stands in their tables' addresses.

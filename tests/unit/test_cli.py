@@ -267,15 +267,15 @@ def test_calling_off_what_is_no_rewind_is_refused(hindcast: Hindcast, arguments:
     assert words in ended.stderr
 
 
-@pytest.mark.parametrize("command", ["replay", "validate", "correct"])
+@pytest.mark.parametrize("command", [("replay",), ("validate",), ("correct", "--yes")], ids=lambda command: command[0])
 def test_a_replay_that_is_killed_is_listed_as_failed(
-    hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """Its process could not say so any more: the command does, in `runs` and in `events`."""
     (tmp_path / "spark_apps").mkdir()
     (tmp_path / "spark_apps" / "replay.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setattr(streams, "project_root", lambda: tmp_path)
-    assert hindcast(command, "stock_stats", "--all").returncode != 0
+    assert hindcast(*command, "stock_stats", "--all").returncode != 0
     (run,) = json.loads(hindcast("runs", "-o", "json").stdout)
     assert (run["state"], run["pipeline"], "killed by SIGKILL" in run["note"]) == ("failed", "stock_stats", True)
     (event,) = json.loads(hindcast("events", "-o", "json").stdout)

@@ -147,7 +147,7 @@ def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(settings: Sett
     running.draining = True
     worker._running[lease.key] = running
     ends: list[tuple[int, bool]] = []
-    held: Any = SimpleNamespace(owner="w", holds=lambda *_: True, closed=lambda _, *, ended: ends.append((audit.at, ended)))
+    held: Any = SimpleNamespace(owner="w", holds=lambda *_: True, closed=lambda *_, ended: ends.append((audit.at, ended)))
     worker._keeper, worker.superseded = held, frozenset({lease.key})
     worker.tick()
     assert (ends, worker.any, worker.audit_due.is_set()) == ([], True, True)

@@ -99,9 +99,11 @@ def compare(
 
         runs = Runs(ControlTables(settings)).recent(check_name("pipeline", benchmark), RunKind.BENCHMARK, _BENCHMARKS)
         first, second = newest_pair(benchmark, runs)
-    newer = Runs(ControlTables(settings)).succeeded(check_name("run", second))
+    runs_made = Runs(ControlTables(settings))
+    runs_made.succeeded(check_name("run", first))
+    newer = runs_made.succeeded(check_name("run", second))
     declared = catalog.load(settings.pipelines_dir).of(newer["pipeline"], newer["version"])
-    found = versus(settings, declared, check_name("run", first), second)
+    found = versus(settings, declared, first, second)
     if plot is not None:
         _picture(found.as_dict()).write_html(plot, include_plotlyjs=True)
     if output is Format.JSON:
