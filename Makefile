@@ -111,8 +111,8 @@ faults: env jars ## the matrix of faults against real processes (ROW=F5 SHAPE=up
 	@$(FAULTS) $(if $(ROW),--row "$(ROW)")
 
 .PHONY: faults-quick
-faults-quick: env jars ## one test of each row, drawn by SEED, with few records: what CI runs beside `make test`
-	@$(FAULTS) --quick $(if $(ROW),--row "$(ROW)")
+faults-quick: env jars ## one test of each row, drawn by SEED, with few records; MINUTES=10 begins none later
+	@$(FAULTS) --quick $(if $(ROW),--row "$(ROW)") $(if $(MINUTES),--minutes "$(MINUTES)")
 
 .PHONY: runs
 runs: env ## docs/runs.md from the recorded runs (ROW=F5 SEED=7 CAUSE="..." first notes why one failed)

@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shape", default="", choices=["", *SHAPES], help="the shape of the pipelines; by default the seed draws one")
     parser.addoption("--quick", action="store_true", help="one test of each row, drawn by the seed, with few records")
     parser.addoption("--record", action="store_true", help="add what was run to tests/faults/runs.jsonl")
+    parser.addoption("--minutes", type=float, default=0.0, help="begin no test later than this; 0 for no limit")
     parser.addoption("--repeat", type=int, default=1, help="how often each test of the row runs, each time with the next seed")
     parser.addoption("--seed", type=int, default=0, help="the first seed; 0 takes one from the clock")
     parser.addoption("--nemesis-seconds", type=float, default=60.0, help="how long the nemesis goes on")
@@ -48,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     rows = frozenset(row for row in config.getoption("--row").replace(" ", "").split(",") if row)
     if unknown := sorted(rows - ROWS.keys()):
         raise pytest.UsageError(f"--row: the matrix has no row {', '.join(unknown)}; it has {', '.join(ROWS)}")
-    chosen = {name: config.getoption(f"--{name}") for name in ("shape", "quick", "record")}
+    chosen = {name: config.getoption(f"--{name}") for name in ("shape", "quick", "record", "minutes")}
     config.pluginmanager.register(Matrix(rows, **chosen), "matrix-of-faults")
 
 

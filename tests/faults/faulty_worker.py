@@ -29,10 +29,9 @@ import deltalake.table
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from hindcast import clock
+from hindcast import clock, steps
 from hindcast.control import tables
 from hindcast.settings import project_root
-from hindcast import steps
 
 FAULTS = "FAULTS"
 #: The stores whose commits fail, by what stands in their tables' addresses.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,6 +54,9 @@ WITH_AIRFLOW = frozenset({"F25", "F26", "F27", "reprocess"})
 #: Rows that have a command of their own, or run for long: only where they are named.
 NAMED_ONLY = frozenset({"backfill", "nemesis"})
 
+#: The state of a test that was not begun, as the time for all was over.
+LEFT_OUT = "left out"
+
 
 @dataclass
 class Outcome:
@@ -73,15 +77,18 @@ class Matrix:
     """Registered as a plugin: keeps the tests of the wanted rows, in the matrix's order, and tells what became of them.
 
     ``quick`` keeps one test of each row for each seed, drawn by the seed; ``record`` adds what was run to the record of runs.
+    ``minutes`` is the time for all of it: the first row is then drawn, and a test that would begin later is left out and said so.
     """
 
     rows: frozenset[str]
     shape: str = ""
     quick: bool = False
     record: bool = False
+    minutes: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _began: tuple[str, bool] = ("", True)
+    _began_at: float = field(default_factory=time.monotonic)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """A test without a row is no fault; without --row every row runs but those that have a command of their own."""
@@ -90,7 +97,16 @@ class Matrix:
         if self.quick:
             kept = self._drawn(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        if self.minutes:
+            first = random.Random(config.getoption("--seed")).randrange(len(order))
+            order = order[first:] + order[:first]
         items[:] = sorted(kept, key=lambda item: order.index(_row(item)))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """No test begins once the time is over."""
+        if self.minutes and time.monotonic() - self._began_at > self.minutes * 60:
+            pytest.skip(f"{LEFT_OUT}: the {self.minutes:g} minutes are over")
 
     def _wanted(self, item: pytest.Item) -> bool:
         row = _row(item)
@@ -121,6 +137,8 @@ class Matrix:
                 state, why = "known to fail", report.wasxfail
             elif report.skipped:
                 state, why = "cannot run here", report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+                if LEFT_OUT in why:
+                    state = LEFT_OUT
             elif report.failed:
                 state, why = "failed", _first_words(report)
             oracles = str(dict(report.user_properties).get("oracles", ""))
