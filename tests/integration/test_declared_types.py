@@ -56,7 +56,9 @@ def _columns_of_spark(text: str) -> StructType | None:
         found = _parse_datatype_string(text)
     except (PySparkException, Py4JJavaError):  # a time's precision and a collation are checked outside Spark's parser
         return None
-    return found if isinstance(found, StructType) else None
+    if not isinstance(found, StructType) or not found.fields:
+        return None
+    return found
 
 
 def _without_comments(found: Any) -> Any:
