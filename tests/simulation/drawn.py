@@ -66,6 +66,34 @@ KEPT: dict[str, tuple[int, int, list[Action]]] = {
             Action("leave", 42, 25, 4),
         ],
     ),
+    "a lone worker that may have one shard waiting takes the next as soon as that has started, through two versions": (
+        3,
+        8,
+        [
+            Action("crash", 34, 80, 35),
+            Action("pause", 65, 18, 14),
+            Action("slow step", 116, 50, 11),
+            Action("leave", 119, 29, 38),
+            Action("reshard", 7, 68, 40),
+            Action("slow step", 112, 38, 29),
+            Action("operate", 13, 5, 69),
+            Action("crash", 89, 105, 76),
+        ],
+    ),
+    "a lone worker that may have one shard waiting takes the next as soon as that has started, through a growing topic": (
+        2,
+        1,
+        [
+            Action("step"),
+            Action("join with a shorter lease"),
+            Action("leave", 1),
+            Action("long answer", 1),
+            Action("operate", size=3),
+            Action("step"),
+            Action("die"),
+            Action("grow", what=2),
+        ],
+    ),
 }
 
 

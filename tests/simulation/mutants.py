@@ -199,6 +199,14 @@ def _join_whatever_the_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeper, "_seconds_of", lambda self, _: self.lease_seconds)
 
 
+def _wait_for_ever_for_a_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "begun", lambda *_: None)
+
+
+def _see_nothing_to_do_between_renewals(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeper, "look", lambda _: False)
+
+
 def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
     begin = SimulatedWorker.begin
 
@@ -350,6 +358,8 @@ MUTANTS: dict[str, Mutate] = {
     "a superseded shard ends before its last batch": _end_a_superseded_shard_before_its_last_batch,
     "a seal over whatever is recorded": _seal_over_whatever_is_recorded,
     "a promotion in the middle of a reshard": _promote_in_the_middle_of_a_reshard,
+    "a shard that has started counts as waiting for ever": _wait_for_ever_for_a_start,
+    "a look finds nothing to do between renewals": _see_nothing_to_do_between_renewals,
     "steal for a difference of one": _steal_for_a_difference_of_one,
     "a worker joins whatever its lease": _join_whatever_the_lease,
     "batches restart at zero after a take-over": _number_batches_from_zero_after_a_take_over,

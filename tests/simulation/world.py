@@ -14,7 +14,7 @@ from simulation.worker import SimulatedWorker, first_place, wanted
 
 from hindcast.control import shards
 from hindcast.control.desired import DesiredState, desired_key, wanted_versions
-from hindcast.control.keeper import RENEWALS, SETTLE_SECONDS, Keeper
+from hindcast.control.keeper import LOOKS, RENEWALS, SETTLE_SECONDS, Keeper
 from hindcast.control.leases import REMOVED, TAKEABLE, Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.standing import Beside, BesideState, Standing, caught_up
 from hindcast.control.versions import Versions, check_no_reshard
@@ -206,7 +206,7 @@ class World:
         worker.begin(key, 0 if self.steady else int(self.at) + 1)
 
     def round(self, seconds: float = PERIOD, first: int = 0) -> None:
-        """A period in which everybody who is awake lands what is in hand, renews, works, and begins a batch of each shard."""
+        """A period in which everybody who is awake lands what is in hand, renews, works, looks, and begins a batch of each shard."""
         names = [worker.name for worker in self.awake()]
         first %= max(len(names), 1)
         for name in names[first:] + names[:first]:
@@ -218,10 +218,19 @@ class World:
                 worker.land(key, Outcome.OK, at_once=True)
             self.step(worker)
             self.run(worker)
+            self._until_the_next_renewal(worker)
             for key in list(worker.consumers):
                 self.begin(worker, key)
         if not names:
             self.pass_time(seconds)
+
+    def _until_the_next_renewal(self, worker: SimulatedWorker) -> None:
+        """As long as each look finds something to do, e.g. a shard to take now that the last one has started, it steps at once."""
+        for _ in range(LOOKS // RENEWALS):
+            if worker.ended or not worker.keeper.look():
+                return
+            self.step(worker)
+            self.run(worker)
 
     # -- generations ---------------------------------------------------------------------------------------------------------
 
