@@ -94,6 +94,18 @@ KEPT: dict[str, tuple[int, int, list[Action]]] = {
             Action("grow", what=2),
         ],
     ),
+    "a worker with a shorter lease is refused, while it would take what its owner still holds": (
+        4,
+        2,
+        [
+            Action("leave in a step", 74, 18, 63),
+            Action("operate", 110, 78, 64),
+            Action("join with a shorter lease", 9, 116, 51),
+            Action("join", 94, 117, 3),
+            Action("pause", 30, 28, 91),
+            Action("round", 91, 114, 119),
+        ],
+    ),
 }
 
 
