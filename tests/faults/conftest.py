@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -49,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     rows = frozenset(row for row in config.getoption("--row").replace(" ", "").split(",") if row)
     if unknown := sorted(rows - ROWS.keys()):
         raise pytest.UsageError(f"--row: the matrix has no row {', '.join(unknown)}; it has {', '.join(ROWS)}")
+    if config.getoption("--record") and "TEST_LEASE_SECONDS" in os.environ:
+        raise pytest.UsageError("--record: runs with other leases and waits do not count; leave TEST_LEASE_SECONDS out")
     chosen = {name: config.getoption(f"--{name}") for name in ("shape", "quick", "record", "minutes")}
     config.pluginmanager.register(Matrix(rows, **chosen), "matrix-of-faults")
 
