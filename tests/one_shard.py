@@ -29,7 +29,7 @@ from hindcast.testing import FakeClock, MemoryStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0  # how long is no promise: a session of its own may start Python workers on a busy machine
 
 
 class CrashError(Exception):
