@@ -103,6 +103,10 @@ simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run
 test: env jars ## all tests: unit, integration, acceptance
 	@$(BIN)/python -m pytest
 
+.PHONY: cluster
+cluster: env jars ## every example on a real Spark cluster of this machine: stream, rehearsal, rebuild and verdict
+	@EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_cluster.py
+
 FAULTS = $(BIN)/python -m pytest tests/faults tests/integration tests/acceptance -p no:randomly --timeout 900 \
 	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(SHAPE),--shape "$(SHAPE)") $(if $(RECORD),--record)
 

@@ -21,7 +21,10 @@ from hindcast.settings import Settings, project_root
 if TYPE_CHECKING:
     from conftest import Broker
 
-EXAMPLES = sorted({pipeline.name for pipeline in catalog.load(project_root() / "include" / "pipelines").every()})
+EVERY_EXAMPLE = sorted({pipeline.name for pipeline in catalog.load(project_root() / "include" / "pipelines").every()})
+#: A join of several topics, state of a pipeline's own, and windows. `make cluster` takes every example: each needs most of a minute.
+THREE_EXAMPLES = ["click_enrichment", "rent_or_buy", "stock_stats"]
+EXAMPLES = EVERY_EXAMPLE if os.environ.get("EXAMPLES") == "all" else THREE_EXAMPLES
 PROGRAM = project_root() / "tests" / "cluster_examples.py"
 END_SECONDS = 60.0
 DAY_SECONDS = 86_400.0
