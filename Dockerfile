@@ -16,6 +16,7 @@ RUN pip install --no-cache-dir --requirement /opt/hindcast/requirements.txt
 
 COPY --from=jars /jars /opt/hindcast/jars/spark
 COPY pyproject.toml /opt/hindcast/
+COPY LICENSE /opt/hindcast/
 COPY include /opt/hindcast/include
 COPY dags /opt/hindcast/dags
 COPY plugins /opt/hindcast/plugins
