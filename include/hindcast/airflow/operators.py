@@ -177,7 +177,7 @@ class AwaitingOperator(ReplayAppOperator):
         """
         settings = Settings()
         tables = ControlTables(settings)
-        waited = f"{why} This was waited for for {settings.replay_wait_seconds / 60:.0f} minutes."
+        waited = f"{why} The task waited for it for {settings.replay_wait_seconds / 60:.0f} minutes."
         if paused:
             said = f"{waited} {self.pipeline} is paused. `hindcast resume {self.pipeline}`, then clear this task to replay the range."
             Runs(tables).answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.SKIPPED, said)
