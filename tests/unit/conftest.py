@@ -1,4 +1,4 @@
-"""Keepers on a clock that is moved by hand."""
+"""Keepers on a clock that is moved by hand, and the command line in a test's home."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from command_line import Ended, Hindcast
 
 from hindcast.control.keeper import Keeper
 from hindcast.control.store import LeaseStore
+from hindcast.settings import Settings
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -56,3 +58,19 @@ def keeper(store: MemoryStore, clock: FakeClock) -> Make:
         return made
 
     return make
+
+
+@pytest.fixture
+def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hindcast:
+    """Run a command in this test's home."""
+    from hindcast.cli.app import run
+
+    monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
+
+    def command(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = run(arguments)
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return command

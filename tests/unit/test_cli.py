@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from command_line import Hindcast
 
 from hindcast.cli import streams
-from hindcast.cli.app import run
 from hindcast.control import reset, shards
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.lease_table import LeaseTable
@@ -26,32 +24,6 @@ from hindcast.local.processes import Services
 from hindcast.settings import Settings, project_root
 
 LISTINGS = ("pipelines", "leases", "checkpoints", "verdicts", "corrections", "runs", "events", "deadletters", "status")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Hindcast = Callable[..., Ended]
-
-
-@pytest.fixture
-def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hindcast:
-    """Run a command in this test's home."""
-    monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
-
-    def command(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = run(arguments)
-        printed = capsys.readouterr()
-        return Ended(code, printed.out, printed.err)
-
-    return command
 
 
 @pytest.mark.parametrize("command", LISTINGS)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from command_line import Hindcast
 
 from hindcast.airflow.pages.facts import Facts
-from hindcast.cli.app import run
 from hindcast.clock import SystemClock
 from hindcast.control.events import EventKind, EventLog, Severity
 from hindcast.control.schema import ControlTable
@@ -35,32 +33,6 @@ LISTINGS = (
 OF_A_PIPELINE = [listing for listing in LISTINGS if listing not in (("pipelines",), ("archive", "list"), ("status",))]
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-Hindcast = Callable[..., Ended]
-
-
-@pytest.fixture
-def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hindcast:
-    """Run a command in this test's home."""
-    monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
-
-    def command(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = run(arguments)
-        printed = capsys.readouterr()
-        return Ended(code, printed.out, printed.err)
-
-    return command
-
-
 @pytest.mark.parametrize("listing", LISTINGS, ids=" ".join)
 def test_a_listing_in_an_empty_folder_makes_nothing(
     hindcast: Hindcast, settings: Settings, listing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,8 +42,8 @@ def test_a_listing_in_an_empty_folder_makes_nothing(
     folder.mkdir()
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(folder))
     ended = hindcast(*listing, "-o", "json")
-    assert (ended.code, json.loads(ended.out)) == (0, [])
-    assert "no Hindcast home here yet: run `hindcast up` or set HINDCAST_HOME" in ended.err
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
+    assert "no Hindcast home here yet: run `hindcast up` or set HINDCAST_HOME" in ended.stderr
     assert not settings.home.exists()
     assert not list(folder.iterdir())
 
@@ -90,10 +62,10 @@ def test_the_pages_in_an_empty_folder_make_nothing(settings: Settings) -> None:
 def test_an_unknown_pipeline_is_refused(hindcast: Hindcast, settings: Settings, listing: tuple[str, ...]) -> None:
     """Exit code 2 and the closest name, never an empty listing."""
     ended = hindcast(*listing, "--pipeline", "stock_stat")
-    assert ended.code == 2
-    assert ended.out == ""
-    assert "no pipeline named stock_stat" in ended.err
-    assert "Did you mean stock_stats?" in ended.err
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert "no pipeline named stock_stat" in ended.stderr
+    assert "Did you mean stock_stats?" in ended.stderr
     assert not settings.home.exists()
 
 
@@ -101,16 +73,16 @@ def test_an_unknown_pipeline_is_refused(hindcast: Hindcast, settings: Settings, 
 def test_a_known_pipeline_without_rows_is_an_empty_listing(hindcast: Hindcast, listing: tuple[str, ...]) -> None:
     """Nothing has happened to it yet: exit code 0."""
     ended = hindcast(*listing, "--pipeline", "word_count", "-o", "json")
-    assert ended.code == 0, ended.err
-    assert all(row["pipeline"] == "word_count" for row in json.loads(ended.out))
+    assert ended.returncode == 0, ended.stderr
+    assert all(row["pipeline"] == "word_count" for row in json.loads(ended.stdout))
 
 
 def test_a_pipeline_of_the_past_is_known_by_its_rows(hindcast: Hindcast, settings: Settings) -> None:
     """Its file is gone, its events are not: a filter that leaves none of them is an empty listing."""
     EventLog(ControlTables(settings)).record(EventKind.QUERY_FAILED, "It failed.", pipeline="gone")
-    assert len(json.loads(hindcast("events", "-p", "gone", "-o", "json").out)) == 1
+    assert len(json.loads(hindcast("events", "-p", "gone", "-o", "json").stdout)) == 1
     ended = hindcast("events", "-p", "gone", "--severity", "error", "-o", "json")
-    assert (ended.code, json.loads(ended.out)) == (0, [])
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -135,9 +107,9 @@ def test_a_pipeline_of_the_past_is_known_by_its_rows(hindcast: Hindcast, setting
 def test_an_unknown_name_is_refused(hindcast: Hindcast, settings: Settings, arguments: tuple[str, ...], said: str) -> None:
     """Exit code 2, and the closest of the names that there are."""
     ended = hindcast(*arguments)
-    assert ended.code == 2, ended.err
-    assert said in ended.err
-    assert ended.out == ""
+    assert ended.returncode == 2, ended.stderr
+    assert said in ended.stderr
+    assert ended.stdout == ""
     assert not settings.home.exists()
 
 
@@ -145,7 +117,7 @@ def test_a_run_without_a_verdict_is_an_empty_listing(hindcast: Hindcast, setting
     """The run is known, so nothing is wrong: it is not judged yet."""
     ControlTables(settings).append(ControlTable.RUNS, [{"run_id": "r1", "pipeline": "p", "state": "planned"}])
     ended = hindcast("verdicts", "--run", "r1", "-o", "json")
-    assert (ended.code, json.loads(ended.out)) == (0, [])
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, [])
 
 
 def test_events_are_chosen_by_kind_and_age(hindcast: Hindcast, settings: Settings) -> None:
@@ -158,7 +130,7 @@ def test_events_are_chosen_by_kind_and_age(hindcast: Hindcast, settings: Setting
     ControlTables(settings).append(ControlTable.EVENTS, rows)
 
     def ids(*arguments: str) -> list[str]:
-        return [row["event_id"] for row in json.loads(hindcast("events", *arguments, "-o", "json").out)]
+        return [row["event_id"] for row in json.loads(hindcast("events", *arguments, "-o", "json").stdout)]
 
     assert ids("--since", "1h") == ["0"]
     assert ids("--since", "150m") == ["0", "2"]
@@ -176,6 +148,6 @@ def test_every_refused_file_is_listed_and_the_command_fails(hindcast: Hindcast, 
     (folder / "two.py").write_text("this is no Python\n")
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(folder))
     ended = hindcast("pipelines", "-o", "json")
-    assert ended.code == 2
-    assert [Path(row["file"]).name for row in json.loads(ended.out)] == ["one.py", "two.py"]
-    assert "one.py" in ended.err and "two.py" in ended.err
+    assert ended.returncode == 2
+    assert [Path(row["file"]).name for row in json.loads(ended.stdout)] == ["one.py", "two.py"]
+    assert "one.py" in ended.stderr and "two.py" in ended.stderr
