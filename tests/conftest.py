@@ -24,15 +24,23 @@ from hindcast.local import jars
 from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings, project_root
 
-MARKED_FOLDERS = ("integration", "acceptance", "faults")
+MARKED_FOLDERS = ("acceptance", "integration", "faults")
+#: `make test` shares the files among several processes. Those that take minutes begin first, so that none of them ends alone.
+FOLDERS_BY_LENGTH = ("acceptance", "integration", "simulation", "unit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder."""
+    """Mark each test by its folder, and put the folders in order; within a folder the random order stays."""
     for item in items:
         for name in MARKED_FOLDERS:
             if name in item.path.parent.parts:
                 item.add_marker(name)
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    folder = item.path.parent.name
+    return FOLDERS_BY_LENGTH.index(folder) if folder in FOLDERS_BY_LENGTH else len(FOLDERS_BY_LENGTH)
 
 
 @pytest.hookimpl(wrapper=True)
