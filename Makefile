@@ -99,12 +99,12 @@ test-fast: env ## unit tests and the short simulation: seconds, no JVM
 simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run), every short one, and with faults built in
 	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
 
-# Tests of one file share what took long to start, so a file is never split among processes.
+# How many processes share the tests; tests/conftest.py says which stay together.
 PROCESSES ?= 2
 
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance, in PROCESSES=2 processes; 0 runs them in one, in which a debugger works
-	@$(BIN)/python -m pytest --numprocesses "$(PROCESSES)" --dist loadfile --no-loadscope-reorder --durations 30
+	@$(BIN)/python -m pytest --numprocesses "$(PROCESSES)" --no-loadscope-reorder --durations 30
 
 .PHONY: cluster
 cluster: env jars ## every example on a real Spark cluster of this machine: stream, rehearsal, rebuild and verdict

@@ -18,6 +18,7 @@ import pytest
 import structlog
 from account import account
 from fleet import Stream
+from xdist.scheduler import LoadScopeScheduling
 
 from hindcast.local import broker as broker_service
 from hindcast.local import jars
@@ -25,7 +26,7 @@ from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings, project_root
 
 MARKED_FOLDERS = ("acceptance", "integration", "faults")
-#: `make test` shares the files among several processes. Those that take minutes begin first, so that none of them ends alone.
+#: `make test` shares the tests between two processes. Those that take minutes begin first, so that none of them ends alone.
 FOLDERS_BY_LENGTH = ("acceptance", "integration", "simulation", "unit")
 
 
@@ -41,6 +42,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _place(item: pytest.Item) -> int:
     folder = item.path.parent.name
     return FOLDERS_BY_LENGTH.index(folder) if folder in FOLDERS_BY_LENGTH else len(FOLDERS_BY_LENGTH)
+
+
+class WholeFiles(LoadScopeScheduling):
+    """What one process runs from beginning to end: the tests of a file share what took long to start.
+
+    The acceptance tests go to one process. Two of them at once would start more workers than a small machine has processors for.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "acceptance" if "/acceptance/" in file else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
+    """Share the tests by :class:`WholeFiles`."""
+    return WholeFiles(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

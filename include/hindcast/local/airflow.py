@@ -42,7 +42,11 @@ _HEALTHS = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 READY_SECONDS = 180.0
 STOP_SECONDS = 20.0
 _MIGRATE_SECONDS = 180.0
-_REFRESH_SECONDS = 15  # how soon a changed DAG file is seen
+#: How soon a DAG file that was added or changed is seen.
+_REFRESH_SECONDS = 15
+#: How soon a pipeline that was added or changed is seen: its DAGs come from files that have not changed themselves. Reading one of
+#: them anew takes more than a second of CPU, so every 15 s it took most of a core, all day.
+_PARSE_SECONDS = 60
 _PARALLELISM = 4
 #: How long a writer waits for another one: five services and every task share one SQLite, and its own 5 s are not enough on busy cores.
 _LOCKED_SECONDS = 60
@@ -128,7 +132,7 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
             "secret_key": kept["secret_key"],
         },
         "api_auth": {"jwt_secret": kept["jwt_secret"]},
-        "dag_processor": {"refresh_interval": _REFRESH_SECONDS, "min_file_process_interval": _REFRESH_SECONDS, "parsing_processes": 1},
+        "dag_processor": {"refresh_interval": _REFRESH_SECONDS, "min_file_process_interval": _PARSE_SECONDS, "parsing_processes": 1},
         "logging": {
             "base_log_folder": settings.logs_dir / "airflow",
             "dag_processor_child_process_log_directory": settings.logs_dir / "airflow" / "dag_processor",
