@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -18,6 +19,9 @@ from hindcast.errors import BadNameError, SettingsRefusedError
 from hindcast.pipeline import check_name
 
 SETTINGS_FILE = "settings.json"
+PREFIX = "HINDCAST_"
+#: How alike the name of a variable and that of a setting are, at least, for the one to be a slip of the other; 1 is the same.
+_ALIKE = 0.85
 #: What is never shown, not even in an error.
 _SECRET = frozenset({"storage_options"})
 
@@ -38,7 +42,7 @@ class Settings(BaseSettings):
     :raises SettingsRefusedError: lists all that are wrong, each with where it was set and a valid form
     """
 
-    model_config = SettingsConfigDict(env_prefix="HINDCAST_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
     home: Path = Field(default_factory=default_home, description="local folder of logs, jars, broker and Airflow data")
     tables_url: str = Field(default="", description="root of control tables, sinks and hindcasts; default HOME/tables")
@@ -77,13 +81,16 @@ class Settings(BaseSettings):
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 
     def __init__(self, **values: Any) -> None:
+        problems = _misspelt()
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise _refused(error) from None  # its own text would show secrets
+            problems += _wrong(error)
         except json.JSONDecodeError as error:
-            problems = f"\n- {default_home() / SETTINGS_FILE} is not JSON: {error}. Mend it, or let `hindcast up` write it again."
-            raise SettingsRefusedError(count=1, problems=problems) from error
+            problems.append(f"{default_home() / SETTINGS_FILE} is not JSON: {error}. Mend it, or let `hindcast up` write it again.")
+        if problems:
+            # Not from pydantic's error: its text would show secrets.
+            raise SettingsRefusedError(count=len(problems), problems="".join(f"\n- {problem}" for problem in problems))
 
     @field_validator("storage_options", mode="before")
     @classmethod
@@ -150,7 +157,7 @@ class Settings(BaseSettings):
         """
         include = str(project_root() / "include")
         own = {
-            f"HINDCAST_{name.upper()}": _as_text(value) for name, value in self.model_dump(mode="json").items() if value not in (None, "")
+            f"{PREFIX}{name.upper()}": _as_text(value) for name, value in self.model_dump(mode="json").items() if value not in (None, "")
         }
         return {
             **own,
@@ -162,21 +169,33 @@ class Settings(BaseSettings):
         }
 
 
-def _refused(error: ValidationError) -> SettingsRefusedError:
-    """All that is wrong with the settings, without the values of secrets."""
-    problems = ""
-    found = error.errors(include_url=False)
-    for one in found:
+def _misspelt() -> list[str]:
+    """The variables whose names are nearly those of settings: without a word their values would have no effect."""
+    problems = []
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX) or name in Settings.model_fields:
+            continue
+        meant = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=_ALIKE)
+        if meant:
+            problems.append(f"{variable}: there is no such setting. Write {PREFIX}{meant[0].upper()}, or remove the variable")
+    return problems
+
+
+def _wrong(error: ValidationError) -> list[str]:
+    """What is wrong with the values of settings, without those of secrets."""
+    problems = []
+    for one in error.errors(include_url=False):
         name = str(one["loc"][0])
         setting = Settings.model_fields[name]
-        variable = f"HINDCAST_{name.upper()}"
+        variable = f"{PREFIX}{name.upper()}"
         said = variable if variable in os.environ else f"{name} ({variable}, or in {default_home() / SETTINGS_FILE})"
         if name not in _SECRET:
             said += f"={one['input']}"
         default = setting.get_default(call_default_factory=True)
         form = '{"region": "eu-west-1"}' if name == "storage_options" else _as_text(default)
-        problems += f"\n- {said}: {one['msg'].removeprefix('Value error, ')}. {setting.description or name}. Write e.g. {variable}={form}"
-    return SettingsRefusedError(count=len(found), problems=problems)
+        problems.append(f"{said}: {one['msg'].removeprefix('Value error, ')}. {setting.description or name}. Write e.g. {variable}={form}")
+    return problems
 
 
 def _as_text(value: Any) -> str:

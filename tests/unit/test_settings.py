@@ -60,3 +60,23 @@ def test_storage_options_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HINDCAST_STORAGE_OPTIONS", '{"region": "eu-west-1"}')
     assert Settings().storage_options == {"region": "eu-west-1"}
     assert json.loads(Settings().environment()["HINDCAST_STORAGE_OPTIONS"]) == {"region": "eu-west-1"}
+
+
+@pytest.mark.usefixtures("home")
+def test_a_misspelt_variable_is_named_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its value would have no effect, and nobody would know. It is said together with what else is wrong."""
+    monkeypatch.setenv("HINDCAST_LEASE_SECOND", "30")
+    monkeypatch.setenv("HINDCAST_TABLE_URL", "s3://somewhere")
+    monkeypatch.setenv("HINDCAST_WORKERS", "none")
+    with pytest.raises(SettingsRefusedError, match="3 of the settings are wrong") as caught:
+        Settings()
+    assert "HINDCAST_LEASE_SECOND: there is no such setting. Write HINDCAST_LEASE_SECONDS" in str(caught.value)
+    assert "HINDCAST_TABLE_URL: there is no such setting. Write HINDCAST_TABLES_URL" in str(caught.value)
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("variable", ["HINDCAST_IMAGE", "HINDCAST_DAYS", "HINDCAST_CRASH_AT", "HINDCAST_SERVICE", "HINDCAST_FOLLOWS_STDIN"])
+def test_a_variable_that_is_like_no_setting_is_left_alone(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """A deployment's own variables may begin like Hindcast's."""
+    monkeypatch.setenv(variable, "anything")
+    Settings()
