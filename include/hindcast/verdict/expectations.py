@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,8 +96,32 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _main_that_has_a_file() -> Iterator[None]:
+    """Great Expectations imports Spark Connect, which takes a main module without a file, as of ``python -c``, for a test of Spark's own.
+
+    Where gRPC is not installed it then ends the process with exit code 0, in the middle of whatever the process was doing.
+    """
+    main = sys.modules["__main__"]
+    if hasattr(main, "__file__"):
+        yield
+        return
+    main.__file__ = "<string>"
+    try:
+        yield
+    finally:
+        del main.__file__
+
+
+def _great_expectations() -> Any:
+    """The library. Importing it takes seconds, so only those pay who validate."""
+    with _main_that_has_a_file():
+        import great_expectations
+    return great_expectations
+
+
 def _context(settings: Settings) -> Any:
-    import great_expectations as gx
+    gx = _great_expectations()
     from great_expectations.data_context.types.base import DataContextConfig, ProgressBarsConfig
 
     def stored(kind: str, folder: Path | None = None) -> dict[str, Any]:
@@ -131,7 +156,7 @@ def _context(settings: Settings) -> Any:
 def _check(
     context: Any, name: str, run_id: str, at: datetime, frame: pd.DataFrame, expectations: tuple[dict[str, Any], ...]
 ) -> tuple[list[str], Path]:
-    import great_expectations as gx
+    gx = _great_expectations()
     from great_expectations.checkpoint import UpdateDataDocsAction
     from great_expectations.core.run_identifier import RunIdentifier
 
