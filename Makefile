@@ -99,16 +99,17 @@ test-fast: env ## unit tests and the short simulation: seconds, no JVM
 simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run), every short one, and with faults built in
 	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
 
-# How many processes share the tests; tests/conftest.py says which stay together.
-PROCESSES ?= 2
+# An acceptance test runs many processes by itself, so those come one after the other; all else is shared between two processes.
+TESTS = $(BIN)/python -m pytest --durations 30 $(if $(ALL),,--draw)
 
 .PHONY: test
-test: env jars ## all tests: unit, integration, acceptance, in PROCESSES=2 processes; 0 runs them in one, in which a debugger works
-	@$(BIN)/python -m pytest --numprocesses "$(PROCESSES)" --no-loadscope-reorder --durations 30
+test: env jars ## all tests: unit, integration, acceptance; of a few with many cases a draw, ALL=1 takes every case
+	@$(TESTS) --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/integration
+	@$(TESTS) tests/acceptance
 
 .PHONY: cluster
 cluster: env jars ## every example on a real Spark cluster of this machine: stream, rehearsal, rebuild and verdict
-	@EXAMPLES=all $(BIN)/python -m pytest tests/integration/test_cluster.py
+	@$(BIN)/python -m pytest tests/integration/test_cluster.py
 
 FAULTS = $(BIN)/python -m pytest tests/faults tests/integration tests/acceptance -p no:randomly --timeout 900 \
 	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(SHAPE),--shape "$(SHAPE)") $(if $(RECORD),--record)

@@ -7,6 +7,7 @@ Each test run has its own homes and free ports, so it stands beside a running de
 from __future__ import annotations
 
 import os
+import random
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,7 +19,6 @@ import pytest
 import structlog
 from account import account
 from fleet import Stream
-from xdist.scheduler import LoadScopeScheduling
 
 from hindcast.local import broker as broker_service
 from hindcast.local import jars
@@ -26,17 +26,25 @@ from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings, project_root
 
 MARKED_FOLDERS = ("acceptance", "integration", "faults")
-#: `make test` shares the tests between two processes. Those that take minutes begin first, so that none of them ends alone.
+#: Where several processes share the tests, those that take long begin first, so that none of them ends alone.
 FOLDERS_BY_LENGTH = ("acceptance", "integration", "simulation", "unit")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, and put the folders in order; within a folder the random order stays."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--draw", action="store_true", help="of the tests marked `drawn` run as many cases as the mark says, by the seed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test by its folder, and put the folders in order; within a folder the random order stays. Draw, if that is asked for."""
     for item in items:
         for name in MARKED_FOLDERS:
             if name in item.path.parent.parts:
                 item.add_marker(name)
     items.sort(key=_place)
+    if config.getoption("--draw"):
+        left_out = _left_out(items, config.getoption("randomly_seed", 0))
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _place(item: pytest.Item) -> int:
@@ -44,21 +52,20 @@ def _place(item: pytest.Item) -> int:
     return FOLDERS_BY_LENGTH.index(folder) if folder in FOLDERS_BY_LENGTH else len(FOLDERS_BY_LENGTH)
 
 
-class WholeFiles(LoadScopeScheduling):
-    """What one process runs from beginning to end: the tests of a file share what took long to start.
-
-    The acceptance tests go to one process. Two of them at once would start more workers than a small machine has processors for.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "acceptance" if "/acceptance/" in file else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
-    """Share the tests by :class:`WholeFiles`."""
-    return WholeFiles(config, log)
+def _left_out(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """The cases of drawn tests that this seed does not draw."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("drawn"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = []
+    for test, all_of_it in cases.items():
+        mark = all_of_it[0].get_closest_marker("drawn")
+        assert mark is not None
+        in_order = sorted(all_of_it, key=lambda item: item.nodeid)
+        drawn = random.Random(f"{seed} {test}").sample(in_order, mark.args[0])
+        left_out += [item for item in in_order if item not in drawn]
+    return left_out
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,10 +21,7 @@ from hindcast.settings import Settings, project_root
 if TYPE_CHECKING:
     from conftest import Broker
 
-EVERY_EXAMPLE = sorted({pipeline.name for pipeline in catalog.load(project_root() / "include" / "pipelines").every()})
-#: A join of several topics, state of a pipeline's own, and windows. `make cluster` takes every example: each needs most of a minute.
-THREE_EXAMPLES = ["click_enrichment", "rent_or_buy", "stock_stats"]
-EXAMPLES = EVERY_EXAMPLE if os.environ.get("EXAMPLES") == "all" else THREE_EXAMPLES
+EXAMPLES = sorted({pipeline.name for pipeline in catalog.load(project_root() / "include" / "pipelines").every()})
 PROGRAM = project_root() / "tests" / "cluster_examples.py"
 END_SECONDS = 60.0
 DAY_SECONDS = 86_400.0
@@ -91,6 +88,7 @@ def live(cluster: Cluster, cluster_settings: Settings) -> Iterator[Live]:
             program.kill()
 
 
+@pytest.mark.drawn(2)  # each takes most of a minute
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_lives_on_a_cluster(live: Live, cluster_settings: Settings, example: str) -> None:
     """It is rehearsed, streamed, its state made anew in the middle, and judged, with every row accounted for.

@@ -35,6 +35,7 @@ def test_an_undisturbed_stream_is_exact(shard: Shard) -> None:
     assert len(sink_rows(shard.settings)) > 20
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("step", SINK_STEPS)
 def test_a_death_at_any_step_of_a_commit_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """The owner dies at its third batch, at the given step; the next owner's result is exact."""
@@ -51,6 +52,7 @@ def test_a_death_at_any_step_of_a_commit_loses_and_doubles_nothing(shard: Shard,
     shard.check()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("step", TAKEOVER_STEPS)
 def test_a_death_at_any_step_of_a_take_over_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """The heir of a killed owner dies while it takes over; the heir's heir goes on exactly."""

@@ -59,6 +59,7 @@ def finish(shard: Shard, rebuild: str = "") -> str:
     return reason
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_spark_checkpoint_is_made_anew(shard: Shard, damage: Callable[[Path], None]) -> None:
     """Where a file of Spark's checkpoint is torn, empty or missing, the state comes from topic and ledger, to the same results (F12)."""
@@ -67,6 +68,7 @@ def test_a_damaged_spark_checkpoint_is_made_anew(shard: Shard, damage: Callable[
     assert {row.epoch for row in ledger(shard.settings)} == {1, 2}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("damage", [_torn_offsets, _empty_commits, _empty_metadata])
 def test_a_file_that_its_checksum_is_not_of_is_damage(shard: Shard, damage: Callable[[Path], None]) -> None:
     """As a disk leaves it, whose checksums Hadoop keeps beside the files: no reading of it that fails for ever (F12)."""
@@ -86,6 +88,7 @@ def test_a_death_while_spark_writes_its_first_plan_keeps_nobody_from_beginning(s
     shard.check()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("step", "time"), [("takeover.5", 1), ("sink.1", 1), ("sink.4", 2), ("sink.5", 1)])  # the seal reaches sink.4 once
 def test_a_death_while_rewinding_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
     """Whoever dies between making a new state and the first batch that goes on from it leaves the next owner all it needs."""

@@ -150,6 +150,7 @@ def _null(scene: Scene, key: tuple[int, str]) -> None:
     _rewrite(scene, lambda rows: [{**row, "avg_ask": None} if _is(row, key) else row for row in rows])
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("break_it", "kind", "column"),
     [
