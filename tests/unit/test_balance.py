@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from leased_shards import add_shards
 
+from hindcast.control import balance
 from hindcast.control.keeper import RENEWALS, Keeper
 from hindcast.control.leases import Lease, StatusType
+from hindcast.control.observer import Observer
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE_SECONDS = 10.0
@@ -155,3 +160,46 @@ def test_a_leaver_is_replaced_without_waiting_for_expiry() -> None:
     fleet.leave("w0")
     fleet.period()
     assert {row.lease_owner for row in fleet.rows} == {"w1", "w2", "w3", "w4"}
+
+
+def _leases(load: Mapping[str, int]) -> list[Lease]:
+    owners = [owner for owner, count in load.items() for _ in range(count)]
+    return [Lease(stream_id="p", status_type=StatusType.SHARD, status_value=f"v1-g0.s{n}", lease_owner=o) for n, o in enumerate(owners)]
+
+
+def _observer(leases: Sequence[Lease]) -> Observer:
+    observer = Observer(FakeClock(), LEASE_SECONDS)
+    observer.observe(leases)
+    return observer
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_a_worker_asks_the_richest_for_what_it_lacks_and_for_no_more(workers: int) -> None:
+    """Of all loads of up to five leases: who lacks its share asks for all of it; once all have theirs, one that may hold more asks for
+    one; and whoever is asked keeps its share and had as many as anybody else.
+    """
+    names = ["a", "b", "c", "d"][:workers]
+    for counts in product(range(6), repeat=workers):
+        load = dict(zip(names, counts, strict=True))
+        share, most = sum(counts) // workers, -(-sum(counts) // workers)
+        leases = _leases(load)
+        for me in names:
+            asked = Counter(lease.lease_owner for lease in balance.to_steal(leases, me, names, _observer(leases)))
+            lacks = share - load[me]
+            if lacks <= 0 and load[me] < most and min(counts) >= share:
+                lacks = int(max(counts) > most)
+            assert asked.total() == max(lacks, 0), (load, me)
+            left = {name: load[name] - asked[name] for name in names if name != me}
+            for name in asked:
+                assert left[name] >= share, (load, me)
+                assert left[name] + 1 >= max(left.values()), (load, me)
+
+
+def test_workers_reach_for_different_leases_each_time_for_the_same() -> None:
+    """Two that take or ask at once do not all reach for the same lease, and a second attempt decides as the first did."""
+    free, rich = _leases({"": 40}), _leases({"rich": 40})
+    for decide, leases, live in ((balance.to_take, free, "abcd"), (balance.to_steal, rich, ["a", "b", "c", "rich"])):
+        first, again, other = (decide(leases, me, live, _observer(leases)) for me in ("a", "a", "b"))
+        assert first == again
+        assert len(first) == len(other) == 10
+        assert {lease.key for lease in first} != {lease.key for lease in other}
