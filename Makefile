@@ -38,6 +38,7 @@ help: ## print this list
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
 	@echo "  make simulate EXAMPLES=10000   so many histories; SEED=... repeats a run, SEED=.../17 one history, DEPTH=9 searches deeper"
 	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
+	@echo "  make mutants MODULE=control/keeper    one module; JOBS=1 one mutant at a time, KEEP=folder keeps the scratch tree"
 	@echo "  make faults ROW=F5 REPEAT=20 SEED=7   one row of the matrix, with the seeds 7 to 26; SHAPE=upsert fixes the pipeline's shape"
 	@echo "  make faults-quick RECORD=1            a test of each row; adds what ran to tests/faults/runs.jsonl and docs/runs.md"
 	@echo "  make nemesis SECONDS=60 SEED=7        the run of that seed again"
@@ -98,6 +99,10 @@ test-fast: env ## unit tests and the short simulation: seconds, no JVM
 .PHONY: simulate
 simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run), every short one, and with faults built in
 	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
+
+.PHONY: mutants
+mutants: env ## small changes in the control plane, one at a time: each is caught by a test or has its reason (MODULE=control/leases; hours)
+	@PYTHONPATH=tests $(BIN)/python -m mutants.run $(if $(MODULE),--module "$(MODULE)") $(if $(JOBS),--jobs "$(JOBS)") $(if $(KEEP),--keep "$(KEEP)")
 
 # An acceptance test runs many processes by itself, so those come one after the other; all else is shared between two processes.
 TESTS = $(BIN)/python -m pytest --durations 30 $(if $(ALL),,--draw)
