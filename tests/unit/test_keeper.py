@@ -92,12 +92,15 @@ def test_an_owner_fences_itself_before_anybody_may_take(store: MemoryStore, cloc
     (key,) = add_shards(store, 1)
     a = keeper("a")
     a.step()
-    clock.advance(LEASE * 0.8 - 0.01)
+    clock.advance(LEASE * 0.8 - 0.25)
     assert a.holds(key, 1)
-    clock.advance(0.02)
+    a.check(key, 1)
+    clock.advance(0.25)
     assert not a.holds(key, 1)
-    with pytest.raises(LeaseLostError, match=r"p/v1\.g0\.s0"):
+    with pytest.raises(LeaseLostError) as lost:
         a.check(key, 1)
+    assert (lost.value.fields["owner"], lost.value.fields["lease"], lost.value.fields["epoch"]) == ("a", key, 1)
+    assert "not renewed in time" in str(lost.value)
 
 
 class SlowStore(MemoryStore):

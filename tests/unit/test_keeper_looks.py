@@ -14,7 +14,7 @@ from leased_shards import add_shards, owners
 
 from hindcast.control import shards
 from hindcast.control.keeper import LOOKS, Keeper
-from hindcast.control.leases import Lease
+from hindcast.control.leases import REMOVED, Lease
 from hindcast.control.store import Snapshot
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -94,6 +94,38 @@ def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore,
     assert b.look_seconds == often
 
 
+def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, keeper: Make) -> None:
+    """Its consumer must stop now, not with the next renewal: also if its row was removed, and its own slot counts as well."""
+    taken, removed = add_shards(store, 2)
+    a = keeper("a")
+    for change in (
+        store.read().leases[taken].given_to("b"),
+        store.read().leases[removed].evolve(state=REMOVED),
+        store.read().leases[a.slot].given_to("b"),
+    ):
+        a.step()
+        assert not a.look()
+        store.commit(store.read(), [change])
+        assert a.look()
+        assert change.key in a.step().lost
+
+
+def test_a_look_leaves_alone_what_belongs_to_others(store: MemoryStore, keeper: Make) -> None:
+    """A worker that has its share is not woken by what is free for another."""
+    a, b = keeper("a"), keeper("b")
+    add_shards(store, 4)
+    assert len(a.step().gained) == 2
+    assert (a.look(), b.look()) == (False, True)
+
+
+def test_a_worker_that_takes_nothing_looks_for_nothing(store: MemoryStore, keeper: Make) -> None:
+    """Neither one that has no slot yet, nor one that stops."""
+    add_shards(store, 1)
+    without, stopping = keeper("without", slot=False), keeper("stopping")
+    stopping.drain()
+    assert (without.look(), stopping.look()) == (False, False)
+
+
 def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """The wish, the closing and the transfer are each seen at the next look: the clock hardly moves."""
     add_shards(store, 2)
@@ -138,6 +170,7 @@ def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: Memor
     add_shards(store, 2)
     newcomer = keeper("newcomer", slots=2, identity={"starting": True})
     assert newcomer.step().gained == []
+    assert not newcomer.look(), "two are free, and not for it"
     able = keeper("able", slots=2)
     assert len(able.step().gained) == 2, "the share of one worker, as the other cannot consume"
     newcomer.step()

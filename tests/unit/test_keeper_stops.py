@@ -9,6 +9,7 @@ from leased_shards import add_shards, owners, row
 from waiting import wait_until
 
 from hindcast.control.keeper import Keeper
+from hindcast.control.leases import ShardState
 from hindcast.testing import FakeClock, MemoryStore, Outcome
 
 Make = Callable[..., Keeper]
@@ -20,6 +21,9 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make)
     a = keeper("a")
     a.step()
     assert set(a.drain()) == set(keys)
+    assert a.drain() == [], "nobody is told twice"
+    a.step()
+    assert {row(store, key).state for key in keys} == {ShardState.CLOSING}
     for key in keys:
         a.closed(key)
     a.leave()

@@ -60,6 +60,7 @@ def test_a_worker_whose_leases_last_for_another_time_is_refused(
     with pytest.raises(LeaseSecondsDifferError, match=rf"would last {seconds} seconds, but old .* leases of 10") as refused:
         new.acquire_slot(wait)
     assert refused.value.exit_code == 2
+    assert refused.value.fields["fleet"] == "f"
     assert clock.monotonic() - began <= old.renewal_seconds
     assert "new" not in {row.lease_owner for row in store.read().leases.values()}
     assert set(owners(store).values()) == {"old"}

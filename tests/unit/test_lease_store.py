@@ -11,6 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import Lease, StatusType
+from hindcast.control.schema import SCHEMA_VERSION
 from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import CommitConflictError, SchemaVersionError, StoreUnavailableError
 from hindcast.leave import leave
@@ -155,9 +156,17 @@ def test_a_lease_has_no_other_fields() -> None:
 
 
 def test_a_row_of_a_newer_schema_is_refused(settings: Settings) -> None:
-    """A table that a newer Hindcast has written is refused with the cure, not guessed at."""
-    with pytest.raises(SchemaVersionError, match="Upgrade"):
-        Lease.from_row({"schema_version": 99})
+    """A table that a newer Hindcast has written is refused with the cure, not guessed at; the error tells both schemas and the table."""
+    with pytest.raises(SchemaVersionError, match="Upgrade") as refused:
+        Lease.from_row({"schema_version": 99}, "the table")
+    assert refused.value.fields | {"cure": ""} == {"table": "the table", "found": 99, "supported": SCHEMA_VERSION, "cure": ""}
+
+
+def test_a_row_without_texts_or_parents_has_empty_ones() -> None:
+    """A row that was written by hand, with nulls, is a lease like any other."""
+    row = {**lease().__dict__, "schema_version": SCHEMA_VERSION, "checkpoint": None, "detail": "", "parent_shard_ids": None}
+    read = Lease.from_row(row, "the table")
+    assert (read.checkpoint, read.detail, read.parent_shard_ids) == ({}, {}, [])
 
 
 def test_a_foreign_table_is_refused(settings: Settings) -> None:

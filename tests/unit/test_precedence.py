@@ -51,6 +51,25 @@ def test_nothing_waits_where_no_shard_stands_still_or_for_long(clock: FakeClock)
     assert not thread.is_alive()
 
 
+def test_what_gives_way_waits_for_what_is_left_of_the_time_and_no_longer(clock: FakeClock) -> None:
+    """The time counts from the last shard taken, by this clock, which never began at zero."""
+
+    class Told(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return super().wait(0)
+
+    waited: list[float | None] = []
+    clock.advance(100)
+    precedence = Precedence(clock)
+    precedence._none = Told()
+    precedence.begin(ONE)
+    for seconds in (1.0, SECONDS):
+        clock.advance(seconds)
+        precedence.give_way()
+    assert waited == [SECONDS - 1, 0.0]
+
+
 def test_a_worker_is_suspected_once_a_renewal_is_overdue_and_until_its_shards_are_taken(
     clock: FakeClock, keeper: Callable[..., Keeper]
 ) -> None:

@@ -130,8 +130,10 @@ class Lease:
         return copy
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], table: str = "leases") -> Self:
-        """:raises SchemaVersionError: where a newer Hindcast wrote the row"""
+    def from_row(cls, row: Mapping[str, Any], table: str) -> Self:
+        """:param table: its address, for errors
+        :raises SchemaVersionError: where a newer Hindcast wrote the row
+        """
         if row["schema_version"] > SCHEMA_VERSION:
             raise SchemaVersionError(table=table, found=row["schema_version"], supported=SCHEMA_VERSION, cure="Upgrade this Hindcast.")
         values = {name: row[name] for name in cls.__dataclass_fields__}
