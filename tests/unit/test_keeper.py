@@ -36,6 +36,29 @@ def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper:
     assert all(row(store, key).lease_counter == before[key] + 1 for key in keys)
 
 
+def test_a_step_notes_its_moment_in_all_that_it_writes(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """When a lease was taken, and when it was renewed last, is there for a person to read."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    for _ in ("taken", "renewed"):
+        clock.advance(1)
+        a.step()
+        assert [row(store, one).updated_at for one in (key, a.slot)] == [clock.now()] * 2
+
+
+def test_a_step_waits_between_two_attempts_as_it_was_told(clock: FakeClock) -> None:
+    """A simulation lets no real time pass, for the slot as for a step."""
+    outcomes = [Outcome.CONFLICT, Outcome.OK]
+    store = MemoryStore(lambda: outcomes.pop(0) if outcomes else Outcome.OK)
+    slept: list[float] = []
+    one = Keeper(store, clock, owner="a", fleet="f", slots=1, lease_seconds=LEASE, wanted=lambda *_: True, sleep=slept.append)
+    assert one.acquire_slot(clock.advance)
+    assert len(slept) == 1
+    outcomes[:] = [Outcome.CONFLICT]
+    one.step()
+    assert len(slept) == 2
+
+
 def test_a_second_worker_asks_and_is_given_its_half(store: MemoryStore, keeper: Make) -> None:
     """A newcomer writes its wish and leaves the counter alone; the owner closes, transfers, and the epoch rises."""
     add_shards(store, 2)

@@ -14,7 +14,7 @@ from leased_shards import add_shards, owners
 
 from hindcast.control import shards
 from hindcast.control.keeper import LOOKS, Keeper
-from hindcast.control.leases import REMOVED, Lease
+from hindcast.control.leases import REMOVED, Lease, ShardState
 from hindcast.control.store import Snapshot
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -108,6 +108,18 @@ def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, keeper: Make) -> 
         store.commit(store.read(), [change])
         assert a.look()
         assert change.key in a.step().lost
+
+
+def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, keeper: Make) -> None:
+    """Children whose parent has just ended are opened, and taken, at once."""
+    (parent,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
+    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    a = keeper("a", wanted=lambda lease, _: lease.key != parent.key)
+    assert not a.look()
+    store.commit(store.read(), [store.read().leases[parent.key].moved(ShardState.TERMINATED)])
+    assert a.look()
+    a.step()
+    assert set(owners(store).values()) == {"", "a"}
 
 
 def test_a_look_leaves_alone_what_belongs_to_others(store: MemoryStore, keeper: Make) -> None:

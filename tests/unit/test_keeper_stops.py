@@ -43,8 +43,10 @@ def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore
     a.closed(asked)
     a.step()
     assert row(store, asked).lease_owner == "b"
+    store.commit(store.read(), [row(store, asked).evolve(lease_stealer="c")])
     b.leave()
-    assert "b" not in {name for lease in store.read().leases.values() for name in (lease.lease_owner, lease.lease_stealer)}
+    assert {lease.lease_owner for lease in store.read().leases.values()} == {"a", ""}
+    assert {lease.lease_stealer for lease in store.read().leases.values()} == {""}
 
 
 def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
