@@ -37,13 +37,14 @@ def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper:
 
 
 def test_a_step_notes_its_moment_in_all_that_it_writes(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
-    """When a lease was taken, and when it was renewed last, is there for a person to read."""
-    (key,) = add_shards(store, 1)
+    """When a lease was taken or given to it, and when it was renewed last, is there for a person to read."""
+    key, given = add_shards(store, 2)
     a = keeper("a")
-    for _ in ("taken", "renewed"):
+    store.commit(store.read(), [row(store, given).given_to("a")])
+    for _ in ("taken and given", "renewed"):
         clock.advance(1)
         a.step()
-        assert [row(store, one).updated_at for one in (key, a.slot)] == [clock.now()] * 2
+        assert [row(store, one).updated_at for one in (key, given, a.slot)] == [clock.now()] * 3
 
 
 def test_a_step_waits_between_two_attempts_as_it_was_told(clock: FakeClock) -> None:

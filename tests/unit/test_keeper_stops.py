@@ -28,7 +28,9 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make)
         a.closed(key)
     a.leave()
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
+    assert {row(store, key).state for key in keys} == {ShardState.CLOSED}
     assert {lease.key for lease in keeper("b").step().gained} == set(keys)
+    assert {row(store, key).state for key in keys} == {ShardState.OPEN}
 
 
 def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
