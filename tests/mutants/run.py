@@ -30,7 +30,7 @@ SOURCE = Path("src/hindcast")
 #: mutmut's folder in the scratch tree.
 MUTATED = Path("mutants")
 #: Drawn histories of the simulation that each mutant meets.
-HISTORIES = 30
+HISTORIES = 20
 #: A test takes seconds. One that takes longer waits for something that the mutant took away, which is a catch.
 TEST_SECONDS = 120
 _OUTCOMES = {"killed": Outcome.CAUGHT, "timeout": Outcome.CAUGHT, "survived": Outcome.SURVIVED, "no tests": Outcome.UNREACHED}
@@ -87,16 +87,15 @@ def mutmut_settings(modules: Sequence[str], tests: Sequence[str], skipped: Seque
         "source_paths": [str(SOURCE)],
         "only_mutate": [str(SOURCE / f"{module}.py") for module in modules],
         "also_copy": ["include/"],
-        # Hypothesis' own profile "ci" draws the same examples each time and sets no deadline.
         "pytest_add_cli_args": [
-            *("--hypothesis-profile", "ci", "--timeout", str(TEST_SECONDS), "-k", chosen),
-            *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "mutants.quickest_first"),
+            *("--hypothesis-profile", "mutants", "--timeout", str(TEST_SECONDS), "-k", chosen),
+            *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "mutants.quick_catch"),
             *("-p", "no:unraisableexception"),  # it collects garbage ten times, which takes as long as all else of a quick test
         ],
         "pytest_add_cli_args_test_selection": tests,
         # Delta's and Arrow's threads do not survive a fork: a mutant's process comes from one that has run no test.
         "process_isolation": "forkserver",
-        "timeout_constant": 10.0,
+        "timeout_constant": 6.0,
         "timeout_multiplier": 5.0,
         "use_git_change_detection": False,
     }
