@@ -233,6 +233,17 @@ def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, 
     assert {lease.epoch for lease in store.read().leases.values() if lease.lease_owner == "b" and lease.status_type == "shard"} == {2}
 
 
+def test_what_was_asked_for_counts_as_what_will_be_started(store: MemoryStore, keeper: Make) -> None:
+    """Once a worker can start one more, it asks for one more."""
+    add_shards(store, 12)
+    keeper("a").step()
+    room = [1]
+    b = keeper("b", at_once=lambda: room[0])
+    for room[0] in (1, 1, 2, 3):
+        b.step()
+        assert sum(lease.lease_stealer == "b" for lease in store.read().leases.values()) == room[0]
+
+
 def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_each_other(store: MemoryStore, keeper: Make) -> None:
     """Neither asks the other for a shard while there are free ones, however far apart they are."""
     add_shards(store, 40)
