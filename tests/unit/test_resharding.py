@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,17 @@ def test_children_wait_for_every_parent_and_begin_where_those_ended() -> None:
         {"start_offsets": {"0": 10, "3": 13}, "floors": {"0": 7000, "3": 9000}},
         {"start_offsets": {"1": 11}, "floors": {"1": 9000}},
     ]
+
+
+def test_each_row_says_when_it_was_written() -> None:
+    """Shards that are created, that wait and that are opened: an instant of now, in UTC."""
+    store, began = MemoryStore(), datetime.now(UTC)
+    (root,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
+    waiting = shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    end(store, root)
+    for lease in (root, *waiting, *open_ready(store)):
+        assert lease.updated_at is not None
+        assert began <= lease.updated_at <= datetime.now(UTC)
 
 
 def test_resharding_is_written_once() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_stream import MODULE
@@ -17,7 +19,7 @@ from hindcast.control.lease_table import LeaseTable
 from hindcast.control.leases import REMOVED, Lease, StatusType
 from hindcast.control.ledger import LedgerRow
 from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Beside, BesideState, Earlier, Standing, active_pipeline, caught_up, is_shadow
+from hindcast.control.standing import Beside, BesideState, Change, ChangeKind, Earlier, Standing, active_pipeline, caught_up, is_shadow
 from hindcast.control.store import swap
 from hindcast.control.tables import ControlTables
 from hindcast.control.telling import tell
@@ -157,6 +159,90 @@ def test_no_version_is_promoted_in_the_middle_of_a_reshard(tmp_path: Path, versi
     assert versions.of(NAME).active == 2
 
 
+def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
+    """What is active, what is beside it, where older windows come from, and who changed what: each as it was given."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    ids: set[str] = set()
+
+    def seen() -> Standing:
+        """What a reader finds, with the change's own id and time, which nobody gives, taken out."""
+        standing = versions.of(NAME)
+        assert standing.change is not None
+        assert abs((datetime.now(UTC) - standing.change.at).total_seconds()) < 600
+        assert len(standing.change.id) == 12
+        ids.add(standing.change.id)
+        return replace(standing, change=replace(standing.change, id="", at=NOW))
+
+    def change(kind: ChangeKind, version: int, active: int, number: int, **fields: Any) -> Change:
+        return Change(id="", kind=kind, version=version, active=active, at=NOW, number=number, **fields)
+
+    def last() -> Change:
+        found = versions.of(NAME).change
+        assert found is not None
+        return found
+
+    two = Beside(version=2, state=BesideState.CATCHING_UP, shards=3, tables=("sinks/p_2",), seam_ms=5)
+    versions.begin(NAME, two, {0: 3}, columns_from=1, who="me")
+    expected = Standing(pipeline=NAME, active=1, shards=1, beside=two, change=change(ChangeKind.STARTED, 2, 1, 1, who="me", offsets={0: 3}))
+    assert seen() == expected
+    versions.note_caught_up(versions.of(NAME))
+    two = replace(two, state=BesideState.LIVE)
+    expected = replace(expected, beside=two, change=change(ChangeKind.CAUGHT_UP, 2, 1, 2))
+    assert seen() == expected
+    versions.promote(NAME, 2, ("sinks/p_1",), warm_seconds=60.0, barrier={0: 7}, since=last().id, who="me", despite="it is late")
+    one = Beside(version=1, state=BesideState.WARM, shards=1, tables=("sinks/p_1",), until=last().at + timedelta(seconds=60))
+    expected = Standing(
+        pipeline=NAME,
+        active=2,
+        shards=3,
+        tables=("sinks/p_2",),
+        beside=one,
+        earlier=(Earlier(1, 5),),
+        change=change(ChangeKind.PROMOTED, 2, 2, 3, who="me", despite="it is late", offsets={0: 7}),
+    )
+    assert seen() == expected
+    for _ in range(2):
+        versions.keep_warm(versions.of(NAME), 20.0)
+    assert seen() == replace(expected, beside=replace(one, warmed_seconds=40.0))
+    versions.back_out(NAME, who="me", since=last().id)
+    expected = Standing(
+        pipeline=NAME, active=1, shards=1, tables=("sinks/p_1",), beside=two, change=change(ChangeKind.BACKED_OUT, 2, 1, 4, who="me")
+    )
+    assert seen() == expected
+    versions.leave(NAME, 2)
+    assert seen() == replace(expected, beside=replace(two, leaving=True))
+    versions.remove(NAME, 2, who="me")
+    assert seen() == replace(expected, beside=None, change=change(ChangeKind.DISCARDED, 2, 1, 5, who="me"))
+    assert shards.of_version(store.read().leases.values(), NAME, 2) == []
+    assert len(ids) == 5
+    assert store.read().leases[desired_key(NAME)].updated_at == last().at
+
+
+def test_the_end_of_a_warm_version_is_a_change(tmp_path: Path) -> None:
+    """Once its time is over nobody consumes it, and the active version stays what it is."""
+    versions = wanting(MemoryStore(), tmp_path)
+    begun(versions)
+    promoted(versions)
+    assert retired(versions) is not None
+    standing = versions.of(NAME)
+    assert standing.change is not None
+    assert (standing.active, standing.beside) == (2, None)
+    assert (standing.change.kind, standing.change.version, standing.change.active) == (ChangeKind.RETIRED, 1, 2)
+    assert retired(versions) is None
+
+
+def test_only_the_promotion_that_was_meant_is_undone(tmp_path: Path) -> None:
+    """A watcher that names its promotion backs out of no later one."""
+    versions = wanting(MemoryStore(), tmp_path)
+    begun(versions)
+    promotion = promoted(versions).change
+    assert promotion is not None
+    with pytest.raises(VersionRefusedError, match="something changed since that promotion"):
+        versions.back_out(NAME, since="another")
+    assert versions.back_out(NAME, since=promotion.id).active == 1
+
+
 def retired(versions: Versions) -> Standing | None:
     return versions.keep_warm(versions.of(NAME), 0.0)
 
@@ -202,6 +288,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     with pytest.raises(VersionRefusedError, match=says) as caught:
         act(versions)
     assert (caught.value.exit_code, store.commits) == (2, commits)
+    assert caught.value.fields["pipeline"] == NAME
+    assert {type(caught.value.fields[name]) for name in ("action", "problem", "cure")} == {str}
+    assert isinstance(caught.value.fields["version"], int)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CONFLICT, Outcome.UNKNOWN_LOST, Outcome.UNKNOWN_WRITTEN])
