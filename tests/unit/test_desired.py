@@ -1,0 +1,167 @@
+"""What is wanted of a pipeline: one row, changed by compare-and-swap, that says no more and no less than what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from live_stream import MODULE
+
+from hindcast import catalog
+from hindcast.control import shards
+from hindcast.control.desired import (
+    DRAINED,
+    REBUILD,
+    REFUSED,
+    Desired,
+    DesiredState,
+    DesiredStates,
+    desired_key,
+    desired_of,
+    rebuild_request,
+    wanted_versions,
+)
+from hindcast.control.leases import Lease, LeaseKey, StatusType
+from hindcast.errors import UnknownPipelineError
+from hindcast.pipeline import Pipeline
+from hindcast.testing import MemoryStore, Outcome
+
+ROW = desired_key("p")
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    (tmp_path / "p.py").write_text(MODULE.format(topic="t", name="p", version=4, shards=2))
+    return catalog.load(tmp_path)["p"]
+
+
+@pytest.fixture
+def states(store: MemoryStore, pipeline: Pipeline) -> DesiredStates:
+    """The pipeline is wanted, in two shards, and has them."""
+    found = DesiredStates(store)
+    found.declare(pipeline, 3)
+    shards.create(store, "p", 4, 2, {0: 0, 1: 0})
+    return found
+
+
+def test_a_declaration_is_wanted_once(store: MemoryStore, pipeline: Pipeline) -> None:
+    """The row has what the file says and how many workers; a second declaration changes nothing of it, and none is lost on a conflict."""
+    outcomes = [Outcome.CONFLICT]
+    store.outcome = lambda: outcomes.pop() if outcomes else Outcome.OK
+    wanted = Desired("p", 4, DesiredState.RUNNING, 2, 3)
+    began = datetime.now(UTC)
+    assert DesiredStates(store).declare(pipeline, 3) == wanted
+    row = store.read().leases[ROW]
+    assert row.updated_at is not None
+    assert began <= row.updated_at <= datetime.now(UTC)
+    assert row == Lease(
+        stream_id="p",
+        status_type=StatusType.PIPELINE,
+        status_value="active",
+        state=DesiredState.RUNNING,
+        detail={"version": 4, "shards": 2, "workers": 3},
+        updated_at=row.updated_at,
+    )
+    assert DesiredStates(store).declare(replace(pipeline, version=5, paused=True), 9) == wanted
+    assert store.commits == 1
+
+
+def test_a_pipeline_may_be_declared_paused(store: MemoryStore, pipeline: Pipeline) -> None:
+    """It stays so until somebody resumes it."""
+    assert DesiredStates(store).declare(replace(pipeline, paused=True), 1).state is DesiredState.PAUSED
+
+
+def test_all_are_listed_by_name(store: MemoryStore, pipeline: Pipeline) -> None:
+    """Other rows of the leases, shards and versions among them, are no pipelines."""
+    states = DesiredStates(store)
+    for name in ("b", "a"):
+        states.declare(replace(pipeline, name=name), 1)
+    shards.create(store, "c", 1, 1, {0: 0})
+    store.commit(store.read(), [store.read().leases[desired_key("a")].evolve(status_value="another row")])
+    assert [one.pipeline for one in states.all()] == ["a", "b"]
+    assert desired_of(store.read().leases.values())["b"] == states.get("b")
+
+
+def test_what_was_never_wanted_is_said_with_what_was(states: DesiredStates) -> None:
+    """The error names the pipeline and those there are."""
+    for ask in (states.get, lambda name: states.set_shards(name, 1), lambda name: states.request_rebuild(name, [])):
+        with pytest.raises(UnknownPipelineError) as unknown:
+            ask("q")
+        assert unknown.value.fields == {"pipeline": "q", "known": "p"}
+    with pytest.raises(UnknownPipelineError) as unknown:
+        DesiredStates(MemoryStore()).get("q")
+    assert unknown.value.fields["known"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("act", "changes"),
+    [
+        (lambda states: states.set_state("p", DesiredState.PAUSED), {"state": DesiredState.PAUSED}),
+        (lambda states: states.set_shards("p", 5), {"detail": {"version": 4, "shards": 5, "workers": 3}}),
+    ],
+    ids=["state", "shards"],
+)
+def test_a_change_leaves_the_rest(
+    store: MemoryStore, states: DesiredStates, act: Callable[[DesiredStates], Desired], changes: object
+) -> None:
+    """The row says what is new, when it was changed, and that it was; wanting it again writes nothing."""
+    before, began = store.read().leases[ROW], datetime.now(UTC)
+    wanted = act(states)
+    row = store.read().leases[ROW]
+    assert wanted == states.get("p") == Desired.from_lease(row)
+    assert row.updated_at is not None
+    assert began <= row.updated_at <= datetime.now(UTC)
+    assert row == before.renewed(updated_at=row.updated_at, **changes)  # type: ignore[arg-type]
+    commits = store.commits
+    act(states)
+    assert store.commits == commits
+
+
+def test_only_running_gives_marked_shards_another_try(store: MemoryStore, states: DesiredStates) -> None:
+    """Both marks go, other details and other pipelines' shards stay; pausing and draining clear nothing."""
+    first, second = shards.of_version(store.read().leases.values(), "p", 4)
+    (foreign,) = shards.create(store, "q", 1, 1, {0: 0})
+    marked = {
+        lease.key: lease.evolve(detail={**lease.detail, mark: "why"})
+        for lease, mark in ((first, REFUSED), (second, DRAINED), (foreign, REFUSED))
+    }
+    store.commit(store.read(), marked.values())
+    for state in (DesiredState.PAUSED, DesiredState.DRAINED):
+        states.set_state("p", state)
+        assert all(store.read().leases[key] == lease for key, lease in marked.items())
+    states.set_state("p", DesiredState.RUNNING)
+    leases = store.read().leases
+    assert [leases[one.key] for one in (first, second, foreign)] == [first, second, marked[foreign.key]]
+
+
+def test_a_rebuild_is_asked_for_shard_by_shard(store: MemoryStore, states: DesiredStates) -> None:
+    """Each shard has its newest request; a refused one gets another try, a drained one and those not asked for stay as they are."""
+    first, second = shards.of_version(store.read().leases.values(), "p", 4)
+    marks = {REFUSED: "torn", DRAINED: True}
+    store.commit(store.read(), [one.evolve(detail={**one.detail, **marks}) for one in (first, second)])
+    leases = store.read().leases
+    assert (rebuild_request(leases, first.key), rebuild_request({}, first.key)) == ("", "")
+    one = states.request_rebuild("p", [first.status_value])
+    leases = store.read().leases
+    assert (rebuild_request(leases, first.key), rebuild_request(leases, second.key)) == (one, "")
+    assert leases[first.key].detail == {**first.detail, DRAINED: True}
+    assert leases[second.key].detail == {**second.detail, **marks}
+    both = states.request_rebuild("p", [second.status_value])
+    leases = store.read().leases
+    assert [rebuild_request(leases, key) for key in (first.key, second.key)] == [one, both]
+    assert leases[ROW].detail == {"version": 4, "shards": 2, "workers": 3, REBUILD: {first.status_value: one, second.status_value: both}}
+    assert {len(one), len(both)} == {12}
+    assert one != both
+    assert rebuild_request(leases, LeaseKey("q", StatusType.SHARD, first.status_value)) == ""
+
+
+def test_a_version_beside_is_wanted_until_it_leaves(store: MemoryStore, states: DesiredStates) -> None:
+    """With its own number of shards, after the active one."""
+    row = store.read().leases[ROW]
+    beside = {"version": 5, "shards": 7, "leaving": False}
+    assert list(wanted_versions(row).items()) == [(4, 2)]
+    assert list(wanted_versions(row.evolve(detail={**row.detail, "beside": beside})).items()) == [(4, 2), (5, 7)]
+    assert wanted_versions(row.evolve(detail={**row.detail, "beside": {**beside, "leaving": True}})) == {4: 2}
