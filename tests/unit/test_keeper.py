@@ -26,7 +26,7 @@ def test_one_worker_takes_all_free_shards_in_a_new_epoch(store: MemoryStore, kee
 
 
 def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper: Make) -> None:
-    """A step of a worker that holds five leases is one commit that raises all of them."""
+    """A step of a worker that holds five leases is one commit that raises all of them, and changes no state."""
     keys = add_shards(store, 4)
     a = keeper("a")
     a.step()
@@ -34,6 +34,7 @@ def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper:
     a.step()
     assert store.commits == commits + 1
     assert all(row(store, key).lease_counter == before[key] + 1 for key in keys)
+    assert {row(store, key).state for key in (*keys, a.slot)} == {ShardState.OPEN}
 
 
 def test_a_step_notes_its_moment_in_all_that_it_writes(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
@@ -324,7 +325,7 @@ def test_a_wish_of_a_dead_worker_is_withdrawn(store: MemoryStore, clock: FakeClo
     for _ in range(3):
         a.step()
     assert set(owners(store).values()) == {"a"}
-    assert not [lease for lease in store.read().leases.values() if lease.lease_stealer]
+    assert {lease.lease_stealer for lease in store.read().leases.values()} == {""}
 
 
 def test_a_checkpoint_is_written_with_the_renewal(store: MemoryStore, keeper: Make) -> None:
