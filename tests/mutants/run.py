@@ -44,14 +44,15 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     spec = tomllib.loads(MODULES.read_text())
-    examined = [module for group in spec["group"] for module in group["modules"]]
+    examined = [module for group in spec["group"] for module in group.get("examined", [])]
+    not_yet = [module for group in spec["group"] for module in group.get("not_yet", [])]
     chosen = options.module.split(",") if options.module else examined
-    if unknown := set(chosen) - set(examined):
-        parser.error(f"{min(unknown)} is not among the modules that {MODULES.name} says are examined: {', '.join(examined)}")
+    if unknown := set(chosen) - {*examined, *not_yet}:
+        parser.error(f"{min(unknown)} is in no group of {MODULES.name}; there are {', '.join([*examined, *not_yet])}")
     mutants: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="hindcast-mutants-") as temporary:
         for group in spec["group"]:
-            modules = [module for module in group["modules"] if module in chosen]
+            modules = [module for module in (*group.get("examined", []), *group.get("not_yet", [])) if module in chosen]
             if not modules:
                 continue
             tree = (options.keep or Path(temporary)) / modules[0].replace("/", "-")
@@ -63,6 +64,8 @@ def main() -> int:
             mutants += read_results(tree, modules)
     verdict = Verdict(mutants, survivors.read(), whole=set(examined) == set(chosen))
     print("\n".join(verdict.lines()))
+    if not options.module:
+        print(f"Not examined yet: {', '.join(not_yet) or 'none'}.")
     print(f"{time.monotonic() - began:.0f} s.")
     return verdict.exit_code
 
