@@ -26,11 +26,26 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make)
     assert {row(store, key).state for key in keys} == {ShardState.CLOSING}
     for key in keys:
         a.closed(key)
+    slot = a.slot
+    assert slot is not None
     a.leave()
+    assert row(store, slot).state == ShardState.OPEN, "a slot has no life like a shard's"
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
     assert {row(store, key).state for key in keys} == {ShardState.CLOSED}
     assert {lease.key for lease in keeper("b").step().gained} == set(keys)
     assert {row(store, key).state for key in keys} == {ShardState.OPEN}
+
+
+def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(store: MemoryStore, keeper: Make) -> None:
+    """Consumed to its end it goes to nobody, also if another worker had asked for it."""
+    (key,) = add_shards(store, 1)
+    a = keeper("a")
+    a.step()
+    store.commit(store.read(), [row(store, key).evolve(lease_stealer="a")])
+    a.closed(key, ended=True)
+    a.step()
+    ended = row(store, key)
+    assert (ended.lease_owner, ended.lease_stealer, ended.state) == ("", "", ShardState.TERMINATED)
 
 
 def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
