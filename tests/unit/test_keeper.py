@@ -37,6 +37,14 @@ def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper:
     assert {row(store, key).state for key in (*keys, a.slot)} == {ShardState.OPEN}
 
 
+def test_a_worker_of_another_fleet_has_no_share(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+    """It consumes other pipelines from the same table of leases, so nothing is left to it."""
+    other = Keeper(store, clock, owner="z", fleet="g", slots=1, lease_seconds=LEASE, wanted=lambda *_: False)
+    assert other.acquire_slot(clock.advance)
+    add_shards(store, 4)
+    assert len(keeper("a").step().gained) == 4
+
+
 def test_a_step_notes_its_moment_in_all_that_it_writes(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """When a lease was taken or given to it, and when it was renewed last, is there for a person to read."""
     key, given = add_shards(store, 2)
