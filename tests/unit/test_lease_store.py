@@ -10,9 +10,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
+from hindcast.control.leases import REMOVED, Lease, StatusType
 from hindcast.control.schema import SCHEMA_VERSION
-from hindcast.control.store import LeaseStore, Snapshot, swap
+from hindcast.control.store import ATTEMPTS, LeaseStore, Snapshot, after, shuffled, swap
 from hindcast.errors import CommitConflictError, SchemaVersionError, StoreUnavailableError
 from hindcast.leave import leave
 from hindcast.settings import Settings
@@ -115,6 +115,35 @@ def test_an_unknown_outcome_that_was_written_is_not_written_twice() -> None:
 
     assert swap(store, take, sleep=lambda _: None) == []
     assert [(row.lease_owner, row.epoch) for row in store.read().leases.values()] == [("a", 1)]
+
+
+def test_attempts_wait_longer_and_longer_but_never_long() -> None:
+    """The first waits are short and differ, so that writers do not meet again; no wait is longer than half a second."""
+    first: list[float] = []
+    for _ in range(5):
+        slept: list[float] = []
+        with pytest.raises(CommitConflictError):
+            swap(MemoryStore(lambda: Outcome.CONFLICT), lambda _: [lease()], sleep=slept.append)
+        assert len(slept) == ATTEMPTS - 1
+        assert 0.05 < max(slept) <= 0.5
+        first.append(slept[0])
+    assert max(first) <= 0.01
+    assert len(set(first)) == 5
+
+
+def test_what_is_gone_may_be_removed_again() -> None:
+    """A removal whose first answer was lost finds nothing to remove."""
+    gone, kept = lease(state=REMOVED), lease(status_value="kept")
+    assert after({kept.key: kept}, [gone]) == {kept.key: kept}
+    assert after({kept.key: kept, gone.key: lease()}, [gone]) == {kept.key: kept}
+
+
+def test_two_workers_see_leases_in_orders_of_their_own() -> None:
+    """Also two leases, and each worker always in the same order."""
+    pair = [lease(status_value=name) for name in "ab"]
+    orders = {seed: [one.status_value for one in shuffled(pair, seed)] for seed in map(str, range(20))}
+    assert sorted(map(tuple, {tuple(order) for order in orders.values()})) == [("a", "b"), ("b", "a")]
+    assert orders == {seed: [one.status_value for one in shuffled(reversed(pair), seed)] for seed in orders}
 
 
 def test_a_writer_remembers_what_a_reader_finds(settings: Settings) -> None:

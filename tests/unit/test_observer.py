@@ -25,3 +25,21 @@ def test_the_next_expiry_lies_ahead(clock: FakeClock) -> None:
     assert observer.next_expiry(clock.monotonic()) == LEASE + 1
     clock.advance(1)
     assert observer.next_expiry(clock.monotonic()) == math.inf
+
+
+def test_a_lease_counts_from_when_it_was_first_seen_as_it_is(clock: FakeClock) -> None:
+    """One that was never observed, or that looks otherwise than it was observed, has not been still for any time."""
+    observer = Observer(clock, LEASE)
+    clock.advance(5)
+    assert observer.unchanged_seconds(OWNED) == 0.0
+    observer.observe([OWNED])
+    clock.advance(3)
+    observer.observe([OWNED])
+    assert observer.unchanged_seconds(OWNED) == 3.0
+    for other in (OWNED.renewed(), OWNED.evolve(epoch=1), OWNED.evolve(lease_owner="b")):
+        assert observer.unchanged_seconds(other) == 0.0
+        observer.observe([other])
+        clock.advance(LEASE)
+        assert (observer.expired(other), observer.alive(other)) == (True, False)
+        observer.observe([OWNED])
+    assert (observer.expired(OWNED.given_to("")), observer.alive(OWNED.given_to(""))) == (False, False)
