@@ -170,6 +170,17 @@ def test_a_slow_answer_makes_no_lease_longer(clock: FakeClock, keeper: Make) -> 
         assert not a.holds(slot, 1)
 
 
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.UNKNOWN_WRITTEN])
+def test_a_slot_says_when_it_was_taken(store: MemoryStore, clock: FakeClock, keeper: Make, outcome: Outcome) -> None:
+    """Also if the answer was lost and the slot was found to be its own."""
+    outcomes = [outcome]
+    store.outcome = lambda: outcomes.pop() if outcomes else Outcome.OK
+    clock.advance(1)
+    one = keeper("a")
+    assert one.slot is not None
+    assert row(store, one.slot).updated_at == clock.now()
+
+
 def test_a_slot_that_is_taken_is_in_its_next_epoch(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """Whoever slept through the loss of its slot must not find it to be its own, and nobody takes one that is held."""
     first = keeper("first", slots=1)
@@ -287,14 +298,16 @@ def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: Fak
     a = keeper("a", slots=1)
     a.step()
     late = keeper("b", slots=1, slot=False)
-    began = clock.monotonic()
+    began, waits = clock.monotonic(), set()
 
     def wait(seconds: float) -> None:
+        waits.add(seconds)
         clock.advance(seconds)
         a.step()
 
     assert not late.acquire_slot(wait)
     assert clock.monotonic() - began <= LEASE * 1.4
+    assert waits == {late.renewal_seconds / 2}
     assert "b" not in {lease.lease_owner for lease in store.read().leases.values()}
 
 

@@ -66,6 +66,16 @@ def test_a_worker_whose_leases_last_for_another_time_is_refused(
     assert set(owners(store).values()) == {"old"}
 
 
+def test_a_worker_that_has_left_with_another_lease_stands_in_nobodys_way(store: MemoryStore, clock: FakeClock, of: MakeFor) -> None:
+    """Its slot still says how long its leases lasted, and nobody holds it."""
+    old = of("old", 60)
+    assert old.acquire_slot(clock.advance)
+    old.leave()
+    began = clock.monotonic()
+    assert of("new", 10).acquire_slot(clock.advance)
+    assert clock.monotonic() == began
+
+
 def test_a_worker_with_another_lease_waits_until_that_of_the_dead_ones_has_passed(
     store: MemoryStore, clock: FakeClock, of: MakeFor
 ) -> None:
@@ -84,6 +94,7 @@ def test_a_worker_that_wakes_after_the_others_have_another_lease_owns_nothing(st
     assert old.acquire_slot(clock.advance)
     gained = old.step().gained
     assert new.acquire_slot(clock.advance)
+    assert {row.updated_at for row in store.read().leases.values() if row.status_type is StatusType.SHARD} == {clock.now()}
     new.step()
     step = old.step()
     assert set(step.lost) >= {lease.key for lease in gained}

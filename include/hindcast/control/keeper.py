@@ -147,7 +147,6 @@ class Keeper:
         deadline: float | None = None
         while True:
             started = self._clock.monotonic()
-            self._differing = []
             for lease in swap(self._store, self._decide_slot, sleep=self._sleep):
                 if lease.lease_owner == self.owner:
                     self._gain(lease, started)
