@@ -131,6 +131,25 @@ def test_attempts_wait_longer_and_longer_but_never_long() -> None:
     assert len(set(first)) == 5
 
 
+def test_who_names_no_way_to_wait_waits_for_real() -> None:
+    """A conflict is tried again all the same."""
+    outcomes = [Outcome.CONFLICT]
+    assert len(swap(MemoryStore(lambda: outcomes.pop() if outcomes else Outcome.OK), lambda _: [lease()])) == 1
+
+
+def test_a_store_that_does_not_answer_is_asked_once() -> None:
+    """Whoever keeps a lease must know at once that it was not renewed."""
+    asked: list[Outcome] = []
+
+    def outcome() -> Outcome:
+        asked.append(Outcome.FAIL)
+        return Outcome.FAIL
+
+    with pytest.raises(StoreUnavailableError):
+        swap(MemoryStore(outcome), lambda _: [lease()], sleep=lambda _: None)
+    assert len(asked) == 1
+
+
 def test_what_is_gone_may_be_removed_again() -> None:
     """A removal whose first answer was lost finds nothing to remove."""
     gone, kept = lease(state=REMOVED), lease(status_value="kept")
