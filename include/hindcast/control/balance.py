@@ -65,7 +65,8 @@ def to_steal(leases: Collection[Lease], me: str, live: Collection[str], observer
         load.update({owner: -1, me: 1})
     if not asked and share <= load[me] < most and min(load.values()) >= share:
         owner = _richest(offered, load, above=most)
-        asked += [offered[owner].pop()] if owner is not None else []
+        if owner is not None:
+            asked.append(offered[owner].pop())
     return asked
 
 
