@@ -195,6 +195,20 @@ def test_a_worker_asks_the_richest_for_what_it_lacks_and_for_no_more(workers: in
                 assert left[name] + 1 >= max(left.values()), (load, me)
 
 
+def test_an_expired_lease_is_nobodys_load() -> None:
+    """Its owner lives, by its slot, and has lost it all the same: a promise of it counts for nothing either."""
+    leases = _leases({"a": 2, "b": 1})
+    promised = leases[0].evolve(lease_stealer="b")
+    clock = FakeClock()
+    observer = Observer(clock, LEASE_SECONDS)
+    observer.observe([promised, *leases[1:]])
+    assert balance.loads([promised, *leases[1:]], "ab", observer) == {"a": 1, "b": 2}
+    clock.advance(LEASE_SECONDS)
+    renewed = leases[1].renewed()
+    observer.observe([promised, renewed, leases[2]])
+    assert balance.loads([promised, renewed, leases[2]], "ab", observer) == {"a": 1, "b": 0}
+
+
 def test_workers_reach_for_different_leases_each_time_for_the_same() -> None:
     """Two that take or ask at once do not all reach for the same lease, and a second attempt decides as the first did."""
     free, rich = _leases({"": 40}), _leases({"rich": 40})
