@@ -219,7 +219,7 @@ def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, 
     for lease in a.step().gained:
         a.begun(lease.key, lease.epoch)
     assert b.acquire_slot(lambda _: None)
-    while "b" not in owners(store).values() or Counter(owners(store).values())["b"] < 4:
+    for _ in range(4):  # two rounds are enough for four shards, two at a time; more change nothing
         b.step()
         assert sum(lease.lease_stealer == "b" for lease in store.read().leases.values()) <= 2
         for key in a.step().close:
