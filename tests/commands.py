@@ -13,7 +13,7 @@ import psutil
 from hindcast.settings import Settings
 
 #: Longer than a command takes that starts Spark on a busy machine of two cores, and shorter than a test may.
-COMMAND_SECONDS = 240.0
+COMMAND_SECONDS = 480.0
 
 
 def run_command(settings: Settings, *arguments: str, seconds: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:

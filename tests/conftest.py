@@ -29,6 +29,9 @@ MARKED_FOLDERS = ("acceptance", "integration", "faults")
 #: Where several processes share the tests, those that take long begin first, so that none of them ends alone.
 FOLDERS_BY_LENGTH = ("acceptance", "integration", "simulation", "unit")
 
+#: A test that goes through a platform's whole life takes minutes: 350 s on two busy cores. It has waits of its own, each with a limit.
+ACCEPTANCE_SECONDS = 1_800.0
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draw", action="store_true", help="of the tests marked `drawn` run as many cases as the mark says, by the seed")
@@ -40,6 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in MARKED_FOLDERS:
             if name in item.path.parent.parts:
                 item.add_marker(name)
+        if item.get_closest_marker("acceptance") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(ACCEPTANCE_SECONDS))
     items.sort(key=_place)
     if config.getoption("--draw"):
         left_out = _left_out(items, config.getoption("randomly_seed", 0))

@@ -28,7 +28,6 @@ from hindcast.local.generators.trades import trades
 from hindcast.local.processes import Services, members
 from hindcast.settings import Settings, project_root
 
-pytestmark = pytest.mark.timeout(1800)
 
 TOPIC = "trades"
 PIPELINES = ("stock_stats", "dice")
