@@ -28,7 +28,6 @@ from hindcast.local.generators.trades import trades
 from hindcast.local.processes import Services, members
 from hindcast.settings import Settings, project_root
 
-
 TOPIC = "trades"
 PIPELINES = ("stock_stats", "dice")
 LEASE_SECONDS = 5.0
