@@ -101,7 +101,7 @@ simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run
 	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
 
 .PHONY: mutants
-mutants: env ## small changes in the protocols' code, one at a time: each is caught by a test or has its reason (half an hour)
+mutants: env ## small changes in the protocols' code, one at a time: each is caught by a test or has its reason (about 20 minutes)
 	@PYTHONPATH=tests $(BIN)/python -m mutants.run $(if $(MODULE),--module "$(MODULE)") $(if $(JOBS),--jobs "$(JOBS)") $(if $(KEEP),--keep "$(KEEP)")
 
 # An acceptance test runs many processes by itself, so those come one after the other; all else is shared between two processes.
