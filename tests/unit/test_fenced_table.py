@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from one_shard import CrashError, crash_at
 
+from hindcast.control import commits
+from hindcast.control.ledger import LedgerRow
 from hindcast.control.statistics import statistics
+from hindcast.control.tables import utc_from_ms
 from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
 from hindcast.settings import Settings
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.stream import fenced_table
+from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable, Upsert
 from hindcast.stream.files import DataFile, _write_file
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -29,12 +36,12 @@ def data(table: FencedTable, n: int) -> list[DataFile]:
     return [_write_file(pa.table({"k": ["a"], "n": [n]}, schema=SCHEMA), table.url, {}, "x")]
 
 
-def metadata(epoch: int, batch: int, kind: str = "batch", worker: str = "w") -> str:
+def metadata(epoch: int, batch: int, kind: str = "batch", worker: str = "w", shard: str = "v1.g0.s0", **fields: Any) -> str:
     return BatchCommit(
         kind=kind,
         pipeline="p",
         version=1,
-        shard="v1.g0.s0",
+        shard=shard,
         epoch=epoch,
         batch=batch,
         worker=worker,
@@ -42,6 +49,7 @@ def metadata(epoch: int, batch: int, kind: str = "batch", worker: str = "w") -> 
         end_offsets={0: batch + 1},
         late_watermark_ms=0,
         watermark_ms=batch * 1000,
+        **fields,
     ).as_metadata()
 
 
@@ -134,6 +142,174 @@ def test_commits_are_found_however_many_others_lie_between(table: FencedTable) -
     assert [commit.batch for commit in found] == [2, 1]
     assert (found[0].start_offsets, found[0].end_offsets, found[0].watermark_ms) == ({0: 2}, {0: 3}, 2000)
     assert [commit.batch for commit in table.commits(stop_after=2)] == [2]
+
+
+def test_commits_are_told_down_to_the_batch_that_is_asked_for(table: FencedTable) -> None:
+    """A seal on an earlier batch does not end it; commits of other shards, and those that are none of ours, are passed over."""
+    other = FencedTable(table.url, {}, "p/v1/v1.g0.s1")
+    table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
+    table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
+    table.commit(Fence(2, 2), [], metadata(2, 2, "seal"), after=Fence(1, 2))
+    other.commit(Fence(1, 9), [], metadata(1, 9, shard="v1.g0.s1"), after=None)
+    DeltaTable(table.url).create_write_transaction([], "append", DeltaTable(table.url).schema())
+    table.commit(Fence(2, 3), [], metadata(2, 3), after=Fence(2, 2))
+    told = [(commit.kind, commit.epoch, commit.batch) for commit in table.commits()]
+    assert told == [("batch", 2, 3), ("seal", 2, 2), ("batch", 1, 2), ("batch", 1, 1)]
+    assert [commit.sink_version for commit in table.commits()] == [6, 3, 2, 1]
+    assert [(commit.kind, commit.batch) for commit in table.commits(stop_after=2)] == [("batch", 3), ("seal", 2), ("batch", 2)]
+    assert [commit.batch for commit in other.commits()] == [9]
+
+
+def test_a_commit_becomes_the_ledgers_row_of_its_batch(table: FencedTable) -> None:
+    """All that the ledger lacks can be taken from the sink's log; what only Spark could measure stays unknown."""
+    version = table.commit(Fence(3, 2), [], metadata(3, 2, checkpoint="c", base=7, floors={0: 5}, output_rows=4), after=None)
+    commit = next(table.commits())
+    assert (commit.checkpoint, commit.base, commit.floors) == ("c", 7, {0: 5})
+    assert commit.as_ledger_row("trades") == LedgerRow.unmeasured(
+        pipeline="p",
+        version=1,
+        shard="v1.g0.s0",
+        epoch=3,
+        batch=2,
+        worker="w",
+        topic="trades",
+        start_offsets={0: 2},
+        end_offsets={0: 3},
+        late_watermark_ms=0,
+        watermark_ms=2000,
+        output_rows=4,
+        floors={0: 5},
+        sink_version=version,
+        committed_at=utc_from_ms(DeltaTable(table.url).history(1)[0]["timestamp"]),
+    )
+
+
+@pytest.mark.parametrize("step", ["sink.3", "sink.4"])
+def test_a_death_before_the_commit_leaves_the_table_as_it_was(table: FencedTable, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Neither its rows nor its fence are there, so the next owner reads the batch again."""
+    crash_at(monkeypatch, step, 1)
+    with pytest.raises(CrashError):
+        table.commit(Fence(1, 1), data(table, 7), after=None)
+    assert (values(table), table.recorded()) == ([], None)
+
+
+def test_a_commit_that_is_overtaken_lands_on_top_with_its_true_version(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another shard's commit lands between its look and its own: it is decided anew, and the version is the one that holds its rows."""
+    other = FencedTable(table.url, {}, "p/v1/v1.g0.s1")
+
+    def overtaken(step: str) -> None:
+        if step == "sink.4":
+            monkeypatch.setattr(fenced_table, "reach", lambda _: None)
+            other.commit(Fence(5, 1), data(table, 2), after=None)
+
+    monkeypatch.setattr(fenced_table, "reach", overtaken)
+    version = table.commit(Fence(1, 1), data(table, 1), after=None)
+    assert version == DeltaTable(table.url).version() == 2
+    assert DeltaTable(table.url, version=1).to_pyarrow_table()["n"].to_pylist() == [2]
+    assert values(table) == [1, 2]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, *, times: int, landed: bool = False, error: Exception | None = None) -> None:
+    """Let this call of delta-rs fail so many times, before it does anything or after it has done it."""
+    works, left = getattr(DeltaTable, name), [times]
+
+    def fail(self: DeltaTable, *arguments: Any, **options: Any) -> Any:
+        if not left[0]:
+            return works(self, *arguments, **options)
+        left[0] -= 1
+        if landed:
+            works(self, *arguments, **options)
+        raise error or DeltaError("the disk is away")
+
+    monkeypatch.setattr(DeltaTable, name, fail)
+
+
+@pytest.mark.parametrize("error", [DeltaError("away"), OSError("away")])
+@pytest.mark.parametrize(("landed", "version"), [(False, 1), (True, -1)])
+def test_a_commit_whose_outcome_is_unknown_is_in_the_table_once(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch, landed: bool, version: int, error: Exception
+) -> None:
+    """The next attempt reads whether it has landed."""
+    failing(monkeypatch, "create_write_transaction", times=1, landed=landed, error=error)
+    assert table.commit(Fence(1, 1), data(table, 7), after=None) == version
+    assert (values(table), table.recorded()) == ([7], Fence(1, 1))
+
+
+def test_a_store_that_stays_away_is_named(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the table, what could not be done to it, and the store's own reason; the table serves once the store is back."""
+    monkeypatch.setattr(commits, "_ATTEMPTS", 2)
+    with monkeypatch.context() as while_away:
+        failing(while_away, "create_write_transaction", times=2)
+        with pytest.raises(StoreUnavailableError, match="could not be written: the disk is away") as caught:
+            table.commit(Fence(1, 1), data(table, 7), after=None)
+        assert caught.value.fields["table"] == table.url
+    with monkeypatch.context() as while_away:
+        failing(while_away, "update_incremental", times=1, error=OSError("the disk is away"))
+        table.recorded()  # opens the table again
+        with pytest.raises(StoreUnavailableError, match="could not be read: the disk is away") as caught:
+            table.recorded()
+        assert caught.value.fields["table"] == table.url
+    assert table.commit(Fence(1, 1), data(table, 7), after=None) == 1
+
+
+def test_a_table_that_nobody_made_is_no_store_that_is_away(settings: Settings) -> None:
+    """Trying again would not make it."""
+    with pytest.raises(TableNotFoundError):
+        FencedTable(settings.table("sinks", "none"), {}, APP).recorded()
+
+
+def test_every_access_has_the_stores_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them an object store would refuse whoever opens, makes or writes the table."""
+    options, seen, opens, makes = {"allow_http": "true"}, [], DeltaTable.__init__, DeltaTable.create
+
+    def opened(self: DeltaTable, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> None:
+        seen.append(storage_options)
+        opens(self, *arguments, storage_options=storage_options, **others)
+
+    def made(*arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> DeltaTable:
+        seen.append(storage_options)
+        return makes(*arguments, storage_options=storage_options, **others)
+
+    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    monkeypatch.setattr(DeltaTable, "create", made)
+    url = settings.table("sinks", "t")
+    FencedTable(url, options, APP).create(SCHEMA)
+    assert FencedTable(url, options, APP).recorded() is None
+    assert len(seen) > 3 and set(map(str, seen)) == {str(options)}
+
+
+def test_an_upserted_row_replaces_the_one_with_its_keys(settings: Settings) -> None:
+    """All keys together name a row, whatever their types and the names of their columns; null is a value like any other."""
+    schema = pa.schema([("open", pa.bool_()), ('the "key"', pa.string()), ("n", pa.int64())])
+    table = FencedTable(settings.table("sinks", "upserted"), {}, APP)
+    table.create(schema)
+
+    def rows(*values: tuple[bool, str | None, int]) -> Upsert:
+        named = [dict(zip(schema.names, value, strict=True)) for value in values]
+        return Upsert(pa.Table.from_pylist(named, schema=schema), ["open", 'the "key"'])
+
+    table.commit(Fence(1, 1), rows((True, "a", 1), (False, "a", 2), (True, None, 3)), after=None)
+    table.commit(Fence(1, 2), rows((True, "a", 10), (True, None, 30), (False, None, 4)), after=Fence(1, 1))
+    found = [tuple(row.values()) for row in DeltaTable(table.url).to_pyarrow_table().to_pylist()]
+    assert sorted(found, key=str) == [(False, "a", 2), (False, None, 4), (True, "a", 10), (True, None, 30)]
+    assert table.recorded() == Fence(1, 2)
+
+
+def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lands on no version but the one whose rows and fences it has read."""
+    table, other = (FencedTable(settings.table("sinks", "upserted"), {}, f"p/v1/v1.g0.s{number}") for number in (0, 1))
+    table.create(SCHEMA)
+    rows = pa.table({"k": ["a"], "n": [1]}, schema=SCHEMA)
+
+    def overtaken(step: str) -> None:
+        if step == "sink.4":
+            monkeypatch.setattr(fenced_table, "reach", lambda _: None)
+            other.commit(Fence(1, 1), Upsert(rows, ["k"]), after=None)
+
+    monkeypatch.setattr(fenced_table, "reach", overtaken)
+    assert table.commit(Fence(1, 1), Upsert(rows, ["k"]), metadata(1, 1), after=None) == 2
+    assert values(table) == [1]
+    assert next(table.commits()).sink_version == 2
 
 
 def test_a_table_of_other_columns_is_refused(table: FencedTable) -> None:

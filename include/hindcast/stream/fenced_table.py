@@ -93,7 +93,8 @@ class Upsert:
 
     def merge_into(self, table: DeltaTable, properties: CommitProperties) -> None:
         quoted = ['"' + key.replace('"', '""') + '"' for key in self.keys]
-        same = " AND ".join(f"target.{key} IS NOT DISTINCT FROM source.{key}" for key in quoted)
+        # In parentheses: delta-rs takes what follows FROM, up to the end, for the other side of the comparison.
+        same = " AND ".join(f"(target.{key} IS NOT DISTINCT FROM source.{key})" for key in quoted)
         merger = table.merge(self.rows, same, source_alias="source", target_alias="target", commit_properties=properties)
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
