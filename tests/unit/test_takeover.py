@@ -1,7 +1,8 @@
-"""A take-over writes its seal only into a sink that holds all that the ledger knows."""
+"""A take-over writes its seal only into a sink that holds all that the ledger knows, and says where the shard stands."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,19 +10,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from one_shard import CrashError, crash_at
+from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger
 from hindcast.control.shards import app_id, create
 from hindcast.control.tables import ControlTables
-from hindcast.errors import SinkCommitsLostError
+from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, SinkCommitsLostError
 from hindcast.settings import Settings
 from hindcast.stream import takeover
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.stream.rewind import Incarnation
+from hindcast.stream.takeover import Position
 from hindcast.testing import MemoryStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
-PIPELINE: Any = SimpleNamespace(name="p")
+PIPELINE: Any = SimpleNamespace(name="p", file="p.py", source=SimpleNamespace(name="trades"))
 
 
 def taken(settings: Settings, lease: Lease) -> FencedTable:
@@ -33,22 +38,29 @@ def taken(settings: Settings, lease: Lease) -> FencedTable:
     return sink
 
 
-def commit(sink: FencedTable, lease: Lease, *, watermark_ms: int = 0) -> None:
-    """The owner's first batch: nine records, none of which is in a row."""
+def commit(sink: FencedTable, lease: Lease, number: int = 1, **fields: Any) -> BatchCommit:
+    """The owner's next batch: nine records, none of which is in a row."""
     batch = BatchCommit(
         kind="batch",
         pipeline="p",
         version=1,
         shard=lease.status_value,
         epoch=lease.epoch,
-        batch=1,
+        batch=number,
         worker="w",
-        start_offsets={0: 0},
-        end_offsets={0: 9},
-        late_watermark_ms=0,
-        watermark_ms=watermark_ms,
+        start_offsets={0: 9 * number - 9},
+        end_offsets={0: 9 * number},
+        **{"late_watermark_ms": 0, "watermark_ms": 0, **fields},
     )
-    sink.commit(Fence(lease.epoch, 1), [], batch.as_metadata(), after=Fence(lease.epoch, 0))
+    sink.commit(Fence(lease.epoch, number), [], batch.as_metadata(), after=Fence(lease.epoch, number - 1))
+    return batch
+
+
+@pytest.fixture
+def lease() -> Lease:
+    """The only shard of a pipeline, which begins at offset 4."""
+    (lease,) = create(MemoryStore(), "p", 1, 1, {0: 4})
+    return lease
 
 
 def test_a_batch_that_lands_while_the_sink_is_read_is_where_the_new_owner_starts(
@@ -83,9 +95,157 @@ def test_no_shard_is_sealed_where_another_shards_batch_is_lost(settings: Setting
     newest = max((Path(sink.url) / "_delta_log").glob("*.json"))
     text = newest.read_text()
     newest.unlink()
-    with pytest.raises(SinkCommitsLostError, match="Restore the table"):
+    with pytest.raises(SinkCommitsLostError, match="Restore the table") as caught:
         taken(settings, other)
+    assert (
+        caught.value.fields.items()
+        >= {
+            "pipeline": "p",
+            "shard": other.status_value,
+            "table": sink.url,
+            "found": int(newest.stem) - 1,
+            "known": int(newest.stem),
+        }.items()
+    )
     assert not newest.exists()
     newest.write_text(text)
     taken(settings, other)
     assert DeltaTable(sink.url).version() == int(newest.stem) + 1
+
+
+def test_a_seal_says_where_the_shard_stands(settings: Settings, lease: Lease) -> None:
+    """After its last batch, under that batch's watermarks and in that batch's query, however often it changes hands."""
+    sink = taken(settings, lease)
+    last = commit(sink, lease, watermark_ms=500, late_watermark_ms=300, checkpoint="c", base=1, floors={0: 7})
+    filed = last.as_ledger_row("trades")
+    new = lease
+    for owner in ("one", "another"):
+        new = new.given_to(owner)
+        position, missing = takeover.seal(sink, PIPELINE, new, owner, [filed])
+        assert position == Position(Fence(new.epoch, 1), {0: 9}, 500, Incarnation("c", 1, {0: 7}))
+        assert missing == []
+        found = next(sink.commits())
+        sealed = replace(last, kind="seal", epoch=new.epoch, worker=owner, start_offsets={0: 9})
+        assert found == replace(sealed, sink_version=found.sink_version, committed_ms=found.committed_ms)
+
+
+def test_a_shard_of_the_first_generation_begins_with_nothing(settings: Settings, lease: Lease) -> None:
+    """Its query's first batch is its own first batch, at the offsets of the lease."""
+    sink = taken(settings, lease)
+    new = lease.given_to("new")
+    found = takeover.seal(sink, PIPELINE, new, "new", [])
+    assert found == (Position(Fence(new.epoch, 0), {0: 4}, 0, Incarnation(lease.status_value, 1, {})), [])
+    sealed = next(sink.commits())
+    assert (sealed.watermark_ms, sealed.late_watermark_ms, sealed.start_offsets) == (0, 0, {0: 4})
+    assert takeover.seal(sink, PIPELINE, new.given_to("next"), "next", [])[0].incarnation == found[0].incarnation
+
+
+def test_a_shard_of_a_later_generation_begins_by_rewinding(settings: Settings, lease: Lease) -> None:
+    """It has no checkpoint yet, its first batch is the one that rewinds, and what was final for its parents stays so."""
+    child = lease.evolve(parent_shard_ids=["v1.g0.s9"], checkpoint={"start_offsets": {"0": 4}, "floors": {"0": 700}})
+    sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", child.status_value))
+    sink.create(SCHEMA)
+    position, missing = takeover.seal(sink, PIPELINE, child, "w", [])
+    assert (position, missing) == (Position(Fence(child.epoch, 0), {0: 4}, 0, Incarnation("", 0, {0: 700})), [])
+    assert position.spark_batch == 0
+
+
+def test_batches_that_the_ledger_lacks_are_filed_the_oldest_first(settings: Settings, lease: Lease) -> None:
+    """Their owner died between sink and ledger: the ledger gets those that came after its last one, from the sink's log."""
+    sink, ledger = taken(settings, lease), Ledger(ControlTables(settings))
+    for number in (1, 2, 3):
+        commit(sink, lease, number)
+    filed = [batch.as_ledger_row("trades") for batch in sink.commits() if batch.batch == 1 and batch.kind == "batch"]
+    ledger.append(filed)
+    _, missing = takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", ledger.newest("p", 1))
+    assert [batch.batch for batch in missing] == [2, 3]
+    assert takeover.repair_ledger(ledger, PIPELINE, missing) == [batch.as_ledger_row("trades") for batch in missing]
+    assert ledger.batches("p", 1) == [*filed, *(batch.as_ledger_row("trades") for batch in missing)]
+
+
+def test_a_sink_that_lacks_a_batch_of_the_shard_is_not_sealed(settings: Settings, lease: Lease) -> None:
+    """The refusal says which batch is lost and where the sink ends; a seal would stay on top when the lost commit is restored."""
+    sink = taken(settings, lease)
+    commit(sink, lease)
+    known = replace(next(sink.commits()).as_ledger_row("trades"), batch=3, end_offsets={0: 27})
+    version = sink.version()
+    with pytest.raises(OffsetGapError, match="Restore the table") as caught:
+        takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [known])
+    told = {"pipeline": "p", "shard": lease.status_value, "batch": 4, "start": {0: 27}, "recorded": "batch 1, offsets {0: 9}"}
+    assert caught.value.fields.items() >= told.items()
+    assert sink.version() == version
+
+
+def test_a_sink_whose_log_has_forgotten_the_last_batch_is_not_sealed(settings: Settings, lease: Lease) -> None:
+    """Where the shard stands is not known any more: it can only begin anew."""
+    sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", lease.status_value))
+    sink.create(SCHEMA)
+    sink.commit(Fence(lease.epoch, 6), [], after=None)
+    with pytest.raises(OffsetGapError, match=r"log entry has expired.*Raise the pipeline's version") as caught:
+        takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [])
+    told = {"pipeline": "p", "shard": lease.status_value, "batch": 7, "start": "an unknown place"}
+    assert caught.value.fields.items() >= told.items()
+    assert sink.recorded() == Fence(lease.epoch, 6)
+
+
+def test_who_comes_after_a_newer_owner_seals_nothing(settings: Settings, lease: Lease) -> None:
+    """Its lease was taken while it slept."""
+    sink = taken(settings, lease.evolve(epoch=lease.epoch + 2))
+    with pytest.raises(LeaseLostError):
+        takeover.seal(sink, PIPELINE, lease.given_to("late"), "late", [])
+    assert sink.recorded() == Fence(lease.epoch + 2, 0)
+
+
+def test_a_death_before_a_step_leaves_it_to_the_next_owner(settings: Settings, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the seal nothing is written; before the repair the ledger is as it was; a query is not yet accepted."""
+    sink, ledger = taken(settings, lease), Ledger(ControlTables(settings))
+    commit(sink, lease)
+    version, new = sink.version(), lease.given_to("new")
+    crash_at(monkeypatch, "takeover.2", 1)
+    with pytest.raises(CrashError):
+        takeover.seal(sink, PIPELINE, new, "new", [])
+    assert sink.version() == version
+    crash_at(monkeypatch, "takeover.3", 1)
+    _, missing = takeover.seal(sink, PIPELINE, new, "new", [])
+    with pytest.raises(CrashError):
+        takeover.repair_ledger(ledger, PIPELINE, missing)
+    assert ledger.batches("p") == []
+    crash_at(monkeypatch, "takeover.4", 1)
+    with pytest.raises(CrashError):
+        takeover.check_query(PIPELINE, new, "f")
+
+
+def test_a_checkpoint_is_used_by_the_query_that_made_it_alone(lease: Lease) -> None:
+    """A shard that has none yet takes any; of another query the refusal says what can be done."""
+    made = lease.evolve(checkpoint={**lease.checkpoint, "fingerprint": "f"})
+    takeover.check_query(PIPELINE, lease, "f")
+    takeover.check_query(PIPELINE, made, "f")
+    with pytest.raises(CheckpointRefusedError, match=r"query has changed.*Undo the change of p.py.*hindcast rebuild p") as caught:
+        takeover.check_query(PIPELINE, made, "another")
+    name = lease.status_value
+    assert caught.value.fields.items() >= {"pipeline": "p", "shard": name, "path": name}.items()
+
+
+@pytest.mark.parametrize(("batch", "start", "follows"), [(6, 9, True), (5, 9, False), (7, 9, False), (6, 8, False), (6, 10, False)])
+def test_a_batch_begins_where_the_sink_ends(lease: Lease, batch: int, start: int, follows: bool) -> None:
+    """With the next number, at the very offsets; rows would be lost or repeated otherwise."""
+    position = Position(Fence(2, 5), {0: 9}, 500, Incarnation("c", 1, {}))
+    if follows:
+        position.check_follows(PIPELINE, lease, batch, {0: start})
+        return
+    with pytest.raises(OffsetGapError, match=f"hindcast rebuild p --shard {lease.status_value}") as caught:
+        position.check_follows(PIPELINE, lease, batch, {0: start})
+    told = {"pipeline": "p", "shard": lease.status_value, "batch": batch, "start": {0: start}, "recorded": "batch 5, offsets {0: 9}"}
+    assert caught.value.fields.items() >= told.items()
+
+
+def test_what_is_final_stays_final_for_a_partition_that_came_from_another_shard() -> None:
+    """The later of the sink's watermark and of what the query's first batch began with; without the latter, the watermark."""
+    assert Position(Fence(2, 5), {0: 9, 1: 9, 2: 9}, 500, Incarnation("c", 1, {0: 400, 1: 600})).floors() == {0: 500, 1: 600, 2: 500}
+    assert Position(Fence(2, 5), {0: 9}, 0, Incarnation("c", 1, {})).floors() == {0: 0}
+
+
+def test_a_results_columns_may_be_null_and_its_instants_are_utc() -> None:
+    """Whether Spark proves a column non-null depends on the plan, not on what the table promises."""
+    frame: Any = SimpleNamespace(schema=StructType([StructField("n", IntegerType(), False), StructField("at", TimestampType(), False)]))
+    assert takeover.table_schema(frame) == pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", tz="UTC"))])
