@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from one_shard import CrashError, crash_at
 
 from hindcast.control import commits
@@ -76,9 +76,18 @@ def test_another_workers_commit_is_not_taken_for_ones_own(table: FencedTable, ki
     """A fleet with leases of its own comes to the same epoch and batch: it is told, and its batch is not passed over in silence (F24)."""
     table.commit(Fence(1, 1), data(table, 7), metadata(1, 1), after=None)
     assert table.commit(Fence(1, 1), [], metadata(1, 1, kind), after=Fence(1, 1)) == -1
-    with pytest.raises(SinkSharedError, match="w has written"):
+    with pytest.raises(SinkSharedError, match="w has written") as caught:
         table.commit(Fence(1, 1), data(table, 8), metadata(1, 1, kind, "stranger"), after=Fence(1, 1))
+    assert caught.value.fields == {"table": table.url, "app": APP, "epoch": 1, "found": "w", "worker": "stranger"}
     assert values(table) == [7]
+
+
+def test_a_commit_that_says_nothing_of_itself_is_ones_own(table: FencedTable) -> None:
+    """Late rows and dead letters are filed so; nor is one doubted whose log entry is gone."""
+    assert table.commit(Fence(1, 1), data(table, 7), after=None) == 1
+    assert table.commit(Fence(1, 1), data(table, 7), metadata(1, 1)) == -1
+    table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
+    assert table.commit(Fence(1, 2), []) == -1
 
 
 def test_a_zombie_is_refused_after_the_seal(table: FencedTable) -> None:
@@ -87,8 +96,9 @@ def test_a_zombie_is_refused_after_the_seal(table: FencedTable) -> None:
     heir = FencedTable(table.url, {}, APP)
     heir.commit(Fence(2, 1), [], metadata(2, 1, "seal"), after=Fence(1, 1))
     for batch in (1, 2, 9):
-        with pytest.raises(LeaseLostError, match="epoch 2"):
+        with pytest.raises(LeaseLostError, match="epoch 2") as caught:
             table.commit(Fence(1, batch), data(table, 2), after=Fence(1, batch - 1))
+        assert caught.value.fields.items() >= {"owner": "this worker", "lease": APP, "epoch": 1}.items()
     assert values(table) == [1]
 
 
@@ -106,8 +116,9 @@ def test_a_zombie_that_was_first_makes_the_seal_read_again(table: FencedTable) -
 def test_a_batch_cannot_be_skipped(table: FencedTable) -> None:
     """A commit that expects another predecessor than the recorded one is refused."""
     table.commit(Fence(1, 1), data(table, 1), after=None)
-    with pytest.raises(FenceMovedError):
+    with pytest.raises(FenceMovedError) as caught:
         table.commit(Fence(1, 3), data(table, 3), after=Fence(1, 2))
+    assert caught.value.fields == {"table": table.url, "app": APP, "recorded": Fence(1, 1), "expected": Fence(1, 2)}
     assert values(table) == [1]
 
 
@@ -222,6 +233,16 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, *, times: int, landed: b
         raise error or DeltaError("the disk is away")
 
     monkeypatch.setattr(DeltaTable, name, fail)
+
+
+def test_a_table_to_which_others_always_commit_first_is_named(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not try for ever."""
+    monkeypatch.setattr(commits, "_ATTEMPTS", 2)
+    failing(monkeypatch, "create_write_transaction", times=2, error=CommitFailedError("another was faster"))
+    with pytest.raises(StoreUnavailableError, match="could not be written: another was faster") as caught:
+        table.commit(Fence(1, 1), data(table, 7), after=None)
+    assert caught.value.fields["table"] == table.url
+    assert values(table) == []
 
 
 @pytest.mark.parametrize("error", [DeltaError("away"), OSError("away")])
@@ -348,6 +369,8 @@ def test_a_sink_with_an_empty_commit_is_refused(table: FencedTable, which: int) 
     broken.write_text("")
     with pytest.raises(StoreUnavailableError, match=broken.name):
         FencedTable(table.url, {}, APP).recorded()
+    with pytest.raises(StoreUnavailableError, match=broken.name):
+        FencedTable(table.url, {}, APP).create(SCHEMA)
     broken.write_text(text)
     assert FencedTable(table.url, {}, APP).recorded() == Fence(1, 3)
     assert values(table) == [1, 2, 3]

@@ -49,7 +49,7 @@ class History:
 
     @cached_property
     def chains(self) -> dict[int, tuple[Segment, ...]]:
-        """Partition -> its segments in order; empty batches are segments too, because they may move the watermark."""
+        """Partition -> its segments in order, at least one; empty batches are segments too, because they may move the watermark."""
         chains: dict[int, list[Segment]] = {}
         broken: set[int] = set()
         for row in self.rows:
@@ -67,18 +67,18 @@ class History:
     @property
     def first(self) -> Offsets:
         """The offset at which the stream began, by partition."""
-        return {partition: chain[0].start for partition, chain in self.chains.items() if chain}
+        return {partition: chain[0].start for partition, chain in self.chains.items()}
 
     @property
     def committed(self) -> Offsets:
         """The offset after the last one that the ledger knows to be in the sink, by partition."""
-        return {partition: chain[-1].end for partition, chain in self.chains.items() if chain}
+        return {partition: chain[-1].end for partition, chain in self.chains.items()}
 
     def audited(self, filed: Mapping[str, int]) -> Offsets:
         """The offset up to which late and poison rows are filed as well. ``filed``: shard -> its last batch that the audit has filed."""
         reached = {}
         for partition, chain in self.chains.items():
-            end = chain[0].start if chain else 0
+            end = chain[0].start
             for segment in chain:
                 if segment.row.batch > filed.get(segment.row.shard, -1):
                     break

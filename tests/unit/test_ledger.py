@@ -1,0 +1,77 @@
+"""The ledger: of each batch one row is read, whatever was recorded twice, measured later or taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ledger_rows import AT, batch
+
+from hindcast.control.ledger import Ledger, LedgerRow, Undone
+from hindcast.control.reset import reset_row
+from hindcast.control.tables import ControlTables
+from hindcast.settings import Settings
+
+
+@pytest.fixture
+def ledger(settings: Settings) -> Ledger:
+    return Ledger(ControlTables(settings))
+
+
+def taken_back(shard: str, kept: int, *, sink_version: int, **fields: Any) -> LedgerRow:
+    row = reset_row("p", 1, "t", shard, kept, 9, {0: 0}, sink_version)
+    return replace(row, committed_at=AT, **fields)
+
+
+def test_a_version_reads_its_own_batches_and_resets(ledger: Ledger) -> None:
+    """Of another version of the pipeline, whose shards may have the same names here, nothing counts."""
+    mine = [batch(1, {0: 0}, {0: 5}), batch(2, {0: 5}, {0: 9})]
+    others = [replace(mine[0], version=2, sink_version=7), replace(mine[1], version=2, batch=8)]
+    ledger.append([*mine, *others, taken_back("s0", 0, sink_version=20, version=2)])
+    ledger.append([replace(mine[1], pipeline="q", batch=11)])
+    assert ledger.batches("p", 1) == ledger.batches("p", 1, "s0") == mine
+    assert ledger.batches("p", 1, "s9") == []
+    assert ledger.batches("p", 1, after=1) == mine[1:]
+    assert ledger.batches("p") == mine
+    assert ledger.newest("p", 1) == mine[1:]
+    assert ledger.newest("p", 2) == []
+    assert ledger.undone("p", 1) == []
+
+
+def test_the_newest_batch_of_each_shard_is_one_that_stands(ledger: Ledger) -> None:
+    """What was taken back is passed over, and a shard of which nothing stands has none."""
+    s0 = [batch(number, {0: number}, {0: number + 1}) for number in (1, 2, 3)]
+    s1 = [replace(row, shard="s1", sink_version=row.sink_version + 10) for row in s0]
+    gone = [replace(row, shard="s2") for row in s0]
+    ledger.append([*s1, *gone, *s0])
+    ledger.append([taken_back("s0", 2, sink_version=30), taken_back("s2", 0, sink_version=30)])
+    assert ledger.newest("p", 1) == [s0[1], s1[2]]
+
+
+def test_a_row_that_was_measured_replaces_one_that_was_repaired(ledger: Ledger) -> None:
+    """In whichever order they came: the repair knows less."""
+    measured = [batch(number, {0: number}, {0: number + 1}, input_rows=7) for number in (1, 2)]
+    repaired = [replace(row, input_rows=None, batch_seconds=None) for row in measured]
+    ledger.append([repaired[0], measured[1]])
+    ledger.append([measured[0], repaired[1]])
+    assert ledger.batches("p", 1) == measured
+
+
+def test_what_a_reset_took_back_lies_between_what_it_kept_and_itself(ledger: Ledger) -> None:
+    """Its own commit and the last one that it kept are not of it. A reset to the beginning kept none; later batches are not taken back."""
+    ledger.append([batch(number, {0: number}, {0: number + 1}) for number in (1, 2)])
+    ledger.append([taken_back("s0", 1, sink_version=5), replace(batch(1, {0: 2}, {0: 3}), shard="s1", sink_version=6)])
+    assert ledger.undone("p", 1) == [Undone(1, 5)]
+    assert [version for version in range(8) if Undone(1, 5).has(version)] == [2, 3, 4]
+    ledger.append([taken_back("s0", 0, sink_version=9), taken_back("s1", 0, sink_version=9)])
+    assert ledger.undone("p", 1) == [Undone(-1, 5), Undone(-1, 9)]
+
+
+def test_a_partitions_own_floor_counts_beside_the_watermark() -> None:
+    """For what is late in a batch, and for what is final after it; a partition without a floor has the watermark alone."""
+    row = batch(1, {0: 0, 1: 0}, {0: 5, 1: 5}, 100, late_watermark_ms=50, floors={0: 70, 1: 130})
+    assert [row.late_ms(partition) for partition in (0, 1, 2)] == [70, 130, 50]
+    assert [row.final_ms(partition) for partition in (0, 1, 2)] == [100, 130, 100]
+    at_zero = replace(row, watermark_ms=0, late_watermark_ms=0)
+    assert (at_zero.late_ms(2), at_zero.final_ms(2)) == (0, 0)
