@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from hindcast.control import commits
-from hindcast.control.commits import commits_down, newest_commits
-from hindcast.errors import StoreUnavailableError
+from hindcast.control.commits import KEEP_THE_LOG, commits_down, create_table, newest_commits, until_it_lands
+from hindcast.errors import SchemaVersionError, StoreUnavailableError
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 
 def append(url: str, number: int) -> None:
@@ -46,8 +50,9 @@ def test_a_commit_that_lands_meanwhile_is_waited_for(tmp_path: Path, monkeypatch
     assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [(2, "2"), (1, "1"), (0, "0")]
     monkeypatch.setattr(commits, "_READINGS", 3)
     disturbances = 100
-    with pytest.raises(StoreUnavailableError, match="grows faster"):
+    with pytest.raises(StoreUnavailableError, match="could not be read: its log grows faster") as caught:
         newest_commits(handle)
+    assert caught.value.fields["table"] == handle.table_uri
 
 
 def test_a_commit_comes_once_where_others_land_between_two_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +74,110 @@ def test_commits_are_told_from_a_version_down(tmp_path: Path) -> None:
     for number in range(4):
         append(url, number)
     assert [entry["number"] for entry in commits_down(DeltaTable(url), 2)] == ["2", "1", "0"]
+
+
+def test_no_more_of_the_log_is_read_than_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long log is read from its newest commit on, in steps that grow; a log as long as a step is read once more, and no further."""
+    url = str(tmp_path / "t")
+    for number in range(3):
+        append(url, number)
+    monkeypatch.setattr(commits, "_FIRST", 1)
+    monkeypatch.setattr(commits, "_GROWTH", 3)
+    asked, read = [], DeltaTable.history
+
+    def counted(table: DeltaTable, limit: int | None = None) -> list[dict[str, object]]:
+        asked.append(limit)
+        return read(table, limit)
+
+    monkeypatch.setattr(DeltaTable, "history", counted)
+    assert next(commits_down(DeltaTable(url)))["version"] == 2
+    assert asked == [1]
+    assert [entry["version"] for entry in commits_down(DeltaTable(url))] == [2, 1, 0]
+    assert asked[1:] == [1, 3, 9]
+
+
+def test_a_table_is_made_once(tmp_path: Path) -> None:
+    """With its name and configuration, in the store's options; whoever comes later opens it and changes nothing."""
+    url = str(tmp_path / "t")
+    made = create_table(url, SCHEMA, {"allow_http": "true"}, "", "the name", KEEP_THE_LOG)
+    assert (made.metadata().name, made.metadata().configuration) == ("the name", KEEP_THE_LOG)
+    again = create_table(url, SCHEMA, {}, "", "another name")
+    assert (again.version(), again.metadata().name) == (0, "the name")
+    assert made.table_uri == again.table_uri
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_table_that_another_makes_at_the_same_moment_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """Whether one's own commit meets the other's, or finds it there."""
+    url, make = str(tmp_path / "t"), DeltaTable.create
+
+    def beside(*arguments: Any, **options: Any) -> DeltaTable:
+        make(url, SCHEMA, name="the other's")
+        if refused:
+            raise CommitFailedError("version 0 is there")
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create", beside)
+    found = create_table(url, SCHEMA, {}, "", "mine")
+    assert (found.version(), found.metadata().name) == (0, "the other's")
+
+
+def test_a_table_of_other_columns_is_refused(tmp_path: Path) -> None:
+    """It says which it has, which are expected, and what to do."""
+    url = str(tmp_path / "t")
+    DeltaTable.create(url, pa.schema([("a", pa.string()), ("b", pa.string())]))
+    with pytest.raises(SchemaVersionError, match="Move it away") as caught:
+        create_table(url, SCHEMA, {}, "Move it away.")
+    told = {"table": url, "found": "with the columns a, b", "supported": "k, n", "cure": "Move it away."}
+    assert caught.value.fields == told
+
+
+@pytest.mark.parametrize("error", [DeltaError("the disk is away"), OSError("the disk is away")])
+def test_a_table_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """With the store's own reason."""
+    url = str(tmp_path / "t")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(DeltaTable, "create", fail)
+    with pytest.raises(StoreUnavailableError, match="could not be created: the disk is away") as caught:
+        create_table(url, SCHEMA, {}, "")
+    assert caught.value.fields["table"] == url
+
+
+class Attempts:
+    """Fails so many times, then answers."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.left = list(errors)
+
+    def __call__(self) -> str:
+        if self.left:
+            raise self.left.pop(0)
+        return "landed"
+
+
+CONFLICT, AWAY = CommitFailedError("another was faster"), StoreUnavailableError(table="t", action="written", reason="away")
+
+
+def test_a_commit_is_tried_until_it_lands() -> None:
+    """After conflicts, and after the failures that are named; any other failure ends it at once."""
+    assert until_it_lands("t", Attempts(CONFLICT, CONFLICT)) == "landed"
+    assert until_it_lands("t", Attempts(CONFLICT, AWAY, CONFLICT), StoreUnavailableError) == "landed"
+    attempts = Attempts(CONFLICT, AWAY, CONFLICT)
+    with pytest.raises(StoreUnavailableError, match="away"):
+        until_it_lands("t", attempts)
+    assert len(attempts.left) == 1
+
+
+def test_a_commit_that_never_lands_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many attempts the last reason is told."""
+    monkeypatch.setattr(commits, "_ATTEMPTS", 3)
+    attempts = Attempts(*[CONFLICT] * 4)
+    with pytest.raises(StoreUnavailableError, match="The table t could not be written: another was faster"):
+        until_it_lands("t", attempts)
+    assert len(attempts.left) == 1
+    with pytest.raises(StoreUnavailableError) as caught:
+        until_it_lands("t", Attempts(*[AWAY] * 4), StoreUnavailableError)
+    assert caught.value is AWAY

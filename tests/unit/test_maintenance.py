@@ -8,12 +8,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
+from hindcast.control import maintenance
+from hindcast.control.archives import ARCHIVE_SCHEMA, BOUNDED, archive_url
 from hindcast.control.maintenance import HINDCAST_DAYS, maintain
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
-from hindcast.settings import Settings
+from hindcast.settings import Settings, project_root
 
 NOW = datetime.now(UTC)
 
@@ -71,3 +76,100 @@ def test_a_folder_of_another_pipeline_with_the_same_run_id_is_not_kept(settings:
     run(settings, "same", days=old, pipeline="q", kind="replay")
     maintain(settings)
     assert [str(folder.relative_to(settings.table("hindcasts"))) for folder in Path(settings.table("hindcasts")).glob("*/*")] == ["p/same"]
+
+
+def test_an_object_store_expires_its_hindcasts_itself(settings_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder of this host is looked for under its address."""
+    (tmp_path / "none").mkdir()
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "s3:/bucket/tables/hindcasts/p/old"
+    folder.mkdir(parents=True)
+    os.utime(folder, (0, 0))
+    elsewhere: Settings = settings_factory(pipelines_dir=tmp_path / "none", tables_url="s3://bucket/tables")
+    assert list(maintenance._old_hindcasts(elsewhere, frozenset())) == []
+
+
+def test_only_folders_are_hindcasts(settings: Settings) -> None:
+    """A file between them is left alone, whatever its age; what is deleted is told."""
+    old = HINDCAST_DAYS + 1
+    run(settings, "old", days=old, kind="replay")
+    stray = Path(settings.table("hindcasts")) / "p" / "stray"
+    stray.write_text("")
+    os.utime(stray, (0, 0))
+    maintain(settings)
+    assert left(settings) == {"stray"}
+
+
+@pytest.fixture
+def busy(settings_factory: Any) -> Settings:
+    """A platform whose ledger, sink, corrections and archive are each in three files, one of which no commit names and is old."""
+    made: Settings = settings_factory(pipelines_dir=project_root() / "include" / "pipelines")
+    tables = ControlTables(made)
+    for number in range(3):
+        tables.append(ControlTable.CHECKPOINTS, [{"pipeline": "p", "batch": number}])
+        row = {"partition": number % 2, "offset": number, "timestamp": NOW, "timestamp_type": 0, "key": None, "value": None}
+        write_deltalake(archive_url(made, "trades"), pa.Table.from_pylist([row], schema=ARCHIVE_SCHEMA), mode="append")
+        for folder in ("sinks", "corrections"):
+            write_deltalake(made.table(folder, "stock_stats"), pa.table({"n": [number]}), mode="append")
+    orphan = Path(made.table("sinks", "stock_stats")) / "of-a-dead-worker.parquet"
+    orphan.write_bytes(b"")
+    os.utime(orphan, (0, 0))
+    return made
+
+
+def test_every_table_is_joined_and_rid_of_what_nobody_names(busy: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account says of each what was done; an archive is joined by partition, and the leases, which each commit rewrites, are not."""
+    joined, compact = {}, maintenance.compact
+
+    def noted(table: DeltaTable, storage_options: dict[str, str], bounded: Any = ()) -> None:
+        joined[Path(table.table_uri).name] = (storage_options, tuple(bounded))
+        compact(table, storage_options, bounded)
+
+    monkeypatch.setattr(maintenance, "compact", noted)
+    done = {row["table"]: row for row in maintain(busy)}
+    ours = ("checkpoints", "sinks/stock_stats", "corrections/stock_stats", "archive/trades")
+    assert set(done) == {*ours, *(name.value for name in ControlTable)}
+    told = {name: tuple(done[name][key] for key in ("files_before", "files_after", "files_deleted", "skipped")) for name in ours}
+    assert told == {
+        "checkpoints": (3, 1, 0, ""),
+        "sinks/stock_stats": (3, 1, 1, ""),
+        "corrections/stock_stats": (3, 1, 0, ""),
+        "archive/trades": (3, 2, 0, ""),
+    }
+    assert not (Path(busy.table("sinks", "stock_stats")) / "of-a-dead-worker.parquet").exists()
+    assert joined["trades"] == ({}, BOUNDED) and joined["stock_stats"] == ({}, ())
+    assert "leases" not in joined and "checkpoints" in joined
+    for name, row in done.items():
+        url = (
+            archive_url(busy, "trades")
+            if name == "archive/trades"
+            else busy.table(*(name.split("/") if "/" in name else ("control", name)))
+        )
+        assert row["version"] == DeltaTable(url).version()
+        assert (Path(url) / "_delta_log" / "_last_checkpoint").exists()
+        assert 0 <= row["seconds"] < 60
+
+
+@pytest.mark.parametrize("error", [CommitFailedError("a writer was faster"), OSError("the disk is full")])
+def test_a_table_that_cannot_be_maintained_now_is_left_to_the_next_time(
+    busy: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It says why, and the others are maintained."""
+    compact = maintenance.compact
+
+    def refused(table: DeltaTable, *arguments: Any, **options: Any) -> None:
+        if "sinks" in table.table_uri:
+            raise error
+        compact(table, *arguments, **options)
+
+    monkeypatch.setattr(maintenance, "compact", refused)
+    done = {row["table"]: row for row in maintain(busy)}
+    assert (done["sinks/stock_stats"]["skipped"], done["sinks/stock_stats"]["files_after"]) == (str(error), 3)
+    assert (done["archive/trades"]["skipped"], done["archive/trades"]["files_after"]) == ("", 2)
+
+
+def test_a_folder_that_is_no_archive_ends_nothing(busy: Settings) -> None:
+    """Nor does a pipeline that has not run yet."""
+    Path(archive_url(busy, "a-folder")).mkdir(parents=True)
+    names = [row["table"] for row in maintain(busy)]
+    assert "archive/trades" in names and "archive/a-folder" not in names
