@@ -91,6 +91,23 @@ def test_a_generation_that_never_ran_hands_its_beginning_on() -> None:
     assert last.checkpoint == {"start_offsets": {"0": 8, "1": 9}, "floors": {"0": 500, "1": 500}}
 
 
+def test_each_partition_hands_its_own_floor_on() -> None:
+    """One that the parent had from a slower shard than its others stays open for as long as it was."""
+    store = MemoryStore()
+    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})
+    end(store, first, watermark_ms=100, p0=10)
+    end(store, second, watermark_ms=200, p1=11)
+    (joined,) = open_ready(store)
+    assert joined.checkpoint["floors"] == {"0": 100, "1": 200}
+    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    end(store, joined, watermark_ms=150, p0=12, p1=13)
+    assert [child.checkpoint for child in open_ready(store)] == [
+        {"start_offsets": {"0": 12}, "floors": {"0": 150}},
+        {"start_offsets": {"1": 13}, "floors": {"1": 200}},
+    ]
+
+
 def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:
     """A partition that was added begins at its first offset; windows that its keys' old shard had emitted are final in it."""
     store = MemoryStore()
@@ -155,6 +172,28 @@ def test_what_is_wanted_says_which_pipelines_to_reshard() -> None:
         end(store, lease)
     open_ready(store)
     assert shards.to_reshard(store.read().leases.values()) == [], "three partitions cannot fill seven shards"
+
+
+def test_what_is_not_ready_for_a_reshard_keeps_nothing_else_from_it() -> None:
+    """A pipeline that has no shards yet, and one whose last reshard has not ended, are passed over; the others are due."""
+    store = MemoryStore()
+    for name in ("o", "p"):
+        shards.create(store, name, 1, 2, {0: 0, 1: 0, 2: 0})
+    shards.reshard(store, "o", 1, 1, {0: 0, 1: 0, 2: 0})
+    store.commit(store.read(), [wanted_row(3).evolve(stream_id=name) for name in ("n", "o", "p")])
+    assert shards.to_reshard(store.read().leases.values()) == [("p", 1, 3)]
+
+
+def test_what_runs_without_shards_is_named() -> None:
+    """A worker makes them: of each version that is wanted to run, and has none of its own yet."""
+    store = MemoryStore()
+    shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    shards.create(store, "other", 2, 1, {0: 0})
+    beside = {"version": 2, "shards": 4, "leaving": False}
+    running = wanted_row(3).evolve(detail={**wanted_row(3).detail, "beside": beside})
+    paused = wanted_row(1).evolve(stream_id="q", state=DesiredState.PAUSED)
+    store.commit(store.read(), [running, paused, wanted_row(5).evolve(stream_id="r")])
+    assert shards.pipelines_without_shards(store.read()) == [("p", 2, 4), ("r", 1, 5)]
 
 
 @pytest.mark.parametrize("dies", [False, True])

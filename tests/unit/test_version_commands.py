@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from live_stream import MODULE
 from one_shard import CrashError, crash_at
 from simulated_platform import SINK_SCHEMA, instant
@@ -28,19 +28,22 @@ from hindcast.control.store import swap
 from hindcast.control.tables import ControlTables
 from hindcast.control.versions import Versions
 from hindcast.control.warm_time import NOTED_SECONDS
-from hindcast.errors import HindcastError, TryLaterError, VersionRefusedError
+from hindcast.errors import HindcastError, TryLaterError, UnknownPipelineError, VersionRefusedError
 from hindcast.serving.corrections import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
 from hindcast.stream.worker import Worker
 from hindcast.testing import FakeClock
 from hindcast.versions import promotion
-from hindcast.versions.discarding import discard
+from hindcast.versions.discarding import BATCH_SECONDS, POLL_SECONDS, discard
 from hindcast.versions.listing import list_versions
+from hindcast.versions.plans import Plan, plan_back_out, plan_discard, plan_promotion
 from hindcast.versions.promotion import back_out, promote
 
 NAME = "stock_stats"
 #: What the clocks of judging hosts say decides nothing.
 LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
+#: What the error of a refused promotion names.
+PROMOTED = {"pipeline": NAME, "version": 2, "action": "promoted"}
 
 
 @pytest.fixture
@@ -88,14 +91,29 @@ def at(settings: Settings, version: int, end: int, watermark_ms: int, owner: str
     swap(LeaseTable(settings), told)
 
 
-def proved(settings: Settings, *, passed: bool = True, failed: Iterable[str] = (), compared: bool = True, judged: bool = True) -> None:
-    """Version 2 has caught up; then it was judged and compared."""
+def proved(
+    settings: Settings,
+    *,
+    passed: bool = True,
+    broken: Iterable[str] = (),
+    failed: Iterable[str] = (),
+    compared: bool = True,
+    judged: bool = True,
+    number: int = 1,
+) -> None:
+    """Version 2 has caught up; then it was judged and compared.
+
+    :param broken: the expectations that failed in the verdict
+    :param failed: what the comparison found
+    :param number: of the verdict
+    """
     versions = Versions(LeaseTable(settings))
     versions.note_caught_up(versions.of(NAME))
     tables = ControlTables(settings)
     if judged:
-        verdict = {"run_id": "r", "pipeline": NAME, "version": 2, "passed": passed, "failed": "[]", "unexplained": int(not passed)}
-        tables.append(ControlTable.VERDICTS, [{**verdict, "change": versions.of(NAME).changes, "number": 1, "judged_at": LONG_AGO}])
+        found = {"passed": passed, "failed": json.dumps(list(broken)), "unexplained": int(not passed)}
+        verdict = {"run_id": "r", "pipeline": NAME, "version": 2, **found}
+        tables.append(ControlTable.VERDICTS, [{**verdict, "change": versions.of(NAME).changes, "number": number, "judged_at": LONG_AGO}])
     if compared:
         comparison = {"version": 2, "with": 1, "failed": list(failed), "change": versions.of(NAME).changes, "number": 1}
         EventLog(tables).record(EventKind.VERSIONS_COMPARED, "Compared.", pipeline=NAME, comparison=comparison)
@@ -140,6 +158,88 @@ def test_readers_change_over_at_once_and_back(two: Settings) -> None:
         promote(two, NAME, 2)
 
 
+def test_a_promotion_says_what_it_did(two: Settings) -> None:
+    """From where on the version counts, how far behind it was, until when the old one is kept warm, and how long it took."""
+    begin(two)
+    at(two, 1, 60, 9_000)
+    at(two, 2, 50, 9_000)
+    done = promote(two, NAME, 2, despite="version 1 is wrong")
+    beside = Versions(LeaseTable(two)).of(NAME).beside
+    assert beside is not None
+    assert beside.until is not None
+    assert 0 <= done.pop("swap_seconds") <= done.pop("seconds") < 60
+    assert done == {
+        "pipeline": NAME,
+        "version": 2,
+        "before": 1,
+        "promoted": True,
+        "barrier": {"0": 60},
+        "behind_records": 10,
+        "warm_until": beside.until.isoformat(),
+    }
+    again = promote(two, NAME, 2)
+    assert 0 <= again.pop("seconds") < 60
+    assert again == {"pipeline": NAME, "version": 2, "promoted": False}
+    back = back_out(two, NAME, who="ada")
+    assert 0 <= back.pop("seconds") < 60
+    assert back == {"pipeline": NAME, "version": 1, "before": 2, "backed_out": True}
+    again = back_out(two, NAME)
+    assert 0 <= again.pop("seconds") < 60
+    assert again == {"pipeline": NAME, "version": 1, "before": 2, "backed_out": False}
+    (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_backed_out")])
+    assert json.loads(event["detail"])["who"] == "ada"
+
+
+def test_a_promotion_waits_for_what_the_active_version_has_read(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that is a batch behind reads it in the next seconds. For a reason it is promoted at once, however far behind it is."""
+    caught_up(two)
+    at(two, 1, 60, 9_500)
+    monkeypatch.setattr(promotion, "WAIT_SECONDS", 60.0)
+    waits = []
+
+    def read_on(seconds: float) -> None:
+        waits.append(seconds)
+        at(two, 2, 50 + 5 * len(waits), 9_000 + 250 * len(waits))
+
+    done = promote(two, NAME, 2, sleep=read_on)
+    assert (done["barrier"], done["behind_records"], waits) == ({"0": 60}, 0, [promotion.POLL_SECONDS] * 2)
+    back_out(two, NAME)
+    at(two, 1, 99, 9_900)
+    assert promote(two, NAME, 2, despite="version 1 is wrong", sleep=read_on)["behind_records"] == 39
+    assert len(waits) == 2
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
+    """Something happens when a promotion is about to take this step."""
+    monkeypatch.setattr(promotion, "reach", lambda reached: act() if reached == step else None)
+
+
+def test_a_proof_that_fails_while_a_promotion_waits_counts(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is judged again and again; the newest verdict is the one before the swap."""
+    caught_up(two)
+    at_step(monkeypatch, "promote.3", lambda: proved(two, passed=False, number=2))
+    with pytest.raises(VersionRefusedError, match="its newest verdict, of run r, failed"):
+        promote(two, NAME, 2)
+    assert Versions(LeaseTable(two)).of(NAME).active == 1
+
+
+def test_a_change_while_a_promotion_waits_is_seen_by_the_swap(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else has promoted the version and backed out of it: what was looked at is no more."""
+    caught_up(two)
+
+    def meanwhile() -> None:
+        versions = Versions(LeaseTable(two))
+        since = versions.of(NAME).change
+        assert since is not None
+        versions.promote(NAME, 2, (), warm_seconds=60.0, barrier={}, since=since.id)
+        versions.back_out(NAME)
+
+    at_step(monkeypatch, "promote.4", meanwhile)
+    with pytest.raises(VersionRefusedError, match="something changed while it was looked at"):
+        promote(two, NAME, 2)
+    assert Versions(LeaseTable(two)).of(NAME).active == 1
+
+
 @pytest.mark.parametrize("step", [f"promote.{number}" for number in range(1, 6)])
 def test_a_kill_between_any_two_steps_leaves_one_active_version(two: Settings, step: str) -> None:
     """Whatever step it died before, readers have one version, whole; the same command again ends in the same place, told once."""
@@ -174,8 +274,10 @@ def test_a_kill_of_a_back_out_leaves_it_to_the_next_command(two: Settings) -> No
         (lambda _: None, "it has not caught up"),
         (lambda s: proved(s, judged=False), "it has no verdict since it caught up"),
         (lambda s: proved(s, passed=False), "its newest verdict, of run r, failed: 1 differences are unexplained"),
+        (lambda s: proved(s, passed=False, broken=["no_nulls", "no_gaps"]), "its newest verdict, of run r, failed: no_nulls; no_gaps"),
         (lambda s: proved(s, compared=False), "it was not compared with version 1"),
         (lambda s: proved(s, failed=["3 windows are only in version 1"]), "the comparison with version 1 failed: 3 windows"),
+        (lambda s: proved(s, failed=["a is gone", "b is new"]), "the comparison with version 1 failed: a is gone; b is new"),
         (lambda s: (proved(s), at(s, 1, 60, 9_000)), "it is 10 records behind version 1"),
         (lambda s: (proved(s), at(s, 1, 50, 9_001)), "its windows are final up to 1970-01-01T00:00:09"),
     ],
@@ -188,8 +290,10 @@ def test_what_is_not_proved_is_promoted_for_a_reason_alone(two: Settings, prepar
     at(two, 2, 50, 9_000)
     prepare(two)
     before = LeaseTable(two).leases()
-    with pytest.raises(VersionRefusedError, match=says):
+    with pytest.raises(VersionRefusedError, match=says) as caught:
         promote(two, NAME, 2)
+    assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == PROMOTED
+    assert "--despite" in str(caught.value.fields["cure"])
     assert LeaseTable(two).leases() == before
     promote(two, NAME, 2, despite="version 1 is wrong", who="ada")
     (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_promoted")])
@@ -268,6 +372,16 @@ def test_what_was_judged_before_it_caught_up_is_no_proof(two: Settings, passed: 
     with pytest.raises(VersionRefusedError, match="it was not compared with version 1"):
         promote(two, NAME, 2)
     proved(two)
+    assert promote(two, NAME, 2)["promoted"]
+
+
+def test_the_verdict_of_another_version_or_pipeline_is_none_of_its_own(two: Settings) -> None:
+    """Whether it passed or failed, and however new it is."""
+    caught_up(two)
+    changes = Versions(LeaseTable(two)).of(NAME).changes
+    for pipeline, version in ((NAME, 1), ("other", 2)):
+        verdict = {"run_id": "bad", "pipeline": pipeline, "version": version, "passed": False, "failed": "[]", "unexplained": 1}
+        ControlTables(two).append(ControlTable.VERDICTS, [{**verdict, "change": changes, "number": 9, "judged_at": LONG_AGO}])
     assert promote(two, NAME, 2)["promoted"]
 
 
@@ -355,8 +469,13 @@ def test_a_seam_that_is_still_open_in_the_old_version_is_waited_for(two: Setting
     at(two, 1, 50, 9_000)
     at(two, 2, 50, 9_000)
     proved(two)
-    with pytest.raises(VersionRefusedError, match="from version 1, where some are open"):
+    with pytest.raises(VersionRefusedError, match=r"end by 1970-01-01T00:00:09\.5.* from version 1, where some are open") as caught:
         promote(two, NAME, 2)
+    assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == PROMOTED
+    assert "--despite" in str(caught.value.fields["cure"])
+    for version in (1, 2):
+        at(two, version, 60, 9_500)
+    assert promote(two, NAME, 2)["promoted"]
 
 
 def test_a_discarded_version_leaves_nothing(two: Settings) -> None:
@@ -366,12 +485,14 @@ def test_a_discarded_version_leaves_nothing(two: Settings) -> None:
     for folder in folders:
         folder.mkdir(parents=True)
     done = discard(two, NAME, 2, who="ada")
-    assert (done["active"], max(done["deleted"])) == (1, f"sinks/{NAME}_v2")
+    deleted = [f"checkpoints/{NAME}/v2.g0.s0", f"checkpoints/{NAME}/v2.g0.s0.r1.e2", f"sinks/{NAME}_v2"]
+    assert done == {"pipeline": NAME, "version": 2, "active": 1, "deleted": deleted}
     assert [folder.exists() for folder in folders] == [True, False, False]
     assert not Path(two.table("sinks", f"{NAME}_v2")).exists()
     assert [lease.status_value for lease in LeaseTable(two).leases()] == ["active", "v1.g0.s0"]
     assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
-    assert told(two)[-1] == "version_discarded"
+    (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_discarded")])
+    assert json.loads(event["detail"])["who"] == "ada"
     with pytest.raises(VersionRefusedError, match="it is not beside the active one"):
         discard(two, NAME, 2)
 
@@ -413,13 +534,113 @@ def test_a_shard_whose_owner_goes_on_is_not_taken_from_under_it(two: Settings) -
     at(two, 2, 50, 9_000, owner="alive")
     clock = FakeClock()
 
-    def renew(_: float) -> None:
-        clock.advance(5.0)
+    def renew(seconds: float) -> None:
+        assert seconds == POLL_SECONDS
+        clock.advance(14.5)
         swap(LeaseTable(two), lambda snapshot: [one.renewed() for one in snapshot.leases.values() if one.lease_owner == "alive"])
 
     with pytest.raises(TryLaterError, match="alive still holds shards"):
         discard(two, NAME, 2, clock=clock, sleep=renew)
+    assert clock.monotonic() == two.lease_seconds * 1.25 + BATCH_SECONDS
     assert Path(two.table("sinks", f"{NAME}_v2")).exists()
+
+
+def test_an_object_store_deletes_the_files_itself(two: Settings, settings_factory: Callable[..., Settings], tmp_path: Path) -> None:
+    """The rows of a discarded version go; its checkpoints and files are left to the store's own rules. What was not there is not named."""
+    store = settings_factory(
+        pipelines_dir=two.pipelines_dir, tables_url=f"file://{tmp_path}/tables", checkpoints_url=f"file://{tmp_path}/checkpoints"
+    )
+    DesiredStates(LeaseTable(store)).declare(catalog.load(two.pipelines_dir)[NAME], 1)
+    begin(store)
+    put(store, f"{NAME}_v2", range(5, 10), "two")
+    folder = tmp_path / "checkpoints" / NAME / "v2.g0.s0"
+    folder.mkdir(parents=True)
+    assert discard(store, NAME, 2)["deleted"] == [f"sinks/{NAME}_v2"]
+    assert DeltaTable(store.table("sinks", f"{NAME}_v2")).to_pyarrow_table().num_rows == 0
+    assert folder.exists()
+
+
+def test_a_plan_says_what_the_promotion_then_does(two: Settings) -> None:
+    """And that it is done, once it is; nothing changes by the plan itself."""
+    begin(two)
+    at(two, 1, 60, 9_000)
+    at(two, 2, 50, 9_000)
+    before, began = LeaseTable(two).leases(), datetime.now(UTC)
+    plan = plan_promotion(two, NAME, 2, despite="version 1 is wrong")
+    warm_until = datetime.fromisoformat(plan.row["warm_until"]) - timedelta(seconds=two.warm_seconds)
+    assert began <= warm_until <= datetime.now(UTC)
+    row = {"pipeline": NAME, "version": 2, "before": 1, "promoted": True, "behind_records": 10, "warm_until": plan.row["warm_until"]}
+    warm = "version 1 is kept warm for 3600 s"
+    assert plan == Plan(f"{NAME}: version 2 becomes the active one, readers switch at once, {warm}", row)
+    assert LeaseTable(two).leases() == before
+    done = promote(two, NAME, 2, despite="version 1 is wrong")
+    assert {name: done[name] for name in row if name != "warm_until"} == {name: row[name] for name in row if name != "warm_until"}
+    again = plan_promotion(two, NAME, 2)
+    row = {"pipeline": NAME, "version": 2, "before": 2, "promoted": False}
+    assert again == Plan(f"{NAME}: version 2 is active already", row, done=True)
+
+
+def test_a_plan_is_refused_as_the_promotion_would_be(two: Settings) -> None:
+    """Without a proof, and in the middle of a reshard; for a reason neither matters."""
+    begin(two)
+    for version in (1, 2):
+        at(two, version, 50, 9_000)
+    with pytest.raises(VersionRefusedError, match="it has not caught up") as caught:
+        plan_promotion(two, NAME, 2)
+    assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == PROMOTED
+    proved(two)
+    assert plan_promotion(two, NAME, 2).row["promoted"]
+    with pytest.raises(VersionRefusedError, match="it is not a shadow") as caught:
+        plan_promotion(two, NAME, 3)
+    assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == {**PROMOTED, "version": 3}
+    reshard(two, 1)
+    with pytest.raises(VersionRefusedError, match="version 1 is being resharded"):
+        plan_promotion(two, NAME, 2)
+    assert plan_promotion(two, NAME, 2, despite="version 1 never ends").row["promoted"]
+
+
+def test_a_plan_says_what_the_back_out_and_the_discard_then_do(two: Settings) -> None:
+    """Nothing changes by the plans themselves."""
+    caught_up(two)
+    promote(two, NAME, 2)
+    before = LeaseTable(two).leases()
+    row = {"pipeline": NAME, "version": 1, "before": 2, "backed_out": True}
+    back = Plan(f"{NAME}: readers return to version 1 at once, version 2 goes on beside it", row)
+    assert plan_back_out(two, NAME) == back
+    assert LeaseTable(two).leases() == before
+    back_out(two, NAME)
+    done = Plan(f"{NAME}: version 1 is active again already", {**row, "backed_out": False}, done=True)
+    assert plan_back_out(two, NAME) == done
+    before = LeaseTable(two).leases()
+    tables = [f"sinks/{NAME}_v2", f"corrections/{NAME}_v2"]
+    sentence = f"{NAME}: the shards, checkpoints and tables of version 2 are deleted (sinks/{NAME}_v2, corrections/{NAME}_v2)"
+    row = {"pipeline": NAME, "version": 2, "active": 1, "deletes": tables}
+    assert plan_discard(two, NAME, 2) == Plan(sentence, row)
+    assert LeaseTable(two).leases() == before
+    discard(two, NAME, 2)
+    with pytest.raises(VersionRefusedError, match="no version before it is kept warm"):
+        plan_back_out(two, NAME)
+
+
+@pytest.mark.parametrize(
+    ("plan", "version", "action"),
+    [
+        (lambda settings: plan_promotion(settings, "idle", 7), 7, "promoted"),
+        (lambda settings: plan_back_out(settings, "idle"), 3, "backed out"),
+        (lambda settings: plan_discard(settings, "idle", 7), 7, "discarded"),
+    ],
+)
+def test_nothing_is_planned_for_what_was_never_consumed(two: Settings, plan: Callable[[Settings], Plan], version: int, action: str) -> None:
+    """A pipeline that is declared alone: the error says so, and how it is started. One that is not even declared is unknown."""
+    (two.pipelines_dir / "idle.py").write_text(MODULE.format(topic="t", name="idle", version=3, shards=1))
+    with pytest.raises(VersionRefusedError, match="`hindcast resume idle` has version 3 consumed") as caught:
+        plan(two)
+    fields = caught.value.fields
+    assert (fields["pipeline"], fields["version"], fields["action"]) == ("idle", version, action)
+    assert "ever consumed" in str(fields["problem"])
+    (two.pipelines_dir / "idle.py").unlink()
+    with pytest.raises(UnknownPipelineError):
+        plan(two)
 
 
 def test_a_reader_between_a_promotion_and_a_discarding_reads_again(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

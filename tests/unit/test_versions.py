@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -118,6 +119,7 @@ def test_a_shadow_is_consumed_beside_the_active_version(tmp_path: Path) -> None:
 
     assert wanted() == (True, True)
     assert (is_shadow(store.read().leases, first), is_shadow(store.read().leases, second)) == (False, True)
+    assert not is_shadow({}, second), "of a pipeline of which nothing is wanted"
     DesiredStates(store).set_state(NAME, DesiredState.PAUSED)
     assert wanted() == (False, False)
     DesiredStates(store).set_state(NAME, DesiredState.RUNNING)
@@ -316,9 +318,13 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
     versions = wanting(store, tmp_path)
     begun(versions)
 
-    def at(version: int, end: int, **detail: int) -> bool:
+    def at(version: int, end: int, *, added: int | None = None, **detail: int) -> bool:
+        """The version has read up to there, and of an added partition so far."""
         (lease,) = shards.of_version(store.read().leases.values(), NAME, version)
-        told = lease.evolve(checkpoint={**lease.checkpoint, "end_offsets": {"0": end}, "batch": 1}, detail={**lease.detail, **detail})
+        ends = {"0": end}
+        if added is not None:
+            ends["1"] = added
+        told = lease.evolve(checkpoint={**lease.checkpoint, "end_offsets": ends, "batch": 1}, detail={**lease.detail, **detail})
         swap(store, lambda _: [told])
         return bool(caught_up(store.read().leases.values()))
 
@@ -328,6 +334,7 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
     assert at(2, 45, lag_records=0)
     assert not at(2, 46, lag_records=5)
     assert at(2, 50, lag_records=5)
+    assert at(2, 50, lag_records=5, added=7), "a partition that the active version does not know yet keeps it from nothing"
     (seen,) = caught_up(store.read().leases.values())
     noted = versions.note_caught_up(seen)
     assert noted is not None
@@ -421,6 +428,19 @@ def test_a_warm_version_outlives_every_worker_that_sees_it(tmp_path: Path) -> No
     assert not workers.look(2, 3)
 
 
+def test_each_warm_version_has_its_own_time(tmp_path: Path) -> None:
+    """Whatever other pipelines there are, with and without a version that is kept warm."""
+    workers = warm(tmp_path, 100.0)
+    row = workers.store.read().leases[desired_key(NAME)]
+    swap(workers.store, lambda _: [row.evolve(stream_id="q")])
+    idle = row.evolve(stream_id="a", detail={"version": 1, "shards": 1, "workers": 1})
+    leases = [idle, *workers.store.read().leases.values()]
+    (seeing, _) = workers.observers
+    assert seeing.seen(leases) == []
+    workers.wait(100.0)
+    assert {(standing.pipeline, seconds) for standing, seconds in seeing.seen(leases)} == {(NAME, 100.0), ("q", 100.0)}
+
+
 def test_the_time_of_another_promotion_counts_for_none(tmp_path: Path) -> None:
     """Backed out and promoted again while nobody looked: the old version is kept warm for the whole time again."""
     workers = warm(tmp_path, 100.0)
@@ -456,6 +476,46 @@ def test_an_event_is_written_once_also_after_a_kill(settings: Settings, tmp_path
     (event,) = tables.rows(ControlTable.EVENTS)
     assert (event["kind"], event["pipeline"]) == ("reprocess_started", NAME)
     assert "Version 2 begins beside version 1" in event["message"]
+
+
+def test_an_event_says_what_the_change_says(settings: Settings, tmp_path: Path) -> None:
+    """Who did what, at which offsets; what nobody gave is left out. A promotion without a proof is a warning, with the way back."""
+    tables = ControlTables(settings)
+    versions = wanting(MemoryStore(), tmp_path)
+    started = tell(tables, begun(versions)).change
+    assert started is not None
+    versions.promote(NAME, 2, (), warm_seconds=0.0, barrier={0: 7}, since=started.id, who="me", despite="it is late")
+    promotion = tell(tables, versions.of(NAME)).change
+    assert promotion is not None
+    first, second = sorted(tables.rows(ControlTable.EVENTS), key=lambda event: json.loads(event["detail"])["number"])
+    assert json.loads(first["detail"]) == {
+        "change": started.id,
+        "version": 2,
+        "active": 1,
+        "at": started.at.isoformat(),
+        "offsets": {"0": 0},
+        "number": 1,
+    }
+    assert json.loads(second["detail"]) == {
+        "change": promotion.id,
+        "version": 2,
+        "active": 2,
+        "at": promotion.at.isoformat(),
+        "who": "me",
+        "despite": "it is late",
+        "offsets": {"0": 7},
+        "number": 2,
+    }
+    assert (first["severity"], first["cure"]) == ("info", "")
+    assert (second["severity"], second["cure"]) == ("warning", "`hindcast back-out p` returns to the version before.")
+
+
+def test_nothing_is_told_of_a_pipeline_whose_versions_never_changed(settings: Settings, tmp_path: Path) -> None:
+    """It is wanted, and that is all."""
+    versions = wanting(MemoryStore(), tmp_path)
+    standing = versions.of(NAME)
+    assert tell(ControlTables(settings), standing) == standing
+    assert ControlTables(settings).rows(ControlTable.EVENTS) == []
 
 
 def test_a_version_that_is_deployed_while_a_worker_runs_is_loaded_once_it_is_wanted(tmp_path: Path) -> None:

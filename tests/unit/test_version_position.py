@@ -1,0 +1,118 @@
+"""How far a version is: by the last commit of each shard in its own table, and by its leases before there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from hindcast.control import shards
+from hindcast.control.leases import Lease, ShardState
+from hindcast.control.ledger import Offsets
+from hindcast.control.shards import app_id
+from hindcast.control.store import swap
+from hindcast.settings import Settings
+from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.testing import MemoryStore
+from hindcast.versions.position import Position, position, position_by
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a shard's last commit says."""
+
+    end_offsets: Offsets
+    watermark_ms: int
+    floors: Offsets = field(default_factory=dict)
+
+
+def by(leases: list[Lease], **commits: Commit) -> Position:
+    """Where version 1 stands, if its shards ``s0``, ``s1`` and so on of the first generation committed this last."""
+    return position_by(leases, "p", 1, lambda lease: commits.get(lease.status_value.removeprefix("v1.g0.")))
+
+
+def test_a_version_is_final_up_to_its_slowest_partition() -> None:
+    """Up to nothing at all if none was read."""
+    assert Position({0: 9, 1: 9}, {0: 700, 1: 300}).horizon_ms == 300
+    assert Position({}, {}).horizon_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "behind"), [({0: 10, 1: 20}, 0), ({0: 9, 1: 18}, 3), ({0: 9, 1: 99}, 1), ({0: 10}, 20), ({0: 10, 1: 20, 2: 5}, 0), ({}, 30)]
+)
+def test_records_behind_are_those_that_the_other_has_read_alone(own: Offsets, behind: int) -> None:
+    """Summed over the partitions: what one partition is ahead makes up for nothing, and a partition that is unknown was not read."""
+    other = Position({0: 10, 1: 20}, {})
+    assert Position(own, {}).behind(other) == behind
+    assert Position(own, {}).covers(other) == (behind == 0)
+
+
+@pytest.mark.parametrize(("final_ms", "covers"), [(499, False), (500, True), (501, True)])
+def test_a_version_covers_what_it_has_read_and_closed(final_ms: int, covers: bool) -> None:
+    """Having read as far is not enough if windows are still open that the other has closed."""
+    assert Position({0: 10}, {0: final_ms}).covers(Position({0: 10}, {0: 500})) is covers
+
+
+def test_the_last_commit_says_more_than_the_lease() -> None:
+    """The lease learns it later. A shard that has committed nothing stands where its lease says, and only what was read closes windows."""
+    first, second, third = shards.create(MemoryStore(), "p", 1, 3, {0: 5, 1: 6, 2: 0})
+    second = second.evolve(checkpoint={**second.checkpoint, "end_offsets": {"1": 9}, "watermark_ms": 400})
+    leases = [first, second, third]
+    assert by(leases) == Position({0: 5, 1: 9, 2: 0}, {1: 400})
+    assert by(leases, s0=Commit({0: 8}, 300), s1=Commit({1: 12}, 450)) == Position({0: 8, 1: 12, 2: 0}, {0: 300, 1: 450})
+    assert by(leases, s0=Commit({0: 5}, 0), s2=Commit({2: 1}, 70)) == Position({0: 5, 1: 9, 2: 1}, {1: 400, 2: 70})
+
+
+def test_what_was_final_before_a_commit_stays_final() -> None:
+    """The greatest counts: of the commit's watermark, of its floor for the partition, and of what the lease knows."""
+    (lease,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 5})
+    commit = Commit({0: 8, 1: 8}, 300, {1: 350})
+    assert by([lease], s0=commit).final_ms == {0: 300, 1: 350}
+    assert by([lease.evolve(checkpoint={**lease.checkpoint, "watermark_ms": 320})], s0=commit).final_ms == {0: 320, 1: 350}
+
+
+def test_a_child_that_has_read_nothing_keeps_what_was_final_for_its_parent() -> None:
+    """And what waits for its parent stands where that does."""
+    store = MemoryStore()
+    (root,) = shards.create(store, "p", 1, 1, {0: 5, 1: 5})
+    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    read = root.evolve(checkpoint={**root.checkpoint, "end_offsets": {"0": 8, "1": 9}, "watermark_ms": 600})
+    swap(store, lambda _: [read])
+    assert by(list(store.read().leases.values())) == Position({0: 8, 1: 9}, {0: 600, 1: 600})
+    swap(store, lambda _: [read.evolve(state=ShardState.TERMINATED)])
+    swap(store, lambda snapshot: shards.opened(snapshot.leases))
+    assert by(list(store.read().leases.values())) == Position({0: 8, 1: 9}, {0: 600, 1: 600})
+
+
+def commit(settings: Settings, shard: str, batch: int, offsets: Offsets) -> None:
+    """Commit a batch without rows to the table ``t``."""
+    table = FencedTable(settings.table("sinks", "t"), {}, app_id("p", shard))
+    table.create(pa.schema([("k", pa.string())]))
+    told = BatchCommit(
+        kind="batch",
+        pipeline="p",
+        version=1,
+        shard=shard,
+        epoch=1,
+        batch=batch,
+        worker="w",
+        start_offsets=dict.fromkeys(offsets, 0),
+        end_offsets=offsets,
+        late_watermark_ms=0,
+        watermark_ms=batch * 100,
+    )
+    after = Fence(1, batch - 1) if batch > 1 else None
+    table.commit(Fence(1, batch), [], told.as_metadata(), after=after)
+
+
+def test_the_versions_own_table_is_read(settings: Settings) -> None:
+    """Each shard's newest commit in it, whatever other shards have committed since; before there is a table the leases say it."""
+    leases = shards.create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
+    assert position(settings, "t", leases, "p", 1) == Position({0: 0, 1: 0}, {})
+    commit(settings, "v1.g0.s0", 1, {0: 3})
+    commit(settings, "v1.g0.s0", 2, {0: 7})
+    assert position(settings, "t", leases, "p", 1) == Position({0: 7, 1: 0}, {0: 200})
+    commit(settings, "v1.g0.s1", 1, {1: 4})
+    assert position(settings, "t", leases, "p", 1) == Position({0: 7, 1: 4}, {0: 200, 1: 100})
+    assert position(settings, "other", leases, "p", 1) == Position({0: 0, 1: 0}, {})
