@@ -12,6 +12,8 @@ from hindcast.control import shards
 from hindcast.control.desired import DesiredState
 from hindcast.control.keeper import Keeper
 from hindcast.control.leases import Lease, ShardState, StatusType
+from hindcast.errors import BadInputError
+from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.testing import FakeClock, MemoryStore
 
 
@@ -64,7 +66,11 @@ def test_each_row_says_when_it_was_written() -> None:
     (root,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
     waiting = shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
     end(store, root)
-    for lease in (root, *waiting, *open_ready(store)):
+    for lease in (root, *waiting):
+        assert lease.updated_at is not None
+        assert began <= lease.updated_at <= datetime.now(UTC)
+    began = datetime.now(UTC)
+    for lease in open_ready(store):
         assert lease.updated_at is not None
         assert began <= lease.updated_at <= datetime.now(UTC)
 
@@ -106,6 +112,48 @@ def test_each_partition_hands_its_own_floor_on() -> None:
         {"start_offsets": {"0": 12}, "floors": {"0": 150}},
         {"start_offsets": {"1": 13}, "floors": {"1": 200}},
     ]
+
+
+def test_nothing_is_final_for_a_shard_that_has_read_nothing() -> None:
+    """Neither of one of its partitions nor of them all."""
+    (lease,) = shards.create(MemoryStore(), "p", 1, 1, {0: 0})
+    assert (shards.final_ms(lease, None), shards.final_ms(lease, "0")) == (0, 0)
+
+
+def test_an_added_partition_reopens_no_window_that_was_final_for_any_other() -> None:
+    """Its keys come from any partition of the parent, the fastest of them too, though the parent itself has read nothing since."""
+    store = MemoryStore()
+    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})
+    end(store, first, watermark_ms=100, p0=10)
+    end(store, second, watermark_ms=200, p1=11)
+    (joined,) = open_ready(store)
+    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0, 2: 5})
+    end(store, joined)
+    assert [child.checkpoint["floors"] for child in open_ready(store)] == [{"0": 100, "1": 200, "2": 200}]
+
+
+#: Two topics, of three partitions and of one.
+UNLIKE = {0: 0, 1: 0, 2: 0, TOPIC_STRIDE: 0}
+
+
+def test_topics_of_unlike_size_stay_one_shard() -> None:
+    """A key is in another partition of each topic, so two shards would each emit a part of its windows."""
+    store = MemoryStore()
+    shards.create(store, "p", 1, 1, UNLIKE)
+    commits = store.commits
+    with pytest.raises(BadInputError, match="The topics of p have 3, 1 partitions"):
+        shards.reshard(store, "p", 1, 2, UNLIKE)
+    assert store.commits == commits
+
+
+def test_a_topic_that_has_grown_to_the_size_of_the_other_stays_one_shard() -> None:
+    """Its older records are in one partition, whatever their key."""
+    store = MemoryStore()
+    shards.create(store, "p", 1, 1, UNLIKE)
+    grown = {**UNLIKE, TOPIC_STRIDE + 1: 0, TOPIC_STRIDE + 2: 0}
+    (child,) = shards.reshard(store, "p", 1, 2, grown)
+    assert child.detail["partitions"] == sorted(grown)
 
 
 def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:

@@ -292,7 +292,33 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert (caught.value.exit_code, store.commits) == (2, commits)
     assert caught.value.fields["pipeline"] == NAME
     assert {type(caught.value.fields[name]) for name in ("action", "problem", "cure")} == {str}
+    assert caught.value.fields["action"] in {"started", "promoted", "backed out", "discarded"}
     assert isinstance(caught.value.fields["version"], int)
+
+
+def test_a_version_is_discarded_once_and_no_other_with_it(tmp_path: Path) -> None:
+    """Leaving twice and removing what does not leave, or is not there, write nothing."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    assert versions.remove(NAME, 2) is None
+    begun(versions)
+    assert versions.remove(NAME, 2) is None
+    left = versions.leave(NAME, 2)
+    commits = store.commits
+    assert versions.leave(NAME, 2) == left
+    assert versions.remove(NAME, 3) is None
+    assert store.commits == commits
+    assert versions.remove(NAME, 2) is not None
+    assert versions.remove(NAME, 2) is None
+
+
+def test_nobody_is_named_who_did_not_say_who_they_are(tmp_path: Path) -> None:
+    """Commands are given by people and by schedules; what a person did not say is not made up."""
+    versions = wanting(MemoryStore(), tmp_path)
+    steps = (begun, promoted, back_out, lambda one: one.leave(NAME, 2), lambda one: one.remove(NAME, 2))
+    for step in steps:
+        change = step(versions).change
+        assert (change.who, change.despite) == ("", "")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CONFLICT, Outcome.UNKNOWN_LOST, Outcome.UNKNOWN_WRITTEN])

@@ -101,6 +101,7 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
     """Step 1: write the next generation; nothing where the newest one is dealt so already, or is still waiting for its parents.
 
     :param start: all partitions of the topic, with the offset at which those begin that no shard has had
+    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
     """
 
     def decide(snapshot: Snapshot) -> list[Lease]:
@@ -109,7 +110,7 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
             return []
         before = {partition for lease in current for partition in lease.detail[PARTITIONS]}
         known = int(current[0].detail[MODULUS])
-        modulus = math.gcd(known, _modulus(pipeline, shards, start)) if start.keys() - before else known
+        modulus = math.gcd(known, _modulus(pipeline, shards, start))
         dealt = deal(before | start.keys(), shards, modulus)
         if dealt == [lease.detail[PARTITIONS] for lease in current]:
             return []
@@ -199,13 +200,14 @@ def _residue(partition: int, modulus: int) -> int:
 
 
 def _modulus(pipeline: str, shards: int, start: Iterable[int]) -> int:
+    """What a key's partitions have in common: the greatest common divisor of the topics' sizes. A topic that grows has older records, too."""
     counts = Counter(partition // TOPIC_STRIDE for partition in start)
     if shards > 1 and len(set(counts.values())) > 1:
         problem = (
             f"The topics of {pipeline} have {', '.join(map(str, counts.values()))} partitions, so a key is not in the same shard of each"
         )
         raise BadInputError(problem=problem, cure="Give the topics as many partitions each, or use shards=1.")
-    return counts[0]
+    return math.gcd(*counts.values())
 
 
 def superseded(leases: Iterable[Lease]) -> set[LeaseKey]:
