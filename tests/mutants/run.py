@@ -33,6 +33,9 @@ MUTATED = Path("mutants")
 HISTORIES = 20
 #: A test takes seconds. One that takes longer waits for something that the mutant took away, which is a catch.
 TEST_SECONDS = 120
+#: Beside five times what its tests take, so long may a mutant take before it counts as one that never ends. Long enough for a machine that
+#: has much else to do: with 6 s, one mutant in five of a slow run was called caught that no test had failed on.
+IDLE_SECONDS = 60.0
 _OUTCOMES = {"killed": Outcome.CAUGHT, "timeout": Outcome.CAUGHT, "survived": Outcome.SURVIVED, "no tests": Outcome.UNREACHED}
 
 
@@ -98,7 +101,7 @@ def mutmut_settings(modules: Sequence[str], tests: Sequence[str], skipped: Seque
         "pytest_add_cli_args_test_selection": tests,
         # Delta's and Arrow's threads do not survive a fork: a mutant's process comes from one that has run no test.
         "process_isolation": "forkserver",
-        "timeout_constant": 6.0,
+        "timeout_constant": IDLE_SECONDS,
         "timeout_multiplier": 5.0,
         "use_git_change_detection": False,
     }

@@ -32,6 +32,12 @@ def table(settings: Settings) -> FencedTable:
     return made
 
 
+@pytest.fixture(autouse=True)
+def _soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that never lands ends its test at once."""
+    monkeypatch.setattr(commits, "_ATTEMPTS", 3)
+
+
 def data(table: FencedTable, n: int) -> list[DataFile]:
     return [_write_file(pa.table({"k": ["a"], "n": [n]}, schema=SCHEMA), table.url, {}, "x")]
 
@@ -237,8 +243,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, *, times: int, landed: b
 
 def test_a_table_to_which_others_always_commit_first_is_named(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not try for ever."""
-    monkeypatch.setattr(commits, "_ATTEMPTS", 2)
-    failing(monkeypatch, "create_write_transaction", times=2, error=CommitFailedError("another was faster"))
+    failing(monkeypatch, "create_write_transaction", times=3, error=CommitFailedError("another was faster"))
     with pytest.raises(StoreUnavailableError, match="could not be written: another was faster") as caught:
         table.commit(Fence(1, 1), data(table, 7), after=None)
     assert caught.value.fields["table"] == table.url
@@ -258,9 +263,8 @@ def test_a_commit_whose_outcome_is_unknown_is_in_the_table_once(
 
 def test_a_store_that_stays_away_is_named(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the table, what could not be done to it, and the store's own reason; the table serves once the store is back."""
-    monkeypatch.setattr(commits, "_ATTEMPTS", 2)
     with monkeypatch.context() as while_away:
-        failing(while_away, "create_write_transaction", times=2)
+        failing(while_away, "create_write_transaction", times=3)
         with pytest.raises(StoreUnavailableError, match="could not be written: the disk is away") as caught:
             table.commit(Fence(1, 1), data(table, 7), after=None)
         assert caught.value.fields["table"] == table.url

@@ -10,6 +10,7 @@ from ledger_rows import AT, batch
 
 from hindcast.control.ledger import Ledger, LedgerRow, Undone
 from hindcast.control.reset import reset_row
+from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
 
@@ -28,14 +29,15 @@ def test_a_version_reads_its_own_batches_and_resets(ledger: Ledger) -> None:
     """Of another version of the pipeline, whose shards may have the same names here, nothing counts."""
     mine = [batch(1, {0: 0}, {0: 5}), batch(2, {0: 5}, {0: 9})]
     others = [replace(mine[0], version=2, sink_version=7), replace(mine[1], version=2, batch=8)]
-    ledger.append([*mine, *others, taken_back("s0", 0, sink_version=20, version=2)])
+    stands = replace(mine[0], version=2, shard="s5", sink_version=8)
+    ledger.append([*mine, *others, stands, taken_back("s0", 0, sink_version=20, version=2)])
     ledger.append([replace(mine[1], pipeline="q", batch=11)])
     assert ledger.batches("p", 1) == ledger.batches("p", 1, "s0") == mine
     assert ledger.batches("p", 1, "s9") == []
     assert ledger.batches("p", 1, after=1) == mine[1:]
-    assert ledger.batches("p") == mine
+    assert ledger.batches("p") == [*mine, stands]
     assert ledger.newest("p", 1) == mine[1:]
-    assert ledger.newest("p", 2) == []
+    assert ledger.newest("p", 2) == [stands]
     assert ledger.undone("p", 1) == []
 
 
@@ -66,6 +68,15 @@ def test_what_a_reset_took_back_lies_between_what_it_kept_and_itself(ledger: Led
     assert [version for version in range(8) if Undone(1, 5).has(version)] == [2, 3, 4]
     ledger.append([taken_back("s0", 0, sink_version=9), taken_back("s1", 0, sink_version=9)])
     assert ledger.undone("p", 1) == [Undone(-1, 5), Undone(-1, 9)]
+
+
+def test_a_row_that_has_no_floors_has_none(settings: Settings, ledger: Ledger) -> None:
+    """An older Hindcast wrote rows without them."""
+    row = batch(1, {0: 0}, {0: 5})
+    values = row.as_row()
+    del values["floors"]
+    ControlTables(settings).append(ControlTable.CHECKPOINTS, [values])
+    assert ledger.batches("p", 1) == [row]
 
 
 def test_a_partitions_own_floor_counts_beside_the_watermark() -> None:

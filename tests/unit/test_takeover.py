@@ -11,13 +11,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from one_shard import CrashError, crash_at
+from pyspark.errors import AnalysisException
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
 from hindcast.control.leases import Lease
 from hindcast.control.ledger import Ledger
 from hindcast.control.shards import app_id, create
 from hindcast.control.tables import ControlTables
-from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, SinkCommitsLostError
+from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, PipelineError, SinkCommitsLostError
+from hindcast.pipeline import FORM, Mode
 from hindcast.settings import Settings
 from hindcast.stream import takeover
 from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
@@ -249,3 +251,88 @@ def test_a_results_columns_may_be_null_and_its_instants_are_utc() -> None:
     """Whether Spark proves a column non-null depends on the plan, not on what the table promises."""
     frame: Any = SimpleNamespace(schema=StructType([StructField("n", IntegerType(), False), StructField("at", TimestampType(), False)]))
     assert takeover.table_schema(frame) == pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", tz="UTC"))])
+
+
+class Analysed:
+    """What a take-over asks of a frame: its columns, and Spark's analysed plan as text."""
+
+    def __init__(self, columns: list[str], plan: str = "Project") -> None:
+        self.columns = columns
+        self.plan = plan
+
+    @property
+    def _jdf(self) -> Analysed:
+        return self
+
+    def queryExecution(self) -> Analysed:  # noqa: N802 -- Spark's name
+        return self
+
+    def analyzed(self) -> str:
+        return self.plan
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A pipeline of one topic whose transformation has this result, or fails."""
+
+    def make(result: Analysed | Exception, *, topics: int = 1, mode: Mode = Mode.APPEND, **fields: Any) -> Any:
+        def transform(frames: list[str], pipeline: Any) -> Analysed:
+            assert frames == ["windows of t0", *(f"t{number}" for number in range(1, topics))] and pipeline.name == "p"
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        monkeypatch.setattr(takeover.source, "empty", lambda _, pipeline: pipeline.topics)
+        monkeypatch.setattr(takeover.source, "assign_windows", lambda frame, pipeline: f"windows of {frame}" if pipeline else "")
+        monkeypatch.setattr(takeover.source, "transform", transform)
+        names = [f"t{number}" for number in range(topics)]
+        sink = SimpleNamespace(keys=("ticker", "user"), mode=mode)
+        values = {"name": "p", "file": "p.py", "line": 7, "window": None, "re_execute": False, "topics": names, "sink": sink, **fields}
+        return SimpleNamespace(**values)
+
+    return make
+
+
+def refusal(pipeline: Any) -> dict[str, Any]:
+    """What the refusal of the pipeline tells; nothing if it is not refused."""
+    spark: Any = None
+    try:
+        takeover._empty_result(spark, pipeline)
+    except PipelineError as error:
+        return error.fields
+    return {}
+
+
+KEYS = ["ticker", "user"]
+
+
+def test_a_transformation_that_does_not_fit_is_refused_by_name(declared: Any) -> None:
+    """With the keys that the result lacks, or the first line of what Spark says of it."""
+    assert refusal(declared(Analysed(KEYS))) == {}
+    told = {"file": "p.py", "line": 7, "pipeline": "p", "form": FORM}
+    lacks = "is not a column of the result"
+    assert refusal(declared(Analysed(["user", "n"]))) == {**told, "problem": f"the sink's key 'ticker' {lacks} (user, n)"}
+    both = f"the sink's key 'ticker' {lacks} (n); the sink's key 'user' {lacks} (n)"
+    assert refusal(declared(Analysed(["n"]))) == {**told, "problem": both}
+    unknown = AnalysisException(message="no column aks\nsecond line")
+    assert refusal(declared(unknown)) == {**told, "problem": "the transformation cannot be analysed: no column aks"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "fields", "kept"),
+    [
+        ("Project\n+- Filter", {}, ""),
+        ("Aggregate [n]", {}, "Aggregate"),
+        ("Project\n+- Aggregate [n]", {"mode": Mode.UPSERT}, ""),
+        ("Project\n+- Deduplicate [id]", {"mode": Mode.UPSERT}, "Deduplicate"),
+        ("Project\n:- Deduplicate [id]\n+- Aggregate [n]", {}, "Aggregate, Deduplicate"),
+        ("Join Inner", {}, ""),
+        ("Join Inner", {"topics": 2}, "Join"),
+        ("Join Inner", {"topics": 2, "re_execute": True}, ""),
+        ("Aggregate [n]", {"window": "five seconds"}, ""),
+    ],
+)
+def test_state_that_is_not_declared_is_refused(declared: Any, plan: str, fields: dict[str, Any], kept: str) -> None:
+    """A verdict and a rewinding would take the query for another kind. A running total is declared, and a table stands still."""
+    found = refusal(declared(Analysed(KEYS, plan), **fields)).get("problem", "")
+    assert found.startswith(f"it keeps state ({kept}), so results depend on which rows come together") if kept else not found

@@ -216,7 +216,7 @@ def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
         rows = source.empty(spark, pipeline)
         result = source.transform([source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)
-        problem = "".join(
+        problem = "; ".join(
             f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})"
             for key in pipeline.sink.keys
             if key not in result.columns
