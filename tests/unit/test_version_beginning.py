@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from live_stream import MODULE
 
 from hindcast import catalog
@@ -17,17 +19,21 @@ from hindcast.control.desired import DesiredStates
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.ledger import Ledger, LedgerRow
 from hindcast.control.schema import ControlTable
-from hindcast.control.standing import BesideState
+from hindcast.control.standing import Beside, BesideState
 from hindcast.control.tables import ControlTables
 from hindcast.control.versions import Versions
 from hindcast.errors import BadInputError, BadRangeError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
+from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
+from hindcast.stream import takeover
 from hindcast.versions import beginning
-from hindcast.versions.beginning import begin
+from hindcast.versions.beginning import begin, columns_of
 
 NAME = "stock_stats"
 COLUMNS = {"window": "struct", "ticker": "string", "trades": "long"}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+#: What the error of a version that is not started names.
+STARTED = {"pipeline": NAME, "version": 2, "action": "started"}
 
 
 class Topic:
@@ -109,12 +115,19 @@ def start(settings: Settings, version: int = 2, text: str = "earliest", **given:
 
 def test_a_version_begins_with_its_shards_and_an_event(live: Settings) -> None:
     """From the first record that the topic holds; as that lacks what is older, there is a seam."""
-    begun = start(live, who="ada")
-    assert (begun["offsets"], begun["active"], begun["changes"]) == ({"0": 10, "1": 0}, 1, [])
-    assert begun["seam_ms"] == 25_000
+    tables = (f"sinks/{NAME}_v2", f"corrections/{NAME}_v2")
+    assert start(live, who="ada") == {
+        "pipeline": NAME,
+        "version": 2,
+        "active": 1,
+        "tables": list(tables),
+        "offsets": {"0": 10, "1": 0},
+        "seam_ms": 25_000,
+        "changes": [],
+    }
     standing = Versions(LeaseTable(live)).of(NAME)
-    assert standing.beside is not None
-    assert (standing.active, standing.beside.version, standing.beside.state) == (1, 2, BesideState.CATCHING_UP)
+    assert standing.active == 1
+    assert standing.beside == Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=tables, seam_ms=25_000)
     (shard,) = shards.of_version(LeaseTable(live).leases(), NAME, 2)
     assert shard.checkpoint["start_offsets"] == {"0": 10, "1": 0}
     (event,) = ControlTables(live).rows(ControlTable.EVENTS)
@@ -148,6 +161,53 @@ def test_other_columns_need_to_be_meant(live: Settings, monkeypatch: pytest.Monk
     assert start(live, new_table=True)["changes"] == ["max_ask comes", "trades goes"]
 
 
+def test_a_column_may_change_its_type_if_no_older_window_is_read(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that began where the active one did has every window itself."""
+    more_columns(monkeypatch, {**COLUMNS, "trades": "integer"})
+    monkeypatch.setattr(Topic, "earliest", lambda *_: {0: 0, 1: 0})
+    assert start(live, new_table=True)["changes"] == ["trades is integer, not long"]
+
+
+def test_other_keys_need_to_be_meant(live: Settings) -> None:
+    """Readers who count on one row for each key would get several."""
+    path = live.pipelines_dir / f"{NAME}_2.py"
+    path.write_text(path.read_text().replace('keys=["window", "ticker"]', 'keys=["window"]'))
+    with pytest.raises(VersionRefusedError, match=r"its keys are .*window.* \(append\)") as caught:
+        start(live)
+    assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == STARTED
+    (change,) = start(live, new_table=True)["changes"]
+    assert change.startswith("its keys are")
+
+
+def test_columns_are_those_of_the_table_if_there_is_one(live: Settings) -> None:
+    """With their types as Delta has them; no JVM is started for it."""
+
+    def session() -> Any:
+        raise AssertionError("no JVM is needed here")
+
+    schema = pa.schema([("window", pa.struct([("end", pa.int64())])), ("ticker", pa.string()), ("trades", pa.int64())])
+    write_deltalake(live.table("sinks", f"{NAME}_v1"), pa.Table.from_pylist([], schema=schema))
+    found = columns_of(session, live, catalog.load(live.pipelines_dir).of(NAME, 1), stored=True)
+    assert (found["ticker"], found["trades"]) == ("string", "long")
+    assert '"struct"' in found["window"]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_version_without_a_table_is_analysed(live: Settings, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> None:
+    """Its columns are those of its query's result."""
+    pipeline = catalog.load(live.pipelines_dir).of(NAME, 2)
+    asked = []
+
+    def shape_of(session: object, one: Pipeline) -> pa.Table:
+        asked.append((session, one))
+        return pa.table({"ticker": pa.array([], pa.string()), "trades": pa.array([], pa.int32())})
+
+    monkeypatch.setattr(takeover, "shape_of", shape_of)
+    found = columns_of(lambda: "a session", live, pipeline, stored=stored)  # type: ignore[arg-type, return-value]
+    assert found == {"ticker": "string", "trades": "integer"}
+    assert asked == [("a session", pipeline)]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -168,8 +228,24 @@ def test_a_start_that_the_topic_has_not_is_refused(live: Settings, text: str, sa
     with pytest.raises(BadRangeError, match=says) as caught:
         start(live, text=text)
     assert caught.value.exit_code == 2
+    assert caught.value.fields["range"] == text
+    assert "--from earliest" in str(caught.value.fields["cure"])
     assert LeaseTable(live).leases() == before
     assert ControlTables(live).rows(ControlTable.EVENTS) == []
+
+
+@pytest.mark.parametrize("offsets", [{"0": 10, "1": 0}, {"0": 100, "1": 50}])
+def test_a_start_may_be_the_first_or_the_next_record(live: Settings, offsets: dict[str, int]) -> None:
+    """The topic holds the one, and the other comes next: neither is lost nor in the future."""
+    assert start(live, text=json.dumps(offsets))["offsets"] == offsets
+
+
+def test_a_time_before_the_first_record_is_no_loss_if_the_topic_has_lost_nothing(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is older than the first record that was ever written. The version began where the active one did, so it lacks nothing."""
+    monkeypatch.setattr(Topic, "earliest", lambda *_: {0: 0, 1: 0})
+    monkeypatch.setattr(Topic, "at_time", lambda *_, **__: {0: 0, 1: 0})
+    begun = start(live, text="2025-12-31T00:00:00+00:00")
+    assert (begun["offsets"], begun["seam_ms"]) == ({"0": 0, "1": 0}, None)
 
 
 def broken(settings: Settings) -> None:
@@ -181,9 +257,6 @@ def consumed_before(settings: Settings) -> None:
 
 
 def table_there(settings: Settings) -> None:
-    import pyarrow as pa
-    from deltalake import write_deltalake
-
     write_deltalake(settings.table("sinks", f"{NAME}_v2"), pa.table({"a": [1]}))
 
 
@@ -208,6 +281,9 @@ def test_a_version_that_cannot_begin_is_refused(
     with pytest.raises(error, match=says) as caught:
         start(live, version)
     assert caught.value.exit_code == 2
+    if error is VersionRefusedError:
+        assert {name: caught.value.fields[name] for name in STARTED} == {**STARTED, "version": version}
+        assert isinstance(caught.value.fields["cure"], str)
     assert LeaseTable(live).leases() == before
 
 

@@ -606,6 +606,33 @@ def test_the_seam_lies_after_every_window_that_lacks_rows(tmp_path: Path) -> Non
     assert seam_of(new, old, History.of([]), {0: 21}) is None
 
 
+def test_the_longer_window_of_both_versions_makes_the_seam(tmp_path: Path) -> None:
+    """Whichever has it: a row before the start may be in windows of either that end as much later."""
+    old, new = declare(tmp_path), declare(tmp_path, 2)
+    assert old.window is not None
+    longer = replace(old.window, duration="60 seconds")
+    history = History.of([row("v1.g0.s0", 1, 0, 10, max_event_ms=20_000)])
+    assert seam_of(replace(new, window=longer), old, history, {0: 5}) == 80_000
+    assert seam_of(new, replace(old, window=longer), history, {0: 5}) == 80_000
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_a_version_without_windows_begins_where_the_active_one_did(tmp_path: Path, which: str) -> None:
+    """There is nothing at which readers could change over from one to the other."""
+    old, new = declare(tmp_path), declare(tmp_path, 2)
+    if which == "old":
+        old = replace(old, window=None)
+    else:
+        new = replace(new, window=None)
+    history = History.of([row("v1.g0.s0", 1, 3, 10, max_event_ms=20_000)])
+    assert seam_of(new, old, history, {0: 3}) is None
+    with pytest.raises(VersionRefusedError, match="without windows it must begin where the active version did") as caught:
+        seam_of(new, old, history, {0: 4})
+    fields = caught.value.fields
+    assert (fields["pipeline"], fields["version"], fields["action"]) == (NAME, 2, "started")
+    assert "Version 1 began at {0: 3}" in str(fields["cure"])
+
+
 def test_a_seam_follows_from_the_next_watermark_where_nothing_was_measured(tmp_path: Path) -> None:
     """A worker that died took its last batch's measurements with it: the next batch's watermark is the newest event less the delay."""
     old, new = declare(tmp_path), declare(tmp_path, 2)
