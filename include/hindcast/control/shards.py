@@ -200,7 +200,10 @@ def _residue(partition: int, modulus: int) -> int:
 
 
 def _modulus(pipeline: str, shards: int, start: Iterable[int]) -> int:
-    """What a key's partitions have in common: the greatest common divisor of the topics' sizes. A topic that grows has older records, too."""
+    """A key's partitions are equal modulo the greatest common divisor of the topics' sizes. A topic that grew keeps its older records.
+
+    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
+    """
     counts = Counter(partition // TOPIC_STRIDE for partition in start)
     if shards > 1 and len(set(counts.values())) > 1:
         problem = (
