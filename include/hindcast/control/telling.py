@@ -30,4 +30,4 @@ def tell(tables: ControlTables, standing: Standing) -> Standing:
 
 def _told(tables: ControlTables, pipeline: str, kind: str, change: str) -> bool:
     rows = tables.rows(ControlTable.EVENTS, [("pipeline", "=", pipeline), ("kind", "=", kind)])
-    return any(json.loads(row["detail"] or "{}").get("change") == change for row in rows)
+    return any(json.loads(row["detail"]).get("change") == change for row in rows)
