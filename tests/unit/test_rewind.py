@@ -88,6 +88,8 @@ def test_a_reshard_needs_what_its_new_shards_read_again() -> None:
         check_reshard(declared(), HISTORY, leases, {0: 6})
     assert caught.value.fields.items() >= {"shard": leases[0].status_value, "start": 5, "end": 5}.items()
     check_reshard(declared(), HISTORY, held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"0": 21_000}), {0: 9})
+    with pytest.raises(OffsetsLostError):  # another partition's floor is none of its own
+        check_reshard(declared(), HISTORY, held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"1": 21_000}), {0: 6})
 
 
 def test_a_reshard_of_state_that_depends_on_batches_is_refused() -> None:
