@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repeat", type=int, default=1, help="how often each test of the row runs, each time with the next seed")
     parser.addoption("--seed", type=int, default=0, help="the first seed; 0 takes one from the clock")
     parser.addoption("--nemesis-seconds", type=float, default=60.0, help="how long the nemesis goes on")
-    parser.addoption("--intervals", type=int, default=24, help="how many past intervals the backfill replays")
+    parser.addoption("--intervals", type=int, default=0, help="how many past intervals the backfill replays; 0: 24, or 6 if quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,13 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"faults: first seed {config.getoption('--seed')}, each test {config.getoption('--repeat')} time(s)"
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test that takes a seed runs once for each of them."""
-    if "seed" in metafunc.fixturenames:
-        first, times = metafunc.config.getoption("--seed"), metafunc.config.getoption("--repeat")
-        metafunc.parametrize("seed", range(first, first + times), ids=lambda seed: f"seed={seed}")
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,15 @@ class Matrix:
     _began: tuple[str, bool] = ("", True)
     _began_at: float = field(default_factory=time.monotonic)
 
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Each test of a row runs once for each seed, also if it draws nothing: the machine's timing is never the same twice."""
+        if metafunc.definition.get_closest_marker("row") is None:
+            return
+        if "seed" not in metafunc.fixturenames:
+            metafunc.fixturenames.append("seed")
+        first, times = metafunc.config.getoption("--seed"), metafunc.config.getoption("--repeat")
+        metafunc.parametrize("seed", range(first, first + times), ids=lambda seed: f"seed={seed}")
+
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """A test without a row is no fault; without --row every row runs but those that have a command of their own."""
         order = list(ROWS)

@@ -54,7 +54,13 @@ spark.stop()
 
 
 @pytest.fixture
-def platform(tmp_path: Path, jars_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platform]:
+def intervals(request: pytest.FixtureRequest, quick: bool) -> int:
+    """How many past intervals are replayed."""
+    return int(request.config.getoption("--intervals")) or (6 if quick else 24)
+
+
+@pytest.fixture
+def platform(tmp_path: Path, jars_dir: Path, intervals: int) -> Iterator[Platform]:
     """A stack without workers, whose stream has read as many intervals as are asked for, and one more that keeps the last open."""
     pipelines = tmp_path / "pipelines"
     pipelines.mkdir()
@@ -64,7 +70,7 @@ def platform(tmp_path: Path, jars_dir: Path, request: pytest.FixtureRequest) -> 
     )
     try:
         settings = stack.up(settings, topic=None)
-        count = (request.config.getoption("--intervals") + 1) * ROWS_EACH
+        count = (intervals + 1) * ROWS_EACH
         records = trades(3, count=count, partitions=4, rate_ms=INTERVAL.total_seconds() * 1000 / ROWS_EACH)
         publish(settings, TOPIC, records)
         store(settings, simulate(records, seed=3, shards=2, even=True), PIPELINE)
@@ -123,15 +129,14 @@ def _ours(process: psutil.Process, platform: Platform) -> bool:
 
 @pytest.mark.row("backfill")
 def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupted_one(
-    platform: Platform, request: pytest.FixtureRequest, record_property: Any
+    platform: Platform, intervals: int, record_property: Any
 ) -> None:
     """Newest intervals begin first, one replay at a time; after the kill each interval has one hindcast, with exactly the expected rows."""
-    number = request.config.getoption("--intervals")
-    starts = [BEGAN_AT + position * INTERVAL for position in range(number)]
+    starts = [BEGAN_AT + position * INTERVAL for position in range(intervals)]
     platform.unpause(DAG_ID)
     began = time.monotonic()
     backfill(platform, starts, "--run-backwards", "--max-active-runs", "3")
-    until("a part of the intervals", lambda: len(ended(platform, starts)) >= max(1, number // 3), 3600)
+    until("a part of the intervals", lambda: len(ended(platform, starts)) >= max(1, intervals // 3), 3600)
     until("a replay under way", lambda: [task for task in platform.tasks(DAG_ID) if task["state"] == "running"] or None)
     before = ended(platform, starts)
     # Runs, not tasks: of the replays that runs under way wait for, Airflow's scheduler takes the one of the oldest interval.
@@ -142,8 +147,8 @@ def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupt
     until("its replays gone with it", lambda: not any(psutil.pid_exists(pid) for pid in replays), 60)
     assert set(starts) - set(before), "it was killed in the middle"
     airflow.start(platform.settings)
-    until("every interval", lambda: len(ended(platform, starts)) == number, 3600)
-    measured(f"{number} intervals, {len(before)} before the kill: {time.monotonic() - began:.0f} s")
+    until("every interval", lambda: len(ended(platform, starts)) == intervals, 3600)
+    measured(f"{intervals} intervals, {len(before)} before the kill: {time.monotonic() - began:.0f} s")
 
     tasks = {datetime.fromisoformat(task["logical_date"]): task for task in platform.tasks(DAG_ID) if task["logical_date"]}
     run_ids = [platform.xcom(tasks[start])["run_id"] for start in starts]
@@ -153,7 +158,7 @@ def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupt
     until("the backfill is told to be over", lambda: all(made["completed_at"] for made in backfills(platform)))
     backfill(platform, starts)  # again: reprocess behaviour none makes no run twice
     assert [platform.xcom(tasks[start])["run_id"] for start in starts] == kept
-    assert len(set(run_ids)) == number
+    assert len(set(run_ids)) == intervals
 
     bounds = [start.isoformat() for start in [*starts, starts[-1] + INTERVAL]]
     environment = {**airflow.environment(platform.settings), **platform.settings.environment()}
@@ -169,5 +174,5 @@ def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupt
         states.setdefault(row["run_id"], set()).add(row["state"])
     cut_short = [run_id for run_id, found in states.items() if found == {"planned"}]
     assert not set(cut_short) & set(run_ids)
-    measured(f"{compared} rows of {number} hindcasts are those of an uninterrupted backfill; {len(cut_short)} replays were cut short")
+    measured(f"{compared} rows of {intervals} hindcasts are those of an uninterrupted backfill; {len(cut_short)} replays were cut short")
     record_property("oracles", "I9")
