@@ -113,11 +113,12 @@ def give_up(stream: WarmStream) -> None:
 
 @pytest.fixture
 def pair(stream: WarmStream) -> tuple[Worker, Worker]:
-    """Two workers, each of which owns a shard of the stream and has read something."""
+    """Two workers, each of which owns a shard of the stream and has read something from it."""
     stream.want()  # before they start: a worker rehearses what is wanted
     stream.fleet.whole()
-    stream.send_more()
     stream.wait_shared()
+    # Not before: until both own a shard, one of them may read all of it.
+    stream.send_more()
     stream.wait_read()
     one, two = stream.owners()
     return one, two
