@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import NamedTuple
 
 import psutil
 import pytest
-from fleet import START_SECONDS, Stream, feed
-from live_stream import delete_records, ends
+from fleet import START_SECONDS, Stream, Worker, feed
+from live_stream import delete_records, ends, ledger
 from waiting import wait_until
 
 from hindcast.control.desired import DesiredState
@@ -57,11 +58,31 @@ def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:
     assert {"worker_started", "shard_taken", "lease_lost", "shard_released", "worker_stopped"} <= {row["kind"] for row in fleet.events()}
 
 
+class Costs(NamedTuple):
+    """Seconds of CPU since a worker began: what its processes used, and what the ledger counts for its batches."""
+
+    used: float
+    counted: float
+
+
+def costs(stream: Stream, worker: Worker) -> Costs:
+    """Call while everything that was sent is read. The cost of a batch that is under way comes with the next one."""
+    used = 0.0
+    for process in stream.fleet.family(worker):
+        times = process.cpu_times()
+        used += times.user + times.system + times.children_user + times.children_system
+    counted = sum(row.cpu_seconds or 0.0 for row in ledger(stream.settings, stream.name))
+    return Costs(used, counted)
+
+
 def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
-    """With one slot, a second start takes no lease, starts no JVM and exits 0 with a sentence; pausing frees the shards."""
+    """With one slot, a second start takes no lease, starts no JVM and exits 0 with a sentence; pausing frees the shards.
+
+    The one worker consumes both shards meanwhile, and what their batches cost adds up to what it used.
+    """
     fleet = stream.fleet
     fleet.settings = fleet.settings.model_copy(update={"workers": 1})
-    (first,) = feed(1)
+    first, *more = feed(4)
     stream.send(first)
     one = fleet.start()
     stream.wait_owned_by(one)
@@ -75,6 +96,14 @@ def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
     assert stream.owned_by(one)
 
     stream.wait_read()
+    before = costs(stream, one)
+    for records in more:
+        stream.send(records)
+        stream.wait_read()
+    after = costs(stream, one)
+    used, counted = after.used - before.used, after.counted - before.counted
+    assert 0.5 < counted / used < 1.25, f"{counted:.1f} s of CPU in the ledger, where the worker used {used:.1f} s"
+
     stream.want(DesiredState.PAUSED)
     stream.wait_free()
     assert one.poll() is None
