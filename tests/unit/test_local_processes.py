@@ -176,6 +176,15 @@ def test_what_cannot_be_executed_is_an_error(services: Services) -> None:
     assert services.all() == []
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '["replay.stock_stats"]', '{"log": 1, "started_at": 2}'])
+def test_a_file_that_records_no_service_is_none(services: Services, tmp_path: Path, text: str) -> None:
+    """A torn or foreign file among the records is no service, and hides none."""
+    made = services.start("sleeper", SLEEP, {})
+    (tmp_path / "run" / "foreign.json").write_text(text)
+    assert services.find("foreign") is None
+    assert [service.name for service in services.all()] == [made.name]
+
+
 def test_records_of_ended_workers_are_bounded(services: Services) -> None:
     """Only the newest records of workers that have ended are kept, each with its log; other services are left alone."""
     for number in range(KEPT_WORKER_RECORDS + 3):

@@ -14,6 +14,7 @@ from hindcast.errors import ServiceError
 from hindcast.local import airflow
 from hindcast.local.airflow import spark_drivers
 from hindcast.local.demo import Demo, Drivers
+from hindcast.local.processes import Services
 from hindcast.local.schedules import pause_remembered, remember
 from hindcast.settings import Settings
 
@@ -71,6 +72,13 @@ def test_what_a_demo_unpaused_is_paused_and_forgotten(home: Settings, api: Airfl
     assert len(said) == 1
 
 
+def test_what_is_remembered_is_no_service(home: Settings) -> None:
+    """The list of a demo's schedules does not stand among the records of its processes."""
+    remember(home, ["replay.a"])
+    assert Services(home.home).all() == []
+    assert not list((home.home / "run").glob("*"))
+
+
 def test_demos_one_after_the_other_are_all_remembered(home: Settings, api: Airflow) -> None:
     """A demo that was killed leaves its schedules to whoever comes next."""
     remember(home, ["replay.a"])
@@ -90,7 +98,7 @@ def test_what_could_not_be_paused_is_tried_again(home: Settings, api: Airflow) -
     api.running = True
     pause_remembered(home, lambda _: None)
     assert api.unpaused == {"replay.a"}
-    assert json.loads((home.home / "run" / "demo-dags.json").read_text()) == ["replay.a"]
+    assert json.loads((home.home / "demo-dags.json").read_text()) == ["replay.a"]
     api.refused = {}
     pause_remembered(home, lambda _: None)
     assert api.unpaused == set()

@@ -135,10 +135,10 @@ class Services:
         return Service.from_record(answer)
 
     def find(self, name: str) -> Service | None:
-        """The service recorded under the name, running or ended."""
+        """The service recorded under the name, running or ended. A file that records no service is none."""
         try:
             return Service.from_record(json.loads(self._path(name).read_text()))
-        except (FileNotFoundError, ValueError, KeyError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def all(self) -> list[Service]:

@@ -1,6 +1,7 @@
 """The schedules that a demo started: they end with it, so that its replays do not compete with the next one's.
 
-Which they are is kept in ``HOME/run/demo-dags.json``. A DAG that somebody had unpaused before a demo is not among them.
+Which they are is kept in ``HOME/demo-dags.json``; the folder ``run`` holds records of processes alone. A DAG that was unpaused before a
+demo is not among them.
 """
 
 from __future__ import annotations
@@ -57,4 +58,4 @@ def _remembered(settings: Settings) -> list[str]:
 
 
 def _file(settings: Settings) -> Path:
-    return settings.home / "run" / "demo-dags.json"
+    return settings.home / "demo-dags.json"
