@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from command_line import Ended, Hindcast
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
 
 from hindcast.control.keeper import Keeper
 from hindcast.control.store import LeaseStore
@@ -74,3 +76,25 @@ def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         return Ended(code, printed.out, printed.err)
 
     return command
+
+
+@pytest.fixture
+def options_seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str] | None]:
+    """The store's options of each access to a table or to its files, as they come: without them an object store refuses who asks."""
+    seen: list[dict[str, str] | None] = []
+
+    def noted(of: Any, name: str) -> None:
+        does = getattr(of, name)
+
+        def note(*arguments: Any, **named: Any) -> Any:
+            options = named.get("storage_options", named.get("options"))
+            seen.append(next((argument for argument in arguments[1:] if isinstance(argument, dict)), options))
+            return does(*arguments, **named)
+
+        monkeypatch.setattr(of, name, note)
+
+    noted(DeltaTable, "__init__")
+    noted(DeltaTable, "create")
+    noted(DeltaTable, "is_deltatable")
+    noted(DeltaStorageHandler, "__init__")
+    return seen

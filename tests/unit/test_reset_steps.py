@@ -404,11 +404,6 @@ def test_who_wrote_before_a_checkpoint_is_still_known(paused: Paused) -> None:
     assert sorted(reset.others(paused.settings, paused.pipeline)) == ["bar, version 1,", "baz, version 3,"]
 
 
-def test_a_table_that_is_not_there_has_no_writers(tmp_path: Path) -> None:
-    """A late_sink is made with the first late row."""
-    assert applications(str(tmp_path / "nothing"), {}) == set()
-
-
 def test_what_is_not_exact_is_refused_with_the_cure(paused: Paused) -> None:
     """State that depends on batches begins anew, or not at all."""
     declared = replace(paused.pipeline, re_execute=True)

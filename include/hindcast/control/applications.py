@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileSystem, PyFileSystem
 
@@ -28,18 +29,16 @@ def applications(url: str, storage_options: dict[str, str]) -> set[str]:
 
     :raises StoreUnavailableError: if the log cannot be read
     """
-    if not DeltaTable.is_deltatable(url, storage_options or None):
-        return set()
-    store = PyFileSystem(DeltaStorageHandler(url, storage_options or None))
-    for reading in range(1, _READINGS + 1):
+    options = storage_options or None
+    reason: Exception | None = None
+    for _ in range(_READINGS):
         try:
-            return set(_read(store))
+            return set(_read(PyFileSystem(DeltaStorageHandler(url, options)))) if DeltaTable.is_deltatable(url, options) else set()
         except FileNotFoundError as error:
-            if reading == _READINGS:
-                raise StoreUnavailableError(table=url, action="read", reason=error) from error
-        except (OSError, ValueError) as error:
+            reason = error
+        except (DeltaError, OSError, ValueError) as error:
             raise StoreUnavailableError(table=url, action="read", reason=error) from error
-    raise AssertionError  # the last reading has returned or raised
+    raise StoreUnavailableError(table=url, action="read", reason=reason) from reason
 
 
 def _read(store: FileSystem) -> Iterator[str]:
