@@ -228,7 +228,6 @@ def run(settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: Plan, *
     :raises RewindRefusedError: where the pipeline was resumed since, or another has written to its tables
     """
     _check_alone(settings, pipeline, {"pipeline": plan.pipeline, "to": plan.to})
-    record = {**plan.as_dict(), "by": by, "reason": reason, "id": f"{plan.pipeline}.{plan.shards[0].status_value}.{plan.cut.sink_version}"}
     record = {**plan.as_dict(), "by": by, "reason": reason, "id": uuid.uuid4().hex}
     # Told before the first step: one that is cut short must not go unnoticed.
     _tell(settings, EventKind.PIPELINE_REWINDING, f"{by} rewinds {pipeline.name} to {plan.to}: {reason or 'no reason given'}.", record)
