@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from simulated_stream import Simulated, simulate, trades
 from hindcast.control import reset, shards
 from hindcast.control.desired import DesiredState, DesiredStates
 from hindcast.control.history import History
-from hindcast.control.leases import Lease, ShardState, StatusType
+from hindcast.control.leases import REMOVED, Lease, LeaseKey, ShardState, StatusType
 from hindcast.control.ledger import Ledger, LedgerRow, Undone
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
@@ -57,8 +57,8 @@ def some(*, kept: bool = True) -> reset.Cut:
     )
 
 
-def lease(store: MemoryStore, name: str) -> Lease:
-    return next(found for found in store.read().leases.values() if found.status_value == name)
+def lease(store: MemoryStore, name: str, pipeline: str = "p") -> Lease:
+    return store.read().leases[LeaseKey(pipeline, StatusType.SHARD, name)]
 
 
 @given(share=st.floats(0, 1))
@@ -75,6 +75,42 @@ def test_a_cut_keeps_every_batch_of_a_version_and_none_that_read_past_the_target
     assert {p: o for p, o in found.offsets.items() if p in kept.chains} == kept.committed
     for shard, last in found.last.items():
         assert last == max((row.batch for row in found.kept if row.shard == shard), default=0)
+
+
+def test_a_batch_that_ends_at_the_target_is_kept(stream: Simulated) -> None:
+    """So is one of a partition that the target does not name; the next batch of a partition that it names is not."""
+    rows = History.of(stream.ledger).rows
+    first = rows[0]
+    partition, end = next(iter(sorted(first.end_offsets.items())))
+    found = reset.cut(rows, {partition: end}, {})
+    assert first in found.kept
+    assert found.undone[0] == next(row for row in rows if row.end_offsets.get(partition, 0) > end)
+    assert first.end_offsets.keys() > {partition}
+
+
+def test_each_partition_goes_on_under_the_watermark_of_its_own_shard(stream: Simulated) -> None:
+    """Shards are not equally far: a partition that is kept is under its own last watermark, and one that is not begins where it began."""
+    rows = [replace(row, watermark_ms=1_000 * (number + 1)) for number, row in enumerate(History.of(stream.ledger).rows)]
+    chains = History.of(rows).chains
+    found = reset.cut(rows, History.of(rows).committed, {})
+    assert found.floors == {p: chain[-1].watermark_ms for p, chain in chains.items()}
+    assert len(set(found.floors.values())) == 2
+    alone = rows[0].end_offsets
+    only = [row for row in rows if row.shard != rows[0].shard]
+    first = reset.cut([rows[0], *only], {**alone, **{p: -1 for p in chains if p not in alone}}, dict.fromkeys(chains, 7))
+    assert first.kept == (rows[0],)
+    assert first.offsets == {p: alone.get(p, chains[p][0].start) for p in chains}
+    assert first.floors == dict.fromkeys(chains, 1_000)
+    assert list(first.offsets) == sorted(chains)
+
+
+def test_a_batch_that_read_no_partition_finished_nothing(stream: Simulated) -> None:
+    """Kept alone it leaves every partition where it began, with nothing final."""
+    rows = History.of(stream.ledger).rows
+    empty = replace(rows[0], start_offsets={}, end_offsets={})
+    found = reset.cut([empty, *rows[1:]], dict.fromkeys(range(4), -1), {9: 4})
+    assert found.kept == (empty,)
+    assert (found.offsets[9], set(found.floors.values())) == (4, {0})
 
 
 def test_the_beginning_keeps_nothing_and_knows_no_floor(stream: Simulated) -> None:
@@ -131,6 +167,135 @@ def test_shards_that_changed_hands_since_the_plan_are_left_alone() -> None:
     store.commit(store.read(), [planned[0].evolve(epoch=4)])
     with pytest.raises(RewindRefusedError, match="changed hands"):
         reset.begin(store, "p", 1, planned, some(), RECORD)
+
+
+def refusal(store: MemoryStore, version: int = 1) -> tuple[str, str]:
+    """What the reset is refused for, and the cure."""
+    with pytest.raises(RewindRefusedError) as caught:
+        reset.check_still("p", version, "the place", store.read().leases)
+    told = caught.value.fields
+    assert (told["pipeline"], told["to"]) == ("p", "the place")
+    return told["problem"], told["cure"]
+
+
+def test_a_refusal_says_why_and_what_to_do() -> None:
+    """A pipeline that is not still, or that has nothing to take back, is named with the place it was to go to."""
+    store, planned = paused()
+    reset.check_still("p", 1, "the place", store.read().leases)
+    problem, cure = refusal(MemoryStore())
+    assert "not paused" in problem and "`hindcast pause p`" in cure
+    problem, cure = refusal(store, 2)
+    assert problem.startswith("version 1 is the active one and version 2") and "the version that runs" in cure
+    store.commit(store.read(), [planned[1].evolve(lease_owner="w")])
+    problem, cure = refusal(store)
+    assert problem == "w still holds v1.g0.s1" and "`hindcast resume p`" in cure
+    store.commit(store.read(), [planned[1].evolve(state=ShardState.WAIT)])
+    problem, cure = refusal(store)
+    assert problem == "v1.g0.s1 waits for its parents" and "`hindcast resume p`" in cure
+    store.commit(store.read(), [shard.evolve(state=REMOVED) for shard in planned])
+    problem, cure = refusal(store)
+    assert "no shards yet" in problem and "nothing to take back" in cure
+
+
+def test_a_plan_that_is_out_of_date_says_to_ask_again() -> None:
+    """The place is in it, as in the refusal of a pipeline that runs."""
+    store, planned = paused()
+    store.commit(store.read(), [planned[0].evolve(epoch=4)])
+    with pytest.raises(RewindRefusedError, match="changed hands") as caught:
+        reset.begin(store, "p", 1, planned, some(), RECORD)
+    told = caught.value.fields
+    assert (told["pipeline"], told["to"]) == ("p", RECORD["to"]) and "Ask again" in told["cure"]
+    store, planned = paused(DesiredState.RUNNING)
+    with pytest.raises(RewindRefusedError) as caught:
+        reset.begin(store, "p", 1, planned, some(), RECORD)
+    assert caught.value.fields["to"] == RECORD["to"]
+
+
+def test_a_pipeline_of_one_shard_is_reset(stream: Simulated) -> None:
+    """Its follower begins where the cut says, and remembers of the reset what the later steps need."""
+    store = MemoryStore()
+    (only,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
+    store.commit(store.read(), [wanted(DesiredState.PAUSED), only.evolve(detail={**only.detail, "more": 1})])
+    found = some()
+    reset.begin(store, "p", 1, [only], found, RECORD)
+    follower = lease(store, "v1.g1.s0")
+    told = {**RECORD, "sink_version": found.sink_version, "last": found.last, "states": {"v1.g0.s0": "OPEN"}}
+    assert follower.detail == {"partitions": [0, 1], "modulus": only.detail["modulus"], "reset": told}
+    reset.end(store, "p", RECORD["id"])
+    assert lease(store, "v1.g1.s0").detail == {"partitions": [0, 1], "modulus": only.detail["modulus"]}
+
+
+def recent(lease: Lease) -> bool:
+    """Whether it was changed just now, in UTC."""
+    at = lease.updated_at
+    return at is not None and at.tzinfo is UTC and timedelta(0) <= datetime.now(UTC) - at < timedelta(minutes=1)
+
+
+def test_each_step_dates_the_leases_that_it_changes() -> None:
+    """`hindcast leases` shows when; the step that is called off, too."""
+    store, planned = paused()
+    store.commit(store.read(), [shard.evolve(updated_at=None) for shard in planned])
+    reset.begin(store, "p", 1, planned, some(), RECORD)
+    assert all(recent(lease(store, name)) for name in ("v1.g0.s0", "v1.g0.s1", "v1.g1.s0", "v1.g1.s1"))
+    store.commit(store.read(), [lease(store, "v1.g1.s0").evolve(updated_at=None)])
+    opened = reset.end(store, "p", RECORD["id"])
+    assert len(opened) == 2 and all(map(recent, opened))
+    store, planned = paused()
+    reset.begin(store, "p", 1, planned, some(), RECORD)
+    store.commit(store.read(), [lease(store, name).evolve(updated_at=None) for name in ("v1.g0.s0", "v1.g0.s1")])
+    reset.undo(store, "p", RECORD["id"])
+    assert recent(lease(store, "v1.g0.s0")) and recent(lease(store, "v1.g0.s1"))
+
+
+def others() -> list[Lease]:
+    """What a reset of p must leave as it is: a pipeline with shards of the same names, a reset of its own, and rows of other kinds."""
+    shard = Lease(stream_id="q", status_type=StatusType.SHARD, status_value="v1.g0.s0", state=ShardState.TERMINATED)
+    waits = shard.evolve(status_value="v1.g1.s0", state=ShardState.WAIT, parent_shard_ids=["v1.g0.s0"], detail={"reset": RECORD})
+    reshard = waits.evolve(stream_id="r", detail={})
+    slot = Lease(stream_id="p", status_type=StatusType.SLOT, status_value="v1.g0.s0")
+    return [shard, waits, reshard, slot]
+
+
+@pytest.mark.parametrize("knows_states", [True, False])
+def test_a_reset_that_is_called_off_leaves_the_shards_as_they_were(knows_states: bool) -> None:
+    """In the raised epoch, each in its state; a reset that an older Hindcast began does not tell it. Other pipelines are left alone."""
+    store, planned = paused()
+    planned = [planned[0], planned[1].evolve(state=ShardState.OPEN)]
+    store.commit(store.read(), [*planned, *others()])
+    reset.begin(store, "p", 1, planned, some(), RECORD)
+    if not knows_states:
+        waiting = [lease(store, "v1.g1.s0", "p"), lease(store, "v1.g1.s1", "p")]
+        for shard in waiting:
+            shard.detail["reset"].pop("states")
+        store.commit(store.read(), waiting)
+    assert {one.status_value for one in reset.unfinished(store.read().leases, "p")} == {"v1.g1.s0", "v1.g1.s1"}
+    assert reset.undo(store, "p", "another") == []
+    assert len(reset.undo(store, "p", RECORD["id"])) == 4
+    assert reset.undo(store, "p", RECORD["id"]) == []
+    left = store.read().leases
+    assert [left[one.key] for one in others()] == others()
+    assert {one.status_value: one.state for one in left.values() if one.stream_id == "p" and one.status_type == "shard"} == {
+        "v1.g0.s0": "CLOSED",
+        "v1.g0.s1": "OPEN" if knows_states else "CLOSED",
+    }
+    assert [left[one.key].epoch for one in planned] == [one.epoch + 1 for one in planned]
+
+
+def test_a_row_of_the_ledger_takes_batches_back() -> None:
+    """It is of the reset's own commit, has read nothing and made nothing, and stands in the epoch that the reset gave the shard."""
+    row = reset.reset_row("p", 1, "t", "v1.g0.s0", 4, 9, {0: 5}, 7)
+    assert row.is_reset and row.kept == 4
+    assert (row.pipeline, row.version, row.topic, row.shard, row.epoch, row.sink_version) == ("p", 1, "t", "v1.g0.s0", 9, 7)
+    assert row.start_offsets == row.end_offsets == {0: 5}
+    assert (row.worker, row.late_watermark_ms, row.watermark_ms, row.output_rows) == ("", 0, 0, 0)
+    assert row.committed_at.tzinfo is UTC and datetime.now(UTC) - row.committed_at < timedelta(minutes=1)
+
+
+def test_shards_without_batches_begin_where_they_were_made() -> None:
+    """By partition, over all of them."""
+    _, planned = paused()
+    moved = [shard.evolve(checkpoint={"start_offsets": {p: 10 + int(p) for p in shard.checkpoint["start_offsets"]}}) for shard in planned]
+    assert reset.starts(moved) == {0: 10, 1: 11}
 
 
 def test_a_reset_waits_through_a_resume() -> None:

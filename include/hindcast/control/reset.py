@@ -47,14 +47,13 @@ def cut(rows: Sequence[LedgerRow], target: Mapping[int, int] | None, begun: Mapp
     past = (n for n, row in enumerate(ordered) if target is None or any(end > target.get(p, end) for p, end in row.end_offsets.items()))
     number = next(past, len(ordered))
     kept, undone = ordered[:number], ordered[number:]
-    chains, first = History.of(kept).chains, History.of(ordered).first
-    final_ms = max((chain[-1].watermark_ms for chain in chains.values() if chain), default=0)
-    offsets = {p: chains[p][-1].end if chains.get(p) else first.get(p, begun.get(p, 0)) for p in {*first, *begun}}
+    chains, begins = History.of(kept).chains, {**begun, **History.of(ordered).first}
+    final_ms = max((chain[-1].watermark_ms for chain in chains.values()), default=0)
     return Cut(
         sink_version=kept[-1].sink_version if kept else -1,
-        offsets=dict(sorted(offsets.items())),
+        offsets={p: chains[p][-1].end if p in chains else begins[p] for p in sorted(begins)},
         # A partition that came later takes keys of others: what was final for one of them stays so.
-        floors={p: chains[p][-1].watermark_ms if chains.get(p) else final_ms for p in sorted(offsets)} if kept else {},
+        floors={p: chains[p][-1].watermark_ms if p in chains else final_ms for p in sorted(begins)} if kept else {},
         last={row.shard: max((k.batch for k in kept if k.shard == row.shard), default=0) for row in ordered},
         kept=kept,
         undone=undone,
