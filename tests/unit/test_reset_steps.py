@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +27,7 @@ from hindcast.control.applications import applications
 from hindcast.control.desired import DesiredState, DesiredStates
 from hindcast.control.history import History
 from hindcast.control.leases import ShardState
-from hindcast.control.ledger import Ledger, Offsets
+from hindcast.control.ledger import Ledger, Offsets, offsets_to_json
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.control.upkeep import COMPACTION, compact
@@ -43,6 +44,15 @@ WEEK = 7 * 24
 
 
 @dataclass
+class Broker:
+    """What a broker answers of the topic's partitions: where each begins and ends, and which offset the asked time has."""
+
+    earliest: Offsets
+    latest: Offsets
+    at: Offsets
+
+
+@dataclass
 class Paused:
     """A pipeline of two shards that has streamed, and is paused."""
 
@@ -50,6 +60,7 @@ class Paused:
     store: MemoryStore
     pipeline: Pipeline
     stream: Simulated
+    broker: Broker
 
     @property
     def sink(self) -> DeltaTable:
@@ -61,7 +72,7 @@ class Paused:
     def filed(self, name: ControlTable) -> set[tuple[int, int]]:
         return {(row["partition"], row["offset"]) for row in ControlTables(self.settings).rows(name)}
 
-    def plan(self, target: Offsets | None) -> reset.Plan:
+    def plan(self, target: Offsets | datetime | None) -> reset.Plan:
         return reset.make_plan(self.settings, self.store, self.pipeline, target)
 
     def rewind(self, target: Offsets | None) -> dict[str, Any]:
@@ -94,23 +105,30 @@ def paused(settings_factory: Callable[..., Settings], monkeypatch: pytest.Monkey
     states.declare(pipeline, 1)
     states.set_state("stock_stats", DesiredState.PAUSED)
     ends = History.of(stream.ledger).committed
+    broker = Broker(dict.fromkeys(ends, 0), dict(ends), {})  # it has dropped nothing
 
-    class Whole:
-        """A broker that has dropped nothing."""
+    class Asked:
+        """Asks that broker."""
 
         def __init__(self, *_: Any) -> None: ...
         def __enter__(self) -> Self:
             return self
 
         def __exit__(self, *_: object) -> None: ...
-        def earliest(self, _: str) -> dict[int, int]:
-            return dict.fromkeys(ends, 0)
+        def earliest(self, topic: str) -> dict[int, int]:
+            assert topic == "trades"
+            return broker.earliest
 
-        def latest(self, _: str) -> dict[int, int]:
-            return ends
+        def latest(self, topic: str) -> dict[int, int]:
+            assert topic == "trades"
+            return broker.latest
 
-    monkeypatch.setattr(reset, "TopicOffsets", Whole)
-    return Paused(settings, leases, pipeline, stream)
+        def at_time(self, topic: str, at: datetime) -> dict[int, int]:
+            assert (topic, at.tzinfo) == ("trades", UTC)
+            return broker.at
+
+    monkeypatch.setattr(reset, "TopicOffsets", Asked)
+    return Paused(settings, leases, pipeline, stream, broker)
 
 
 def test_the_sink_is_what_it_was_and_nothing_else_stays(paused: Paused) -> None:
@@ -410,3 +428,14 @@ def test_what_is_not_exact_is_refused_with_the_cure(paused: Paused) -> None:
     with pytest.raises(RewindRefusedError, match="--to earliest"):
         reset.make_plan(paused.settings, paused.store, declared, paused.middle)
     assert reset.make_plan(paused.settings, paused.store, declared, None).rows_kept == 0
+
+
+def test_a_time_leads_to_the_offsets_that_it_had(paused: Paused) -> None:
+    """No further than the stream has read, and whatever records a partition has that it has not read at all."""
+    paused.broker.at = {**paused.middle, 0: 1_000_000, 9: 7}
+    paused.broker.latest[9] = 8
+    at = datetime.now(UTC) - timedelta(hours=1)
+    by_time, by_offsets = paused.plan(at), paused.plan({**paused.middle, 0: paused.broker.latest[0]})
+    assert (by_time.cut, by_time.to) == (by_offsets.cut, at.isoformat())
+    assert by_offsets.to == offsets_to_json({**paused.middle, 0: paused.broker.latest[0]})
+    assert paused.plan(None).to == "the beginning"

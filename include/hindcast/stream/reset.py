@@ -129,7 +129,9 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
         if isinstance(target, datetime):
             if (at := target) > datetime.now(UTC):
                 raise RewindRefusedError(**refused, problem="that time has not come", cure="A rewind leads back: give an earlier time.")
-            target = {p: min(o, history.committed.get(p, o)) for p, o in across(pipeline, lambda name: topic.at_time(name, at)).items()}
+            places = across(pipeline, lambda name: topic.at_time(name, at))
+            # A partition that no batch has read is no bound, whichever offset that time has there.
+            target = {p: min(o, history.committed[p]) for p, o in places.items() if p in history.committed}
     if target is not None and (unknown := sorted(target.keys() - latest.keys())):
         cure = f"Its partitions are {', '.join(map(str, sorted(latest)))}."
         raise RewindRefusedError(**refused, problem=f"it has no partition {', '.join(map(str, unknown))}", cure=cure)
