@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 import uuid
 from collections import Counter
@@ -31,7 +33,7 @@ from hindcast.control.ledger import Ledger, Offsets, offsets_to_json
 from hindcast.control.schema import ControlTable
 from hindcast.control.tables import ControlTables
 from hindcast.control.upkeep import COMPACTION, compact
-from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError
+from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError, StoreUnavailableError
 from hindcast.pipeline import Pipeline, Table
 from hindcast.settings import Settings, project_root
 from hindcast.stream import reset
@@ -430,6 +432,14 @@ def test_what_is_not_exact_is_refused_with_the_cure(paused: Paused) -> None:
     assert reset.make_plan(paused.settings, paused.store, declared, None).rows_kept == 0
 
 
+def refusal(paused: Paused, target: Offsets | datetime | None) -> dict[str, Any]:
+    """What a plan is refused with: problem, cure, pipeline and place."""
+    with pytest.raises(RewindRefusedError) as caught:
+        paused.plan(target)
+    assert caught.value.fields["pipeline"] == "stock_stats"
+    return caught.value.fields
+
+
 def test_a_time_leads_to_the_offsets_that_it_had(paused: Paused) -> None:
     """No further than the stream has read, and whatever records a partition has that it has not read at all."""
     paused.broker.at = {**paused.middle, 0: 1_000_000, 9: 7}
@@ -439,3 +449,153 @@ def test_a_time_leads_to_the_offsets_that_it_had(paused: Paused) -> None:
     assert (by_time.cut, by_time.to) == (by_offsets.cut, at.isoformat())
     assert by_offsets.to == offsets_to_json({**paused.middle, 0: paused.broker.latest[0]})
     assert paused.plan(None).to == "the beginning"
+
+
+def test_a_rewind_does_not_lead_forward(paused: Paused) -> None:
+    """Neither to a time that has not come, nor to a partition that is not there, nor past what is read."""
+    at = datetime.now(UTC) + timedelta(hours=1)
+    told = refusal(paused, at)
+    assert (told["to"], told["problem"]) == (at.isoformat(), "that time has not come") and "earlier time" in told["cure"]
+    told = refusal(paused, {8: 0, 7: 0, 1: 0})
+    assert told["problem"] == "it has no partition 7, 8" and told["cure"] == "Its partitions are 0, 1, 2, 3."
+    end = paused.broker.latest[2]
+    told = refusal(paused, {2: end + 1})
+    assert told["problem"] == f"partition 2 is read up to {end}, before {end + 1}" and "smaller offsets" in told["cure"]
+    told = refusal(paused, paused.broker.latest)
+    assert told["problem"] == "nothing was read after it" and "earlier place" in told["cure"]
+    paused.broker.latest[9] = 3
+    assert refusal(paused, {9: 1})["problem"] == "partition 9 is read up to 0, before 1"
+
+
+def test_a_topic_that_was_made_anew_is_not_read_again(paused: Paused) -> None:
+    """It ends before the place, or lacks the partition: the records that would be read are others."""
+    place = paused.plan(paused.middle).cut.offsets[1]
+    paused.broker.latest[1] = place
+    paused.plan(paused.middle)
+    paused.broker.latest[1] = place - 1
+    assert refusal(paused, paused.middle)["problem"] == f"the topic's partition 1 does not reach offset {place}: it was made anew"
+    del paused.broker.latest[1]
+    told = refusal(paused, None)
+    assert told["problem"] == "the topic's partition 1 does not reach offset 0: it was made anew" and "Restore the topic" in told["cure"]
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_what_the_topic_has_dropped_is_not_read_again(paused: Paused, archive: bool) -> None:
+    """Where an archive has it, the batch that replays it is named."""
+    paused.pipeline = replace(paused.pipeline, source=replace(paused.pipeline.source, archive=archive))
+    paused.broker.earliest[3] = 1
+    told = refusal(paused, None)
+    assert "not all of it could be read again" in told["problem"] and "[0, 1)" not in told["problem"]
+    assert "later place" in told["cure"] and offsets_to_json(paused.broker.earliest) in told["cure"]
+    assert ("the archive of trades holds, `hindcast correct stock_stats`" in told["cure"]) is archive
+
+
+def test_what_is_kept_must_be_in_the_ledger_and_filed(paused: Paused) -> None:
+    """A batch that the ledger lacks would come back; late and poison rows that are not filed yet would be lost."""
+    shutil.rmtree(ControlTables(paused.settings).url(ControlTable.LATE_ROWS))
+    told = refusal(paused, paused.middle)
+    assert told["problem"].startswith("late and poison rows of v1.g0.s") and "`hindcast resume stock_stats`" in told["cure"]
+    assert paused.plan(None).rows_kept == 0, "the beginning keeps none"
+    last = paused.app().recorded()
+    assert last is not None
+    paused.app().commit(Fence(last.epoch, last.batch + 1), [], after=last)
+    told = refusal(paused, None)
+    assert told["problem"] == "the ledger lacks the last batch of v1.g0.s0" and "`hindcast resume stock_stats`" in told["cure"]
+
+
+def test_a_late_sink_of_its_own_is_emptied_at_the_beginning_alone(paused: Paused) -> None:
+    """Its rows do not say which batch they are of; an owner that was thought dead adds no more."""
+    url = paused.settings.table("sinks", "too_late")
+    paused.pipeline = replace(paused.pipeline, late=lambda rows: rows, late_sink=Table("too_late"))
+    assert "too_late does not say which batch" in refusal(paused, paused.middle)["problem"]
+    DeltaTable.create(url, SINK_SCHEMA)
+    apps = [shards.app_id("stock_stats", name) for name in ("v1.g0.s0", "v1.g0.s1")]
+    for app in apps:
+        _write_as(url, app)
+    paused.rewind(None)
+    assert len(DeltaTable(url).to_pyarrow_table()) == 0
+    assert [Fence.of(DeltaTable(url).transaction_version(app)) for app in apps] == [Fence(EPOCH + 1, 1)] * 2
+    with pytest.raises(LeaseLostError):
+        paused.app(table=url).commit(Fence(EPOCH, 2), [], after=Fence(EPOCH, 1))
+
+
+def test_a_late_sink_that_has_no_row_yet_is_not_made(paused: Paused) -> None:
+    """It is made with the first late row."""
+    paused.pipeline = replace(paused.pipeline, late=lambda rows: rows, late_sink=Table("too_late"))
+    paused.rewind(None)
+    assert not Path(paused.settings.table("sinks", "too_late")).exists()
+
+
+def test_rows_of_others_in_the_shared_tables_stay(paused: Paused) -> None:
+    """Late and poison rows of another pipeline, and of another version of this one, are not this reset's to delete."""
+    tables = ControlTables(paused.settings)
+    for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):
+        for number, (pipeline, shard) in enumerate((("bar", "v1.g0.s0"), ("stock_stats", "v2.g0.s0"))):
+            tables.append(name, [{"pipeline": pipeline, "shard": shard, "batch": 99, "partition": 100 + number, "offset": 1}])
+    paused.rewind(None)
+    for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):
+        assert paused.filed(name) == {(100, 1), (101, 1)}
+
+
+def test_a_plan_tells_what_it_would_do(paused: Paused) -> None:
+    """By partition where it would go on and where it is; records are counted where batches were measured, else offsets are."""
+    ends = History.of(paused.stream.ledger).committed
+    plan = paused.plan({p: end * 9 // 10 for p, end in ends.items()})
+    told = plan.as_dict()
+    assert told["partitions"] == {str(p): [offset, ends[p]] for p, offset in plan.cut.offsets.items()}
+    assert told["records_estimated"] == sum(row.input_rows or 0 for row in plan.cut.undone)
+    assert (told["pipeline"], told["to"]) == ("stock_stats", plan.to)
+    assert (told["batches_taken_back"], told["sink_version"]) == (len(plan.cut.undone), plan.cut.sink_version)
+    assert told["rows_replaced"] + told["rows_kept"] == paused.rows().total() and told["rows_kept"] == plan.rows_kept
+    assert told["windows_after"] == datetime.fromtimestamp(min(plan.cut.floors.values()) / 1000, UTC).isoformat()
+    unmeasured = replace(plan.cut, undone=(replace(plan.cut.undone[0], input_rows=None), *plan.cut.undone[1:]))
+    offsets = sum(ends[p] - offset for p, offset in plan.cut.offsets.items())
+    assert replace(plan, cut=unmeasured).as_dict()["records_estimated"] == offsets
+    unread = replace(unmeasured, offsets={**plan.cut.offsets, 9: 4})
+    assert replace(plan, cut=unread).as_dict()["records_estimated"] == offsets
+    assert replace(plan, cut=unread).as_dict()["partitions"]["9"] == [4, 4]
+    assert paused.plan(None).as_dict()["windows_after"] is None
+
+
+def test_each_end_of_a_rewind_is_told(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its beginning is a warning with the ways out, in case that nothing follows; its end and its calling off need no cure."""
+    found = paused.plan(paused.middle)
+    cut_short(paused, monkeypatch, "reset.2", partial(paused.rewind, paused.middle))
+    reset.abandon(paused.settings, paused.store, paused.pipeline, by="you", reason="")
+    told = paused.rewind(paused.middle)
+    assert told["by"] == "me" and told["reason"] == "a test" and told["rows_kept"] == found.rows_kept
+    events = {}
+    for row in sorted(ControlTables(paused.settings).rows(ControlTable.EVENTS), key=lambda row: row["at"]):
+        events[row["kind"]] = row
+        assert row["pipeline"] == "stock_stats" and found.to in row["message"]
+        assert not {"last", "states"} & json.loads(row["detail"]).keys() and json.loads(row["detail"])["by"] == "me"
+    begun, called_off, done = (events[f"pipeline_{kind}"] for kind in ("rewinding", "rewind_abandoned", "rewound"))
+    assert (begun["severity"], called_off["severity"], done["severity"]) == ("warning", "info", "info")
+    assert "`hindcast rewind stock_stats`" in begun["cure"] and "pipeline_rewound" in begun["cure"] and "--abandon" in begun["cure"]
+    assert not called_off["cure"] and not done["cure"]
+    assert "you called off" in called_off["message"] and "no reason given" in called_off["message"]
+    assert "by me: a test" in done["message"] and "me rewinds stock_stats" in begun["message"] and "a test" in begun["message"]
+
+
+def test_every_access_of_a_rewind_has_the_stores_options(paused: Paused, options_seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its plan, its steps and its calling off; those of a late_sink, too."""
+    paused.settings = paused.settings.model_copy(update={"storage_options": {"allow_http": "true"}})
+    url = paused.settings.table("sinks", "too_late")
+    DeltaTable.create(url, SINK_SCHEMA)
+    options_seen.clear()
+    cut_short(paused, monkeypatch, "reset.2", partial(paused.rewind, paused.middle))
+    paused.abandon()
+    paused.rewind(paused.middle)
+    paused.pipeline = replace(paused.pipeline, late=lambda rows: rows, late_sink=Table("too_late"))
+    paused.rewind(None)
+    assert len(options_seen) > 50 and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
+
+
+def test_a_sink_that_does_not_answer_is_named(paused: Paused) -> None:
+    """Before anything is changed, with the store's own reason."""
+    log = Path(paused.sink.table_uri.removeprefix("file://")) / "_delta_log"
+    torn = log / f"{paused.sink.version() + 1:020d}.json"
+    torn.write_text("no commit")
+    with pytest.raises(StoreUnavailableError, match="could not be opened") as caught:
+        reset._sink(paused.settings, paused.pipeline)
+    assert caught.value.fields["table"] == paused.settings.table("sinks", "stock_stats")
