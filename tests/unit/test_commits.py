@@ -181,3 +181,18 @@ def test_a_commit_that_never_lands_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(StoreUnavailableError) as caught:
         until_it_lands("t", Attempts(*[AWAY] * 4), StoreUnavailableError)
     assert caught.value is AWAY
+
+
+def test_attempts_of_a_commit_wait_longer_and_longer_but_never_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first waits are hundredths of a second and differ, so that writers do not meet again; none is longer than half a second."""
+    first = []
+    for _ in range(5):
+        slept: list[float] = []
+        monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+        with pytest.raises(StoreUnavailableError):
+            until_it_lands("t", Attempts(*[CONFLICT] * 100))
+        assert len(slept) == commits._ATTEMPTS - 1
+        assert 0.1 < max(slept) <= 0.5
+        first.append(slept[0])
+    assert max(first) <= 0.01
+    assert len(set(first)) == 5

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
+from structlog.testing import capture_logs
 
 from hindcast.control import maintenance
 from hindcast.control.archives import ARCHIVE_SCHEMA, BOUNDED, archive_url
@@ -147,7 +148,7 @@ def test_every_table_is_joined_and_rid_of_what_nobody_names(busy: Settings, monk
         )
         assert row["version"] == DeltaTable(url).version()
         assert (Path(url) / "_delta_log" / "_last_checkpoint").exists()
-        assert 0 <= row["seconds"] < 60
+        assert 0 <= row["seconds"] < 60 and row["seconds"] == round(row["seconds"], 3)
 
 
 @pytest.mark.parametrize("error", [CommitFailedError("a writer was faster"), OSError("the disk is full")])
@@ -164,7 +165,8 @@ def test_a_table_that_cannot_be_maintained_now_is_left_to_the_next_time(
 
     monkeypatch.setattr(maintenance, "compact", refused)
     done = {row["table"]: row for row in maintain(busy)}
-    assert (done["sinks/stock_stats"]["skipped"], done["sinks/stock_stats"]["files_after"]) == (str(error), 3)
+    left_alone = done["sinks/stock_stats"]
+    assert (left_alone["skipped"], left_alone["files_after"], left_alone["files_deleted"]) == (str(error), 3, 0)
     assert (done["archive/trades"]["skipped"], done["archive/trades"]["files_after"]) == ("", 2)
 
 
@@ -173,3 +175,29 @@ def test_a_folder_that_is_no_archive_ends_nothing(busy: Settings) -> None:
     Path(archive_url(busy, "a-folder")).mkdir(parents=True)
     names = [row["table"] for row in maintain(busy)]
     assert "archive/trades" in names and "archive/a-folder" not in names
+
+
+def test_the_log_says_what_was_done(busy: Settings) -> None:
+    """For each table, and for each hindcast that was deleted."""
+    run(busy, "old", days=HINDCAST_DAYS + 1, kind="replay")
+    with capture_logs() as logs:
+        done = maintain(busy)
+    told = [entry for entry in logs if "maintained" in entry["event"]]
+    names = ("table", "files_before", "files_deleted", "seconds", "skipped")
+    assert [{name: entry[name] for name in names} for entry in told] == [{name: row[name] for name in names} for row in done]
+    folders = [str(Path(busy.table(root)) / "p" / "old") for root in ("hindcasts", "hindcast_rows")]
+    assert [entry["folder"] for entry in logs if "hindcast was deleted" in entry["event"]] == folders
+
+
+def test_a_hindcast_is_deleted_once_it_is_a_week_old(settings: Settings) -> None:
+    """To the second."""
+    for name, more in (("before", -600), ("after", 2)):
+        run(settings, name, days=HINDCAST_DAYS + more / 86_400, kind="replay")
+    maintain(settings)
+    assert left(settings) == {"before"}
+
+
+def test_every_access_of_the_maintenance_has_the_stores_options(busy: Settings, options_seen: list[Any]) -> None:
+    """To the control tables, the sinks, the corrections and the archives."""
+    maintain(busy.model_copy(update={"storage_options": {"allow_http": "true"}}))
+    assert len(options_seen) > len(ControlTable) and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
