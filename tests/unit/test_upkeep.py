@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import RemoveAction
+from structlog.testing import capture_logs
 
 from hindcast.control import schema, upkeep
 from hindcast.control import tables as tables_module
@@ -318,3 +323,146 @@ def test_a_large_table_is_compacted_in_pieces(tmp_path: Path, monkeypatch: pytes
     upkeep.compact(DeltaTable(url), {})
     assert len(DeltaTable(url).file_uris()) == 3
     assert len(DeltaTable(url).to_pyarrow_table()) == 9
+
+
+def test_a_vacuum_decided_before_a_renewal_is_given_up(short_retention: None, store: LeaseTable, settings: Settings) -> None:
+    """It is decided anew five times; if a writer is always faster, that is told, and no file is deleted."""
+    old, opened = DeltaTable(str(folder(settings))), []
+    swap(store, renew)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
+    before = data_files(settings)
+
+    def behind() -> DeltaTable:
+        opened.append(1)
+        return old
+
+    tidying = upkeep.Upkeep(ControlTable.LEASES, behind, {})
+    done = tidying.run()
+    assert done["skipped"].startswith("a writer was faster: ") and done["files_deleted"] == 0
+    assert len(opened) == 1 + upkeep.ATTEMPTS
+    assert data_files(settings) == before
+
+
+def test_files_of_refused_commits_go_with_the_old_ones(short_retention: None, store: LeaseTable, settings: Settings) -> None:
+    """What no commit names is deleted once it is as old as the retention, and the log says how many files that were."""
+    (folder(settings) / "part-never-committed.parquet").write_bytes(b"x")
+    swap(store, renew)
+    time.sleep(1.1)  # Delta compares the ages of files with its own clock
+    swap(store, renew)
+    with capture_logs() as logs:
+        done = store.upkeep.run()
+    assert (done["skipped"], done["files_deleted"]) == ("", 2)
+    assert len(data_files(settings)) == 2, "the newest, and the one that was replaced just now"
+    assert 0 <= done["seconds"] < 60 and done["seconds"] == round(done["seconds"], 3)
+    (told,) = [entry for entry in logs if "was tidied" in entry["event"]]
+    assert {name: told[name] for name in done} == done and told["table"] == "leases"
+
+
+def test_a_table_that_cannot_be_tidied_is_warned_of(settings: Settings) -> None:
+    """By its name and with the reason, as the next time may not be better."""
+
+    def away() -> DeltaTable:
+        raise OSError("the disk is away")
+
+    with capture_logs() as logs:
+        done = upkeep.Upkeep(ControlTable.EVENTS, away, {}).run()
+    assert (done["skipped"], done["files_deleted"]) == ("the disk is away", 0)
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert (warning["table"], warning["reason"]) == ("events", "the disk is away") and "tried again later" in warning["event"]
+
+
+def test_files_that_were_replaced_are_kept_for_an_hour(settings: Settings) -> None:
+    """A reader of an appended table may take that long; what waits for its commit is never deleted."""
+    tables = ControlTables(settings)
+    for number in range(2):
+        tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])
+    table, now = tables.open(ControlTable.EVENTS), time.time()
+    old, young = pa.table(table.get_add_actions())["path"].to_pylist()
+    removed = [RemoveAction(path, False, int((now - hours * 3600) * 1000)) for path, hours in ((old, 1.1), (young, 0.9))]
+    table.create_write_transaction(removed, "append", table.schema())
+    waits = folder(settings, ControlTable.EVENTS) / "part-that-waits.parquet"
+    waits.write_bytes(b"x")
+    os.utime(waits, (0, 0))
+    assert tables.upkeep[ControlTable.EVENTS].run()["files_deleted"] == 1
+    assert data_files(settings, ControlTable.EVENTS) == {young, waits.name}
+
+
+def test_upkeep_begins_with_each_fiftieth_version(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread with a name of its own; the versions between begin none."""
+    begun: list[str] = []
+    monkeypatch.setattr(upkeep, "tidy_appended", lambda *_: begun.append(threading.current_thread().name) or 0)
+    tidying = ControlTables(settings).upkeep[ControlTable.EVENTS]
+    for version in (upkeep.EVERY - 1, upkeep.EVERY, upkeep.EVERY + 1, 2 * upkeep.EVERY):
+        tidying.committed(version)
+        tidying.wait()
+    assert begun == ["upkeep-events"] * 2
+
+
+def test_a_compaction_moves_rows_and_changes_none(tmp_path: Path) -> None:
+    """Its commit says so of each file; it is the transaction of one application, on the version that it has read."""
+    url = small_files(tmp_path / "sink", 3)
+    table = DeltaTable(url)
+    paths, version = set(pa.table(table.get_add_actions())["path"].to_pylist()), table.version()
+    upkeep.compact(table, {})
+    assert table.version() == version + 1, "the handle is where the next commit lands"
+    commit = (Path(url) / "_delta_log" / f"{version + 1:020d}.json").read_text()
+    actions = [json.loads(line) for line in commit.splitlines()]
+    (added,) = [action["add"] for action in actions if "add" in action]
+    removed = [action["remove"] for action in actions if "remove" in action]
+    assert {action["path"] for action in removed} == paths
+    assert not any(action["dataChange"] for action in [added, *removed])
+    now = time.time() * 1000
+    assert all(now - 60_000 < at <= now for at in (added["modificationTime"], *(action["deletionTimestamp"] for action in removed)))
+    file = Path(url) / added["path"]
+    assert added["size"] == file.stat().st_size
+    assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert table.transaction_version(upkeep.COMPACTION) == version
+
+
+def test_large_files_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is one that is small but alone: a long history is not written anew for a few rows."""
+    url = str(tmp_path / "sink")
+    for rows in (10_000, 1, 10_000):
+        write_deltalake(url, pa.table({"number": [number * 7919 % 10_007 for number in range(rows)]}), mode="append")
+    sizes = pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist()
+    monkeypatch.setattr(upkeep, "COMPACTED_BYTES", max(sizes))
+    upkeep.compact(DeltaTable(url), {})
+    assert DeltaTable(url).version() == 2
+    monkeypatch.setattr(upkeep, "COMPACTED_BYTES", max(sizes) + 1)
+    upkeep.compact(DeltaTable(url), {})
+    assert len(DeltaTable(url).file_uris()) == 1
+
+
+def test_columns_that_were_added_since_are_null_in_older_rows(tmp_path: Path) -> None:
+    """Files of before and after a table got a new column are joined."""
+    url = str(tmp_path / "sink")
+    write_deltalake(url, pa.table({"number": [1]}))
+    write_deltalake(url, pa.table({"number": [2], "later": ["x"]}), mode="append", schema_mode="merge")
+    upkeep.compact(DeltaTable(url), {})
+    found = sorted(DeltaTable(url).to_pyarrow_table().to_pylist(), key=lambda row: row["number"])
+    assert found == [{"number": 1, "later": None}, {"number": 2, "later": "x"}]
+    assert len(DeltaTable(url).file_uris()) == 1
+
+
+def test_bounded_files_are_joined_in_order_and_with_their_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only such as begin with the same value of the first column, in the order of the second; one without bounds is left alone."""
+    url = str(tmp_path / "archive")
+    for partition, offset in ((1, 30), (0, 20), (1, 10), (0, 40), (1, 20)):
+        write_deltalake(url, pa.table({"partition": [partition], "offset": [offset]}), mode="append")
+    nulls = pa.table({"partition": pa.array([None], pa.int64()), "offset": [5]})
+    write_deltalake(url, nulls, mode="append")
+    monkeypatch.setattr(upkeep, "GROUP_BYTES", 2 * min(pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist()))
+    upkeep.compact(DeltaTable(url), {}, ("partition", "offset"))
+    files = pa.table(DeltaTable(url).get_add_actions(flatten=True)).to_pylist()
+    found = [(file["min.partition"], file["min.offset"], file["max.offset"], file["num_records"]) for file in files]
+    assert sorted(found, key=str) == [(0, 20, 40, 2), (1, 10, 20, 2), (1, 30, 30, 1), (None, 5, 5, 1)]
+
+
+def test_every_access_of_the_upkeep_has_the_stores_options(settings: Settings, options_seen: list[Any]) -> None:
+    """To the table, and to the files that are joined."""
+    tables = ControlTables(settings.model_copy(update={"storage_options": {"allow_http": "true"}}))
+    for number in range(2):
+        tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])
+    assert tables.upkeep[ControlTable.EVENTS].run()["skipped"] == ""
+    assert len(tables.open(ControlTable.EVENTS).file_uris()) == 1
+    assert len(options_seen) > 5 and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
