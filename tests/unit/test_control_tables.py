@@ -1,17 +1,23 @@
-"""How the control tables are read."""
+"""How the control tables are made, appended to and read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+import pytest
+from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.table import TableAlterer
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables, arrow_dataset
+from hindcast.control import tables as tables_module
+from hindcast.control.schema import LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
+from hindcast.control.tables import ControlTables, arrow_dataset, refuse_empty_commits, utc_from_ms
+from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 
 
@@ -39,3 +45,257 @@ def test_local_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
     dataset = arrow_dataset(DeltaTable(str(folder)))
     assert isinstance(dataset.filesystem, SubTreeFileSystem) and isinstance(dataset.filesystem.base_fs, LocalFileSystem)
     assert sorted(dataset.to_table().to_pylist(), key=lambda row: row["x"]) == rows
+
+
+def event(number: int = 0) -> dict[str, Any]:
+    return {"event_id": str(number), "at": datetime.now(UTC), "kind": "k"}
+
+
+def torn(settings: Settings, name: ControlTable) -> str:
+    """Make the table's log unreadable; return its address."""
+    tables = ControlTables(settings)
+    tables.append(name, [{}])
+    url = tables.url(name)
+    (Path(url) / "_delta_log" / f"{DeltaTable(url).version() + 1:020d}.json").write_text("no commit")
+    return url
+
+
+def test_a_row_is_stamped_and_made_whole(settings: Settings) -> None:
+    """It says of which schema it is, unless the caller does; a column that is not given is null. No rows make no table."""
+    tables = ControlTables(settings)
+    tables.append(ControlTable.RUNS, [])
+    assert tables.find(ControlTable.RUNS) is None and not Path(tables.url(ControlTable.RUNS)).exists()
+    tables.append(ControlTable.RUNS, [{"run_id": "a"}, {"run_id": "b", "schema_version": 7}])
+    found = {row["run_id"]: row for row in tables.rows(ControlTable.RUNS)}
+    assert (found["a"]["schema_version"], found["b"]["schema_version"], found["a"]["pipeline"]) == (SCHEMA_VERSION, 7, None)
+    unstamped = [name for name in ControlTable if "schema_version" not in SCHEMAS[name].names]
+    for name in unstamped:
+        tables.append(name, [{}])
+        assert len(tables.rows(name)) == 1
+
+
+def test_a_table_is_made_with_its_name_and_properties(settings: Settings) -> None:
+    """By its first append, in the folder that has its name; whoever opens it then changes nothing."""
+    tables = ControlTables(settings)
+    for name in (ControlTable.LEASES, ControlTable.EVENTS):
+        made = tables.open(name).metadata()
+        assert (made.name, made.configuration) == (name.value, configuration(name))
+        assert tables.url(name) == settings.table("control", name.value)
+        assert tables.open(name).version() == 0
+
+
+def test_reading_makes_no_table(settings: Settings) -> None:
+    """A table that is not there has no rows, with the columns that were asked for."""
+    tables = ControlTables(settings)
+    assert tables.rows(ControlTable.EVENTS) == []
+    assert tables.read(ControlTable.EVENTS).schema.names == SCHEMAS[ControlTable.EVENTS].names
+    assert tables.read(ControlTable.EVENTS, columns=["kind", "at"]).schema.names == ["kind", "at"]
+    assert not Path(tables.url(ControlTable.EVENTS)).exists()
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_table_that_another_makes_at_the_same_moment_is_opened(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Whether one's own commit meets the other's, or finds it there."""
+    make = DeltaTable.create
+
+    def beside(*arguments: Any, **options: Any) -> DeltaTable:
+        monkeypatch.undo()
+        ControlTables(settings).append(ControlTable.EVENTS, [event()])
+        if refused:
+            raise CommitFailedError("version 0 is there")
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create", beside)
+    ControlTables(settings).append(ControlTable.EVENTS, [event(1)])
+    assert {row["event_id"] for row in ControlTables(settings).rows(ControlTable.EVENTS)} == {"0", "1"}
+
+
+@pytest.mark.parametrize("error", [DeltaError("the disk is away"), OSError("the disk is away")])
+def test_a_table_that_cannot_be_made_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """With the store's own reason."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(DeltaTable, "create", fail)
+    with pytest.raises(StoreUnavailableError, match="could not be created: the disk is away") as caught:
+        ControlTables(settings).open(ControlTable.EVENTS)
+    assert caught.value.fields["table"] == settings.table("control", "events")
+
+
+def test_a_table_that_cannot_be_opened_is_named(settings: Settings) -> None:
+    """Whether it is to be opened, or read."""
+    url = torn(settings, ControlTable.EVENTS)
+    for ask in (ControlTables(settings).open, ControlTables(settings).find, ControlTables(settings).rows):
+        with pytest.raises(StoreUnavailableError, match="could not be opened") as caught:
+            ask(ControlTable.EVENTS)
+        assert caught.value.fields["table"] == url and caught.value.fields["reason"] is caught.value.__cause__
+
+
+def test_a_file_that_is_gone_is_an_error_that_names_the_table(settings: Settings) -> None:
+    """A read never leaves its rows out."""
+    tables = ControlTables(settings)
+    tables.append(ControlTable.EVENTS, [event()])
+    for file in Path(tables.url(ControlTable.EVENTS)).glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+        tables.rows(ControlTable.EVENTS)
+    assert caught.value.fields["table"] == tables.url(ControlTable.EVENTS)
+    assert caught.value.fields["reason"] is caught.value.__cause__
+
+
+def test_a_table_without_a_column_is_refused(settings: Settings) -> None:
+    """It names what is missing, and where tables of one's own may lie; more columns than are known harm nobody."""
+    url, schema = settings.table("control", "events"), SCHEMAS[ControlTable.EVENTS]
+    DeltaTable.create(url, pa.schema([field for field in schema if field.name not in {"kind", "pipeline"}]))
+    with pytest.raises(SchemaVersionError) as caught:
+        ControlTables(settings).open(ControlTable.EVENTS)
+    missing = ", ".join(name for name in schema.names if name in {"kind", "pipeline"})
+    told = {"table": url, "found": f"without {missing}", "supported": SCHEMA_VERSION}
+    assert told.items() <= caught.value.fields.items() and "HINDCAST_TABLES_URL" in caught.value.fields["cure"]
+    DeltaTable.create(settings.table("control", "runs"), SCHEMAS[ControlTable.RUNS].append(pa.field("more", pa.string())))
+    ControlTables(settings).open(ControlTable.RUNS)
+
+
+def older(settings: Settings) -> str:
+    """A table of verdicts as an older Hindcast has made it; its address."""
+    url, later = settings.table("control", "verdicts"), LATER[ControlTable.VERDICTS]
+    DeltaTable.create(url, pa.schema([field for field in SCHEMAS[ControlTable.VERDICTS] if field.name not in later]))
+    return url
+
+
+def test_an_older_table_gets_its_new_columns_once(settings: Settings) -> None:
+    """Those it lacks and no others, with their types."""
+    url = older(settings)
+    found = ControlTables(settings).find(ControlTable.VERDICTS)
+    assert found is not None and found.version() == 1
+    expected = Schema.from_arrow(SCHEMAS[ControlTable.VERDICTS]).fields
+    assert sorted(map(str, DeltaTable(url).schema().fields)) == sorted(map(str, expected))
+    assert ControlTables(settings).open(ControlTable.VERDICTS).version() == 1
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_columns_that_another_adds_at_the_same_moment_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
+    """A table that lacks them afterwards could not be given them, and that is said."""
+    url = older(settings)
+
+    def beside(of: TableAlterer, *arguments: Any, **options: Any) -> None:
+        if faster:
+            monkeypatch.undo()
+            ControlTables(settings).open(ControlTable.VERDICTS)
+        raise DeltaError("a writer was faster")
+
+    monkeypatch.setattr(TableAlterer, "add_columns", beside)
+    if faster:
+        assert ControlTables(settings).open(ControlTable.VERDICTS).version() == 1
+        return
+    with pytest.raises(StoreUnavailableError, match="could not be given its new columns: a writer was faster") as caught:
+        ControlTables(settings).open(ControlTable.VERDICTS)
+    assert caught.value.fields["table"] == url
+
+
+class Writes:
+    """Writes of rows that fail so often before they succeed."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.left, self.made = list(errors), 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        self.made += 1
+        if self.left:
+            raise self.left.pop(0)
+        write_deltalake(*arguments, **options)
+
+
+@pytest.mark.parametrize("error", [DeltaError("the disk is away"), OSError("the disk is away")])
+def test_rows_that_cannot_be_written_are_an_error(settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """At once where the table was just opened; a handle that is kept may be at fault, so the table is opened anew, once."""
+    writes = Writes(error)
+    monkeypatch.setattr(tables_module, "write_deltalake", writes)
+    tables = ControlTables(settings)
+    with pytest.raises(StoreUnavailableError, match="could not be written: the disk is away") as caught:
+        tables.append(ControlTable.EVENTS, [event()])
+    assert (writes.made, caught.value.fields["table"]) == (1, tables.url(ControlTable.EVENTS))
+    tables.append(ControlTable.EVENTS, [event(1)])
+    writes.left = [error]
+    tables.append(ControlTable.EVENTS, [event(2)])
+    writes.left, writes.made = [error, error], 0
+    with pytest.raises(StoreUnavailableError, match="could not be written: the disk is away"):
+        tables.append(ControlTable.EVENTS, [event(3)])
+    assert writes.made == 2
+    assert {row["event_id"] for row in tables.rows(ControlTable.EVENTS)} == {"1", "2"}
+
+
+def test_an_append_waits_longer_and_longer_but_never_long(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first wait is hundredths of a second and none longer than a second; after twenty attempts the reason is told."""
+    writes, slept = Writes(*[CommitFailedError("a writer was faster")] * 100), []
+    monkeypatch.setattr(tables_module, "write_deltalake", writes)
+    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+    with pytest.raises(StoreUnavailableError, match="could not be written: a writer was faster"):
+        ControlTables(settings).append(ControlTable.EVENTS, [event()])
+    assert (writes.made, len(slept)) == (20, 19)
+    assert slept[0] <= 0.02 and 0.1 < max(slept) <= 1.0
+
+
+def test_an_append_opens_its_table_once(settings: Settings, options_seen: list[Any]) -> None:
+    """With the store's options, as every read and the making of the table have them."""
+    tables = ControlTables(settings.model_copy(update={"storage_options": {"allow_http": "true"}}))
+    tables.append(ControlTable.EVENTS, [event()])
+    made = len(options_seen)
+    tables.append(ControlTable.EVENTS, [event(1)])
+    assert len(options_seen) == made
+    assert len(tables.rows(ControlTable.EVENTS)) == 2
+    older(settings)
+    options_seen.clear()
+    tables.open(ControlTable.VERDICTS)
+    assert options_seen and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
+
+
+def test_two_that_append_see_each_others_rows(settings: Settings) -> None:
+    """A handle that is kept is brought to the newest version first, so that the upkeep is told the true number."""
+    one, two = ControlTables(settings), ControlTables(settings)
+    told: list[int] = []
+    for tables in (one, two):
+        tables.upkeep[ControlTable.EVENTS].committed = told.append  # type: ignore[method-assign]
+    for number in range(6):
+        (one, two)[number % 2].append(ControlTable.EVENTS, [event(number)])
+    assert told == [1, 2, 3, 4, 5, 6]
+    assert len(one.rows(ControlTable.EVENTS)) == 6
+
+
+@pytest.mark.parametrize(("newest_only", "empty", "refused"), [(True, 1, False), (True, 3, True), (False, 1, True), (False, 3, True)])
+def test_an_empty_commit_is_refused_where_it_would_be_read(tmp_path: Path, newest_only: bool, empty: int, refused: bool) -> None:
+    """Before the newest checkpoint only where older versions are read, too; the file is named, and what to do."""
+    url = str(tmp_path / "t")
+    for number in range(4):
+        write_deltalake(url, pa.table({"n": [number]}), mode="append")
+        if number == 2:
+            DeltaTable(url).create_checkpoint()
+    refuse_empty_commits(url, newest_only=newest_only)
+    (Path(url) / "_delta_log" / f"{empty:020d}.json").write_text("")
+    if not refused:
+        refuse_empty_commits(url, newest_only=newest_only)
+        return
+    with pytest.raises(StoreUnavailableError, match=f"could not be read: the commit {empty:020d}.json .*restore that file") as caught:
+        refuse_empty_commits(url, newest_only=newest_only)
+    assert caught.value.fields["table"] == url
+
+
+def test_only_a_log_on_this_machine_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store has no parts of objects, and a table that is not there has no log; an empty file of another kind is no commit."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("s3:/bucket/t", "other"):
+        log = tmp_path / folder / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020d}.{'json' if folder != 'other' else 'json.tmp'}").write_text("")
+    refuse_empty_commits("s3://bucket/t")
+    refuse_empty_commits(str(tmp_path / "nothing"))
+    refuse_empty_commits(str(tmp_path / "other"))
+
+
+def test_milliseconds_are_an_instant_in_utc() -> None:
+    """To the millisecond."""
+    assert utc_from_ms(1_500) == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
+    assert utc_from_ms(0).tzinfo is UTC
