@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
 
-from hindcast.control.lease_table import LeaseTable
+from hindcast.control.lease_table import LeaseTable, read_leases
 from hindcast.control.leases import REMOVED, Lease, StatusType
 from hindcast.control.schema import SCHEMA_VERSION
 from hindcast.control.store import ATTEMPTS, LeaseStore, Snapshot, after, shuffled, swap
-from hindcast.errors import CommitConflictError, SchemaVersionError, StoreUnavailableError
+from hindcast.errors import CommitConflictError, CommitUnknownError, HindcastError, SchemaVersionError, StoreUnavailableError
 from hindcast.leave import leave
 from hindcast.settings import Settings
 from hindcast.testing import MemoryStore, Outcome
@@ -279,3 +284,124 @@ def test_only_commits_since_the_last_checkpoint_are_looked_at(settings: Settings
             LeaseTable(settings).read()
     else:
         assert [found.lease_owner for found in LeaseTable(settings).leases()] == ["d"]
+
+
+def test_clients_of_an_object_store_take_turns(settings: Settings) -> None:
+    """They cannot follow a log in a folder: Delta's own reader tells each what the other has written."""
+    one, two = LeaseTable(settings), LeaseTable(settings)
+    one._folder = two._folder = None
+    one.commit(one.read(), [lease(), lease(status_value="other")])
+    for number in range(1, 4):
+        swap(two, lambda snapshot: [snapshot.leases[lease().key].renewed(lease_owner="two")])
+        swap(one, lambda snapshot: [snapshot.leases[lease().key].renewed(lease_owner="one")])
+        assert one.read() == two.read() == LeaseTable(settings).read()
+        assert one.read().leases[lease().key].lease_counter == 2 * number
+    stale = two.read()
+    swap(one, lambda _: [lease(status_value="third")])
+    with pytest.raises(CommitConflictError):
+        two.commit(stale, [lease(lease_owner="two")])
+    assert len(two.read().leases) == 3
+
+
+def test_only_readers_make_no_table(settings: Settings) -> None:
+    """Where nothing was ever leased there is nothing to read; else the leases come in the order of their keys."""
+    assert read_leases(settings) == [] and not LeaseTable(settings).exists()
+    assert not Path(settings.table("control", "leases")).exists()
+    store = LeaseTable(settings)
+    store.commit(store.read(), [lease(status_value=name) for name in "bca"])
+    assert store.exists()
+    assert [found.status_value for found in read_leases(settings)] == ["a", "b", "c"]
+    assert [found.status_value for found in store.leases()] == ["a", "b", "c"]
+
+
+def test_a_store_of_leases_that_does_not_answer_is_named(settings: Settings) -> None:
+    """Whether it is asked for its leases or whether there are any, with the store's own reason."""
+    nothing_listens = "http://127.0.0.1:9"
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "s", "region": "us-east-1"}
+    options = {"aws_endpoint": nothing_listens, "allow_http": "true", "max_retries": "0", **keys}
+    store = LeaseTable(settings.model_copy(update={"tables_url": "s3://bucket/tables", "storage_options": options}))
+    with pytest.raises(StoreUnavailableError, match=nothing_listens) as caught:
+        store.exists()
+    assert (caught.value.fields["table"], caught.value.fields["action"]) == ("s3://bucket/tables/control/leases", "read")
+    with pytest.raises(StoreUnavailableError, match=nothing_listens):
+        store.read()
+
+
+def test_a_file_that_is_gone_is_an_error_and_no_lease(settings: Settings) -> None:
+    """Nobody may think that there are none; once it is back they are read."""
+    store = LeaseTable(settings)
+    store.commit(store.read(), [lease(lease_owner="a")])
+    (file,) = Path(settings.table("control", "leases")).glob("*.parquet")
+    file.rename(file.with_suffix(".gone"))
+    other = LeaseTable(settings)
+    with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+        other.read()
+    assert caught.value.fields["table"] == settings.table("control", "leases")
+    assert caught.value.fields["reason"] is caught.value.__cause__
+    file.with_suffix(".gone").rename(file)
+    assert other.leases() == store.leases() == [lease(lease_owner="a")]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (CommitFailedError("a writer was faster"), CommitConflictError),
+        (DeltaError("no answer"), CommitUnknownError),
+        (OSError("no answer"), CommitUnknownError),
+    ],
+)
+def test_a_commit_that_fails_is_decided_on_what_the_table_holds(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, told: type[HindcastError]
+) -> None:
+    """A conflict has written nothing. What ended without an answer may have landed, as here, and is read, not assumed."""
+    store = LeaseTable(settings)
+    store.commit(store.read(), [lease()])
+    commit = DeltaTable.create_write_transaction
+
+    def fails(*arguments: object, **options: object) -> None:
+        monkeypatch.undo()
+        if told is CommitUnknownError:
+            commit(*arguments, **options)
+        raise error
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
+    with pytest.raises(told) as caught:
+        swap(store, lambda snapshot: [row.renewed() for row in snapshot.leases.values()], attempts=1)
+    assert caught.value.fields["table"] == settings.table("control", "leases")
+    assert told is CommitConflictError or caught.value.fields["reason"] is error
+    assert store.leases()[0].lease_counter == (1 if told is CommitUnknownError else 0)
+    swap(store, lambda snapshot: [row.renewed(lease_owner="a") for row in snapshot.leases.values()])
+    assert LeaseTable(settings).leases() == store.leases()
+    assert store.leases()[0].lease_owner == "a"
+
+
+def test_each_version_is_one_plain_file(settings: Settings) -> None:
+    """Written whole, small and dated; every fifth version has a checkpoint, and no commit waits for old logs to be deleted."""
+    store, began = LeaseTable(settings), int(time.time() * 1000)
+    told: list[int] = []
+    store.upkeep.committed = told.append  # type: ignore[method-assign]
+    for number in range(6):
+        store.commit(store.read(), [lease(status_value=str(number))])
+    assert told == [1, 2, 3, 4, 5, 6]
+    folder = Path(settings.table("control", "leases"))
+    for version in told:
+        actions = [json.loads(line) for line in (folder / "_delta_log" / f"{version:020d}.json").read_text().splitlines()]
+        (added,) = [action["add"] for action in actions if "add" in action]
+        file = folder / added["path"]
+        assert added["size"] == file.stat().st_size and json.loads(added["stats"]) == {"numRecords": version}
+        assert added["dataChange"] and began <= added["modificationTime"] <= time.time() * 1000
+        column = pq.ParquetFile(file).metadata.row_group(0).column(0)
+        assert (column.compression, column.is_stats_set, set(column.encodings)) == ("LZ4", False, {"PLAIN", "RLE"})
+    assert len(DeltaTable(folder).file_uris()) == 1
+    assert [path.name for path in (folder / "_delta_log").glob("*.checkpoint.parquet")] == [f"{4:020d}.checkpoint.parquet"]
+
+
+def test_every_access_to_the_leases_has_the_stores_options(settings: Settings, options_seen: list[Any]) -> None:
+    """To the table and to its files, of whoever follows the log and of Delta's own reader."""
+    mine = settings.model_copy(update={"storage_options": {"allow_http": "true"}})
+    one, two = LeaseTable(mine), LeaseTable(mine)
+    two._folder = None
+    for store in (one, two, one):
+        swap(store, lambda snapshot: [lease(lease_counter=len(snapshot.leases))])
+    assert len(read_leases(mine)) == 1
+    assert len(options_seen) > 5 and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
