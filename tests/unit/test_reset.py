@@ -212,7 +212,7 @@ def test_a_plan_that_is_out_of_date_says_to_ask_again() -> None:
 
 
 def test_a_pipeline_of_one_shard_is_reset(stream: Simulated) -> None:
-    """Its follower begins where the cut says, and remembers of the reset what the later steps need."""
+    """Its follower begins where the cut says, and remembers of the reset what the later steps need, or the way back."""
     store = MemoryStore()
     (only,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
     store.commit(store.read(), [wanted(DesiredState.PAUSED), only.evolve(detail={**only.detail, "more": 1})])
@@ -223,6 +223,11 @@ def test_a_pipeline_of_one_shard_is_reset(stream: Simulated) -> None:
     assert follower.detail == {"partitions": [0, 1], "modulus": only.detail["modulus"], "reset": told}
     reset.end(store, "p", RECORD["id"])
     assert lease(store, "v1.g1.s0").detail == {"partitions": [0, 1], "modulus": only.detail["modulus"]}
+    store = MemoryStore()
+    store.commit(store.read(), [wanted(DesiredState.PAUSED), only])
+    reset.begin(store, "p", 1, [only], found, RECORD)
+    reset.undo(store, "p", RECORD["id"])
+    assert (lease(store, "v1.g0.s0").state, len(store.read().leases)) == ("OPEN", 2)
 
 
 def recent(lease: Lease) -> bool:

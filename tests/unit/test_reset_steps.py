@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from one_shard import CrashError, crash_at
 from simulated_platform import SINK_SCHEMA, store
@@ -37,7 +38,7 @@ from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError,
 from hindcast.pipeline import Pipeline, Table
 from hindcast.settings import Settings, project_root
 from hindcast.stream import reset
-from hindcast.stream.fenced_table import Fence, FencedTable
+from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.testing import MemoryStore
 
 EPOCH = 1
@@ -599,3 +600,85 @@ def test_a_sink_that_does_not_answer_is_named(paused: Paused) -> None:
     with pytest.raises(StoreUnavailableError, match="could not be opened") as caught:
         reset._sink(paused.settings, paused.pipeline)
     assert caught.value.fields["table"] == paused.settings.table("sinks", "stock_stats")
+
+
+def test_the_commit_of_a_rewind_says_what_it_is(paused: Paused) -> None:
+    """Readers of the sink's log tell it from a batch; it has read nothing, and the fence of each shard keeps its batch in the new epoch."""
+    fences = {name: paused.app(name).recorded() for name in ("v1.g0.s0", "v1.g0.s1")}
+    found = paused.plan(paused.middle)
+    told = paused.rewind(paused.middle)
+    (entry,) = [entry for entry in paused.sink.history() if entry.get("hindcast_reset") == told["id"]]
+    commit = BatchCommit.from_history(entry)
+    assert (commit.kind, commit.pipeline, commit.version, commit.worker) == ("reset", "stock_stats", 1, "me")
+    assert (commit.shard, commit.epoch, commit.batch, commit.watermark_ms, commit.late_watermark_ms) == ("", 0, 0, 0, 0)
+    assert commit.start_offsets == commit.end_offsets == found.cut.offsets
+    for name, before in fences.items():
+        assert before is not None
+        assert paused.app(name).recorded() == Fence(EPOCH + 1, before.batch)
+    rows = [row for row in ControlTables(paused.settings).rows(ControlTable.CHECKPOINTS) if row["batch"] < 0]
+    assert {(row["shard"], -1 - row["batch"], row["epoch"], row["sink_version"], row["topic"]) for row in rows} == {
+        (shard, batch, EPOCH + 1, entry["version"], "trades") for shard, batch in found.cut.last.items()
+    }
+
+
+def test_a_shard_that_had_no_batch_is_fenced_too(paused: Paused) -> None:
+    """Its first batch may be under way: it is refused, and its ledger says that none is kept."""
+    rest = [lease for lease in paused.store.read().leases.values() if lease.status_value == "v1.g0.s1"]
+    idle = rest[0].evolve(status_value="v1.g0.s2", detail={**rest[0].detail, "partitions": []}, checkpoint={"start_offsets": {}})
+    paused.store.commit(paused.store.read(), [idle])
+    paused.rewind(None)
+    assert paused.app("v1.g0.s2").recorded() == Fence(EPOCH + 1, 0)
+    with pytest.raises(LeaseLostError):
+        paused.app("v1.g0.s2").commit(Fence(EPOCH, 1), [], after=None)
+    rows = [row for row in ControlTables(paused.settings).rows(ControlTable.CHECKPOINTS) if row["shard"] == "v1.g0.s2"]
+    assert [(row["batch"], row["epoch"]) for row in rows] == [(-1, EPOCH + 1)]
+
+
+def test_rows_that_an_older_owner_files_meanwhile_are_fenced_out(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seal is set again on the place that it has reached, so that what it filed is deleted with the rest."""
+    audit = paused.app(table=ControlTables(paused.settings).url(ControlTable.LATE_ROWS))
+    commit, last = FencedTable.commit, audit.recorded()
+    assert last is not None
+
+    def beside(table: FencedTable, *arguments: Any, **options: Any) -> int:
+        monkeypatch.undo()
+        commit(audit, Fence(last.epoch, last.batch + 1), [], after=last)
+        return commit(table, *arguments, **options)
+
+    monkeypatch.setattr(FencedTable, "commit", beside)
+    reset._seal(paused.app(table=audit.url), EPOCH + 1)
+    assert audit.recorded() == Fence(EPOCH + 1, last.batch + 1)
+    reset._seal(paused.app(table=audit.url), EPOCH + 1)
+    assert audit.recorded() == Fence(EPOCH + 1, last.batch + 1), "an older owner writes no more, so it is set once"
+
+
+def test_a_step_is_decided_anew_until_it_lands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits longer and longer, but never long, and gives up after twenty attempts; other failures end it at once."""
+    left: list[Exception] = []
+    slept: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+
+    def work() -> str:
+        if left:
+            raise left.pop()
+        return "landed"
+
+    left += [CommitFailedError("a writer was faster")] * 3
+    assert (reset._decided_anew("t", work), len(slept)) == ("landed", 3)
+    for error, attempts in ((CommitFailedError("no luck"), 20), (DeltaError("no luck"), 1), (OSError("no luck"), 1)):
+        left[:], slept[:] = [error] * 100, []
+        with pytest.raises(StoreUnavailableError, match="The table t could not be written: no luck"):
+            reset._decided_anew("t", work)
+        assert len(slept) == attempts - 1 and len(left) == 100 - attempts
+        assert not slept or (slept[0] <= 0.02 and 0.1 < max(slept) <= 1.0)
+
+
+def test_a_log_that_has_lost_the_rewind_is_an_error(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether step 2 or its way back has landed is not guessed at."""
+    cut_short(paused, monkeypatch, "reset.3", partial(paused.rewind, paused.middle))
+    begun = reset._begun(paused.store, paused.pipeline)
+    assert begun is not None
+    with pytest.raises(StoreUnavailableError, match="its log has lost the commit of the rewind another") as caught:
+        reset._landed(paused.sink, {**begun.told, "id": "another"})
+    assert caught.value.fields["table"] == paused.sink.table_uri
+    assert reset._landed(paused.sink, begun.told)["version"] == paused.sink.version()
