@@ -134,12 +134,15 @@ def test_a_table_that_cannot_be_opened_is_named(settings: Settings) -> None:
         assert caught.value.fields["table"] == url and caught.value.fields["reason"] is caught.value.__cause__
 
 
-def test_a_file_that_is_gone_is_an_error_that_names_the_table(settings: Settings) -> None:
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_file_that_is_gone_or_torn_is_an_error_that_names_the_table(settings: Settings, torn: bool) -> None:
     """A read never leaves its rows out."""
     tables = ControlTables(settings)
     tables.append(ControlTable.EVENTS, [event()])
     for file in Path(tables.url(ControlTable.EVENTS)).glob("*.parquet"):
         file.unlink()
+        if torn:
+            file.write_bytes(b"as a machine that lost its power left it")
     with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
         tables.rows(ControlTable.EVENTS)
     assert caught.value.fields["table"] == tables.url(ControlTable.EVENTS)

@@ -170,6 +170,15 @@ def test_a_table_that_cannot_be_maintained_now_is_left_to_the_next_time(
     assert (done["archive/trades"]["skipped"], done["archive/trades"]["files_after"]) == ("", 2)
 
 
+def test_a_torn_file_keeps_no_other_table_from_being_maintained(busy: Settings) -> None:
+    """As a machine that lost its power may leave one: its table says why it was skipped."""
+    torn = Path(DeltaTable(busy.table("sinks", "stock_stats")).file_uris()[0])
+    torn.write_bytes(b"no Parquet")
+    done = {row["table"]: row for row in maintain(busy)}
+    assert "Parquet" in done["sinks/stock_stats"]["skipped"] and done["sinks/stock_stats"]["files_after"] == 3
+    assert (done["archive/trades"]["skipped"], done["archive/trades"]["files_after"]) == ("", 2)
+
+
 def test_a_folder_that_is_no_archive_ends_nothing(busy: Settings) -> None:
     """Nor does a pipeline that has not run yet."""
     Path(archive_url(busy, "a-folder")).mkdir(parents=True)

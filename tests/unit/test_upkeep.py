@@ -371,6 +371,19 @@ def test_a_table_that_cannot_be_tidied_is_warned_of(settings: Settings) -> None:
     assert (warning["table"], warning["reason"]) == ("events", "the disk is away") and "tried again later" in warning["event"]
 
 
+def test_a_table_with_a_torn_file_is_left_as_it_is(settings: Settings) -> None:
+    """Its files cannot be joined, and that is a warning like any other."""
+    tables = ControlTables(settings)
+    for number in range(2):
+        tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])
+    torn = min(folder(settings, ControlTable.EVENTS).glob("*.parquet"))
+    torn.write_bytes(b"as a machine that lost its power left it")
+    with capture_logs() as logs:
+        done = tables.upkeep[ControlTable.EVENTS].run()
+    assert "Parquet" in done["skipped"] and [entry["reason"] for entry in logs if entry["log_level"] == "warning"] == [done["skipped"]]
+    assert len(tables.open(ControlTable.EVENTS).file_uris()) == 2
+
+
 def test_files_that_were_replaced_are_kept_for_an_hour(settings: Settings) -> None:
     """A reader of an appended table may take that long; what waits for its commit is never deleted."""
     tables = ControlTables(settings)

@@ -14,9 +14,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import structlog
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast import catalog
 from hindcast.control.archives import BOUNDED, archive_url, archived_topics
@@ -72,8 +73,8 @@ def _maintain(name: str, table: DeltaTable, join: Callable[[DeltaTable], None] |
         table.cleanup_metadata()
         # "full" also finds files that no commit ever named: those of a batch whose worker died before its commit.
         deleted = len(table.vacuum(dry_run=False, full=True))
-    except (CommitFailedError, DeltaError, OSError) as error:
-        skipped = str(error)  # a writer was faster; the next run finds the same work
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        skipped = str(error)  # a writer was faster, or a file is torn; the next run finds the same work
     table.update_incremental()
     seconds = round(time.monotonic() - started, 3)
     _log.info("A table was maintained.", table=name, files_before=before, files_deleted=deleted, seconds=seconds, skipped=skipped)

@@ -159,13 +159,16 @@ class ControlTables:
         return list(self.read(name, where).to_pylist())
 
     def read(self, name: ControlTable, where: Iterable[Condition] = (), columns: list[str] | None = None) -> pa.Table:
-        """The same rows as a table, for whoever needs few of many."""
+        """The same rows as a table, for whoever needs few of many.
+
+        :raises StoreUnavailableError: where the store does not answer, or a file of the table is gone or torn
+        """
         table, conditions = self.find(name), list(where)
         if table is None:
             return SCHEMAS[name].empty_table().select(columns or SCHEMAS[name].names)
         try:
             return arrow_dataset(table).to_table(columns=columns, filter=filters_to_expression(conditions) if conditions else None)
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, pa.ArrowInvalid) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
 
 

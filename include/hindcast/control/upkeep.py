@@ -154,7 +154,7 @@ class Upkeep:
             deleted = tidy_leases(self._open) if whole else tidy_appended(self._open, self._options)
         except CommitFailedError as error:
             skipped = f"a writer was faster: {error}"
-        except (DeltaError, OSError, StoreUnavailableError) as error:
+        except (DeltaError, OSError, pa.ArrowException, StoreUnavailableError) as error:
             skipped = str(error)
             _log.warning("A table could not be tidied; it is tried again later.", table=self._name.value, reason=skipped)
         seconds = round(time.monotonic() - started, 3)
