@@ -1,4 +1,4 @@
-"""Dead letters that are listed as JSON can be mended and sent back as they are."""
+"""Dead letters that are listed as JSON can be repaired and sent back as they are."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_a_dry_run_sends_nothing(dead: Settings, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"topic": "t", "partition": 0, "offset": 1, "value": "x"}\n\n{"topic": "t"}', "Line 3 is no mended letter"),
+        ('{"topic": "t", "partition": 0, "offset": 1, "value": "x"}\n\n{"topic": "t"}', "Line 3 is no repaired letter"),
         ('[{"topic": "t", "partition": 0}]', "Object 1 of the array in line 1"),
-        ('\n{"topic"', "Line 2 is no mended letter"),
+        ('\n{"topic"', "Line 2 is no repaired letter"),
         ('{"topic": "t", "partition": 0, "offset": 1, "value": null, "value_base64": "?"}', "Line 1"),
         ("7", "Line 1"),
     ],

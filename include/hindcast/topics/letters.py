@@ -1,24 +1,26 @@
-"""Send mended dead letters back into their topic, each once.
+"""Send repaired dead letters back into their topic, each once.
 
-A letter is the record at one place (topic, partition, offset) that the stream could not use. Somebody mends its value; the mended record
-is sent to the same partition, with its key, and a header that says which letter it mends. Two who mend at once, or one who is killed in
-the middle, must not send a letter twice.
+A dead letter is the record at one place (topic, partition, offset) that the stream could not use. A person
+repairs its value. The repaired record is sent to the same partition, with its key, and a header that names
+the dead letter. Two people who send at once, or a process that is killed in the middle, must not send a
+letter twice.
 
-The proof that a run was sent is its *mark*: a record in the topic :data:`MARKS`, written by the same transaction as the letters. That topic
-is compacted by key, and a key is one pipeline in one set of control tables. So it holds one mark a pipeline for ever, whatever retention
-does to the letters' own topics.
+The proof that a run was sent is its *mark*: a record in the topic :data:`MARKS`, written by the same
+transaction as the letters. That topic is compacted by key, and a key is one pipeline in one set of control
+tables. So it holds one mark a pipeline for ever, whatever retention does to the letters' own topics.
 
-1. make the topic of marks if it is not there, and check that it is compacted;
-2. take Kafka's transactional id of the pipeline's menders: whatever another one has not committed is undone, and will stay so;
-3. finish what an earlier one left open: its row in ``mended_letters`` says ``begun`` and where the marks ended then. Its mark stands after
-   that place if its transaction was committed (all of it, or nothing). No later run can have replaced it, for each begins with this step;
+1. make the topic of marks if it does not exist, and check that it is compacted;
+2. take Kafka's transactional id of the pipeline's runs: Kafka aborts what an earlier run has not committed;
+3. finish what an earlier run left open: its row in ``mended_letters`` says ``begun``, and where the marks
+   ended then. Its mark is after that place if its transaction was committed (all of it, or nothing). No later
+   run can have replaced the mark, because each begins with this step;
 4. leave out the letters that were sent before; write the row ``begun``;
 5. begin one transaction, and send the letters and the mark in it;
 6. commit it;
 7. write the row ``sent``.
 
-If the topic of marks was deleted between 5 and 7, nothing proves either. Nothing is sent then until a person has looked and called
-:func:`settle`.
+If the topic of marks was deleted between 5 and 7, nothing proves either outcome. Nothing is sent then until a
+person has checked the topic and called :func:`settle`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -45,25 +47,30 @@ from hindcast.settings import Settings
 from hindcast.steps import reach
 from hindcast.topics.offsets import TopicOffsets
 
-#: Headers of a mended record: the run that sent it, and the letter that it mends, as ``topic/partition/offset``.
-RUN_HEADER, LETTER_HEADER = "hindcast-run", "hindcast-mends"
-BEGUN, SENT, UNDONE = "begun", "sent", "undone"
+#: Headers of a repaired record: the run that sent it, and its dead letter as ``topic/partition/offset``.
+RUN_HEADER = "hindcast-run"
+LETTER_HEADER = "hindcast-mends"
+#: States of a run.
+BEGUN = "begun"
+SENT = "sent"
+UNDONE = "undone"
 #: The topic of the marks, and the place in it: it has one partition.
 MARKS = "hindcast-mended-letters"
 _MARKS = TopicPartition(MARKS, 0)
 _POLL_MS = 1000
 _SPACE = re.compile(r"[\s\ufeff]*")
 
-_CLEANUP, _COMPACT = "cleanup.policy", "compact"
+_CLEANUP = "cleanup.policy"
+_COMPACT = "compact"
 
 Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Mended:
-    """One mended letter: the place of the dead one, and the new value (None: a tombstone).
+    """One repaired letter: the place of the dead one, and the new value (None: a tombstone).
 
-    ``key`` is the key as the file has it, which must be the letter's own; None if the file says nothing of it.
+    ``key`` is the key in the file, which must be the letter's own; None if the file has none.
     """
 
     place: Place
@@ -84,22 +91,28 @@ class Mended:
 
     @classmethod
     def of(cls, row: Any, where: str) -> Mended:
-        """A JSON object with topic, partition, offset and value: text, an object that is written as JSON, or null.
+        """A letter from a JSON object with topic, partition, offset and value.
 
-        Beside a value that is null, ``value_base64`` has the bytes. The same holds for the key, which may be left out.
+        The value is text, an object that is sent as JSON, or null. If it is null, ``value_base64`` may have
+        the bytes. The same holds for the key, which may be left out.
 
+        :param where: the object's place in the file
         :raises BadInputError: naming the place in the file
         """
         try:
             place = (str(row["topic"]), int(row["partition"]), int(row["offset"]))
-            return cls(place, _bytes(row["value"], row.get("value_base64")), _bytes(row.get("key"), row.get("key_base64")))
+            value = _bytes(row["value"], row.get("value_base64"))
+            key = _bytes(row.get("key"), row.get("key_base64"))
+            return cls(place, value, key)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _no_letter(where, error) from error
 
 
 def _bytes(value: Any, in_base64: str | None) -> bytes | None:
     if value is None:
-        return None if in_base64 is None else base64.b64decode(in_base64, validate=True)
+        if in_base64 is None:
+            return None
+        return base64.b64decode(in_base64, validate=True)
     if isinstance(value, str):
         return value.encode()
     return json.dumps(value, separators=(",", ":")).encode()
@@ -107,36 +120,52 @@ def _bytes(value: Any, in_base64: str | None) -> bytes | None:
 
 def _no_letter(where: str, error: Exception) -> BadInputError:
     form = '{"topic": "trades", "partition": 0, "offset": 7, "value": {"ticker": "ACME"}}'
-    return BadInputError(problem=f"{where} is no mended letter ({error!r})", cure=f"Write {form}.")
+    return BadInputError(problem=f"{where} is no repaired letter ({error!r})", cure=f"Write {form}.")
 
 
 def letters_of(text: str) -> list[Mended]:
-    """The letters of a file: JSON objects one after the other (one a line, or over several), or arrays of them.
+    """The letters of a file: JSON objects one after the other (one a line, or over several), or arrays of
+    them.
 
-    A letter that stands there twice with the same value counts once: two versions of a pipeline file the same record.
+    A letter that occurs twice with the same value counts once: two versions of a pipeline file the same
+    record.
 
-    :raises BadInputError: naming the line at which the wrong one begins
+    :raises BadInputError: naming the line on which the invalid one begins
     """
-    decoder, found, at = json.JSONDecoder(), dict[Mended, None](), 0
-    while (begin := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+    decoder = json.JSONDecoder()
+    found: dict[Mended, None] = {}
+    begin = _skip_space(text, 0)
+    while begin < len(text):
         line = text.count("\n", 0, begin) + 1
         try:
-            value, at = decoder.raw_decode(text, begin)
+            value, end = decoder.raw_decode(text, begin)
         except ValueError as error:
             raise _no_letter(f"Line {line}", error) from error
         if isinstance(value, list):
-            letters = [Mended.of(row, f"Object {number} of the array in line {line}") for number, row in enumerate(value, 1)]
+            for number, row in enumerate(value, 1):
+                letter = Mended.of(row, f"Object {number} of the array in line {line}")
+                found[letter] = None
         else:
-            letters = [Mended.of(value, f"Line {line}")]
-        found.update(dict.fromkeys(letters))
+            letter = Mended.of(value, f"Line {line}")
+            found[letter] = None
+        begin = _skip_space(text, end)
     return list(found)
 
 
-def send_back(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) -> tuple[int, int]:
-    """Send the letters that were not sent before; return how many were, and how many had been sent already.
+def _skip_space(text: str, at: int) -> int:
+    """The place of the next character that is not white space."""
+    match = _SPACE.match(text, at)
+    assert match is not None  # the pattern matches an empty text
+    return match.end()
 
-    :raises BadInputError: if a place is not a dead letter of the pipeline, or is named twice; nothing was sent
-    :raises LettersUnprovenError: if nothing says whether an earlier run was sent; nothing was sent
+
+def send_back(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) -> tuple[int, int]:
+    """Send the letters that were not sent before.
+
+    :returns: how many were sent now, and how many had been sent before
+    :raises BadInputError: if a place is not a dead letter of the pipeline, or is named twice; nothing was
+        sent
+    :raises LettersUnprovenError: if nothing proves whether an earlier run was sent; nothing was sent
     :raises BrokerUnavailableError: the same command again finishes what was begun
     """
     tables = ControlTables(settings)
@@ -151,7 +180,7 @@ def send_back(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) 
 
 
 def check_letters(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) -> None:
-    """Whether they could be sent back. Nothing is.
+    """Check that the letters could be sent back; nothing is sent.
 
     :raises BadInputError: as :func:`send_back`
     """
@@ -159,35 +188,55 @@ def check_letters(settings: Settings, pipeline: Pipeline, mended: Sequence[Mende
 
 
 def settle(settings: Settings, pipeline: Pipeline, run_id: str, *, sent: bool) -> None:
-    """Write down what a person found out about a run that nothing proves.
+    """Record what a person found out about a run that nothing proves.
 
     :raises BadInputError: if no such run is open
     """
     tables = ControlTables(settings)
     _make_marks(settings)
-    with _producer(settings, pipeline):  # whoever is still at it can commit no more
-        row = next((row for row in _open_runs(_rows(tables, pipeline)) if row["run_id"] == run_id), None)
+    with _producer(settings, pipeline):  # from here on, an earlier process of the run can commit no more
+        row = _find_open_run(_rows(tables, pipeline), run_id)
         if row is None:
-            problem = f"No run {run_id} of mended letters of {pipeline.name} waits to be settled"
-            raise BadInputError(problem=problem, cure="The refusal of `hindcast deadletters replay` names the run.")
-        _note(tables, pipeline, run_id, SENT if sent else UNDONE, row["letters"], row["ends"])
+            problem = f"No run {run_id} of repaired letters of {pipeline.name} waits to be settled"
+            cure = "The refusal of `hindcast deadletters replay` names the run."
+            raise BadInputError(problem=problem, cure=cure)
+        state = UNDONE
+        if sent:
+            state = SENT
+        _note(tables, pipeline, run_id, state, row["letters"], row["ends"])
 
 
 def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Mended]) -> dict[Place, bytes | None]:
-    letters = tables.rows(ControlTable.DEAD_LETTERS, [("pipeline", "=", pipeline.name)])
-    keys = {(row["topic"], row["partition"], row["offset"]): row["key"] for row in letters}
+    """The keys of the pipeline's dead letters, by place.
+
+    :raises BadInputError: if a repaired letter is none of them, is named twice, or has another key
+    """
+    keys: dict[Place, bytes | None] = {}
+    for row in tables.rows(ControlTable.DEAD_LETTERS, [("pipeline", "=", pipeline.name)]):
+        place = (row["topic"], row["partition"], row["offset"])
+        keys[place] = row["key"]
     places = [letter.place for letter in mended]
     for place in places:
-        if place not in keys or places.count(place) > 1:
-            what = "is named twice" if place in keys else f"is no dead letter of {pipeline.name}"
-            cure = f"`hindcast deadletters --pipeline {pipeline.name}` lists them."
-            raise BadInputError(problem=f"{place[0]}/{place[1]}/{place[2]} {what}", cure=cure)
+        if place not in keys:
+            _refuse_place(pipeline, place, f"is no dead letter of {pipeline.name}")
+        if places.count(place) > 1:
+            _refuse_place(pipeline, place, "is named twice")
     for letter in mended:
         if letter.key is not None and letter.key != keys[letter.place]:
-            topic, partition, offset = letter.place
-            cure = "A letter keeps its key, for that chose its partition: mend the value alone."
-            raise BadInputError(problem=f"{topic}/{partition}/{offset} has another key in the file than in its topic", cure=cure)
+            problem = f"{_text_of(letter.place)} has another key in the file than in its topic"
+            cure = "A letter keeps its key, because that chose its partition: change the value alone."
+            raise BadInputError(problem=problem, cure=cure)
     return keys
+
+
+def _refuse_place(pipeline: Pipeline, place: Place, problem: str) -> NoReturn:
+    cure = f"`hindcast deadletters --pipeline {pipeline.name}` lists them."
+    raise BadInputError(problem=f"{_text_of(place)} {problem}", cure=cure)
+
+
+def _text_of(place: Place) -> str:
+    topic, partition, offset = place
+    return f"{topic}/{partition}/{offset}"
 
 
 def _make_marks(settings: Settings) -> None:
@@ -199,16 +248,30 @@ def _make_marks(settings: Settings) -> None:
     servers = settings.bootstrap_servers
     try:
         with KafkaAdminClient(bootstrap_servers=servers.split(",")) as admin:
-            with suppress(TopicAlreadyExistsError):
-                made = {"num_partitions": 1, "replication_factor": -1, "configs": {_CLEANUP: _COMPACT}}
-                admin.create_topics({MARKS: made}, wait_for_metadata=True)
-            found = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, MARKS, {_CLEANUP: None})], config_filter="all")
+            _create_marks(admin)
+            policy = _policy_of_marks(admin)
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=f"{type(error).__name__}: {error}") from error
-    policy = next(topics[MARKS][_CLEANUP]["value"] for topics in found.values() if MARKS in topics)
+        reason = f"{type(error).__name__}: {error}"
+        raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=reason) from error
     if policy != _COMPACT:
-        problem = f"The topic {MARKS} has {_CLEANUP}={policy}, so the proof that a letter was sent would not be kept"
+        problem = (
+            f"The topic {MARKS} has {_CLEANUP}={policy}, "
+            "so the proof that a letter was sent would not be kept"
+        )
         raise BadInputError(problem=problem, cure=f"Set {_CLEANUP}={_COMPACT} on it.")
+
+
+def _create_marks(admin: KafkaAdminClient) -> None:
+    topic = {"num_partitions": 1, "replication_factor": -1, "configs": {_CLEANUP: _COMPACT}}
+    with suppress(TopicAlreadyExistsError):
+        admin.create_topics({MARKS: topic}, wait_for_metadata=True)
+
+
+def _policy_of_marks(admin: KafkaAdminClient) -> Any:
+    resource = ConfigResource(ConfigResourceType.TOPIC, MARKS, {_CLEANUP: None})
+    found = admin.describe_configs([resource], config_filter="all")
+    policies = [topics[MARKS][_CLEANUP]["value"] for topics in found.values() if MARKS in topics]
+    return policies[0]
 
 
 def _rows(tables: ControlTables, pipeline: Pipeline) -> list[dict[str, Any]]:
@@ -216,9 +279,17 @@ def _rows(tables: ControlTables, pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def _open_runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that began and of which nobody wrote the end."""
+    """The rows of runs that began and have no row of their end."""
     ended = {row["run_id"] for row in rows if row["state"] != BEGUN}
-    return [row for row in rows if row["state"] == BEGUN and row["run_id"] not in ended]
+    begun = [row for row in rows if row["state"] == BEGUN]
+    return [row for row in begun if row["run_id"] not in ended]
+
+
+def _find_open_run(rows: Sequence[dict[str, Any]], run_id: str) -> dict[str, Any] | None:
+    for row in _open_runs(rows):
+        if row["run_id"] == run_id:
+            return row
+    return None
 
 
 def _sent_before(settings: Settings, tables: ControlTables, pipeline: Pipeline) -> set[Place]:
@@ -227,13 +298,20 @@ def _sent_before(settings: Settings, tables: ControlTables, pipeline: Pipeline) 
     rows = _rows(tables, pipeline)
     settled = []
     for row in _open_runs(rows):
-        state = SENT if _was_sent(settings, pipeline, row) else UNDONE
+        state = UNDONE
+        if _was_sent(settings, pipeline, row):
+            state = SENT
         settled.append(_note(tables, pipeline, row["run_id"], state, row["letters"], row["ends"]))
-    return {tuple(place) for row in [*rows, *settled] if row["state"] == SENT for place in json.loads(row["letters"])}
+    sent: set[Place] = set()
+    for row in [*rows, *settled]:
+        if row["state"] == SENT:
+            for topic, partition, offset in json.loads(row["letters"]):
+                sent.add((topic, partition, offset))
+    return sent
 
 
 def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) -> bool:
-    """Whether the run's transaction was committed: its mark stands after the place where the marks ended then.
+    """Whether the run's transaction was committed: its mark is after the place at which the marks ended then.
 
     :raises LettersUnprovenError: if these are not the marks that it began with
     """
@@ -241,26 +319,35 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
     with TopicOffsets(settings) as offsets:
         same = began.get("marks") == offsets.identity(MARKS)
     if not same:
-        raise LettersUnprovenError(pipeline=pipeline.name, run_id=row["run_id"], marks=MARKS, letters=row["letters"], header=RUN_HEADER)
+        raise LettersUnprovenError(
+            pipeline=pipeline.name,
+            run_id=row["run_id"],
+            marks=MARKS,
+            letters=row["letters"],
+            header=RUN_HEADER,
+        )
     try:
         return _has_mark(settings, row["run_id"], int(began["offset"]))
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailableError(servers=settings.bootstrap_servers, topic=MARKS, reason=error) from error
+        servers = settings.bootstrap_servers
+        raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=error) from error
 
 
 def _has_mark(settings: Settings, run_id: str, offset: int) -> bool:
+    """Whether the run's mark is in the topic at the offset or after it."""
     consumer = KafkaConsumer(
         bootstrap_servers=settings.bootstrap_servers.split(","),
         isolation_level="read_committed",
         enable_auto_commit=False,
-        auto_offset_reset="earliest",  # a mark that is there is found, even if the topic begins later than it was asked for
+        auto_offset_reset="earliest",  # the topic may begin after the offset by now
     )
     try:
         consumer.assign([_MARKS])
         end = consumer.end_offsets([_MARKS])[_MARKS]
         consumer.seek(_MARKS, offset)
         while consumer.position(_MARKS) < end:
-            for record in consumer.poll(timeout_ms=_POLL_MS).get(_MARKS, []):
+            polled = consumer.poll(timeout_ms=_POLL_MS)
+            for record in polled.get(_MARKS, []):
                 if record.value == run_id.encode():
                     return True
         return False
@@ -276,44 +363,75 @@ def _send(
     letters: Sequence[Mended],
     keys: Mapping[Place, bytes | None],
 ) -> None:
+    """Steps 4 to 7."""
     run_id = uuid.uuid4().hex
     with TopicOffsets(settings) as offsets:
-        ends = {"marks": offsets.identity(MARKS), "offset": offsets.latest(MARKS)[_MARKS.partition]}
-    said = (json.dumps([letter.place for letter in letters]), json.dumps(ends))
-    key = f"{tables.open(ControlTable.MENDED_LETTERS).metadata().id}/{pipeline.name}"
+        end = offsets.latest(MARKS)[_MARKS.partition]
+        ends = json.dumps({"marks": offsets.identity(MARKS), "offset": end})
+    places = json.dumps([letter.place for letter in letters])
+    table_id = tables.open(ControlTable.MENDED_LETTERS).metadata().id
+    mark_key = f"{table_id}/{pipeline.name}"
+    run = run_id.encode()
     reach("letters.4")
-    _note(tables, pipeline, run_id, BEGUN, *said)
+    _note(tables, pipeline, run_id, BEGUN, places, ends)
     reach("letters.5")
     producer.begin_transaction()
     for letter in letters:
-        topic, partition, offset = letter.place
-        headers = [(RUN_HEADER, run_id.encode()), (LETTER_HEADER, f"{topic}/{partition}/{offset}".encode())]
-        producer.send(topic, value=letter.value, key=keys[letter.place], partition=partition % TOPIC_STRIDE, headers=headers)
-    producer.send(MARKS, value=run_id.encode(), key=key.encode(), partition=_MARKS.partition)
+        topic, partition, _ = letter.place
+        producer.send(
+            topic,
+            value=letter.value,
+            key=keys[letter.place],
+            partition=partition % TOPIC_STRIDE,
+            headers=[(RUN_HEADER, run), (LETTER_HEADER, _text_of(letter.place).encode())],
+        )
+    producer.send(MARKS, value=run, key=mark_key.encode(), partition=_MARKS.partition)
     reach("letters.6")
     producer.commit_transaction()
     reach("letters.7")
-    _note(tables, pipeline, run_id, SENT, *said)
+    _note(tables, pipeline, run_id, SENT, places, ends)
 
 
-def _note(tables: ControlTables, pipeline: Pipeline, run_id: str, state: str, letters: str, ends: str) -> dict[str, Any]:
-    row = {"run_id": run_id, "pipeline": pipeline.name, "state": state, "letters": letters, "ends": ends, "noted_at": datetime.now(UTC)}
+def _note(
+    tables: ControlTables, pipeline: Pipeline, run_id: str, state: str, letters: str, ends: str
+) -> dict[str, Any]:
+    """Append a row of the run and return it.
+
+    :param letters: the places of its letters, as JSON
+    :param ends: the identity and the end of the topic of marks before the run, as JSON
+    """
+    row = {
+        "run_id": run_id,
+        "pipeline": pipeline.name,
+        "state": state,
+        "letters": letters,
+        "ends": ends,
+        "noted_at": datetime.now(UTC),
+    }
     tables.append(ControlTable.MENDED_LETTERS, [row])
     return row
 
 
 @contextmanager
 def _producer(settings: Settings, pipeline: Pipeline) -> Iterator[KafkaProducer]:
+    """Step 2.
+
+    :raises BrokerUnavailableError: from the body of the ``with`` statement, too
+    """
     reach("letters.2")
+    servers = settings.bootstrap_servers
     producer = None
     try:
         producer = KafkaProducer(
-            bootstrap_servers=settings.bootstrap_servers.split(","), transactional_id=f"hindcast-mend-{pipeline.name}", acks="all"
+            bootstrap_servers=servers.split(","),
+            transactional_id=f"hindcast-mend-{pipeline.name}",
+            acks="all",
         )
         producer.init_transactions()
         yield producer
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailableError(servers=settings.bootstrap_servers, topic=pipeline.source.name, reason=error) from error
+        topic = pipeline.source.name
+        raise BrokerUnavailableError(servers=servers, topic=topic, reason=error) from error
     finally:
         if producer is not None:
             producer.close(timeout=10)

@@ -1,4 +1,4 @@
-"""Where a topic begins, where it ends, and which offset a moment has. Off the data path: Spark reads the records."""
+"""The first and the latest offsets of a topic, and the offsets of an instant. Spark reads the records."""
 
 from __future__ import annotations
 
@@ -15,26 +15,31 @@ from hindcast.errors import BadRangeError, BrokerUnavailableError, UnknownTopicE
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 
-#: Longest wait for the broker's answer to one question; a healthy one answers in milliseconds.
+#: Longest wait for the broker's answer to one request; a healthy one answers in milliseconds.
 ANSWER_SECONDS = 10.0
 
 _T = TypeVar("_T")
 
 
 def across(pipeline: Pipeline, ask: Callable[[str], Mapping[int, _T]]) -> dict[int, _T]:
-    """What ``ask`` answers of each topic of the pipeline, by the pipeline's own partitions."""
-    return {
-        index * TOPIC_STRIDE + partition: found
-        for index, topic in enumerate(pipeline.topics)
-        for partition, found in ask(topic.name).items()
-    }
+    """What ``ask`` answers for each topic of the pipeline, by the pipeline's own partitions.
+
+    :param ask: from a topic's name to a value for each of its partitions
+    """
+    answers: dict[int, _T] = {}
+    for index, topic in enumerate(pipeline.topics):
+        for partition, found in ask(topic.name).items():
+            answers[index * TOPIC_STRIDE + partition] = found
+    return answers
 
 
 class TopicOffsets:
-    """Answers questions about a topic's offsets, counting committed records only. Use as a context manager, or :meth:`close` it.
+    """Answers requests about a topic's offsets, counting committed records only. Use it as a context manager,
+    or :meth:`close` it.
 
-    Every method raises :class:`BrokerUnavailableError` where the broker does not answer, :class:`UnknownTopicError` where it has no
-    such topic, and :class:`BadRangeError` where a partition is asked for that the topic has not.
+    Every method raises :class:`BrokerUnavailableError` if the broker does not answer,
+    :class:`UnknownTopicError` if it has no such topic, and :class:`BadRangeError` if the topic lacks a
+    partition that is asked for.
     """
 
     def __init__(self, settings: Settings, *, answer_seconds: float = ANSWER_SECONDS) -> None:
@@ -45,11 +50,13 @@ class TopicOffsets:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next question opens another."""
+        """Close the connection; the next request opens another."""
         if self._open is not None:
             self._open.close(autocommit=False)
             self._open = None
@@ -57,7 +64,7 @@ class TopicOffsets:
     def partitions(self, topic: str) -> list[int]:
         """The topic's partitions in order, asked of the broker each time: partitions may be added."""
         with self._answers(topic) as consumer:
-            consumer.topics()  # refreshes the metadata, which partitions_for_topic alone would take from its cache
+            consumer.topics()  # refreshes the metadata: partitions_for_topic alone reads a cache
             found = sorted(consumer.partitions_for_topic(topic))
         if not found:
             raise UnknownTopicError(topic=topic, servers=self._servers)
@@ -67,37 +74,52 @@ class TopicOffsets:
         """The first offset that each partition still holds."""
         places = self._places(topic)
         with self._answers(topic) as consumer:
-            return _by_partition(consumer.beginning_offsets(places, timeout_ms=self._answer_ms))
+            found = consumer.beginning_offsets(places, timeout_ms=self._answer_ms)
+        return _by_partition(found)
 
     def latest(self, topic: str) -> dict[int, int]:
         """The offset after each partition's last committed record."""
         places = self._places(topic)
         with self._answers(topic) as consumer:
-            return _by_partition(consumer.end_offsets(places, timeout_ms=self._answer_ms))
+            found = consumer.end_offsets(places, timeout_ms=self._answer_ms)
+        return _by_partition(found)
 
     def identity(self, topic: str) -> str:
-        """Kafka's own id of the topic, which a topic made anew under the same name has not; "" where the broker knows none."""
+        """Kafka's own id of the topic; "" if the broker knows none. A topic that was deleted and created
+        again under the same name has another id.
+        """
         self.partitions(topic)
         try:
             with KafkaAdminClient(
-                bootstrap_servers=self._servers.split(","), request_timeout_ms=self._answer_ms, bootstrap_timeout_ms=self._answer_ms
+                bootstrap_servers=self._servers.split(","),
+                request_timeout_ms=self._answer_ms,
+                bootstrap_timeout_ms=self._answer_ms,
             ) as admin:
-                found = admin.describe_topics([topic])[0].get("topic_id")
+                described = admin.describe_topics([topic])
         except (KafkaError, OSError) as error:
-            raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}") from error
-        return str(found) if found and str(found).strip("0-") else ""
+            raise self._unavailable(topic, error) from error
+        topic_id = described[0].get("topic_id")
+        if not topic_id or not str(topic_id).strip("0-"):
+            return ""
+        return str(topic_id)
 
     def at_time(self, topic: str, at: datetime) -> dict[int, int]:
-        """The first offset of each partition whose broker timestamp is at or after ``at`` (aware); the latest where there is none."""
+        """The first offset of each partition whose broker timestamp is at or after ``at`` (aware); the latest
+        offset if there is none.
+        """
         if at.tzinfo is None or at.timestamp() < 0:
-            raise BadRangeError(
-                range=f"{topic} at {at}", problem="the time is before 1970 or says no offset from UTC", cure="Give an aware time."
-            )
+            problem = "the time is before 1970 or says no offset from UTC"
+            raise BadRangeError(range=f"{topic} at {at}", problem=problem, cure="Give an aware time.")
         places = self._places(topic)
+        at_ms = int(at.timestamp() * 1000)
         with self._answers(topic) as consumer:
-            ends = consumer.end_offsets(places, timeout_ms=self._answer_ms)
-            found = consumer.offsets_for_times(dict.fromkeys(places, int(at.timestamp() * 1000)), timeout_ms=self._answer_ms)
-        return {place.partition: found[place].offset if found.get(place) is not None else ends[place] for place in places}
+            offsets = consumer.end_offsets(places, timeout_ms=self._answer_ms)
+            found = consumer.offsets_for_times(dict.fromkeys(places, at_ms), timeout_ms=self._answer_ms)
+        for place in places:
+            first = found.get(place)
+            if first is not None:
+                offsets[place] = first.offset
+        return {place.partition: offsets[place] for place in places}
 
     def _places(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, partition) for partition in self.partitions(topic)]
@@ -116,7 +138,11 @@ class TopicOffsets:
             yield self._open
         except (KafkaError, OSError) as error:
             self.close()
-            raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}") from error
+            raise self._unavailable(topic, error) from error
+
+    def _unavailable(self, topic: str, error: Exception) -> BrokerUnavailableError:
+        reason = f"{type(error).__name__}: {error}"
+        return BrokerUnavailableError(servers=self._servers, topic=topic, reason=reason)
 
 
 def _by_partition(offsets: Mapping[TopicPartition, int]) -> dict[int, int]:
