@@ -1,14 +1,15 @@
 """Set rows as a table: one line a row, cut to a terminal's width only if there is a terminal.
 
-Names, numbers and instants stay whole. Prose (messages, cures, values) is folded: inside its column if there is room for it, else below its
-row. If all that does not fit, the columns that a listing can spare are left out, and the caller says which.
+Names, numbers and instants stay whole. Prose (messages, cures, values) is folded: inside its column if there
+is room for it, else below its row. If that does not fit, spare columns are left out; the caller prints their
+names.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,22 +17,27 @@ from rich.cells import cell_len, set_cell_size
 
 _GAP = "  "
 _INDENT = "  "
-#: A column of prose that is narrower than this is read with pain: it goes below its row.
+#: A narrower column of prose is hard to read, so its prose goes below the row.
 _PROSE_WIDTH = 32
 #: No column is cut to less.
 _LEAST_WIDTH = 8
 _LARGE = 1000  # from here on a table leaves fractions out
-#: A control character would move the cursor or change the terminal: data is printed, never obeyed.
+#: A control character would move the cursor or change the terminal, so it is printed as an escape.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+#: By column, the texts of its cells from the first row to the last.
+Cells = Mapping[str, Sequence[str]]
+#: By column, its width in cells of the terminal.
+Widths = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a listing shows.
+    """The columns of a listing.
 
     :param shown: the columns in their order
-    :param prose: those of them that are folded
-    :param spare: those that a narrow terminal does without, the first to go first
+    :param prose: the columns whose text is folded
+    :param spare: the columns that a narrow terminal leaves out, the first to go first
     """
 
     shown: Sequence[str]
@@ -39,7 +45,7 @@ class Columns:
     spare: Sequence[str] = ()
 
     def every(self, rows: Iterable[Mapping[str, Any]]) -> Columns:
-        """These, then whatever else the rows have."""
+        """These columns, then all other columns of the rows."""
         names = dict.fromkeys(self.shown)
         for row in rows:
             names.update(dict.fromkeys(row))
@@ -55,23 +61,45 @@ class Table:
 
 
 def lay_out(rows: Sequence[Mapping[str, Any]], columns: Columns, width: int | None) -> Table:
-    """The table of the rows, at most ``width`` cells wide; None: as wide as it is."""
-    cells = {name: [cell(row.get(name)) for row in rows] for name in columns.shown}
-    numeric = {name for name in columns.shown if all(isinstance(row.get(name), int | float | None) for row in rows)}
-    widths = {name: max(cell_len(text) for text in [name, *cells[name]]) for name in columns.shown}
+    """The table of the rows, at most ``width`` cells wide; as wide as its contents if ``width`` is None."""
+    cells: dict[str, list[str]] = {}
+    widths: dict[str, int] = {}
+    numeric = set()
+    for name in columns.shown:
+        texts = [cell(row.get(name)) for row in rows]
+        cells[name] = texts
+        widths[name] = max(map(cell_len, [name, *texts]))
+        if _is_numeric(rows, name):
+            numeric.add(name)
     if width is None:
         return Table(_lines(cells, widths, numeric, len(rows)))
+    return _fit(cells, widths, numeric, columns, width, len(rows))
+
+
+def _is_numeric(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return all(isinstance(row.get(name), int | float | None) for row in rows)
+
+
+def _fit(
+    cells: Cells, widths: Widths, numeric: Collection[str], columns: Columns, width: int, count: int
+) -> Table:
+    """A table of at most ``width`` cells, of ``count`` rows: spare columns go first, then prose is folded."""
     prose = [name for name in columns.shown if name in columns.prose]
     left_out = _spare(widths, prose, columns.spare, width)
-    firm = {name: wide for name, wide in widths.items() if name not in prose and name not in left_out}
-    firm = _cut(firm, width)
-    said = [name for name in prose if any(cells[name])]
-    folded = _fold(firm, {name: widths[name] for name in said}, width)
+    dropped = {*prose, *left_out}
+    kept = {name: wide for name, wide in widths.items() if name not in dropped}
+    firm = _cut(kept, width)
+    filled = [name for name in prose if any(cells[name])]
+    folded = _fold(firm, {name: widths[name] for name in filled}, width)
     if folded is None:
-        below = {name: cells[name] for name in said}
-        return Table(_lines(cells, firm, numeric, len(rows), below=below, width=width), left_out)
-    order = {name: {**firm, **folded}[name] for name in columns.shown if name in firm or name in folded}
-    return Table(_lines(cells, order, numeric, len(rows), fold=frozenset(folded)), left_out)
+        below = {name: cells[name] for name in filled}
+        return Table(_lines(cells, firm, numeric, count, below=below, width=width), left_out)
+    fitted = {**firm, **folded}
+    ordered: dict[str, int] = {}
+    for name in columns.shown:
+        if name in fitted:
+            ordered[name] = fitted[name]
+    return Table(_lines(cells, ordered, numeric, count, fold=frozenset(folded)), left_out)
 
 
 def cell(value: Any) -> str:
@@ -79,10 +107,9 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        text = f"{value:,.0f}"
         if abs(value) < _LARGE:
-            text = f"{value:.4g}"
-        return text
+            return f"{value:.4g}"
+        return f"{value:,.0f}"
     if isinstance(value, dict | list):
         return json.dumps(value, default=str, ensure_ascii=False)
     return _CONTROL.sub(_visible, str(value))
@@ -92,12 +119,12 @@ def _visible(found: re.Match[str]) -> str:
     return repr(found[0])[1:-1]
 
 
-def _total(widths: Iterable[int]) -> int:
-    every = list(widths)
-    return sum(every) + len(_GAP) * max(len(every) - 1, 0)
+def _total(widths: Collection[int]) -> int:
+    gaps = max(len(widths) - 1, 0)
+    return sum(widths) + len(_GAP) * gaps
 
 
-def _spare(widths: Mapping[str, int], prose: Sequence[str], spare: Sequence[str], width: int) -> list[str]:
+def _spare(widths: Widths, prose: Sequence[str], spare: Sequence[str], width: int) -> list[str]:
     """The columns that must go for the others to fit."""
     kept = {name: wide for name, wide in widths.items() if name not in prose}
     left_out = []
@@ -109,7 +136,7 @@ def _spare(widths: Mapping[str, int], prose: Sequence[str], spare: Sequence[str]
     return left_out
 
 
-def _cut(widths: Mapping[str, int], width: int) -> dict[str, int]:
+def _cut(widths: Widths, width: int) -> dict[str, int]:
     """The widths, the widest made narrower until all fit."""
     cut = dict(widths)
     while cut and _total(cut.values()) > width:
@@ -120,56 +147,86 @@ def _cut(widths: Mapping[str, int], width: int) -> dict[str, int]:
     return cut
 
 
-def _fold(firm: Mapping[str, int], prose: Mapping[str, int], width: int) -> dict[str, int] | None:
-    """The widths of the columns of prose beside the others; None if they would be too narrow."""
+def _fold(firm: Widths, prose: Widths, width: int) -> dict[str, int] | None:
+    """The widths of the columns of prose next to the firm ones; None if they would be too narrow."""
     gaps = len(_GAP) * len(prose)
     room = width - _total(firm.values()) - gaps
     if sum(prose.values()) <= room:
         return dict(prose)
     folded: dict[str, int] = {}
-    for count, (name, wide) in zip(range(len(prose), 0, -1), sorted(prose.items(), key=lambda item: item[1]), strict=True):
-        folded[name] = min(wide, room // count)
-        if folded[name] < min(wide, _PROSE_WIDTH):
+    by_width = sorted(prose.items(), key=lambda item: item[1])
+    for number, (name, wide) in enumerate(by_width):
+        columns_left = len(by_width) - number
+        share = min(wide, room // columns_left)
+        if share < min(wide, _PROSE_WIDTH):
             return None
-        room -= folded[name]
+        folded[name] = share
+        room -= share
     return folded
 
 
 def _lines(
-    cells: Mapping[str, Sequence[str]],
-    widths: Mapping[str, int],
-    numeric: Iterable[str],
+    cells: Cells,
+    widths: Widths,
+    numeric: Collection[str],
     count: int,
     *,
     fold: frozenset[str] = frozenset(),
-    below: Mapping[str, Sequence[str]] | None = None,
+    below: Cells | None = None,
     width: int = 0,
 ) -> list[str]:
-    lines = [_line({name: name for name in widths}, widths, numeric)]
-    lines.append(_GAP.join("─" * wide for wide in widths.values()))
+    """The header, the rule, and the lines of each row.
+
+    :param count: the number of rows
+    :param fold: the columns that are folded inside their widths
+    :param below: the prose that is printed below its row, in lines of ``width`` cells
+    """
+    names = {name: name for name in widths}
+    rule = _GAP.join("─" * wide for wide in widths.values())
+    lines = [_line(names, widths, numeric), rule]
     for number in range(count):
-        parts = {name: _wrapped(cells[name][number], wide, fold=name in fold) for name, wide in widths.items()}
-        height = max((len(part) for part in parts.values()), default=0)
-        for part in range(height):
-            texts = {name: found[part] for name, found in parts.items() if part < len(found)}
-            lines.append(_line(texts, widths, numeric))
-        lines += _below({name: texts[number] for name, texts in (below or {}).items() if texts[number]}, width)
+        parts: dict[str, list[str]] = {}
+        for name, wide in widths.items():
+            parts[name] = _wrapped(cells[name][number], wide, fold=name in fold)
+        lines += _lines_of_row(parts, widths, numeric)
+        if below is not None:
+            prose = {name: texts[number] for name, texts in below.items()}
+            lines += _below(prose, width)
+    return lines
+
+
+def _lines_of_row(parts: Cells, widths: Widths, numeric: Collection[str]) -> list[str]:
+    """One row, as high as its highest cell."""
+    height = max(map(len, parts.values()), default=0)
+    lines = []
+    for number in range(height):
+        texts: dict[str, str] = {}
+        for name, part in parts.items():
+            if number < len(part):
+                texts[name] = part[number]
+        lines.append(_line(texts, widths, numeric))
     return lines
 
 
 def _wrapped(text: str, width: int, *, fold: bool) -> list[str]:
+    if fold and cell_len(text) > width:
+        return _folded(text, width)
+    return [_shortened(text, width)]
+
+
+def _shortened(text: str, width: int) -> str:
     if cell_len(text) <= width:
-        return [text]
-    if not fold:
-        return [set_cell_size(text, width - 1) + "…"]
-    return _folded(text, width)
+        return text
+    return set_cell_size(text, width - 1) + "…"
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """The text in lines of at most so many cells, broken between words where it can be."""
+    """The text in lines of at most so many cells, broken between words if possible."""
     lines = [""]
     for word in text.split(" "):
-        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        joined = word
+        if lines[-1]:
+            joined = f"{lines[-1]} {word}"
         if cell_len(joined) <= width:
             lines[-1] = joined
             continue
@@ -185,23 +242,24 @@ def _folded(text: str, width: int) -> list[str]:
     return lines
 
 
-def _below(said: Mapping[str, str], width: int) -> list[str]:
-    """The prose of one row, each text with its name before it."""
-    names = max((len(name) for name in said), default=0)
+def _below(prose: Mapping[str, str], width: int) -> list[str]:
+    """The prose of one row, each text with its name before it; empty texts are left out."""
+    filled = {name: text for name, text in prose.items() if text}
+    name_width = max(map(len, filled), default=0)
+    text_width = max(width - len(_INDENT) - name_width - len(_GAP), _LEAST_WIDTH)
     lines = []
-    for name, text in said.items():
-        first, *others = _folded(text, max(width - len(_INDENT) - names - len(_GAP), _LEAST_WIDTH))
-        lines.append(f"{_INDENT}{name:<{names}}{_GAP}{first}")
-        lines += [f"{_INDENT}{'':<{names}}{_GAP}{other}" for other in others]
+    for name, text in filled.items():
+        label = name
+        for line in _folded(text, text_width):
+            lines.append(f"{_INDENT}{label:<{name_width}}{_GAP}{line}")
+            label = ""
     return lines
 
 
-def _line(texts: Mapping[str, str], widths: Mapping[str, int], numeric: Iterable[str]) -> str:
+def _line(texts: Mapping[str, str], widths: Widths, numeric: Collection[str]) -> str:
     padded = []
     for name, wide in widths.items():
-        text = texts.get(name, "")
-        if cell_len(text) > wide:
-            text = set_cell_size(text, wide - 1) + "…"
+        text = _shortened(texts.get(name, ""), wide)
         space = " " * (wide - cell_len(text))
         if name in numeric:
             padded.append(space + text)
