@@ -1,4 +1,4 @@
-"""Ask before something is destroyed, or readers and streams are led elsewhere."""
+"""Ask before a command destroys something, or moves readers and streams to other data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hindcast.errors import NotConfirmedError
 
 
 def check_can_ask(action: str, *, yes: bool) -> None:
-    """:raises NotConfirmedError: if nobody said yes and there is no terminal to ask on"""
+    """:raises NotConfirmedError: if ``--yes`` was not given and there is no terminal to ask on"""
     if not yes and not sys.stdin.isatty():
         raise NotConfirmedError(action=action)
 
 
 def confirm(action: str, question: str, *, yes: bool) -> None:
-    """Return if a person says yes, here or by ``--yes``; end the command with 1 if they say no.
+    """Return if a person says yes, at the terminal or by ``--yes``; end the command with 1 if they say no.
 
     :param action: the command and its object, for the message
     :raises NotConfirmedError: if there is no terminal to ask on

@@ -1,4 +1,4 @@
-"""Names that a person gave: whether they are known, and which of the known ones may have been meant."""
+"""Names that a user gave: check that they are known, and suggest the known names that are close."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hindcast.errors import UnknownNameError, UnknownPipelineError
 from hindcast.pipeline import check_name
 from hindcast.settings import Settings
 
-#: So many names are all told; of more, those that are close.
+#: A message lists all known names up to this count; of more, only those that are close.
 _FEW = 8
 
 
@@ -26,20 +26,24 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def check_known(what: str, name: str, known: Iterable[str], cure: str = "") -> None:
-    """:raises UnknownNameError: naming those that are close, and all if they are few"""
+    """:raises UnknownNameError: lists the names that are close, and all of them if they are few"""
     names = list(dict.fromkeys(known))
     if name in names:
         return
+    hints: list[str] = []
     close = meant(name, names)
-    hints = [close] if close else []
-    if names and (len(names) <= _FEW or not close):
+    if close:
+        hints.append(close)
+    few = len(names) <= _FEW
+    if names and (few or not close):
         hints.append(f"There are: {', '.join(names)}.")
-    hints += [cure] if cure else []
+    if cure:
+        hints.append(cure)
     raise UnknownNameError(what=what, name=name, hint=" ".join(hints))
 
 
 def check_pipeline(settings: Settings, name: str, rows_of: Iterable[str] = ()) -> None:
-    """Whether a pipeline of that name is declared, or ever was: its leases and rows outlive its file.
+    """Check that a pipeline of that name is declared, or once was: its leases and rows outlive its file.
 
     :param rows_of: the pipelines of which a table has rows
     :raises UnknownPipelineError: if it is none of them
@@ -50,12 +54,17 @@ def check_pipeline(settings: Settings, name: str, rows_of: Iterable[str] = ()) -
 
     check_name("pipeline", name)
     found = catalog.load(settings.pipelines_dir)
-    leased = {lease.stream_id for lease in read_leases(settings) if lease.status_type in (StatusType.SHARD, StatusType.PIPELINE)}
-    if name not in {*found, *leased, *rows_of}:
+    known = {*found, *rows_of}
+    for lease in read_leases(settings):
+        if lease.status_type in (StatusType.SHARD, StatusType.PIPELINE):
+            known.add(lease.stream_id)
+    if name not in known:
         found.versions(name)
 
 
 def did_you_mean(error: UnknownPipelineError) -> str:
-    """The pipelines that may have been meant, of those that the error names."""
-    names, _, _ = str(error.fields.get("known", "")).partition(";")
-    return meant(str(error.fields.get("pipeline", "")), names.split(", "))
+    """The question whether one of the pipelines that the error lists was meant; empty if none is close."""
+    known = str(error.fields.get("known", ""))
+    names, _, _ = known.partition(";")
+    name = str(error.fields.get("pipeline", ""))
+    return meant(name, names.split(", "))

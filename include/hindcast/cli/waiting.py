@@ -1,42 +1,47 @@
-"""Wait until workers have done what was wanted of them. Progress goes to stderr, a line for each change."""
+"""Wait until workers have reached a desired state. Progress goes to stderr, a line for each change."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from hindcast.errors import WaitedInVainError
+from hindcast.control.leases import Lease, LeaseKey, StatusType
+from hindcast.errors import BadInputError, WaitedInVainError
 from hindcast.settings import Settings
 
 _POLL_SECONDS = 0.25
 
-#: Says what is still missing; empty once nothing is.
+#: Polls the leases: returns what is still missing, or an empty text.
 Look = Callable[[], str]
 
 
-def until(look: Look, what: str, timeout_seconds: float, cure: str = "`hindcast events` may say why.") -> None:
-    """Return once ``look`` misses nothing.
+def until(
+    look: Look, what: str, timeout_seconds: float, cure: str = "`hindcast events` may say why."
+) -> None:
+    """Poll until nothing is missing.
 
     :param what: what is waited for, as the subject of a sentence
-    :raises WaitedInVainError: if it does not come in time
+    :raises WaitedInVainError: if something is still missing after the timeout
     """
     deadline = time.monotonic() + timeout_seconds
-    said = ""
-    while missing := look():
-        if missing != said:
+    printed = ""
+    while True:
+        missing = look()
+        if not missing:
+            return
+        if missing != printed:
             print(f"Waiting: {missing}", file=sys.stderr, flush=True)
-            said = missing
+            printed = missing
         if time.monotonic() >= deadline:
             raise WaitedInVainError(what=what, seconds=timeout_seconds, seen=missing, cure=cure)
         time.sleep(_POLL_SECONDS)
 
 
 def let_go(settings: Settings, pipeline: str) -> Look:
-    """Nobody who lives holds a shard of the pipeline. A dead owner's lease expires under our own clock."""
+    """No live worker holds a shard of the pipeline. The lease of a dead owner expires on our own clock."""
     from hindcast.clock import SystemClock
     from hindcast.control.lease_table import read_leases
-    from hindcast.control.leases import StatusType
     from hindcast.control.observer import Observer
 
     observer = Observer(SystemClock(), settings.lease_seconds)
@@ -44,78 +49,103 @@ def let_go(settings: Settings, pipeline: str) -> Look:
     def look() -> str:
         leases = read_leases(settings)
         observer.observe(leases)
-        own = [lease for lease in leases if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline]
-        held = [f"{lease.status_value} is held by {lease.lease_owner}" for lease in own if lease.lease_owner and observer.alive(lease)]
+        held = []
+        for lease in leases:
+            own = lease.status_type is StatusType.SHARD and lease.stream_id == pipeline
+            if own and lease.lease_owner and observer.alive(lease):
+                held.append(f"{lease.status_value} is held by {lease.lease_owner}")
         return _first(held)
 
     return look
 
 
 def consumed(settings: Settings, pipeline: str) -> Look:
-    """Each shard that is wanted has an owner."""
-    from hindcast.control import shards
-    from hindcast.control.desired import REFUSED, desired_key, wanted_versions
+    """Each shard of the desired versions has an owner.
+
+    The returned function raises :class:`BadInputError` if a shard is refused.
+    """
     from hindcast.control.lease_table import LeaseTable
-    from hindcast.control.leases import ShardState
-    from hindcast.errors import BadInputError
 
     store = LeaseTable(settings)
 
     def look() -> str:
-        leases = store.read().leases
-        missing = []
-        for version in wanted_versions(leases[desired_key(pipeline)]):
-            own = shards.newest_of_version(leases.values(), pipeline, version)
-            if not own:
-                missing.append(f"version {version} has no shards yet: a worker makes them")
-            for lease in own:
-                if problem := lease.detail.get(REFUSED):
-                    raise BadInputError(problem=f"{pipeline}/{lease.status_value} is refused: {problem}", cure="See `hindcast events`.")
-                if lease.state == ShardState.WAIT:
-                    missing.append(f"{lease.status_value} waits for {', '.join(lease.parent_shard_ids) or 'its parents'}")
-                elif not lease.lease_owner and lease.state != ShardState.TERMINATED:
-                    missing.append(f"{lease.status_value} has no owner yet")
+        missing, shards = _newest_shards(store.read().leases, pipeline)
+        for lease in shards:
+            missing.append(_without_owner(pipeline, lease))
         return _first(missing)
 
     return look
 
 
+def _without_owner(pipeline: str, lease: Lease) -> str:
+    """Why the shard has no owner; empty if it has one or needs none.
+
+    :raises BadInputError: if the shard is refused
+    """
+    from hindcast.control.desired import REFUSED
+    from hindcast.control.leases import ShardState
+
+    shard = lease.status_value
+    refusal = lease.detail.get(REFUSED)
+    if refusal:
+        problem = f"{pipeline}/{shard} is refused: {refusal}"
+        raise BadInputError(problem=problem, cure="See `hindcast events`.")
+    if lease.state == ShardState.WAIT:
+        parents = ", ".join(lease.parent_shard_ids) or "its parents"
+        return f"{shard} waits for {parents}"
+    if not lease.lease_owner and lease.state != ShardState.TERMINATED:
+        return f"{shard} has no owner yet"
+    return ""
+
+
 def drained(settings: Settings, pipeline: str) -> Look:
-    """Each shard has reached the end of its topic, and nobody holds it any more."""
-    from hindcast.control import shards
-    from hindcast.control.desired import DRAINED, desired_key, wanted_versions
+    """Each shard has reached the end of its topic, and no live worker holds it any more."""
+    from hindcast.control.desired import DRAINED
     from hindcast.control.lease_table import LeaseTable
 
-    store, free = LeaseTable(settings), let_go(settings, pipeline)
+    store = LeaseTable(settings)
+    find_holder = let_go(settings, pipeline)
 
     def look() -> str:
-        leases = store.read().leases
-        missing = []
-        for version in wanted_versions(leases[desired_key(pipeline)]):
-            own = shards.newest_of_version(leases.values(), pipeline, version)
-            if not own:
-                missing.append(f"version {version} has no shards yet: a worker makes them")
-            behind = [lease for lease in own if not lease.detail.get(DRAINED)]
-            missing += [
-                f"{lease.status_value} lags by {lease.detail.get('lag_records', 'an unknown number of')} records" for lease in behind
-            ]
-        return _first(missing) or free()
+        missing, shards = _newest_shards(store.read().leases, pipeline)
+        for lease in shards:
+            if not lease.detail.get(DRAINED):
+                lag = lease.detail.get("lag_records", "an unknown number of")
+                missing.append(f"{lease.status_value} lags by {lag} records")
+        return _first(missing) or find_holder()
 
     return look
 
 
+def _newest_shards(leases: Mapping[LeaseKey, Lease], pipeline: str) -> tuple[list[str], list[Lease]]:
+    """Which desired versions have no shards yet, and the newest shards of the others."""
+    from hindcast.control import shards
+    from hindcast.control.desired import desired_key, wanted_versions
+
+    missing: list[str] = []
+    found: list[Lease] = []
+    for version in wanted_versions(leases[desired_key(pipeline)]):
+        own = shards.newest_of_version(leases.values(), pipeline, version)
+        if not own:
+            missing.append(f"version {version} has no shards yet: a worker makes them")
+        found.extend(own)
+    return missing, found
+
+
 def dealt(settings: Settings, pipeline: str, version: int, count: int) -> Look:
-    """The version's newest generation has so many shards, none of which waits for its parents, and all are consumed."""
+    """The version's newest generation has so many shards, none waits for its parents, and all have owners."""
     from hindcast.control import shards
     from hindcast.control.lease_table import LeaseTable
 
-    store, taken = LeaseTable(settings), consumed(settings, pipeline)
+    store = LeaseTable(settings)
+    find_unowned = consumed(settings, pipeline)
 
     def look() -> str:
-        own = shards.newest_of_version(store.leases(), pipeline, version)
-        if len(own) != count:
-            return f"its number of shards is {len(own)}: a worker of the running pipeline writes the {count} new ones"
-        return taken()
+        found = len(shards.newest_of_version(store.leases(), pipeline, version))
+        if found != count:
+            problem = f"its number of shards is {found}"
+            return f"{problem}: a worker of the running pipeline writes the {count} new ones"
+        return find_unowned()
 
     return look
 
@@ -128,14 +158,18 @@ def rebuilt(settings: Settings, pipeline: str, request: str, asked: list[str]) -
     store = LeaseTable(settings)
 
     def look() -> str:
-        met = [lease.status_value for lease in store.leases() if lease.stream_id == pipeline and lease.detail.get(REBUILD) == request]
-        return _first([f"{shard} is not rebuilt yet" for shard in asked if shard not in met])
+        met = set()
+        for lease in store.leases():
+            if lease.stream_id == pipeline and lease.detail.get(REBUILD) == request:
+                met.add(lease.status_value)
+        missing = [f"{shard} is not rebuilt yet" for shard in asked if shard not in met]
+        return _first(missing)
 
     return look
 
 
 def caught_up(settings: Settings, pipeline: str, version: int) -> Look:
-    """The version beside the active one has read up to the end of its topic."""
+    """The inactive version has read up to the end of its topic, or is the active one already."""
     from hindcast.control.lease_table import LeaseTable
     from hindcast.control.standing import BesideState, standings
 
@@ -143,8 +177,10 @@ def caught_up(settings: Settings, pipeline: str, version: int) -> Look:
 
     def look() -> str:
         standing = standings(store.leases())[pipeline]
-        beside = standing.beside
-        if standing.active == version or (beside and beside.version == version and beside.state is BesideState.LIVE):
+        if standing.active == version:
+            return ""
+        inactive = standing.beside
+        if inactive and inactive.version == version and inactive.state is BesideState.LIVE:
             return ""
         return f"version {version} is catching up"
 
@@ -152,7 +188,8 @@ def caught_up(settings: Settings, pipeline: str, version: int) -> Look:
 
 
 def _first(missing: list[str]) -> str:
-    """What is missing first, and how much more."""
-    if len(missing) <= 1:
-        return "".join(missing)
-    return f"{missing[0]}, and {len(missing) - 1} more"
+    """The first thing that is missing, and how many more; empty texts do not count."""
+    filled = [text for text in missing if text]
+    if len(filled) <= 1:
+        return "".join(filled)
+    return f"{filled[0]}, and {len(filled) - 1} more"
