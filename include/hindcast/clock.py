@@ -1,6 +1,6 @@
 """Time as a port, so that leases can be tested without waiting.
 
-Durations and deadlines use :meth:`Clock.monotonic` only; :meth:`Clock.now` is for what people read.
+Durations and deadlines use :meth:`Clock.monotonic` only; :meth:`Clock.now` is for times that people read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks.
 
-    ``CLOCK_BOOTTIME`` also counts the time in which the machine was suspended, which ``time.monotonic`` does not: a laptop
-    that slept through its lease must find it expired.
+    ``CLOCK_BOOTTIME`` also counts the time in which the machine was suspended; ``time.monotonic`` does not. A
+    laptop that slept through its lease must find it expired.
     """
 
     def monotonic(self) -> float:

@@ -1,7 +1,7 @@
 """Everything Hindcast raises on purpose.
 
-One root. The docstring of a class is the sentence a person reads: it says what happened, to what, and what to do next.
-Its fields are filled in from the keyword arguments of the constructor.
+All errors have one root. The docstring of a class is its message: it says what happened, to what, and what to
+do next. The keyword arguments of the constructor fill in its fields.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class HindcastError(Exception):
-    """Hindcast could not go on: {reason}."""
+    """Hindcast could not continue: {reason}."""
 
     exit_code = 1
 
@@ -43,11 +43,13 @@ class PipelineMistakesError(PipelineError):
     def __init__(self, errors: Sequence[PipelineError]) -> None:
         self.errors = tuple(errors)
         problems = "".join(f"\n- {error}" for error in errors)
-        super().__init__(count=len(errors), problems=problems, **{name: errors[0].fields[name] for name in ("file", "line", "pipeline")})
+        first = errors[0].fields
+        place = {name: first[name] for name in ("file", "line", "pipeline")}
+        super().__init__(count=len(errors), problems=problems, **place)
 
 
 class PipelinesRefusedError(BadInputError):
-    """{count} of the pipelines' files were refused; the other pipelines go on. {problems}"""
+    """{count} of the pipelines' files were refused; the other pipelines keep running. {problems}"""
 
 
 class UnknownNameError(BadInputError):
@@ -55,8 +57,9 @@ class UnknownNameError(BadInputError):
 
 
 class NotConfirmedError(BadInputError):
-    """{action} needs a yes, and there is no terminal to ask on. Nothing has changed. Add --yes (-y) to do it; --dry-run says what would
-    happen."""
+    """{action} needs a yes, and there is no terminal to ask on. Nothing has changed. Add --yes (-y) to do it;
+    --dry-run says what would happen.
+    """
 
 
 class WaitedInVainError(HindcastError):
@@ -68,11 +71,15 @@ class SettingsRefusedError(BadInputError):
 
 
 class UnknownPipelineError(BadInputError):
-    """There is no pipeline named {pipeline}; the ones that load are: {known}. `hindcast pipelines` lists them."""
+    """There is no pipeline named {pipeline}; the ones that load are: {known}. `hindcast pipelines` lists
+    them.
+    """
 
 
 class UnknownVersionError(BadInputError):
-    """No file declares version {version} of {pipeline}; there are: {known}. Put its file back, or name one of those."""
+    """No file declares version {version} of {pipeline}; there are: {known}. Put its file back, or name one of
+    those.
+    """
 
 
 class VersionRefusedError(BadInputError):
@@ -84,7 +91,9 @@ class BadNameError(BadInputError):
 
 
 class BadTopicNameError(BadNameError):
-    """The topic {name!r} is not a valid name. Kafka allows 1 to 249 of the characters A-Z a-z 0-9 . _ -, but neither . nor .. alone."""
+    """The topic {name!r} is not a valid name. Kafka allows 1 to 249 of the characters A-Z a-z 0-9 . _ -, but
+    neither . nor .. alone.
+    """
 
 
 class BadRangeError(BadInputError):
@@ -92,7 +101,9 @@ class BadRangeError(BadInputError):
 
 
 class NothingLateError(HindcastError):
-    """No late row of {pipeline} waits for a correction: the windows of each were corrected after it came, or are still open."""
+    """No late row of {pipeline} waits for a correction: the windows of each were corrected after it came, or
+    are still open.
+    """
 
     exit_code = 0
 
@@ -108,19 +119,23 @@ class CorrectionRefusedError(BadInputError):
 
 
 class UnknownTopicError(BadInputError):
-    """The brokers at {servers} have no topic named {topic}. Create it, or correct the pipeline's Topic; `hindcast doctor` shows
-    which brokers are meant."""
+    """The brokers at {servers} have no topic named {topic}. Create it, or correct the pipeline's Topic;
+    `hindcast doctor` shows which brokers are meant.
+    """
 
 
 class BrokerUnavailableError(HindcastError):
-    """The brokers at {servers} did not answer about {topic} ({reason}). Check that they run: `hindcast status`."""
+    """The brokers at {servers} did not answer about {topic} ({reason}). Check that they run: `hindcast
+    status`.
+    """
 
     exit_code = 75
 
 
 class RangeNotYetConsumedError(HindcastError):
-    """The stream of {pipeline} has not committed the whole range yet ({problem}). Try again once it has caught up:
-    `hindcast checkpoints` shows how far it is."""
+    """The stream of {pipeline} has not committed the whole range yet ({problem}). Try again once it has
+    caught up: `hindcast checkpoints` shows how far it is.
+    """
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: a retry may succeed
 
@@ -131,41 +146,53 @@ class RangeNotYetConsumedError(HindcastError):
 
 
 class LettersUnprovenError(HindcastError):
-    """Nothing says whether the run {run_id} of mended letters of {pipeline} was sent: it was cut short, and the topic {marks} that held the
-    proof was deleted since. Nothing was sent. Look in the letters' topics for records with the header {header}={run_id}, then
-    `hindcast deadletters settle {pipeline} {run_id}` with --sent or --not-sent. Its letters: {letters}."""
+    """Nothing says whether the run {run_id} of repaired letters of {pipeline} was sent: it was cut short, and
+    the topic {marks} that held the proof was deleted since. Nothing was sent. Search the letters' topics for
+    records with the header {header}={run_id}, then `hindcast deadletters settle {pipeline} {run_id}` with
+    --sent or --not-sent. Its letters: {letters}.
+    """
 
     exit_code = 2
 
 
 class OffsetsLostError(HindcastError):
-    """{topic}-{partition}: offsets {start} to {end} are needed by {pipeline}/{shard}, but {problem}. The shard has stopped and
-    nothing was skipped. Restore the topic's data, or accept the gap with a new version of the pipeline that starts later."""
+    """{topic}-{partition}: offsets {start} to {end} are needed by {pipeline}/{shard}, but {problem}. The
+    shard has stopped and nothing was skipped. Restore the topic's data, or accept the gap with a new version
+    of the pipeline that starts later.
+    """
 
 
 class LeaseLostError(HindcastError):
-    """{owner} no longer owns {lease} (epoch {epoch}): {reason}. Its queries stop; whoever holds the lease now goes on."""
+    """{owner} no longer owns {lease} (epoch {epoch}): {reason}. Its queries stop; the present owner of the
+    lease continues.
+    """
 
 
 class LeaseSecondsDifferError(BadInputError):
-    """A lease of this worker would last {mine} seconds, but {owner} of the fleet {fleet} lives, or was killed a moment ago, and has leases
-    of {found}. Workers that share leases must agree, or two would own a shard; this one takes no slot and stops. Set
-    HINDCAST_LEASE_SECONDS to {found}, or stop all workers before you start any with {mine}."""
+    """A lease of this worker would last {mine} seconds, but {owner} of the fleet {fleet} lives, or was killed
+    a moment ago, and has leases of {found}. Workers that share leases must agree, or two would own a shard;
+    this one takes no slot and stops. Set HINDCAST_LEASE_SECONDS to {found}, or stop all workers before you
+    start any with {mine}.
+    """
 
 
 class FenceMovedError(HindcastError):
-    """{table} records {recorded} for {app}, where {expected} was expected: somebody else committed in between. Nothing was written;
-    read again and decide again."""
+    """{table} records {recorded} for {app}, where {expected} was expected: another writer committed in
+    between. Nothing was written; read again and decide again.
+    """
 
 
 class OffsetGapError(HindcastError):
-    """{pipeline}/{shard}: batch {batch} starts at {start}, but the sink was last committed up to {recorded}. Writing it would
-    lose or repeat rows, so the shard has stopped. {cure}"""
+    """{pipeline}/{shard}: batch {batch} starts at {start}, but the sink was last committed up to {recorded}.
+    Writing it would lose or repeat rows, so the shard has stopped. {cure}
+    """
 
 
 class DoubledKeyError(HindcastError):
-    """Two rows of batch {batch} of {pipeline} have the same keys ({keys}), so which of them the table should hold is not known. Nothing
-    was written. Let the transformation give one row a key and batch, or name more keys."""
+    """Two rows of batch {batch} of {pipeline} have the same keys ({keys}), so which of them the table should
+    hold is not known. Nothing was written. Let the transformation give one row a key and batch, or name more
+    keys.
+    """
 
 
 class LookupUnavailableError(BadInputError):
@@ -173,18 +200,23 @@ class LookupUnavailableError(BadInputError):
 
 
 class ReshardRefusedError(HindcastError):
-    """{pipeline} is not resharded: the state of its operators depends on which rows came together in a batch, and other shards have other
-    batches. Nothing has changed. Raise the pipeline's version, with other shards and a new sink table: it starts anew from the topic."""
+    """{pipeline} is not resharded: the state of its operators depends on which rows came together in a batch,
+    and other shards have other batches. Nothing has changed. Raise the pipeline's version, with other shards
+    and a new sink table: it starts again from the topic.
+    """
 
 
 class SinkSharedError(HindcastError):
-    """{found} has written to {table} as {app} in epoch {epoch}, which is {worker}'s: a fleet with leases of its own writes there, too.
-    Nothing was written. Stop one of the two, or give each its own HINDCAST_TABLES_URL."""
+    """{found} has written to {table} as {app} in epoch {epoch}, which is {worker}'s: a fleet with leases of
+    its own writes there, too. Nothing was written. Stop one of the two, or give each its own
+    HINDCAST_TABLES_URL.
+    """
 
 
 class SinkCommitsLostError(HindcastError):
-    """{pipeline}/{shard}: the sink {table} ends at version {found}, but the ledger knows of a batch in version {known}. Writing would
-    take the place of commits that were lost, so the shard has stopped. {cure}"""
+    """{pipeline}/{shard}: the sink {table} ends at version {found}, but the ledger knows of a batch in
+    version {known}. Writing would take the place of commits that were lost, so the shard has stopped. {cure}
+    """
 
 
 class CheckpointRefusedError(HindcastError):
@@ -200,15 +232,21 @@ class SchemaVersionError(HindcastError):
 
 
 class StoreUnavailableError(HindcastError):
-    """The table {table} could not be {action}: {reason}. Check that the store is reachable and its disk is not full."""
+    """The table {table} could not be {action}: {reason}. Check that the store is reachable and its disk is
+    not full.
+    """
 
 
 class CommitConflictError(HindcastError):
-    """Another writer committed to {table} first; nothing of this commit was written. Read again and decide again."""
+    """Another writer committed to {table} first; nothing of this commit was written. Read again and decide
+    again.
+    """
 
 
 class CommitUnknownError(HindcastError):
-    """A commit to {table} ended without an answer ({reason}): it may have been written. Read the table before any retry."""
+    """A commit to {table} ended without an answer ({reason}): it may have been written. Read the table before
+    any retry.
+    """
 
 
 class PrerequisiteError(HindcastError):
@@ -218,8 +256,10 @@ class PrerequisiteError(HindcastError):
 
 
 class ScratchRefusedError(HindcastError):
-    """Recorded batches cannot be run again in {url}: that store does not keep the times that files are given, and they are the batches'
-    order. Set HINDCAST_SCRATCH_URL to a folder that the driver and every executor see, or to one of HDFS."""
+    """Recorded batches cannot be run again in {url}: that store does not keep the times that files are given,
+    and they are the batches' order. Set HINDCAST_SCRATCH_URL to a folder that the driver and every executor
+    see, or to one of HDFS.
+    """
 
     exit_code = 2
 
@@ -237,26 +277,33 @@ class RewindRefusedError(BadInputError):
 
 
 class UnknownArchiveError(BadInputError):
-    """The topic {topic} has no archive. `hindcast archive list` lists those there are; `hindcast archive run {topic}` makes one."""
+    """The topic {topic} has no archive. `hindcast archive list` lists those there are; `hindcast archive run
+    {topic}` makes one.
+    """
 
 
 class ArchiveRefusedError(HindcastError):
-    """The archive of {topic} cannot go on: {problem}. Nothing was written. {cure}"""
+    """The archive of {topic} cannot continue: {problem}. Nothing was written. {cure}"""
 
     exit_code = 2  # a person must decide; a retry would find the same
 
 
 class ArchiveFailedError(HindcastError):
-    """{action} {topic} failed: {reason}. Nothing of the step that failed was kept; the same command again goes on from there."""
+    """{action} {topic} failed: {reason}. Nothing of the step that failed was kept; the same command again
+    continues from there.
+    """
 
 
 class ArchiveDamagedError(HindcastError):
-    """The archive of {topic} holds {found} records, its commits wrote {known}: somebody changed the table {table}. Restore it, or move it
-    away to do without it."""
+    """The archive of {topic} holds {found} records, its commits wrote {known}: another program changed the
+    table {table}. Restore it, or move it away to do without it.
+    """
 
 
 class ArchiveDiffersError(HindcastError):
-    """The archive of {topic} differs from the topic in {differences} of {compared} records, e.g. {sample}. {cure}"""
+    """The archive of {topic} differs from the topic in {differences} of {compared} records, e.g. {sample}.
+    {cure}
+    """
 
     exit_code = 3
 
@@ -276,30 +323,44 @@ class UnknownRunError(BadInputError):
 
 
 class VerdictFailedError(HindcastError):
-    """{pipeline}, run {run_id}: {unexplained} differences are unexplained and captured is {captured}: {failed}.
-    `hindcast verdicts --run {run_id} --differences` names the rows."""
+    """{pipeline}, run {run_id}: {unexplained} differences are unexplained and captured is {captured}:
+    {failed}. `hindcast verdicts --run {run_id} --differences` names the rows.
+    """
 
     exit_code = 3
 
 
-#: What follows says where in a program an error was raised, in indented lines; then comes the error itself.
+#: After it come the places in a program at which an error was raised, in indented lines; then the error
+#: itself.
 _TRACEBACK = "Traceback (most recent call last):"
-#: What follows is Spark's description of the query that failed.
+#: After it comes Spark's description of the query that failed.
 _QUERY = "=== Streaming Query ==="
+_CAUSE = "Caused by: "
 
 
 def together(errors: Sequence[PipelineError]) -> PipelineError:
-    """One error that lists these, or the only one of them."""
-    return errors[0] if len(errors) == 1 else PipelineMistakesError(errors)
+    """One error that lists all of these; if there is only one, that one."""
+    if len(errors) == 1:
+        return errors[0]
+    return PipelineMistakesError(errors)
 
 
 def innermost(error: BaseException) -> str:
-    """An error in one line: its innermost cause, for the outermost only says which call failed.
+    """An error in one line: its innermost cause, because the outermost only says which call failed.
 
-    Of a Java error that is its last ``Caused by``. A Python error that went through the JVM (a sink's, or that of a user's function)
-    is what stands after the last traceback.
+    The innermost cause of a Java error is its last ``Caused by``. A Python error that went through the JVM (a
+    sink's, or that of a user's function) is the text after the last traceback.
     """
-    _, raised_in_python, said = str(error).partition(_QUERY)[0].rpartition(_TRACEBACK)
-    lines = [line for line in said.strip("\n").splitlines() if line.strip() and not (raised_in_python and line.startswith(" "))]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return [*causes[-1:], *lines[:1], type(error).__name__][0].strip()
+    before_query, _, _ = str(error).partition(_QUERY)
+    _, traceback, text = before_query.rpartition(_TRACEBACK)
+    lines = []
+    for line in text.strip("\n").splitlines():
+        frame = traceback and line.startswith(" ")
+        if line.strip() and not frame:
+            lines.append(line)
+    for line in reversed(lines):
+        if line.startswith(_CAUSE):
+            return line.removeprefix(_CAUSE).strip()
+    if lines:
+        return lines[0].strip()
+    return type(error).__name__

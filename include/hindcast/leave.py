@@ -1,4 +1,4 @@
-"""End a process that has written Delta tables, by itself or with the one that it works for."""
+"""End a process that has written Delta tables, by itself or together with its parent."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import sys
 import threading
 from typing import NoReturn
 
-#: Set where a task of Airflow's holds the other end of this process's stdin.
+#: Set if a task of Airflow's holds the other end of this process's stdin.
 FOLLOWS = "HINDCAST_FOLLOWS_STDIN"
 
 
 def follow() -> None:
-    """Where a task started this process, end with all of its group as soon as the task is gone, even by SIGKILL.
+    """If a task started this process, end it and all of its group as soon as the task is gone, even by
+    SIGKILL.
 
-    Nobody tells a child that its parent was killed. The task is tried again: the two would share the cores, and no bound on the number of
-    replays would hold.
+    A child is not told that its parent was killed. Airflow retries the task: the two would share the cores,
+    and no bound on the number of replays would hold.
     """
     if os.environ.get(FOLLOWS):
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -28,11 +29,12 @@ def _end_with_stdin() -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Flush what was printed and end now, without the interpreter's own taking down.
+    """Flush the output and end now, without the interpreter's own shutdown.
 
-    A thread of delta-rs may still hold on to an Arrow buffer when a write has returned. Where it lets go while the interpreter is
-    being taken down, the process aborts ("terminate called without an active exception", delta-rs issue 2184) and a command that
-    did its work exits with 134: measured 7 times of 60 on a busy machine. Call it last, once all is closed.
+    A thread of delta-rs may still hold an Arrow buffer after a write has returned. If it releases it during
+    the shutdown, the process aborts ("terminate called without an active exception", delta-rs issue 2184),
+    and a command that did its work exits with 134: measured 7 times of 60 on a busy machine. Call this last,
+    once all is closed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

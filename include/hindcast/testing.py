@@ -1,4 +1,6 @@
-"""Twins of the ports, for tests and simulations: a clock that is moved by hand and a lease store in memory that can fail on cue."""
+"""Twins of the ports, for tests and simulations: a clock moved by hand, and a lease store in memory that
+fails on cue.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class FakeClock:
 
 
 class Outcome(StrEnum):
-    """What a commit answers, and whether it is written: only OK and UNKNOWN_WRITTEN are."""
+    """What a commit answers. Only OK and UNKNOWN_WRITTEN write it."""
 
     OK = "ok"
     CONFLICT = "conflict"
@@ -41,8 +43,11 @@ class Outcome(StrEnum):
     UNKNOWN_LOST = "unknown, not written"
 
 
+_REASON = "the test said so"
+
+
 class MemoryStore:
-    """A lease store in memory, safe for threads. ``outcome`` is asked before each commit; it may also raise."""
+    """A lease store in memory, safe for threads. ``outcome`` is called before each commit and may raise."""
 
     def __init__(self, outcome: Callable[[], Outcome] = lambda: Outcome.OK) -> None:
         self.outcome = outcome
@@ -58,12 +63,12 @@ class MemoryStore:
         outcome = self.outcome()
         with self._lock:
             if outcome is Outcome.FAIL:
-                raise StoreUnavailableError(table="memory", action="written", reason="the test said so")
+                raise StoreUnavailableError(table="memory", action="written", reason=_REASON)
             if outcome is Outcome.UNKNOWN_LOST:
-                raise CommitUnknownError(table="memory", reason="the test said so")
+                raise CommitUnknownError(table="memory", reason=_REASON)
             if snapshot.token != self.commits or outcome is Outcome.CONFLICT:
                 raise CommitConflictError(table="memory")
             self._leases = after(self._leases, changes)
             self.commits += 1
             if outcome is Outcome.UNKNOWN_WRITTEN:
-                raise CommitUnknownError(table="memory", reason="the test said so")
+                raise CommitUnknownError(table="memory", reason=_REASON)
