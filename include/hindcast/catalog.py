@@ -1,4 +1,4 @@
-"""Load the pipelines that users own, one module at a time, so that a broken one never takes the others down."""
+"""Load the pipelines that users own, one module at a time, so that a broken one never stops the others."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LOADING = threading.RLock()
 class Catalog(Mapping[str, Pipeline]):
     """The pipelines by name, and what was refused.
 
-    A name may be declared in several versions, each in a file and with tables of its own. As a mapping it has the lowest of them: the one
-    that is wanted where nothing was ever wanted of the pipeline. Which one is active is a matter of the control plane
-    (:func:`hindcast.control.standing.active_pipeline`).
+    A name may be declared in several versions, each in a file and with tables of its own. As a mapping it has
+    the lowest version of each name: the desired one while the pipeline has no desired state. The control
+    plane decides which version is active (:func:`hindcast.control.standing.active_pipeline`).
 
     ``errors`` maps a file to all that is wrong in it.
     """
@@ -34,7 +34,8 @@ class Catalog(Mapping[str, Pipeline]):
         return self.of(name, min(self.versions(name)))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for name, _ in self.declared))
+        names = [name for name, _ in self.declared]
+        return iter(dict.fromkeys(names))
 
     def __len__(self) -> int:
         return len(set(self))
@@ -42,26 +43,30 @@ class Catalog(Mapping[str, Pipeline]):
     def versions(self, name: str) -> list[int]:
         """The versions in which a pipeline is declared, in order.
 
-        :raises UnknownPipelineError: where it is in none
+        :raises UnknownPipelineError: if it is in none
         """
         check_name("pipeline", name)
         found = sorted(version for known, version in self.declared if known == name)
         if not found:
-            known = ", ".join(sorted(self)) or "none"
-            raise UnknownPipelineError(pipeline=name, known=known + "".join(f"; {error}" for error in self.errors.values()))
+            names = ", ".join(sorted(self)) or "none"
+            raise UnknownPipelineError(pipeline=name, known=self._with_errors(names))
         return found
 
     def of(self, name: str, version: int) -> Pipeline:
         """One version of a pipeline.
 
-        :raises UnknownPipelineError: where no file declares the pipeline
-        :raises UnknownVersionError: where none declares that version
+        :raises UnknownPipelineError: if no file declares the pipeline
+        :raises UnknownVersionError: if none declares that version
         """
         known = self.versions(name)
         if version not in known:
-            others = ", ".join(map(str, known)) + "".join(f"; {error}" for error in self.errors.values())
-            raise UnknownVersionError(pipeline=name, version=version, known=others)
+            versions = ", ".join(map(str, known))
+            raise UnknownVersionError(pipeline=name, version=version, known=self._with_errors(versions))
         return self.declared[name, version]
+
+    def _with_errors(self, known: str) -> str:
+        """The known names or versions, and why files were refused: one of them may declare what is missing."""
+        return "; ".join([known, *map(str, self.errors.values())])
 
     def every(self) -> list[Pipeline]:
         """Every version of every pipeline."""
@@ -75,22 +80,26 @@ class Catalog(Mapping[str, Pipeline]):
         return PipelinesRefusedError(count=len(self.errors), problems=problems)
 
     def admit(self, file: str, found: list[Pipeline]) -> list[PipelineError]:
-        """Add what a file declares, or nothing of it; returns what is in the way of it."""
+        """Add all that a file declares, or nothing of it; return its conflicts with other declarations."""
         known = self.every()
         errors: list[PipelineError] = []
-        for number, pipeline in enumerate(found):
-            errors += _in_the_way(pipeline, [*known, *found[:number]])
+        for pipeline in found:
+            errors += _conflicts(pipeline, known)
+            known.append(pipeline)
         if errors:
             self.errors[file] = together(errors)
-        else:
-            self.declared.update({(pipeline.name, pipeline.version): pipeline for pipeline in found})
+            return errors
+        for pipeline in found:
+            self.declared[pipeline.name, pipeline.version] = pipeline
         return errors
 
 
 def load(folder: Path) -> Catalog:
-    """Load every ``*.py`` of the folder, in the order of the names; what takes the place of an earlier file is refused in the later one.
+    """Load every ``*.py`` of the folder, in the order of the names. Of two files in conflict the later one is
+    refused.
 
-    A file without a pipeline is a module that others import; so is one whose name begins with ``_``, which is not loaded by itself.
+    A file without a pipeline is a module that others import. So is a file whose name begins with ``_``; it is
+    loaded only if another file imports it.
     """
     catalog = Catalog()
     with _LOADING:
@@ -110,20 +119,29 @@ def _load(modules: Folder, path: Path) -> tuple[list[Pipeline], list[PipelineErr
     """What a file declares, and all that is wrong in it."""
     try:
         found = modules.load(path)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a user's module raises must not reach the other pipelines
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module must not stop other pipelines
         known = modules.declared_by(path)
         return [], [*known.errors, _not_imported(modules.folder, path, error)]
     return found.pipelines, found.errors
 
 
 def _not_imported(folder: Path, path: Path, error: BaseException) -> PipelineError:
+    """The error of a file that raised while it was imported, with the line in the file or in a module that it
+    imports.
+    """
     if isinstance(error, PipelineError):
         return error
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)]
-    line = next((frame.lineno for frame in reversed(own) if frame.filename == str(path)), None)
-    raised_in, raised_at = (own[-1].filename, own[-1].lineno) if own else (str(path), None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+    line = _last_line(own, path)
+    raised_in = str(path)
+    raised_at: int | None = None
+    if own:
+        raised_in = own[-1].filename
+        raised_at = own[-1].lineno
     if isinstance(error, SyntaxError):
-        raised_in, raised_at = error.filename or raised_in, error.lineno
+        raised_in = error.filename or raised_in
+        raised_at = error.lineno
     problem = f"the module does not import: {type(error).__name__}: {error}"
     if raised_in != str(path) and Path(raised_in).is_relative_to(folder):
         problem += f" ({raised_in}:{raised_at})"
@@ -132,31 +150,52 @@ def _not_imported(folder: Path, path: Path, error: BaseException) -> PipelineErr
     return PipelineError(file=str(path), line=line or 0, pipeline=path.stem, problem=problem, form=FORM)
 
 
-def _in_the_way(pipeline: Pipeline, others: Iterable[Pipeline]) -> Iterator[PipelineError]:
-    """An error for each other declaration that is of the same version, or has one of the pipeline's names or tables.
+def _last_line(frames: list[traceback.FrameSummary], path: Path) -> int | None:
+    for frame in reversed(frames):
+        if frame.filename == str(path):
+            return frame.lineno
+    return None
+
+
+def _conflicts(pipeline: Pipeline, others: Iterable[Pipeline]) -> Iterator[PipelineError]:
+    """An error for each other declaration of the same version, and for each with one of the pipeline's names
+    or tables.
+    """
+    for other in others:
+        found = _conflict(pipeline, other)
+        if found is None:
+            continue
+        problem, form = found
+        file, line = pipeline.file, pipeline.line
+        yield PipelineError(file=file, line=line, pipeline=pipeline.name, problem=problem, form=form)
+
+
+def _conflict(pipeline: Pipeline, other: Pipeline) -> tuple[str, str] | None:
+    """The problem and the valid form; None if the two can live together.
 
     Names are compared without their case: some stores and disks do not tell `Orders` from `orders`.
     """
-    own = _folded(table.name for table in pipeline.tables)
-    for other in others:
-        where = f"{other.file}:{other.line}"
-        shared = own & _folded(table.name for table in other.tables)
-        if other.name == pipeline.name and other.version == pipeline.version:
-            problem = f"the name is already taken by {where}, in the same version"
-            form = "give each pipeline's function its own name, or the later one of a name a higher version"
-        elif other.name != pipeline.name and other.name.casefold() == pipeline.name.casefold():
-            problem = f"the name differs only by case from that of {other.name}, {where}: both would have one folder on some stores"
-            form = "give each pipeline's function a name of its own"
-        elif shared and other.name == pipeline.name:
-            problem = f"its table {', '.join(sorted(shared))} is that of version {other.version}, {where}"
-            form = f'each version writes tables of its own: sink=Table("{pipeline.sink.name}_v{pipeline.version}", ...)'
-        elif shared:
-            problem = f"its table {', '.join(sorted(shared))} is that of the pipeline {other.name}, {where}"
-            form = f'each pipeline writes tables of its own: sink=Table("{pipeline.name}", ...)'
-        else:
-            continue
-        yield PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=form)
+    name = pipeline.name
+    place = f"{other.file}:{other.line}"
+    if other.name == name and other.version == pipeline.version:
+        problem = f"the name is already taken by {place}, in the same version"
+        form = "give each pipeline's function its own name, or the later one of a name a higher version"
+        return problem, form
+    if other.name != name and other.name.casefold() == name.casefold():
+        problem = f"the name differs only by case from that of {other.name}, {place}"
+        problem += ": both would have one folder on some stores"
+        return problem, "give each pipeline's function a name of its own"
+    shared = _table_names(pipeline) & _table_names(other)
+    if not shared:
+        return None
+    tables = ", ".join(sorted(shared))
+    if other.name == name:
+        problem = f"its table {tables} is that of version {other.version}, {place}"
+        table = f"{pipeline.sink.name}_v{pipeline.version}"
+        return problem, f'each version writes tables of its own: sink=Table("{table}", ...)'
+    problem = f"its table {tables} is that of the pipeline {other.name}, {place}"
+    return problem, f'each pipeline writes tables of its own: sink=Table("{name}", ...)'
 
 
-def _folded(names: Iterable[str]) -> set[str]:
-    return {name.casefold() for name in names}
+def _table_names(pipeline: Pipeline) -> set[str]:
+    return {table.name.casefold() for table in pipeline.tables}
