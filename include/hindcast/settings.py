@@ -1,6 +1,7 @@
-"""Where things are and how fast they turn: read from ``HINDCAST_*`` variables, else from ``$HINDCAST_HOME/settings.json``.
+"""All settings: read from ``HINDCAST_*`` variables, else from ``$HINDCAST_HOME/settings.json``.
 
-``hindcast up`` writes that file, so that every later command finds the embedded broker and tables without a variable.
+``hindcast up`` writes that file, so that every later command finds the embedded broker and tables without a
+variable.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, JsonConfigSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, JsonConfigSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from hindcast.errors import BadNameError, SettingsRefusedError
 from hindcast.pipeline import check_name
 
 SETTINGS_FILE = "settings.json"
 PREFIX = "HINDCAST_"
-#: How alike the name of a variable and that of a setting are, at least, for the one to be a slip of the other; 1 is the same.
+#: From this similarity on, the name of a variable is taken for a misspelt setting; 1 is the same name.
 _ALIKE = 0.85
-#: What is never shown, not even in an error.
+#: Settings whose values are never shown, not even in an error.
 _SECRET = frozenset({"storage_options"})
 
 
 def default_home() -> Path:
-    """The folder of all that Hindcast keeps locally: ``$HINDCAST_HOME``, else ``.hindcast`` below the working directory."""
+    """The folder of all local files: ``$HINDCAST_HOME``, else ``.hindcast`` below the working directory."""
     return Path(os.environ.get("HINDCAST_HOME", ".hindcast")).resolve()
 
 
@@ -37,7 +39,8 @@ def project_root() -> Path:
 
 
 class Settings(BaseSettings):
-    """All settings. Durations are in seconds; every path may be a URL of a store that deltalake and Spark both know.
+    """All settings. Durations are in seconds. A path may be a URL of a store that deltalake and Spark both
+    know.
 
     :raises SettingsRefusedError: lists all that are wrong, each with where it was set and a valid form
     """
@@ -87,10 +90,12 @@ class Settings(BaseSettings):
         except ValidationError as error:
             problems += _wrong(error)
         except json.JSONDecodeError as error:
-            problems.append(f"{default_home() / SETTINGS_FILE} is not JSON: {error}. Mend it, or let `hindcast up` write it again.")
+            file = default_home() / SETTINGS_FILE
+            problems.append(f"{file} is not JSON: {error}. Correct it, or let `hindcast up` write it again.")
         if problems:
+            listed = "".join(f"\n- {problem}" for problem in problems)
             # Not from pydantic's error: its text would show secrets.
-            raise SettingsRefusedError(count=len(problems), problems="".join(f"\n- {problem}" for problem in problems))
+            raise SettingsRefusedError(count=len(problems), problems=listed)
 
     @field_validator("storage_options", mode="before")
     @classmethod
@@ -119,28 +124,31 @@ class Settings(BaseSettings):
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        init_settings: Source,
+        env_settings: Source,
+        dotenv_settings: Source,  # noqa: ARG003 - pydantic's signature
+        file_secret_settings: Source,  # noqa: ARG003 - pydantic's signature
+    ) -> tuple[Source, ...]:
         """Arguments, then variables, then the settings file."""
-        return init_settings, env_settings, JsonConfigSettingsSource(settings_cls, json_file=default_home() / SETTINGS_FILE)
+        file = JsonConfigSettingsSource(settings_cls, json_file=default_home() / SETTINGS_FILE)
+        return init_settings, env_settings, file
 
     def table(self, *parts: str) -> str:
         """The URL of a table, e.g. ``table("control", "leases")`` or ``table("sinks", "stock_stats")``."""
         root = self.tables_url or str(self.home / "tables")
-        return "/".join([root.rstrip("/"), *(check_name("table", part) for part in parts)])
+        return _below(root, "table", parts)
 
     def checkpoint(self, *parts: str) -> str:
         """The URL of a Spark checkpoint folder."""
         root = self.checkpoints_url or str(self.home / "checkpoints")
-        return "/".join([root.rstrip("/"), *(check_name("checkpoint", part) for part in parts)])
+        return _below(root, "checkpoint", parts)
 
     def scratch(self) -> str:
         """The URL of the folder that driver and executors of a cluster share for the files of one job."""
-        root = self.scratch_url or f"{self.checkpoints_url or self.home}".rstrip("/") + "/hindcast-scratch"
-        return root.rstrip("/")
+        if self.scratch_url:
+            return self.scratch_url.rstrip("/")
+        shared = self.checkpoints_url or str(self.home)
+        return shared.rstrip("/") + "/hindcast-scratch"
 
     @property
     def spark_jars_dir(self) -> Path:
@@ -155,48 +163,71 @@ class Settings(BaseSettings):
 
         ``MALLOC_ARENA_MAX`` keeps glibc from reserving an arena for each of a JVM's many threads.
         """
-        include = str(project_root() / "include")
-        own = {
-            f"{PREFIX}{name.upper()}": _as_text(value) for name, value in self.model_dump(mode="json").items() if value not in (None, "")
-        }
-        return {
-            **own,
-            "PYTHONPATH": include,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "GX_ANALYTICS_ENABLED": "false",
-            "MALLOC_ARENA_MAX": "2",
-        }
+        variables = {}
+        for name, value in self.model_dump(mode="json").items():
+            if value not in (None, ""):
+                variables[_variable(name)] = _as_text(value)
+        variables["PYTHONPATH"] = str(project_root() / "include")
+        variables["PYSPARK_PYTHON"] = sys.executable
+        variables["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        variables["GX_ANALYTICS_ENABLED"] = "false"
+        variables["MALLOC_ARENA_MAX"] = "2"
+        return variables
+
+
+def _below(root: str, what: str, parts: tuple[str, ...]) -> str:
+    """:raises BadNameError: if a part is not a valid name of ``what``"""
+    names = [check_name(what, part) for part in parts]
+    return "/".join([root.rstrip("/"), *names])
+
+
+def _variable(setting: str) -> str:
+    return f"{PREFIX}{setting.upper()}"
 
 
 def _misspelt() -> list[str]:
-    """The variables whose names are nearly those of settings: without a word their values would have no effect."""
+    """A problem for each variable whose name is nearly that of a setting: its value would have no effect."""
     problems = []
     for variable in sorted(os.environ):
-        name = variable.removeprefix(PREFIX).lower()
-        if not variable.startswith(PREFIX) or name in Settings.model_fields:
+        if not variable.startswith(PREFIX):
             continue
-        meant = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=_ALIKE)
-        if meant:
-            problems.append(f"{variable}: there is no such setting. Write {PREFIX}{meant[0].upper()}, or remove the variable")
+        name = variable.removeprefix(PREFIX).lower()
+        if name in Settings.model_fields:
+            continue
+        close = difflib.get_close_matches(name, Settings.model_fields, n=1, cutoff=_ALIKE)
+        if close:
+            cure = f"Write {_variable(close[0])}, or remove the variable"
+            problems.append(f"{variable}: there is no such setting. {cure}")
     return problems
 
 
 def _wrong(error: ValidationError) -> list[str]:
-    """What is wrong with the values of settings, without those of secrets."""
+    """A problem for each setting with an invalid value; values of secrets are left out."""
     problems = []
-    for one in error.errors(include_url=False):
-        name = str(one["loc"][0])
+    for found in error.errors(include_url=False):
+        name = str(found["loc"][0])
         setting = Settings.model_fields[name]
-        variable = f"{PREFIX}{name.upper()}"
-        said = variable if variable in os.environ else f"{name} ({variable}, or in {default_home() / SETTINGS_FILE})"
+        variable = _variable(name)
+        source = variable
+        if variable not in os.environ:
+            source = f"{name} ({variable}, or in {default_home() / SETTINGS_FILE})"
         if name not in _SECRET:
-            said += f"={one['input']}"
-        default = setting.get_default(call_default_factory=True)
-        form = '{"region": "eu-west-1"}' if name == "storage_options" else _as_text(default)
-        problems.append(f"{said}: {one['msg'].removeprefix('Value error, ')}. {setting.description or name}. Write e.g. {variable}={form}")
+            source += f"={found['input']}"
+        message = found["msg"].removeprefix("Value error, ")
+        meaning = setting.description or name
+        problems.append(f"{source}: {message}. {meaning}. Write e.g. {variable}={_example(name)}")
     return problems
 
 
+def _example(name: str) -> str:
+    """A valid value of the setting."""
+    if name == "storage_options":
+        return '{"region": "eu-west-1"}'
+    default = Settings.model_fields[name].get_default(call_default_factory=True)
+    return _as_text(default)
+
+
 def _as_text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return str(value)
