@@ -1,6 +1,6 @@
-"""``hindcast``: the command line. Commands are thin: they read settings, call the library, print what it returns.
+"""``hindcast``: the command line. Commands are thin: they read settings, call the library, print the result.
 
-Heavy libraries are imported inside the commands that need them, so that ``hindcast --help`` answers at once.
+A command imports heavy libraries inside its function, so that ``hindcast --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from hindcast.errors import HindcastError, UnknownPipelineError
 from hindcast.leave import leave
 
 app = typer.Typer(
-    name="hindcast", no_args_is_help=True, pretty_exceptions_enable=False,
+    name="hindcast",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
     help="Supervised exactly-once streams, their batch replays, and a verdict on every difference.",
-    epilog="Exit codes: 0 ok, 1 failed, 2 wrong input, 3 the verdict or comparison did not pass, 75 try again later.",
-)  # fmt: skip
+    epilog=(
+        "Exit codes: 0 ok, 1 failed, 2 wrong input, 3 the verdict or comparison did not pass, "
+        "75 try again later."
+    ),
+)
 for commands in (streams.app, listings.app, versions.app, operations.app):
     app.registered_commands.extend(commands.registered_commands)
 app.add_typer(runs.app, name="runs", rich_help_panel=REPLAYS)
@@ -38,39 +43,55 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+VersionOption = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="print Hindcast's version and exit"
+    ),
+]
+
+
 @app.callback()
-def hindcast(
-    context: typer.Context,
-    version: Annotated[  # noqa: ARG001 - its callback does it
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print Hindcast's version and exit")
-    ] = False,
-) -> None:
+def hindcast(context: typer.Context, version: VersionOption = False) -> None:  # noqa: ARG001 - its callback acts
     """Supervised exactly-once streams, their batch replays, and a verdict on every difference."""
     if context.obj is not None:
         context.obj()
 
 
 def run(arguments: Sequence[str] | None = None, before: Callable[[], None] | None = None) -> int:
-    """Run one command and return its exit code. What Hindcast raises on purpose is one message on stderr; no traceback.
+    """Run one command and return its exit code. A :class:`HindcastError` is one message on stderr, without a
+    traceback.
 
     :param arguments: without the program's name; those of this process by default
-    :param before: called before a command runs; not for ``--help``
+    :param before: called before a command runs, but not for ``--help``
     """
     try:
         app(args=arguments, obj=before)
     except HindcastError as error:
         print(error, file=sys.stderr)
-        if isinstance(error, UnknownPipelineError) and (hint := did_you_mean(error)):
-            print(hint, file=sys.stderr)
+        _print_hint(error)
         return error.exit_code
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, int):
+            return end.code
+        return int(end.code is not None)
     return 0
 
 
+def _print_hint(error: HindcastError) -> None:
+    if not isinstance(error, UnknownPipelineError):
+        return
+    hint = did_you_mean(error)
+    if hint:
+        print(hint, file=sys.stderr)
+
+
 def main() -> None:
-    """Run the command of this process and end. Its log goes to stderr, from warnings up: stdout is for results."""
-    leave(run(before=_log_to_stderr))
+    """Run the command of this process and end it. Warnings and errors are logged to stderr: stdout is for
+    results.
+    """
+    exit_code = run(before=_log_to_stderr)
+    leave(exit_code)
 
 
 def _log_to_stderr() -> None:
@@ -79,9 +100,12 @@ def _log_to_stderr() -> None:
     import structlog
 
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger("warning"), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        wrapper_class=structlog.make_filtering_bound_logger("warning"),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, "loggers": {"kafka": {"level": "ERROR"}}})
+    logging.config.dictConfig(
+        {"version": 1, "disable_existing_loggers": False, "loggers": {"kafka": {"level": "ERROR"}}}
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands for archives of topics: copy a topic, list what is archived, compare the two."""
+"""The commands for archives of topics: copy a topic, list the archived topics, compare the two."""
 
 from __future__ import annotations
 
@@ -18,34 +18,54 @@ from hindcast.pipeline import check_topic
 from hindcast.settings import Settings
 
 TopicArgument = Annotated[str, typer.Argument(help="the topic's name")]
-COLUMNS = Columns(["topic", "rows", "bytes", "newest_at", "ranges", "gaps"], prose=frozenset({"ranges", "gaps"}))
+AcceptGapOption = Annotated[
+    str, typer.Option("--accept-gap", help="continue without offsets that the topic has dropped, and say why")
+]
+StepOffsetsOption = Annotated[
+    int, typer.Option("--step-offsets", min=1, help="offsets copied with one commit")
+]
+COLUMNS = Columns(
+    ["topic", "rows", "bytes", "newest_at", "ranges", "gaps"], prose=frozenset({"ranges", "gaps"})
+)
 
-app = typer.Typer(no_args_is_help=True, help="Keep a topic's records beyond its retention, so that old ranges can be replayed.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Keep a topic's records beyond its retention, so that old ranges can be replayed.",
+)
 
 
 @app.command()
 def run(
     topic: TopicArgument,
-    accept_gap: Annotated[str, typer.Option("--accept-gap", help="go on without offsets that the topic has dropped, and say why")] = "",
-    step_offsets: Annotated[int, typer.Option("--step-offsets", min=1, help="offsets copied with one commit")] = 1_000_000,
+    accept_gap: AcceptGapOption = "",
+    step_offsets: StepOffsetsOption = 1_000_000,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Copy what the topic holds and its archive does not, up to the topic's present end. Each record is copied once."""
-    given = ["--accept-gap", accept_gap] if accept_gap else []
-    arguments = ["run", check_topic(topic), *given, "--step-offsets", str(step_offsets)]
+    """Copy the topic's records that its archive lacks, up to the topic's present end. Each record is copied
+    once.
+    """
+    arguments = ["run", check_topic(topic)]
+    if accept_gap:
+        arguments += ["--accept-gap", accept_gap]
+    arguments += ["--step-offsets", str(step_offsets)]
     try:
         run_app("archive.py", arguments, output)
     except typer.Exit as end:
-        if end.exit_code == BadInputError.exit_code and (hint := _meant(Settings(), topic)):
-            print(hint, file=sys.stderr)
+        if end.exit_code == BadInputError.exit_code:
+            _print_hint(_meant(Settings(), topic))
         raise
 
 
 @app.command("list")
 def list_archives(
-    output: FormatOption = Format.TABLE, wide: WideOption = False, watch: WatchOption = False, every: EveryOption = 2.0
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
 ) -> None:
-    """List the archived topics: rows, bytes, newest broker timestamp, ranges of offsets by partition, and the gaps that were accepted."""
+    """List the archived topics: rows, bytes, newest broker timestamp, ranges of offsets by partition, and the
+    accepted gaps.
+    """
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
@@ -54,28 +74,35 @@ def list_archives(
         return listing(settings)
 
     empty = "No topic is archived. `hindcast archive run TOPIC` archives one."
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, COLUMNS, empty)
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, COLUMNS, empty)
 
 
 @app.command()
 def verify(topic: TopicArgument, output: FormatOption = Format.TABLE) -> None:
-    """Compare the archive with the topic over the offsets that both still hold. Exits 3 where they differ."""
+    """Compare the archive with the topic over the offsets that both still hold. Exits 3 if they differ."""
     from hindcast.control.archives import archived_topics
 
     check_topic(topic)
     archived = archived_topics(Settings())
     if topic not in archived:
-        if hint := meant(topic, archived):
-            print(hint, file=sys.stderr)
+        _print_hint(meant(topic, archived))
         raise UnknownArchiveError(topic=topic)
     run_app("archive.py", ["verify", topic], output)
 
 
+def _print_hint(hint: str) -> None:
+    if hint:
+        print(hint, file=sys.stderr)
+
+
 def _meant(settings: Settings, topic: str) -> str:
-    """Which topic of the pipelines may have been meant; empty if it is one of them."""
+    """The question which topic of the pipelines may have been meant; empty if it is one of them."""
     from hindcast import catalog
 
-    known = {source.name for pipeline in catalog.load(settings.pipelines_dir).every() for source in pipeline.topics}
+    known: set[str] = set()
+    for pipeline in catalog.load(settings.pipelines_dir).every():
+        known.update(source.name for source in pipeline.topics)
     if topic in known:
         return ""
     return meant(topic, known)

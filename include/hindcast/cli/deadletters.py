@@ -1,4 +1,4 @@
-"""The commands for records that no stream can use: list them, and send mended ones back."""
+"""The commands for dead letters (records that no stream can use): list them, and send repaired ones back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = Columns(
     spare=("pipeline", "broker_at"),
 )
 
-app = typer.Typer(help="List the records that no stream can use, and send mended ones back.")
+app = typer.Typer(help="List the records that no stream can use, and send repaired ones back.")
 
 
 @app.callback(invoke_without_command=True)
@@ -46,7 +46,7 @@ def deadletters(
     watch: WatchOption = False,
     every: EveryOption = 2.0,
 ) -> None:
-    """List the records that no stream can use, with the reason; `replay` sends mended ones back."""
+    """List the records that no stream can use, with the reason; `replay` sends repaired ones back."""
     if context.invoked_subcommand is None:
         list_letters(pipeline, since, limit, output, wide, watch, every)
 
@@ -61,37 +61,46 @@ def list_letters(
     watch: WatchOption = False,
     every: EveryOption = 2.0,
 ) -> None:
-    """List them, the newest first. What `-o json` prints can be mended and given to `replay`.
+    """List them, the newest first. The output of `-o json` can be repaired and given to `replay`.
 
-    Keys and values that are UTF-8 stand as text in `key` and `value`, others in `key_base64` and `value_base64`.
+    Keys and values that are UTF-8 are text in `key` and `value`, others in `key_base64` and `value_base64`.
     """
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
-        return newest(settings, "dead_letters", "broker_at", pipeline=pipeline, limit=limit, since=since_when(since))
+        start = since_when(since)
+        return newest(settings, "dead_letters", "broker_at", pipeline=pipeline, limit=limit, since=start)
 
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, COLUMNS, "There are no dead letters.")
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, COLUMNS, "There are no dead letters.")
+
+
+FileOption = Annotated[
+    Path, typer.Option("--file", "-f", help="repaired letters as JSON, as `list` prints them; - for stdin")
+]
 
 
 @app.command()
 def replay(
     pipeline: PipelineArgument,
-    file: Annotated[Path, typer.Option("--file", "-f", help="mended letters as JSON, as `list` prints them; - for stdin")],
+    file: FileOption,
     dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Send mended letters back into their topic. A letter is sent once, however often this is run, and by however many."""
+    """Send repaired letters back into their topic. A letter is sent once, however often this command runs and
+    however many people run it.
+    """
     from hindcast import catalog
     from hindcast.topics.letters import check_letters, letters_of, send_back
 
     settings = Settings()
     declared = catalog.load(settings.pipelines_dir)[pipeline]
-    mended = letters_of(_text(file))
+    repaired = letters_of(_text(file))
     if dry_run:
-        check_letters(settings, declared, mended)
-        Output(output).row({"pipeline": pipeline, "letters": len(mended), "dry_run": True})
+        check_letters(settings, declared, repaired)
+        Output(output).row({"pipeline": pipeline, "letters": len(repaired), "dry_run": True})
         return
-    sent, before = send_back(settings, declared, mended)
+    sent, before = send_back(settings, declared, repaired)
     Output(output).row({"pipeline": pipeline, "sent": sent, "sent_before": before})
 
 
@@ -102,23 +111,32 @@ def _text(file: Path) -> str:
             return sys.stdin.buffer.read().decode("utf-8")
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise BadInputError(problem=f"{file} cannot be read: {error.strerror}", cure="Name another file, or - for stdin.") from error
+        problem = f"{file} cannot be read: {error.strerror}"
+        raise BadInputError(problem=problem, cure="Name another file, or - for stdin.") from error
     except UnicodeDecodeError as error:
-        cure = "Bytes that are no text are given in base64, as `value_base64`."
-        raise BadInputError(problem=f"{file} is not UTF-8 ({error})", cure=cure) from error
+        problem = f"{file} is not UTF-8 ({error})"
+        cure = "Give bytes that are not text in base64, as `value_base64`."
+        raise BadInputError(problem=problem, cure=cure) from error
+
+
+RunArgument = Annotated[str, typer.Argument(help="the run that `replay` could not prove")]
+SentOption = Annotated[
+    bool, typer.Option("--sent/--not-sent", help="whether the run's records are in the topic")
+]
 
 
 @app.command()
-def settle(
-    pipeline: PipelineArgument,
-    run_id: Annotated[str, typer.Argument(help="the run that `replay` could not prove")],
-    sent: Annotated[bool, typer.Option("--sent/--not-sent", help="whether its records are in the topic")],
-) -> None:
-    """Say whether a run of mended letters was sent, if `replay` asks for it: the topic that proves it was deleted."""
+def settle(pipeline: PipelineArgument, run_id: RunArgument, sent: SentOption) -> None:
+    """Record whether a run of repaired letters was sent. Needed if `replay` asks for it, because the topic
+    that proves it was deleted.
+    """
     from hindcast import catalog
     from hindcast.topics import letters
 
     settings = Settings()
-    letters.settle(settings, catalog.load(settings.pipelines_dir)[pipeline], run_id, sent=sent)
-    said = "sent" if sent else "not sent"
-    print(f"{pipeline}: the run {run_id} is written down as {said}.")
+    declared = catalog.load(settings.pipelines_dir)[pipeline]
+    letters.settle(settings, declared, run_id, sent=sent)
+    outcome = "sent"
+    if not sent:
+        outcome = "not sent"
+    print(f"{pipeline}: run {run_id} is recorded as {outcome}.")
