@@ -1,13 +1,15 @@
-"""The commands that list: pipelines, leases, checkpoints, verdicts, corrections and events. They read, and never write.
+"""The commands that list: pipelines, leases, checkpoints, verdicts, corrections and events. They only read.
 
-They work beside running workers: each reads one version of its table. Where nothing was ever written they make nothing.
+They can run while workers run: each reads one version of its table. If nothing was ever written they make no
+table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -28,10 +30,16 @@ from hindcast.cli.options import (
 from hindcast.cli.output import Format, Output, missing_home
 from hindcast.cli.table import Columns
 from hindcast.errors import BadInputError, StoreUnavailableError
-from hindcast.pipeline import check_name
+from hindcast.pipeline import Pipeline, check_name
 from hindcast.settings import Settings
 
-#: A file may be vacuumed between the moment a version is opened and the moment it is read; the next version has it elsewhere.
+if TYPE_CHECKING:
+    from hindcast.control.desired import Desired
+    from hindcast.control.leases import Lease
+
+_T = TypeVar("_T")
+
+#: A vacuum may delete a file after a version was opened and before it is read; the next version has its rows.
 _ATTEMPTS = 3
 
 PIPELINES = Columns(
@@ -92,15 +100,28 @@ VERDICTS = Columns(
 )
 CORRECTIONS = Columns(["pipeline", "windows_after", "windows_to", "run_id"], spare=("pipeline",))
 EVENTS = Columns(
-    ["at", "severity", "kind", "pipeline", "shard", "worker", "message", "cure"], prose=frozenset({"message", "cure"}), spare=("worker",)
+    ["at", "severity", "kind", "pipeline", "shard", "worker", "message", "cure"],
+    prose=frozenset({"message", "cure"}),
+    spare=("worker",),
 )
+
+RunOption = Annotated[str, typer.Option("--run", help="only this run")]
+DifferencesOption = Annotated[
+    bool, typer.Option("--differences", help="list the rows that differ; needs --run")
+]
 
 app = typer.Typer()
 
 
 @app.command(rich_help_panel=STREAMS)
-def pipelines(output: FormatOption = Format.TABLE, wide: WideOption = False, watch: WatchOption = False, every: EveryOption = 2.0) -> None:
-    """List the pipelines that load, each in its active version, what is wanted of them, and the files that were refused.
+def pipelines(
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """List the pipelines that load, each in its active version and with its desired state, and the refused
+    files.
 
     Exits 2 if a file was refused.
     """
@@ -108,40 +129,62 @@ def pipelines(output: FormatOption = Format.TABLE, wide: WideOption = False, wat
 
     settings = Settings()
     empty = f"There are no pipelines in {settings.pipelines_dir}."
-    show(settings, Output(output, wide=wide, watch=watch, every=every), lambda: _pipelines(settings), PIPELINES, empty)
-    if refused := catalog.load(settings.pipelines_dir).refused():
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, lambda: _pipelines(settings), PIPELINES, empty)
+    refused = catalog.load(settings.pipelines_dir).refused()
+    if refused:
         raise refused
 
 
 def _pipelines(settings: Settings) -> list[dict[str, Any]]:
+    """A row for each pipeline, then one for each file that was refused."""
     from hindcast import catalog
     from hindcast.control.desired import desired_of
     from hindcast.control.lease_table import read_leases
 
     found = catalog.load(settings.pipelines_dir)
-    wanted = desired_of(_read(lambda: read_leases(settings)))
-    active = {name: wanted[name].version if name in wanted else found[name].version for name in found}
-    shown = [found.declared.get((name, version), found[name]) for name, version in active.items()]
-    rows: list[dict[str, Any]] = [
-        {
-            "pipeline": pipeline.name,
-            "version": pipeline.version,
-            "versions": found.versions(pipeline.name),
-            "topic": pipeline.source.name,
-            "sink": pipeline.sink.name,
-            "keys": pipeline.sink.keys,
-            "window": f"{pipeline.window.duration} each {pipeline.window.slide or pipeline.window.duration}" if pipeline.window else None,
-            "watermark": pipeline.watermark,
-            "shards": pipeline.shards,
-            "wanted": wanted[pipeline.name].state.value if pipeline.name in wanted else None,
-            "running_version": wanted[pipeline.name].version if pipeline.name in wanted else None,
-            "file": f"{pipeline.file}:{pipeline.line}",
-            "problem": None,
-        }
-        for pipeline in shown
-    ]
-    columns = list(rows[0]) if rows else list(PIPELINES.shown)
-    return [*rows, *({**dict.fromkeys(columns), "file": file, "problem": str(error)} for file, error in found.errors.items())]
+    desired = desired_of(_read(lambda: read_leases(settings)))
+    rows: list[dict[str, Any]] = []
+    for name, lowest in found.items():
+        pipeline = lowest
+        wanted = desired.get(name)
+        if wanted is not None:
+            pipeline = found.declared.get((name, wanted.version), lowest)
+        rows.append(_pipeline(pipeline, found.versions(name), wanted))
+    columns = list(PIPELINES.shown)
+    if rows:
+        columns = list(rows[0])
+    for file, error in found.errors.items():
+        refused: dict[str, Any] = dict.fromkeys(columns)
+        refused["file"] = file
+        refused["problem"] = str(error)
+        rows.append(refused)
+    return rows
+
+
+def _pipeline(pipeline: Pipeline, versions: list[int], desired: Desired | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "pipeline": pipeline.name,
+        "version": pipeline.version,
+        "versions": versions,
+        "topic": pipeline.source.name,
+        "sink": pipeline.sink.name,
+        "keys": pipeline.sink.keys,
+        "window": None,
+        "watermark": pipeline.watermark,
+        "shards": pipeline.shards,
+        "wanted": None,
+        "running_version": None,
+        "file": f"{pipeline.file}:{pipeline.line}",
+        "problem": None,
+    }
+    window = pipeline.window
+    if window:
+        row["window"] = f"{window.duration} each {window.slide or window.duration}"
+    if desired:
+        row["wanted"] = desired.state.value
+        row["running_version"] = desired.version
+    return row
 
 
 @app.command(rich_help_panel=STREAMS)
@@ -152,21 +195,23 @@ def leases(
     watch: WatchOption = False,
     every: EveryOption = 2.0,
 ) -> None:
-    """List who owns which shard and which worker slot."""
+    """List the owner of each shard and of each worker slot."""
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
         from hindcast.control.lease_table import read_leases
 
-        rows = [_lease(lease) for lease in _read(lambda: read_leases(settings)) if pipeline in ("", lease.stream_id)]
+        found = _read(lambda: read_leases(settings))
+        rows = [_lease(lease) for lease in found if pipeline in ("", lease.stream_id)]
         if pipeline and not rows:
             check_pipeline(settings, pipeline)
         return rows
 
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, LEASES, "Nothing is leased yet. A worker makes the leases.")
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, LEASES, "Nothing is leased yet. A worker makes the leases.")
 
 
-def _lease(lease: Any) -> dict[str, Any]:
+def _lease(lease: Lease) -> dict[str, Any]:
     return {
         "stream_id": lease.stream_id,
         "status_type": lease.status_type.value,
@@ -198,16 +243,18 @@ def checkpoints(
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
-        return newest(settings, "checkpoints", "committed_at", pipeline=pipeline, limit=limit, since=since_when(since))
+        start = since_when(since)
+        return newest(settings, "checkpoints", "committed_at", pipeline=pipeline, limit=limit, since=start)
 
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, CHECKPOINTS)
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, CHECKPOINTS)
 
 
 @app.command(rich_help_panel=REPLAYS)
 def verdicts(
     pipeline: PipelineOption = "",
-    run: Annotated[str, typer.Option("--run", help="only this run")] = "",
-    differences: Annotated[bool, typer.Option("--differences", help="list the rows that differ; needs --run")] = False,
+    run: RunOption = "",
+    differences: DifferencesOption = False,
     since: SinceOption = "",
     limit: LimitOption = 20,
     output: FormatOption = Format.TABLE,
@@ -215,23 +262,29 @@ def verdicts(
     watch: WatchOption = False,
     every: EveryOption = 2.0,
 ) -> None:
-    """List the verdicts, or with --run ID --differences the rows in which the stream differs from its hindcast."""
+    """List the verdicts, or with --run ID --differences the rows in which the stream differs from its
+    hindcast.
+    """
     if run:
         check_name("run", run)
     if differences and not run:
-        raise BadInputError(problem="--differences needs a run", cure="Give --run ID; `hindcast verdicts` lists the ids.")
+        cure = "Give --run ID; `hindcast verdicts` lists the ids."
+        raise BadInputError(problem="--differences needs a run", cure=cure)
     settings = Settings()
-    name, by, columns, empty = "verdicts", "judged_at", VERDICTS, "Nothing yet."
-    if differences:
-        name, by, columns, empty = "differences", "found_at", DIFFERENCES, f"No difference was kept for the run {run}."
+    form = Output(output, wide=wide, watch=watch, every=every)
 
-    def read() -> list[dict[str, Any]]:
-        rows = newest(settings, name, by, pipeline=pipeline, limit=limit, since=since_when(since), run_id=run)
+    def read(table: str, by: str) -> list[dict[str, Any]]:
+        start = since_when(since)
+        rows = newest(settings, table, by, pipeline=pipeline, limit=limit, since=start, run_id=run)
         if run and not rows:
             _check_run(settings, run)
         return rows
 
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, columns, empty)
+    if differences:
+        empty = f"No difference was kept for the run {run}."
+        show(settings, form, lambda: read("differences", "found_at"), DIFFERENCES, empty)
+    else:
+        show(settings, form, lambda: read("verdicts", "judged_at"), VERDICTS)
 
 
 def _check_run(settings: Settings, run: str) -> None:
@@ -240,10 +293,16 @@ def _check_run(settings: Settings, run: str) -> None:
     from hindcast.control.tables import ControlTables
 
     tables = ControlTables(settings)
-    known: set[str] = set()
-    for name in (ControlTable.RUNS, ControlTable.VERDICTS):
-        known.update(_read(lambda name=name: tables.read(name, columns=["run_id"])["run_id"].unique().to_pylist()))  # type: ignore[misc]
-    check_known("run", run, sorted(known), "`hindcast runs` lists them.")
+
+    def read_ids() -> set[str]:
+        ids: set[str] = set()
+        for table in (ControlTable.RUNS, ControlTable.VERDICTS):
+            column = tables.read(table, columns=["run_id"])["run_id"]
+            ids.update(column.unique().to_pylist())
+        return ids
+
+    known = sorted(_read(read_ids))
+    check_known("run", run, known, "`hindcast runs` lists them.")
 
 
 @app.command(rich_help_panel=REPLAYS)
@@ -254,7 +313,7 @@ def corrections(
     watch: WatchOption = False,
     every: EveryOption = 2.0,
 ) -> None:
-    """List which windows readers get from a replay in the place of the stream, and of which run."""
+    """List the windows that readers get from a replay instead of the stream, and the run of each."""
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
@@ -263,41 +322,61 @@ def corrections(
         from hindcast.serving.corrections import Corrections
 
         found = catalog.load(settings.pipelines_dir)
-        chosen = [found.of(pipeline, version) for version in found.versions(pipeline)] if pipeline else found.every()
-        return [
-            {
-                "pipeline": one.name,
-                "version": one.version,
-                "windows_after": utc_from_ms(span.after_ms),
-                "windows_to": utc_from_ms(span.to_ms),
-                "run_id": span.run_id,
-            }
-            for one in chosen
-            for span in Corrections(settings, one).current().ranges
-        ]
+        chosen = found.every()
+        if pipeline:
+            chosen = [found.of(pipeline, version) for version in found.versions(pipeline)]
+        rows = []
+        for declared in chosen:
+            for span in Corrections(settings, declared).current().ranges:
+                row = {
+                    "pipeline": declared.name,
+                    "version": declared.version,
+                    "windows_after": utc_from_ms(span.after_ms),
+                    "windows_to": utc_from_ms(span.to_ms),
+                    "run_id": span.run_id,
+                }
+                rows.append(row)
+        return rows
 
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, CORRECTIONS)
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, CORRECTIONS)
 
 
 def _severities(incomplete: str) -> list[str]:
     from hindcast.control.events import Severity
 
-    return [severity.value for severity in Severity if severity.value.startswith(incomplete)]
+    return _beginning_with(incomplete, Severity)
 
 
 def _kinds(incomplete: str) -> list[str]:
     from hindcast.control.events import EventKind
 
-    return [kind.value for kind in EventKind if kind.value.startswith(incomplete)]
+    return _beginning_with(incomplete, EventKind)
+
+
+def _beginning_with(incomplete: str, words: Iterable[StrEnum]) -> list[str]:
+    return [word.value for word in words if word.value.startswith(incomplete)]
+
+
+SeverityOption = Annotated[
+    str,
+    typer.Option(
+        "--severity", metavar="[info|warning|error]", help="only of this severity", autocompletion=_severities
+    ),
+]
+KindOption = Annotated[
+    str,
+    typer.Option(
+        "--kind", metavar="KIND", help="only of this kind, e.g. query_failed", autocompletion=_kinds
+    ),
+]
 
 
 @app.command(rich_help_panel=RECORDS)
 def events(
     pipeline: PipelineOption = "",
-    severity: Annotated[
-        str, typer.Option("--severity", metavar="[info|warning|error]", help="only of this severity", autocompletion=_severities)
-    ] = "",
-    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="only of this kind, e.g. query_failed", autocompletion=_kinds)] = "",
+    severity: SeverityOption = "",
+    kind: KindOption = "",
     since: SinceOption = "",
     limit: LimitOption = 20,
     output: FormatOption = Format.TABLE,
@@ -315,10 +394,19 @@ def events(
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
-        return newest(settings, "events", "at", pipeline=pipeline, limit=limit, since=since_when(since), severity=severity, kind=kind)
+        return newest(
+            settings,
+            "events",
+            "at",
+            pipeline=pipeline,
+            limit=limit,
+            since=since_when(since),
+            severity=severity,
+            kind=kind,
+        )
 
-    since_when(since)
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, EVENTS, "There are no such events.")
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, EVENTS, "There are no such events.")
 
 
 def show(
@@ -328,7 +416,11 @@ def show(
     columns: Columns | None = None,
     empty: str = "Nothing yet.",
 ) -> None:
-    """Print a listing. In a folder without a home it is empty, and stderr says how to make one."""
+    """Print a listing. If there is no Hindcast home yet, the listing is empty, and stderr says how to make
+    one.
+
+    :param empty: printed on stderr if there are no rows
+    """
     notice = missing_home(settings.home, settings.tables_url)
     if notice:
         empty = ""
@@ -336,12 +428,22 @@ def show(
 
 
 def newest(
-    settings: Settings, name: str, by: str, *, pipeline: str = "", limit: int | None = None, since: datetime | None = None, **equal: str
+    settings: Settings,
+    name: str,
+    by: str,
+    *,
+    pipeline: str = "",
+    limit: int | None = None,
+    since: datetime | None = None,
+    **equal: str,
 ) -> list[dict[str, Any]]:
-    """The newest rows by the instant ``by``. Only as many as are shown become Python objects.
+    """The newest rows of a control table by the instant ``by``. Only the rows that are shown become Python
+    objects.
 
-    :param equal: the value that a column must have; an empty one chooses nothing
-    :raises UnknownPipelineError: if there is no row, and neither a file nor a lease nor another row is of that pipeline
+    :param name: of the control table
+    :param since: only rows from this instant on
+    :param equal: the value that a column must have; an empty one filters nothing
+    :raises UnknownPipelineError: if there is no row, and no file, lease or other row is of that pipeline
     """
     from hindcast.control.schema import SCHEMAS, ControlTable
     from hindcast.control.tables import Condition, ControlTables
@@ -349,26 +451,34 @@ def newest(
     if pipeline:
         check_name("pipeline", pipeline)
     table = ControlTable(name)
-    given = {"pipeline": pipeline, **equal}
-    where: list[Condition] = [(column, "=", value) for column, value in given.items() if value]
+    equal["pipeline"] = pipeline
+    where: list[Condition] = [(column, "=", value) for column, value in equal.items() if value]
     if since is not None:
         where.append((by, ">=", since))
     tables = ControlTables(settings)
 
-    def read() -> list[dict[str, Any]]:
-        ordered = tables.read(table, where, SCHEMAS[table].names).sort_by([(by, "descending")])
-        return list((ordered if limit is None else ordered.slice(0, limit)).to_pylist())
+    def read_newest() -> list[dict[str, Any]]:
+        found = tables.read(table, where, SCHEMAS[table].names)
+        ordered = found.sort_by([(by, "descending")])
+        if limit is not None:
+            ordered = ordered.slice(0, limit)
+        return list(ordered.to_pylist())
 
-    def pipelines_of() -> list[str]:
-        return list(tables.read(table, columns=["pipeline"])["pipeline"].unique().to_pylist())
+    def read_pipelines() -> list[str]:
+        column = tables.read(table, columns=["pipeline"])["pipeline"]
+        return list(column.unique().to_pylist())
 
-    rows = _read(read)
+    rows = _read(read_newest)
     if pipeline and not rows:
-        check_pipeline(settings, pipeline, _read(pipelines_of))
+        check_pipeline(settings, pipeline, _read(read_pipelines))
     return rows
 
 
-def _read(read: Callable[[], Iterable[Any]]) -> list[Any]:
+def _read(read: Callable[[], Iterable[_T]]) -> list[_T]:
+    """What ``read`` returns, tried up to :data:`_ATTEMPTS` times.
+
+    :raises StoreUnavailableError: if the last attempt failed, too
+    """
     from deltalake.exceptions import DeltaError
 
     for _ in range(_ATTEMPTS - 1):
@@ -379,4 +489,5 @@ def _read(read: Callable[[], Iterable[Any]]) -> list[Any]:
     try:
         return list(read())
     except (DeltaError, OSError) as error:
-        raise StoreUnavailableError(table=Settings().table("control"), action="read", reason=error) from error
+        table = Settings().table("control")
+        raise StoreUnavailableError(table=table, action="read", reason=error) from error

@@ -18,39 +18,62 @@ RateOption = Annotated[float, typer.Option("--rows-per-second", min=0.001, help=
 SeedOption = Annotated[int, typer.Option("--seed", help="the same seed sends the same rows")]
 
 STATUS = Columns(
-    ["name", "pid", "state", "ports", "memory_mib", "uptime_seconds", "log"], prose=frozenset({"log"}), spare=("uptime_seconds",)
+    ["name", "pid", "state", "ports", "memory_mib", "uptime_seconds", "log"],
+    prose=frozenset({"log"}),
+    spare=("uptime_seconds",),
 )
 DOCTOR = Columns(["what", "state", "found", "cure"], prose=frozenset({"found", "cure"}))
+
+AirflowOption = Annotated[bool, typer.Option("--airflow/--no-airflow", help="start Airflow too")]
+LoadOption = Annotated[bool, typer.Option("--load/--no-load", help="send trades too")]
+WorkersOption = Annotated[
+    int,
+    typer.Option(
+        "--workers", min=0, help="launch so many workers now, without waiting for Airflow's `supervise`"
+    ),
+]
+RowsOption = Annotated[int | None, typer.Option("--rows", min=1, help="stop after so many rows")]
+SecondsOption = Annotated[float | None, typer.Option("--seconds", min=0.1, help="stop after so many seconds")]
+OnceOption = Annotated[
+    bool, typer.Option("--once", help="stop everything after the verdict; exit 0 only if it passes")
+]
+StreamSecondsOption = Annotated[
+    float, typer.Option("--seconds", min=10.0, help="how long to stream before the verdict")
+]
+ExampleOption = Annotated[str, typer.Option("--pipeline", "-p", help="a pipeline of include/pipelines")]
 
 app = typer.Typer()
 
 
 def say(line: str) -> None:
-    """One line of progress. On stderr: stdout is for results."""
+    """Print one line of progress on stderr: stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 @app.command(rich_help_panel=MACHINE)
 def up(
-    airflow: Annotated[bool, typer.Option("--airflow/--no-airflow", help="start Airflow too")] = True,
-    load: Annotated[bool, typer.Option("--load/--no-load", help="send trades too")] = True,
-    workers: Annotated[
-        int, typer.Option("--workers", min=0, help="launch so many workers now, without waiting for Airflow's `supervise`")
-    ] = 0,
+    airflow: AirflowOption = True,
+    load: LoadOption = True,
+    workers: WorkersOption = 0,
     rows_per_second: RateOption = 2000.0,
     seed: SeedOption = 1,
 ) -> None:
-    """Start the embedded broker, Airflow and load as detached services. What runs already is left as it is."""
+    """Start the embedded broker, Airflow and load as detached services. Services that run already keep
+    running.
+    """
     from hindcast.local import stack
 
     settings = Settings()
     if workers:
         settings = settings.model_copy(update={"workers": workers})
-    settings = stack.up(
+    topic = None
+    if load:
+        topic = "trades"
+    stack.up(
         settings,
         with_airflow=airflow,
         workers=workers,
-        topic="trades" if load else None,
+        topic=topic,
         rows_per_second=rows_per_second,
         seed=seed,
         say=say,
@@ -69,8 +92,13 @@ def down() -> None:
 
 
 @app.command(rich_help_panel=MACHINE)
-def status(output: FormatOption = Format.TABLE, wide: WideOption = False, watch: WatchOption = False, every: EveryOption = 2.0) -> None:
-    """List the services: what runs, on which ports, with how much memory, and where its log is."""
+def status(
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """List the services, each with its state, ports, memory and log."""
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
@@ -79,18 +107,20 @@ def status(output: FormatOption = Format.TABLE, wide: WideOption = False, watch:
         return stack.status(settings)
 
     empty = "Nothing runs. `hindcast up` starts the embedded services."
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, STATUS, empty)
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, STATUS, empty)
 
 
 @app.command(rich_help_panel=MACHINE)
 def doctor(output: FormatOption = Format.TABLE, wide: WideOption = False) -> None:
-    """Check the prerequisites, and say what is missing and how to get it."""
+    """Check the prerequisites; print what is missing and how to get it."""
     from dataclasses import asdict
 
     from hindcast.local.doctor import State, examine
 
     findings = examine(Settings())
-    Output(output, wide=wide).rows([asdict(finding) for finding in findings], DOCTOR)
+    rows = [asdict(finding) for finding in findings]
+    Output(output, wide=wide).rows(rows, DOCTOR)
     for finding in findings:
         if finding.state is State.MISSING:
             raise PrerequisiteError(what=finding.what, problem=finding.found, cure=finding.cure)
@@ -101,13 +131,14 @@ def load(
     pipeline: PipelineArgument,
     rows_per_second: RateOption = 2000.0,
     seed: SeedOption = 1,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="stop after so many rows")] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, help="stop after so long")] = None,
+    rows: RowsOption = None,
+    seconds: SecondsOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Send what the pipeline reads until stopped (Ctrl-C), and print the account of what arrived.
+    """Send rows to the pipeline's topics until Ctrl-C, and print how many arrived.
 
-    Each topic is made with 4 partitions if it is not there. The rows are those of the generator for the pipeline's main topic.
+    A topic that does not exist is made with 4 partitions. The generator of the pipeline's main topic makes
+    the rows.
     """
     from dataclasses import asdict
 
@@ -120,19 +151,27 @@ def load(
     from hindcast.local import stack
 
     settings = Settings()
-    topic = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), pipeline).source.name
-    with Console(stderr=True, highlight=False).status(f"Reaching the broker at {settings.bootstrap_servers}") as line:
+    pipelines = catalog.load(settings.pipelines_dir)
+    declared = active_pipeline(pipelines, read_leases(settings), pipeline)
+    topic = declared.source.name
+    servers = settings.bootstrap_servers
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"Reaching the broker at {servers}") as line:
+
+        def show_progress(account: loads.Account) -> None:
+            topics = ", ".join(run.topics.values())
+            counts = f"{account.late:,} late, {account.poison_total:,} poison"
+            line.update(f"{account.sent:,} rows sent to {topics}: {counts}")
+
         run = loads.Load(
-            settings.bootstrap_servers,
+            servers,
             topic,
             loads.account_path(settings, topic),
             seed=seed,
             rows_per_second=rows_per_second,
             rows=rows,
             seconds=seconds,
-            progress=lambda account: line.update(
-                f"{account.sent:,} rows sent to {', '.join(run.topics.values())}: {account.late:,} late, {account.poison_total:,} poison"
-            ),
+            progress=show_progress,
         )
         stack.check_no_load(settings, topic)
         with loads.stopped_by_signals(run):
@@ -142,15 +181,15 @@ def load(
 
 @app.command(rich_help_panel=MACHINE)
 def demo(
-    once: Annotated[bool, typer.Option("--once", help="stop everything after the verdict; exit 0 only where it passes")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", min=10.0, help="how long to stream before the verdict")] = 158.0,
-    pipeline: Annotated[str, typer.Option("--pipeline", "-p", help="a pipeline of include/pipelines")] = "stock_stats",
+    once: OnceOption = False,
+    seconds: StreamSecondsOption = 158.0,
+    pipeline: ExampleOption = "stock_stats",
     rows_per_second: RateOption = 2000.0,
     seed: SeedOption = 1,
 ) -> None:
     """Start everything, stream, replay, judge; print the verdict and the addresses of the pages.
 
-    Without --once it goes on until Ctrl-C, or `hindcast down` in another terminal.
+    Without --once it runs until Ctrl-C, or until `hindcast down` in another terminal.
     """
     from hindcast.local import demo as demos
 

@@ -1,4 +1,4 @@
-"""``hindcast runs``: what replays cost, and how two of them compare."""
+"""``hindcast runs``: list the replays with their costs, and compare two of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from hindcast.cli.listings import newest, show
-from hindcast.cli.options import EveryOption, FormatOption, LimitOption, PipelineOption, SinceOption, WatchOption, WideOption, since_when
+from hindcast.cli.options import (
+    EveryOption,
+    FormatOption,
+    LimitOption,
+    PipelineOption,
+    SinceOption,
+    WatchOption,
+    WideOption,
+    since_when,
+)
 from hindcast.cli.output import Format, Output
 from hindcast.cli.table import Columns
 from hindcast.errors import BadInputError
 from hindcast.settings import Settings
 
-#: Benchmarks among which two versions are looked for: a year of weeks.
+#: The newest benchmarks, among which those of two versions are found: one a week for a year.
 _BENCHMARKS = 52
 
 COLUMNS = Columns(
@@ -61,7 +70,7 @@ def runs(
     watch: WatchOption = False,
     every: EveryOption = 2.0,
 ) -> None:
-    """List the replays, each in its newest state, with what they cost."""
+    """List the replays, each in its newest state and with its costs."""
     if context.invoked_subcommand:
         return
     settings = Settings()
@@ -72,15 +81,24 @@ def runs(
         found = newest(settings, "runs", "started_at", pipeline=pipeline, since=since_when(since))
         return newest_by_run(found)[:limit]
 
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, COLUMNS, "Nothing was replayed yet.")
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, COLUMNS, "Nothing was replayed yet.")
+
+
+FirstArgument = Annotated[str, typer.Argument(help="the run to compare with")]
+SecondArgument = Annotated[str, typer.Argument(help="the run that is compared")]
+BenchmarkOption = Annotated[
+    str, typer.Option("--benchmark", help="the newest benchmarks of this pipeline by two versions")
+]
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="write a chart of it to this HTML file")]
 
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(help="the run to compare with")] = "",
-    second: Annotated[str, typer.Argument(help="the run that is compared")] = "",
-    benchmark: Annotated[str, typer.Option("--benchmark", help="the newest benchmarks of this pipeline by two versions")] = "",
-    plot: Annotated[Path | None, typer.Option("--plot", help="write a picture of it to this HTML file")] = None,
+    first: FirstArgument = "",
+    second: SecondArgument = "",
+    benchmark: BenchmarkOption = "",
+    plot: PlotOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare two replays of the same range: rows/s, CPU, memory and results. Exits 0 whatever they say."""
@@ -93,19 +111,22 @@ def compare(
 
     settings = Settings()
     if bool(benchmark) == bool(second):
-        raise BadInputError(problem="Two runs are compared", cure="Name both, or give --benchmark and a pipeline's name.")
+        cure = "Name both, or give --benchmark and a pipeline's name."
+        raise BadInputError(problem="Two runs are compared", cure=cure)
+    replays = Runs(ControlTables(settings))
     if benchmark:
         from hindcast.replay.reference import newest_pair
 
-        runs = Runs(ControlTables(settings)).recent(check_name("pipeline", benchmark), RunKind.BENCHMARK, _BENCHMARKS)
-        first, second = newest_pair(benchmark, runs)
-    runs_made = Runs(ControlTables(settings))
-    runs_made.succeeded(check_name("run", first))
-    newer = runs_made.succeeded(check_name("run", second))
-    declared = catalog.load(settings.pipelines_dir).of(newer["pipeline"], newer["version"])
+        name = check_name("pipeline", benchmark)
+        recent = replays.recent(name, RunKind.BENCHMARK, _BENCHMARKS)
+        first, second = newest_pair(benchmark, recent)
+    replays.succeeded(check_name("run", first))
+    newer = replays.succeeded(check_name("run", second))
+    pipelines = catalog.load(settings.pipelines_dir)
+    declared = pipelines.of(newer["pipeline"], newer["version"])
     found = versus(settings, declared, first, second)
     if plot is not None:
-        _picture(found.as_dict()).write_html(plot, include_plotlyjs=True)
+        _chart(found.as_dict()).write_html(plot, include_plotlyjs=True)
     if output is Format.JSON:
         Output(output).row(found.as_dict())
         return
@@ -113,11 +134,20 @@ def compare(
     Output(output).row(found.as_dict()["results"])
 
 
-def _picture(found: dict[str, Any]) -> Any:
+def _chart(found: dict[str, Any]) -> Any:
     import plotly.graph_objects as go
 
-    costs = found["costs"]
-    bars = go.Bar(x=[row["measure"] for row in costs], y=[row["ratio"] for row in costs], text=[f"{row['ratio']:.2f}" for row in costs])
-    same, of = found["results"]["equal"], max(found["results"]["rows"])
-    title = f"{found['second']['run_id']} / {found['first']['run_id']}: {same:,} of {of:,} rows are equal"
-    return go.Figure(bars).add_hline(y=1.0, line_dash="dot").update_layout(title=title, yaxis_title="ratio", template="plotly_white")
+    measures = []
+    ratios = []
+    for row in found["costs"]:
+        measures.append(row["measure"])
+        ratios.append(row["ratio"])
+    labels = [f"{ratio:.2f}" for ratio in ratios]
+    first = found["first"]["run_id"]
+    second = found["second"]["run_id"]
+    equal = found["results"]["equal"]
+    rows = max(found["results"]["rows"])
+    title = f"{second} / {first}: {equal:,} of {rows:,} rows are equal"
+    chart = go.Figure(go.Bar(x=measures, y=ratios, text=labels))
+    chart.add_hline(y=1.0, line_dash="dot")
+    return chart.update_layout(title=title, yaxis_title="ratio", template="plotly_white")
