@@ -155,7 +155,7 @@ def test_resume_says_what_a_rewind_that_was_cut_short_waits_for(hindcast: Hindca
     store = LeaseTable(settings)
     (shard,) = shards.create(store, "stock_stats", 1, 1, {0: 0})
     store.commit(store.read(), [shard.evolve(state=ShardState.WAIT, detail={**shard.detail, reset.RESET: {}})])
-    assert "`hindcast rewind stock_stats` carries it to its end" in hindcast("resume", "stock_stats").stderr
+    assert "`hindcast rewind stock_stats` completes it" in hindcast("resume", "stock_stats").stderr
 
 
 def test_state_that_depends_on_batches_is_not_dealt_to_other_shards(hindcast: Hindcast, settings: Settings) -> None:
@@ -215,7 +215,7 @@ def test_a_command_ends_without_taking_the_interpreter_down() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "--to says where to"),
+        ((), "--to is missing"),
         (("--to", "yesterday"), "it is not a time"),
         (("--to", '{"0": -1}'), "whole numbers from 0"),
         (("--to", "earliest", "--yes"), "it is not paused"),

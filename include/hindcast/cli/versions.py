@@ -32,9 +32,32 @@ from hindcast.settings import Settings
 
 VersionOption = Annotated[int, typer.Option("--version", min=1, help="the version, as its file declares it")]
 ByOption = Annotated[str, typer.Option("--by", help="who does it, for the event; you by default")]
+StartOption = Annotated[
+    str,
+    typer.Option(
+        "--from", help='earliest, an ISO 8601 time with an offset from UTC, or {"0": 100, "1": 200}'
+    ),
+]
+NewTableOption = Annotated[
+    bool, typer.Option("--new-table", help="accept that readers will see other columns")
+]
+DespiteOption = Annotated[
+    str,
+    typer.Option("--despite", help="why it is promoted although it was not proved; recorded in the event"),
+]
 
 COLUMNS = Columns(
-    ["pipeline", "version", "state", "lag_records", "watermark_ms", "table", "warm_until", "seam_ms", "readers_to_ms"],
+    [
+        "pipeline",
+        "version",
+        "state",
+        "lag_records",
+        "watermark_ms",
+        "table",
+        "warm_until",
+        "seam_ms",
+        "readers_to_ms",
+    ],
     spare=("seam_ms", "readers_to_ms", "warm_until", "watermark_ms", "table"),
 )
 
@@ -51,7 +74,7 @@ def versions(
     watch: WatchOption = False,
     every: EveryOption = 2.0,
 ) -> None:
-    """List the versions of pipelines: which is active, which is beside it, how far they are; `compare` compares them."""
+    """List the versions of pipelines: state, lag and table of each; `compare` compares two of them."""
     if context.invoked_subcommand is not None:
         return
     settings = Settings()
@@ -59,33 +82,39 @@ def versions(
     def read() -> list[dict[str, Any]]:
         from hindcast.versions.listing import list_versions
 
-        rows = [row for row in list_versions(settings) if pipeline in ("", row["pipeline"])]
+        found = list_versions(settings)
+        rows = [row for row in found if pipeline in ("", row["pipeline"])]
         if not rows and pipeline:
             check_pipeline(settings, pipeline)
         return rows
 
-    show(settings, Output(output, wide=wide, watch=watch, every=every), read, COLUMNS, "There are no pipelines.")
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(settings, form, read, COLUMNS, "There are no pipelines.")
 
 
 @listing.command()
 def compare(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -> None:
-    """Compare the version beside the active one with it, at equal offsets. Exits 3 where it lacks windows or has keys twice."""
+    """Compare the inactive version with the active one, at equal offsets. Exits 3 if it lacks windows or has
+    keys twice.
+    """
     check_pipeline(Settings(), pipeline)
-    run_app("versions.py", ["compare", "--pipeline", check_name("pipeline", pipeline)], output)
+    name = check_name("pipeline", pipeline)
+    run_app("versions.py", ["compare", "--pipeline", name], output)
 
 
 @app.command(rich_help_panel=VERSIONS)
 def reprocess(
     pipeline: PipelineArgument,
     version: VersionOption,
-    start: Annotated[str, typer.Option("--from", help='earliest, an ISO 8601 time with an offset from UTC, or {"0": 100, "1": 200}')],
-    new_table: Annotated[bool, typer.Option("--new-table", help="readers will see other columns: that is meant")] = False,
+    start: StartOption,
+    new_table: NewTableOption = False,
     by: ByOption = "",
     wait: WaitOption = False,
     timeout: TimeoutOption = TIMEOUT_SECONDS,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Start a new version of the pipeline beside the active one, with shards, checkpoints and a table of its own.
+    """Start a new version of the pipeline, with shards, checkpoints and a table of its own. The active
+    version keeps running.
 
     With --wait: until it has caught up with its topic.
     """
@@ -93,37 +122,41 @@ def reprocess(
     from hindcast.cli.waiting import caught_up, until
 
     settings = Settings()
-    catalog.load(settings.pipelines_dir).of(pipeline, version)  # before any work starts
-    arguments = ["begin", "--pipeline", pipeline, "--version", str(version), "--from", start, "--by", _who(by)]
-    more = ["--new-table"] if new_table else []
-    if not wait:
-        run_app("versions.py", [*arguments, *more], output)
-        return
-    run_app("versions.py", [*arguments, *more], output, ends=False)
-    until(caught_up(settings, pipeline, version), f"Version {version} of {pipeline} to catch up", timeout)
+    catalog.load(settings.pipelines_dir).of(pipeline, version)  # check before any work starts
+    arguments = ["begin", "--pipeline", pipeline, "--version", str(version)]
+    arguments += ["--from", start, "--by", _who(by)]
+    if new_table:
+        arguments.append("--new-table")
+    run_app("versions.py", arguments, output, ends=not wait)
+    if wait:
+        progress = caught_up(settings, pipeline, version)
+        until(progress, f"Version {version} of {pipeline} to catch up", timeout)
 
 
 @app.command(rich_help_panel=VERSIONS)
 def promote(
     pipeline: PipelineArgument,
     version: VersionOption,
-    despite: Annotated[str, typer.Option("--despite", help="why it is promoted although it was not proved; kept in the event")] = "",
+    despite: DespiteOption = "",
     by: ByOption = "",
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Make the version beside the active one the active one. Readers switch at once; the old one is kept warm."""
+    """Make the inactive version the active one. Readers switch at once; the old one is kept warm."""
     from hindcast.versions.plans import plan_promotion
     from hindcast.versions.promotion import promote as act
 
-    settings, why = Settings(), despite.strip()
-    plan = plan_promotion(settings, check_name("pipeline", pipeline), version, despite=why)
+    settings = Settings()
+    why = despite.strip()
+    name = check_name("pipeline", pipeline)
+    plan = plan_promotion(settings, name, version, despite=why)
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return
     confirm(f"hindcast promote {pipeline}", f"{plan.sentence}. Do it?", yes=yes or plan.done)
-    Output(output).row(act(settings, pipeline, version, despite=why, who=_who(by)))
+    row = act(settings, pipeline, version, despite=why, who=_who(by))
+    Output(output).row(row)
 
 
 @app.command("back-out", rich_help_panel=VERSIONS)
@@ -144,7 +177,8 @@ def back_out(
         Output(output).row({**plan.row, "dry_run": True})
         return
     confirm(f"hindcast back-out {pipeline}", f"{plan.sentence}. Do it?", yes=yes or plan.done)
-    Output(output).row(act(settings, pipeline, who=_who(by)))
+    row = act(settings, pipeline, who=_who(by))
+    Output(output).row(row)
 
 
 @app.command(rich_help_panel=VERSIONS)
@@ -156,7 +190,7 @@ def discard(
     dry_run: DryRunOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Discard the version beside the active one: its shards, checkpoints and tables."""
+    """Discard the inactive version: its shards, checkpoints and tables."""
     from hindcast.versions.discarding import discard as act
     from hindcast.versions.plans import plan_discard
 
@@ -165,8 +199,10 @@ def discard(
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return
-    confirm(f"hindcast discard {pipeline}", f"{plan.sentence}. This cannot be undone. Do it?", yes=yes)
-    Output(output).row(act(settings, pipeline, version, who=_who(by)))
+    question = f"{plan.sentence}. This cannot be undone. Do it?"
+    confirm(f"hindcast discard {pipeline}", question, yes=yes)
+    row = act(settings, pipeline, version, who=_who(by))
+    Output(output).row(row)
 
 
 def _who(by: str) -> str:
