@@ -1,4 +1,4 @@
-"""What a declaration must keep to. Everything that is wrong with one is said at once, each with the form that is right."""
+"""The rules of a declaration. All its mistakes are listed at once, each with a valid form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from hindcast.ddl import Type
 from hindcast.pipeline import (
     CONTROL_TABLES,
     EVENT_TIME_TYPES,
@@ -29,6 +30,7 @@ from hindcast.pipeline import (
     parse_start,
 )
 
+_JOINED_FORM = 'joined=[Topic("searches", schema="..."), Lookup("countries", 3)]'
 _KEYS_FORM = 'sink=Table("stock_stats", keys=["window", "ticker"])'
 _LATE_FORM = 'late=handle_late, late_sink=Table("too_late")'
 _REFERENCE_FORM = "reference=('{\"0\": 0}', '{\"0\": 500000}')"
@@ -41,7 +43,7 @@ _Part = TypeVar("_Part", Pipeline, Topic, Table, Window)
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong. ``field`` is the argument, e.g. ``source.schema``; ``form`` a valid one."""
+    """One mistake. ``field`` is the argument, e.g. ``source.schema``; ``form`` is a valid form of it."""
 
     field: str
     says: str
@@ -49,7 +51,9 @@ class Problem(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What an argument must be, in words too, and what stands in for a wrong one while the others are looked at."""
+    """The types of an argument, their name in words, a stand-in for a wrong value while the others are
+    checked, and a valid form.
+    """
 
     types: type | tuple[type, ...]
     words: str
@@ -91,15 +95,17 @@ _WINDOW_KINDS = {
 
 
 def problems(p: Pipeline) -> Iterator[Problem]:
-    """Each thing that is wrong with the declaration."""
+    """Each mistake of the declaration."""
     readable, found = _readable(p)
     yield from found
     yield from _of_names(readable)
-    for number, topic in enumerate(readable.topics):
-        yield from _of_topic(readable, topic, "joined" if number else "source")
-    if len({topic.name for topic in readable.topics}) < len(readable.topics):
-        says = "a topic is named twice among the source and what it joins; join the frame with itself in the function"
-        yield Problem("joined", says, 'joined=[Topic("searches", schema="..."), Lookup("countries", 3)]')
+    for field, topic in _named_topics(readable):
+        yield from _of_topic(readable, topic, field)
+    names = {topic.name for topic in readable.topics}
+    if len(names) < len(readable.topics):
+        says = "a topic is named twice among the source and the joined topics"
+        says += "; join the frame with itself in the function"
+        yield Problem("joined", says, _JOINED_FORM)
     yield from _of_window(readable)
     yield from _of_late(readable)
     yield from _of_shards(readable)
@@ -112,36 +118,63 @@ def problems(p: Pipeline) -> Iterator[Problem]:
         yield from _of_reference(readable.reference)
 
 
+def _named_topics(p: Pipeline) -> Iterator[tuple[str, Topic]]:
+    """Each topic with the argument that declares it."""
+    first, *others = p.topics
+    yield "source", first
+    for topic in others:
+        yield "joined", topic
+
+
 def _readable(p: Pipeline) -> tuple[Pipeline, list[Problem]]:
-    """The declaration with a stand-in for each argument of a wrong kind, so that the others can be checked; and those problems."""
+    """The declaration with a stand-in for each argument of a wrong type, so that the others can be checked.
+
+    :returns: it, and a problem for each such argument
+    """
     found: list[Problem] = []
     p = _of_kinds(p, _PIPELINE_KINDS, "", found)
-    joined: tuple[object, ...] = p.joined
-    if not all(isinstance(one, Topic | Lookup) for one in joined):
-        found.append(Problem("joined", "joined= is not a list of Topics and Lookups", 'joined=[Topic("searches", schema="...")]'))
-        p = replace(p, joined=())
-    topics = [_of_kinds(one, _TOPIC_KINDS, "joined", found) if isinstance(one, Topic) else one for one in p.joined]
-    p = replace(p, joined=tuple(topics))
-    p = replace(p, source=_of_kinds(p.source, _TOPIC_KINDS, "source", found), sink=_of_kinds(p.sink, _TABLE_KINDS, "sink", found))
+    p = replace(p, joined=_readable_joined(p.joined, found))
+    source = _of_kinds(p.source, _TOPIC_KINDS, "source", found)
+    sink = _of_kinds(p.sink, _TABLE_KINDS, "sink", found)
+    p = replace(p, source=source, sink=sink)
     if p.late_sink is not None:
         p = replace(p, late_sink=_of_kinds(p.late_sink, _TABLE_KINDS, "late_sink", found))
     if p.window is not None:
-        window = _of_kinds(p.window, _WINDOW_KINDS, "window", found)
-        length, slide = window.duration, window.slide
-        for name in ("duration", "slide"):
-            window = _of_duration(window, name, _WINDOW_KINDS[name], "window", found)
-        if (window.duration, window.slide) != (length, slide):
-            window = Window("1 second")  # what is left of it could not be compared
-        p = replace(p, window=window)
+        p = replace(p, window=_readable_window(p.window, found))
     for name in ("watermark", "max_future"):
         p = _of_duration(p, name, _PIPELINE_KINDS[name], "", found)
     return p, found
 
 
+def _readable_joined(joined: tuple[object, ...], found: list[Problem]) -> tuple[Topic | Lookup, ...]:
+    if not all(isinstance(one, Topic | Lookup) for one in joined):
+        says = "joined= is not a list of Topics and Lookups"
+        found.append(Problem("joined", says, 'joined=[Topic("searches", schema="...")]'))
+        return ()
+    readable: list[Topic | Lookup] = []
+    for one in joined:
+        if isinstance(one, Topic):
+            readable.append(_of_kinds(one, _TOPIC_KINDS, "joined", found))
+        elif isinstance(one, Lookup):
+            readable.append(one)
+    return tuple(readable)
+
+
+def _readable_window(declared: Window, found: list[Problem]) -> Window:
+    window = _of_kinds(declared, _WINDOW_KINDS, "window", found)
+    readable = window
+    for name in ("duration", "slide"):
+        readable = _of_duration(readable, name, _WINDOW_KINDS[name], "window", found)
+    if readable != window:
+        return Window("1 second")  # with a stand-in for one of them, the two cannot be compared
+    return readable
+
+
 def _of_kinds(part: _Part, kinds: dict[str, _Kind], prefix: str, found: list[Problem]) -> _Part:
     for name, kind in kinds.items():
         value = getattr(part, name)
-        if isinstance(value, kind.types) and not (isinstance(value, bool) and kind.types is int):
+        a_bool_as_number = isinstance(value, bool) and kind.types is int
+        if isinstance(value, kind.types) and not a_bool_as_number:
             continue
         place = f"{prefix}.{name}".strip(".")
         found.append(Problem(place, f"{place} {value!r} is not {kind.words}", kind.form))
@@ -162,43 +195,56 @@ def _of_duration(part: _Part, name: str, kind: _Kind, prefix: str, found: list[P
 
 
 def _of_names(p: Pipeline) -> Iterator[Problem]:
+    yield from _of_name("", "pipeline", p.name)
     tables = {"sink": p.sink}
     if p.late_sink is not None:
         tables["late_sink"] = p.late_sink
-    named = [("", "pipeline", p.name)]
-    named += [(field, "table", table.name) for field, table in tables.items()]
-    named += [("joined", "lookup", one.name) for one in p.joined if isinstance(one, Lookup) and "/" not in one.name]
-    for field, what, name in named:
-        if not NAME.fullmatch(name) or not name.strip("."):
-            yield Problem(field, f"the {what}'s name {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -", f"{what} names like stock_stats")
-    for number, topic in enumerate(p.topics):
+    for field, table in tables.items():
+        yield from _of_name(field, "table", table.name)
+    for one in p.joined:
+        if isinstance(one, Lookup) and "/" not in one.name:
+            yield from _of_name("joined", "lookup", one.name)
+    for field, topic in _named_topics(p):
         if not TOPIC_NAME.fullmatch(topic.name):
             says = f"the topic's name {topic.name!r} is not 1 to 249 of A-Z a-z 0-9 . _ -, or it is . or .."
-            yield Problem("joined" if number else "source", says, 'Topic("trades", ...)')
-    if len({table.name.casefold() for table in tables.values()}) < len(tables):
-        says = f"the sink and late_sink are one table, {p.sink.name!r}: give the late rows a table of their own"
+            yield Problem(field, says, 'Topic("trades", ...)')
+    folded = {field: table.name.casefold() for field, table in tables.items()}
+    if len(set(folded.values())) < len(folded):
+        says = f"the sink and late_sink are one table, {p.sink.name!r}"
+        says += ": give the late rows a table of their own"
         yield Problem("late_sink", says, 'late_sink=Table("too_late")')
     for field, table in tables.items():
-        if table.name.casefold() in CONTROL_TABLES:
+        if folded[field] in CONTROL_TABLES:
             known = ", ".join(sorted(CONTROL_TABLES))
-            yield Problem(field, f"the table's name {table.name!r} is that of one of the platform's own tables ({known})", _KEYS_FORM)
+            says = f"the table's name {table.name!r} is that of one of the platform's own tables ({known})"
+            yield Problem(field, says, _KEYS_FORM)
+
+
+def _of_name(field: str, what: str, name: str) -> Iterator[Problem]:
+    if not NAME.fullmatch(name) or not name.strip("."):
+        says = f"the {what}'s name {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -"
+        yield Problem(field, says, f"{what} names like stock_stats")
 
 
 def _of_window(p: Pipeline) -> Iterator[Problem]:
     if p.sink.mode is Mode.UPSERT and not p.sink.keys:
-        yield Problem("sink.keys", "an upsert table needs keys: the columns that name one row of the result", _KEYS_FORM)
+        says = "an upsert table needs keys: the columns that name one row of the result"
+        yield Problem("sink.keys", says, _KEYS_FORM)
     if p.policy is Policy.CORRECT and p.window is None:
         says = "policy 'correct' needs a window: only windows that are closed are corrected"
         yield Problem("policy", says, 'policy="report"')
     if p.window is None:
         return
     if not timedelta(0) < p.window.step <= p.window.length:
-        says = f"the window's slide {p.window.slide!r} is not above 0 and at most its duration {p.window.duration!r}"
+        says = f"the window's slide {p.window.slide!r} is not above 0"
+        says += f" and at most its duration {p.window.duration!r}"
         yield Problem("window", says, _WINDOW_KINDS["slide"].form)
     if "window" not in p.sink.keys:
-        yield Problem("sink.keys", "the sink's keys lack 'window', so rows of different windows would share a key", _KEYS_FORM)
+        says = "the sink's keys lack 'window', so rows of different windows would share a key"
+        yield Problem("sink.keys", says, _KEYS_FORM)
     if p.joined or p.re_execute or p.sink.mode is not Mode.APPEND:
-        says = "a window is declared for one source, appended and judged by the late rule; for anything else call F.window in the function"
+        says = "a window is declared for one source, appended and judged by the late rule"
+        says += "; for anything else call F.window in the function"
         yield Problem("window", says)
 
 
@@ -218,10 +264,12 @@ def _of_shards(p: Pipeline) -> Iterator[Problem]:
         return
     keyed = p.window or p.re_execute or p.sink.mode is Mode.UPSERT
     if keyed and (p.source.key is None or p.source.key not in p.sink.keys):
-        rule = f"the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}, else each shard would hold part of a key"
-        yield Problem("shards", f"with shards={p.shards} {rule}; use shards=1", "shards=1")
+        rule = f"the sink's keys {p.sink.keys} must contain the topic's key {p.source.key!r}"
+        reason = "else each shard would hold part of a key"
+        yield Problem("shards", f"with shards={p.shards} {rule}, {reason}; use shards=1", "shards=1")
     if any(topic.key is None for topic in p.topics):
-        says = f"with shards={p.shards} each topic must be partitioned by the key: give each its key=, or use shards=1"
+        says = f"with shards={p.shards} each topic must be partitioned by the key"
+        says += ": give each its key=, or use shards=1"
         yield Problem("shards", says, 'Topic("trades", schema="...", key="ticker")')
 
 
@@ -229,27 +277,34 @@ def _of_numbers(p: Pipeline) -> Iterator[Problem]:
     if p.version < 1:
         yield Problem("version", f"version {p.version!r} is not a whole number from 1", "version=1")
     if not 0.0 <= p.captured_floor <= 1.0:
-        yield Problem("captured_floor", f"captured_floor {p.captured_floor!r} is not from 0 to 1", "captured_floor=0.99")
+        says = f"captured_floor {p.captured_floor!r} is not from 0 to 1"
+        yield Problem("captured_floor", says, "captured_floor=0.99")
 
 
 def _of_reference(reference: tuple[str, str]) -> Iterator[Problem]:
     try:
         first, last = map(parse_start, reference)
     except (TypeError, ValueError) as error:
-        yield Problem("reference", f"the reference {reference!r} is not two ends of a range: {error}", _REFERENCE_FORM)
+        says = f"the reference {reference!r} is not two ends of a range: {error}"
+        yield Problem("reference", says, _REFERENCE_FORM)
         return
-    if isinstance(first, datetime) and isinstance(last, datetime):
-        ordered = first < last
-    elif isinstance(first, dict) and isinstance(last, dict):
-        ordered = first.keys() == last.keys() and first != last and all(first[p] <= last[p] for p in first)
-    else:
-        ordered = False
-    if not ordered:
+    if not _is_range(first, last):
         rule = "two times, or offsets of the same partitions, the first end before the other"
-        yield Problem("reference", f"the reference {reference!r} is not a range: {rule}", _REFERENCE_FORM)
+        says = f"the reference {reference!r} is not a range: {rule}"
+        yield Problem("reference", says, _REFERENCE_FORM)
 
 
-#: Types that Spark's grammar has and no record's field can be read as, and what to write in their place.
+def _is_range(first: str | datetime | dict[int, int], last: str | datetime | dict[int, int]) -> bool:
+    if isinstance(first, datetime) and isinstance(last, datetime):
+        return first < last
+    if not isinstance(first, dict) or not isinstance(last, dict):
+        return False
+    if first.keys() != last.keys() or first == last:
+        return False
+    return all(first[partition] <= last[partition] for partition in first)
+
+
+#: Types of Spark's grammar that no record's field can be read as, and the types to use instead.
 _UNREADABLE = {
     "char": "string",
     "varchar": "string",
@@ -257,60 +312,89 @@ _UNREADABLE = {
     "geometry": "binary",
     "geography": "binary",
     "time": "string",
-    "interval": "interval day to second, or interval year to month",  # without units Spark reads what is none as null
+    # Without units Spark reads an invalid interval as null.
+    "interval": "interval day to second, or interval year to month",
 }
 
 
 def _of_topic(p: Pipeline, topic: Topic, field: str) -> Iterator[Problem]:
-    if (topic.format is Format.TEXT) != (topic.parse is not None):
-        yield Problem(f"{field}.format", f"the topic {topic.name} needs both format=Format.TEXT and parse=, or neither", _TEXT_FORM)
-    if (topic.format is Format.AVRO) != bool(topic.avro_schema):
-        yield Problem(f"{field}.format", f"the topic {topic.name} needs both format=Format.AVRO and avro_schema=, or neither", _AVRO_FORM)
+    yield from _of_format(topic, field)
+    schema = f"{field}.schema"
     try:
         columns = topic.columns
     except ValueError as error:
-        yield Problem(f"{field}.schema", f"the schema of the topic {topic.name} is not Spark's DDL: {error}", _SCHEMA_FORM)
+        says = f"the schema of the topic {topic.name} is not Spark's DDL: {error}"
+        yield Problem(schema, says, _SCHEMA_FORM)
         return
     for says in _of_columns(topic):
-        yield Problem(f"{field}.schema", says, _SCHEMA_FORM)
-    if reserved := sorted(name for name in columns if name.casefold() in RESERVED):
-        yield Problem(f"{field}.schema", f"the schema uses the reserved columns {reserved}", _SCHEMA_FORM)
+        yield Problem(schema, says, _SCHEMA_FORM)
+    reserved = sorted(name for name in columns if name.casefold() in RESERVED)
+    if reserved:
+        yield Problem(schema, f"the schema uses the reserved columns {reserved}", _SCHEMA_FORM)
     known = ", ".join(columns)
     event_time = p.event_time_of(topic)
     if columns.get(event_time) not in EVENT_TIME_TYPES:
         says = f"event_time {event_time!r} is not a timestamp column of the schema ({known})"
-        yield Problem("joined" if field == "joined" else "event_time", says, _PIPELINE_KINDS["event_time"].form)
+        place = "event_time"
+        if field == "joined":
+            place = "joined"
+        yield Problem(place, says, _PIPELINE_KINDS["event_time"].form)
     if topic.key is not None and topic.key not in columns:
-        yield Problem(f"{field}.key", f"the topic's key {topic.key!r} is not a column of the schema ({known})", 'key="ticker"')
+        says = f"the topic's key {topic.key!r} is not a column of the schema ({known})"
+        yield Problem(f"{field}.key", says, 'key="ticker"')
+
+
+def _of_format(topic: Topic, field: str) -> Iterator[Problem]:
+    place = f"{field}.format"
+    if (topic.format is Format.TEXT) != (topic.parse is not None):
+        says = f"the topic {topic.name} needs both format=Format.TEXT and parse=, or neither"
+        yield Problem(place, says, _TEXT_FORM)
+    if (topic.format is Format.AVRO) != bool(topic.avro_schema):
+        says = f"the topic {topic.name} needs both format=Format.AVRO and avro_schema=, or neither"
+        yield Problem(place, says, _AVRO_FORM)
 
 
 def _of_columns(topic: Topic) -> Iterator[str]:
     seen: set[str] = set()
     for field in topic.fields:
-        if field.name.casefold() in seen:
-            yield f"the schema names the column {field.name!r} twice; Spark does not tell names apart by their case"
-        seen.add(field.name.casefold())
+        folded = field.name.casefold()
+        if folded in seen:
+            problem = f"the schema names the column {field.name!r} twice"
+            yield f"{problem}; Spark does not tell names apart by their case"
+        seen.add(folded)
         if not field.name:
             yield "the schema has a column without a name"
         for kind in field.type.every():
-            if kind.name in _UNREADABLE and not (kind.name == "interval" and kind.unit):
-                problem = f"the schema's column {field.name!r} has the type {kind}, which no record can be read as"
-                yield f"{problem}; write {_UNREADABLE[kind.name]}"
-            if kind.name == "map" and topic.format is Format.JSON and kind.elements[0].name != "string":
-                yield f"the schema's column {field.name!r} has a {kind}: a JSON object's names are strings, so write map<string, ...>"
+            yield from _of_type(topic, field.name, kind)
+
+
+def _of_type(topic: Topic, column: str, kind: Type) -> Iterator[str]:
+    whole_interval = kind.name == "interval" and kind.unit
+    if kind.name in _UNREADABLE and not whole_interval:
+        problem = f"the schema's column {column!r} has the type {kind}, which no record can be read as"
+        yield f"{problem}; write {_UNREADABLE[kind.name]}"
+    if kind.name == "map" and topic.format is Format.JSON and kind.elements[0].name != "string":
+        problem = f"the schema's column {column!r} has a {kind}"
+        yield f"{problem}: a JSON object's names are strings, so write map<string, ...>"
 
 
 def line_of(p: Pipeline, field: str) -> int:
-    """The line of an argument of the declaration, e.g. ``source.schema``; of what it is in, if it is not written there by its name."""
+    """The line of an argument of the declaration, e.g. ``source.schema``. If it is not written there by its
+    name, the line of the argument or the declaration around it.
+    """
     try:
         tree = ast.parse(Path(p.file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return p.line
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == p.name:
-            for call in node.decorator_list:
-                if node.decorator_list[0].lineno == p.line and isinstance(call, ast.Call):
-                    return _line_in(call, field.split("."), p.line)
+        if not isinstance(node, ast.FunctionDef) or node.name != p.name:
+            continue
+        decorators = node.decorator_list
+        if not decorators or decorators[0].lineno != p.line:
+            continue
+        for decorator in decorators:
+            if isinstance(decorator, ast.Call):
+                return _line_in(decorator, field.split("."), p.line)
     return p.line
 
 
