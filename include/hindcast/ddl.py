@@ -1,8 +1,11 @@
-"""Spark's language for columns and their types (``ticker string NOT NULL, bids array<struct<price: decimal(10, 2)>>``), read without Spark.
+"""A parser of Spark's DDL for columns and types, without Spark.
 
-The grammar is that of ``colTypeList``, ``complexColTypeList`` and ``dataType`` in Spark 4's ``SqlBaseParser.g4``. Like PySpark's
-``StructType.fromDDL`` it takes a list of columns with or without colons, and the ``struct<...>`` of ``df.schema.simpleString()``.
-What Spark refuses is refused here, with the place: a declaration is loaded by programs that have no JVM.
+An example is ``ticker string NOT NULL, bids array<struct<price: decimal(10, 2)>>``.
+
+The grammar is that of ``colTypeList``, ``complexColTypeList`` and ``dataType`` in Spark 4's
+``SqlBaseParser.g4``. Like PySpark's ``StructType.fromDDL`` it takes a list of columns with or without colons,
+and the ``struct<...>`` of ``df.schema.simpleString()``. It refuses what Spark refuses, with the place of the
+mistake: programs without a JVM load declarations, too.
 """
 
 from __future__ import annotations
@@ -42,7 +45,12 @@ _PLACES = frozenset({"geometry", "geography"})
 _YEAR_MONTH = ("year", "month")
 _DAY_TIME = ("day", "hour", "minute", "second")
 _COLLATIONS = re.compile(
-    r"(?:system\.builtin\.)?(?:utf8_binary|utf8_lcase|unicode|[a-z]{2,3}(?:_[a-z]{3,4})?)(?:_(?:ci|cs|ai|as|rtrim))*", re.IGNORECASE
+    r"""
+      (?:system\.builtin\.)?
+      (?:utf8_binary|utf8_lcase|unicode|[a-z]{2,3}(?:_[a-z]{3,4})?)
+      (?:_(?:ci|cs|ai|as|rtrim))*
+    """,
+    re.VERBOSE | re.IGNORECASE,
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -108,11 +116,9 @@ class Type:
 
     def nullable(self) -> Type:
         """The type, with ``NOT NULL`` nowhere in it."""
-        return replace(
-            self,
-            elements=tuple(element.nullable() for element in self.elements),
-            columns=tuple(replace(column, type=column.type.nullable(), required=False) for column in self.columns),
-        )
+        elements = [element.nullable() for element in self.elements]
+        columns = [column.nullable() for column in self.columns]
+        return replace(self, elements=tuple(elements), columns=tuple(columns))
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,9 @@ class Column:
     name: str
     type: Type
     required: bool = False
+
+    def nullable(self) -> Column:
+        return replace(self, type=self.type.nullable(), required=False)
 
 
 def parse(text: str) -> tuple[Column, ...]:
@@ -136,8 +145,10 @@ def columns_text(columns: tuple[Column, ...], between: str = " ") -> str:
     """Columns as DDL that Spark reads as they are; comments are left out."""
     texts = []
     for column in columns:
-        required = " NOT NULL" if column.required else ""
-        texts.append(f"{quoted(column.name)}{between}{column.type}{required}")
+        text = f"{quoted(column.name)}{between}{column.type}"
+        if column.required:
+            text += " NOT NULL"
+        texts.append(text)
     return ", ".join(texts)
 
 
@@ -158,7 +169,10 @@ class _Parser:
 
     def schema(self) -> tuple[Column, ...]:
         one_struct = self._peek().text.lower() == "struct" and self._peek(1).text == "<"
-        columns = self._type().columns if one_struct else self._columns()
+        if one_struct:
+            columns = self._type().columns
+        else:
+            columns = self._columns()
         if self._peek().kind != "end":
             self._refuse("a comma and the next column, or the end,")
         return columns
@@ -225,7 +239,9 @@ class _Parser:
             return Type(_LENGTHS[name], numbers, unit=self._collation())
         if name in _PLACES:
             self._expect("(")
-            found = Type(name) if self._take("any") else Type(name, (self._number(),))
+            found = Type(name)
+            if not self._take("any"):
+                found = Type(name, (self._number(),))
             self._expect(")")
             return found
         raise ValueError(f"{token.text!r} {self._place(token)} is not a type of Spark's")
@@ -253,7 +269,8 @@ class _Parser:
         return Type("struct", columns=columns)
 
     def _decimal(self, token: Token) -> Type:
-        precision, scale = 10, 0
+        precision = 10
+        scale = 0
         if self._take("("):
             precision = self._number()
             if self._take(","):
@@ -265,7 +282,9 @@ class _Parser:
         return Type("decimal", (precision, scale))
 
     def _timestamp(self) -> Type:
-        return Type("timestamp_ntz" if self._without_time_zone() else "timestamp")
+        if self._without_time_zone():
+            return Type("timestamp_ntz")
+        return Type("timestamp")
 
     def _time(self) -> Type:
         precision = MAX_TIME_PRECISION
@@ -273,7 +292,8 @@ class _Parser:
             token = self._peek()
             precision = self._number()
             if precision > MAX_TIME_PRECISION:
-                raise ValueError(f"the time's precision {precision} {self._place(token)} is above {MAX_TIME_PRECISION}")
+                problem = f"the time's precision {precision} {self._place(token)}"
+                raise ValueError(f"{problem} is above {MAX_TIME_PRECISION}")
             self._expect(")")
         self._without_time_zone()
         return Type("time", (precision,))
@@ -287,8 +307,11 @@ class _Parser:
 
     def _interval(self) -> Type:
         first = self._peek().text.lower()
-        units = next((units for units in (_YEAR_MONTH, _DAY_TIME) if first in units), None)
-        if units is None or self._peek().kind != "word":
+        units: tuple[str, ...] = ()
+        for known in (_YEAR_MONTH, _DAY_TIME):
+            if first in known:
+                units = known
+        if not units or self._peek().kind != "word":
             return Type("interval")
         self._next += 1
         if not self._take("to"):
@@ -330,7 +353,10 @@ class _Parser:
 
     def _expect(self, text: str) -> None:
         if not self._take(text):
-            self._refuse(text.upper() if text.isalpha() else f"'{text}'")
+            expected = f"'{text}'"
+            if text.isalpha():
+                expected = text.upper()
+            self._refuse(expected)
 
     def _refuse(self, expected: str) -> NoReturn:
         token = self._peek()
@@ -347,7 +373,8 @@ def _tokens(text: str) -> Iterator[Token]:
     while at < len(text):
         match = _TOKENS.match(text, at)
         if match is None:
-            raise ValueError(f"{text[at]!r} at character {at + 1} belongs to no name or type: put unusual names into back-ticks")
+            problem = f"{text[at]!r} at character {at + 1} belongs to no name or type"
+            raise ValueError(f"{problem}: put unusual names into back-ticks")
         if match.lastgroup != "space":
             yield Token(match.lastgroup or "", match[0], at)
         at = match.end()
