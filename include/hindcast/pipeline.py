@@ -1,4 +1,5 @@
-"""What a user declares: a pipeline is one pure transformation between a topic and a table, and the rules of its time.
+"""The declarations of users: a pipeline is one pure transformation between a topic and a table, and its time
+rules.
 
 This module imports neither pyspark nor airflow: declaring and listing pipelines is cheap.
 """
@@ -26,24 +27,27 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 DURATION = re.compile(r"\s*(\d+)\s+(millisecond|second|minute|hour|day)s?\s*")
 EVENT_TIME_TYPES = frozenset({"timestamp"})
+_METADATA = frozenset({"_topic", "_partition", "_offset", "_timestamp", "_value", "_key"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
-RESERVED = frozenset({"window", "_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_reason", "_event_at", "_corrupt"})
-#: The platform's own tables (:class:`hindcast.control.schema.ControlTable`): a result named like one would be taken for it.
+RESERVED = _METADATA | {"window", "_reason", "_event_at", "_corrupt"}
+#: The platform's own tables (:class:`hindcast.control.schema.ControlTable`): no result may have the name of
+#: one.
 CONTROL_TABLES = frozenset(
     {"leases", "checkpoints", "runs", "verdicts", "differences", "late_rows", "dead_letters", "mended_letters", "events"}
 )
 #: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.
 TOPIC_STRIDE = 10_000
-#: More than any topic has partitions that one fleet could use.
+#: No fleet could use the partitions of a larger topic.
 MAX_SHARDS = 1000
 FORM = (
-    '@pipeline(source=Topic("trades", schema="ticker string, ts timestamp, ask double", key="ticker"), event_time="ts", '
-    'watermark="10 seconds", window=Window("5 seconds", slide="1 second"), sink=Table("stock_stats", keys=["window", "ticker"]), version=1)'
+    '@pipeline(source=Topic("trades", schema="ticker string, ts timestamp, ask double", key="ticker"), '
+    'event_time="ts", watermark="10 seconds", window=Window("5 seconds", slide="1 second"), '
+    'sink=Table("stock_stats", keys=["window", "ticker"]), version=1)'
 )
 
 
 def check_name(what: str, name: str) -> str:
-    """Return the name; raise :class:`BadNameError` where it is not ``[A-Za-z0-9._-]{1,64}`` or is only dots."""
+    """Return the name; raise :class:`BadNameError` if it is not ``[A-Za-z0-9._-]{1,64}`` or is only dots."""
     if not NAME.fullmatch(name) or not name.strip("."):
         raise BadNameError(what=what, name=name)
     return name
@@ -65,18 +69,29 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_start(text: str) -> str | datetime | dict[int, int]:
-    """``earliest``, ``latest``, a moment or offsets by partition; ValueError names the valid forms."""
+    """``earliest``, ``latest``, an aware instant, or offsets by partition.
+
+    :raises ValueError: names the valid forms
+    """
     if text in {"earliest", "latest"}:
         return text
     try:
         if text.startswith("{"):
-            return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+            return _parse_offsets(text)
         at = datetime.fromisoformat(text)
         if at.tzinfo is not None:
             return at
     except (ValueError, TypeError, AttributeError):
         pass
-    raise ValueError(f'start {text!r} is none of earliest, latest, an ISO 8601 time with an offset from UTC, or offsets like {{"0": 100}}')
+    forms = 'earliest, latest, an ISO 8601 time with an offset from UTC, or offsets like {"0": 100}'
+    raise ValueError(f"start {text!r} is none of {forms}")
+
+
+def _parse_offsets(text: str) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    for partition, offset in json.loads(text).items():
+        offsets[int(partition)] = int(offset)
+    return offsets
 
 
 class Format(StrEnum):
@@ -88,21 +103,25 @@ class Format(StrEnum):
 
 
 def _as_member(declared: object, field_name: str, words: type[StrEnum]) -> None:
-    """Put the member in the place of its word; any other word stays, and is listed among the declaration's mistakes."""
+    """Replace a word by its member. Any other word stays, and is listed among the declaration's mistakes."""
+    word = getattr(declared, field_name)
     with suppress(ValueError):
-        object.__setattr__(declared, field_name, words(getattr(declared, field_name)))
+        object.__setattr__(declared, field_name, words(word))
 
 
 @dataclass(frozen=True)
 class Topic:
     """A Kafka topic. ``schema`` is Spark DDL; ``key`` is the field by which producers choose the partition.
 
-    A record without a value for a ``NOT NULL`` column goes to the dead letters; any other column may be null or missing.
+    A record without a value for a ``NOT NULL`` column goes to the dead letters; any other column may be null
+    or missing.
 
-    ``parse`` is for text: from the line to a struct with the schema's columns, null for a line that is none. ``avro_schema`` is the
-    writer's schema as JSON. ``event_time`` is where the topic's differs from the pipeline's; a topic that has ``watermark=False`` neither
-    moves nor waits for the watermark (a changelog that rests for hours would hold all results back), so state made of it is kept for good.
-    With ``archive=True`` Airflow copies its records to a table that outlives the topic's retention, for replays.
+    ``parse`` is for text: from the line to a struct with the schema's columns, null for an invalid line.
+    ``avro_schema`` is the writer's schema as JSON. ``event_time`` is the topic's own column, if it differs
+    from the pipeline's. A topic with ``watermark=False`` neither moves the watermark nor waits for it, so
+    state from it is kept for good: a changelog without records for hours would otherwise hold all results
+    back. With ``archive=True`` Airflow copies its records to a table that outlives the topic's retention, for
+    replays.
     """
 
     name: str
@@ -113,7 +132,8 @@ class Topic:
     avro_schema: str = ""
     event_time: str = ""
     watermark: bool = True
-    archive: bool = field(default=False, repr=False)  # not in the repr: it changes no query, so no checkpoint's fingerprint
+    # Not in the repr: it changes no query, so it must not change a checkpoint's fingerprint.
+    archive: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         _as_member(self, "format", Format)  # "text" may be written for it
@@ -125,7 +145,7 @@ class Topic:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Name to type, in order: the types as Spark shows them, with NOT NULL nowhere in them."""
+        """Name to type, in order. The types are as Spark shows them, without NOT NULL."""
         return {field.name: str(field.type.nullable()) for field in self.fields}
 
     @property
@@ -136,8 +156,8 @@ class Topic:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A Delta table that a pipeline joins, as it was in one version: another version is another pipeline. ``name`` is its folder below
-    ``lookups`` of the tables' root, or a URL.
+    """A Delta table that a pipeline joins, in one fixed version: another version of it needs another version
+    of the pipeline. ``name`` is its folder below ``lookups`` of the tables' root, or a URL.
     """
 
     name: str
@@ -190,7 +210,8 @@ class Table:
 class Pipeline:
     """One declared pipeline, equal only to itself.
 
-    ``transform`` takes the parsed source (with the ``window`` column), then what it joins, and returns the result frame.
+    ``transform`` takes the parsed source (with the ``window`` column), then what it joins, and returns the
+    result frame.
     """
 
     name: str
@@ -223,21 +244,29 @@ class Pipeline:
 
     @property
     def topics(self) -> tuple[Topic, ...]:
-        """What it reads, the source first: the order in which its partitions are numbered."""
-        return (self.source, *(joined for joined in self.joined if isinstance(joined, Topic)))
+        """The topics that it reads, the source first: the order in which its partitions are numbered."""
+        joined = [one for one in self.joined if isinstance(one, Topic)]
+        return (self.source, *joined)
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """What it writes."""
-        return (self.sink, self.late_sink) if self.late_sink else (self.sink,)
+        """The tables that it writes."""
+        if self.late_sink:
+            return (self.sink, self.late_sink)
+        return (self.sink,)
 
     def event_time_of(self, topic: Topic) -> str:
         return topic.event_time or self.event_time
 
     def place(self, partition: int) -> str:
-        """A partition of the pipeline's own numbering, in words: its number, and its topic where there are several."""
-        topic, number = divmod(partition, TOPIC_STRIDE)
-        return f"{self.topics[topic].name}/{number}" if len(self.topics) > 1 else str(number)
+        """A partition of the pipeline's own numbering in words: its number, and its topic if there are
+        several.
+        """
+        index, number = divmod(partition, TOPIC_STRIDE)
+        topics = self.topics
+        if len(topics) == 1:
+            return str(number)
+        return f"{topics[index].name}/{number}"
 
     @property
     def watermark_delay(self) -> timedelta:
@@ -250,13 +279,14 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Declarations:
-    """What one module declares, and what is wrong with the others of its declarations."""
+    """The valid declarations of one module, and the mistakes of its others."""
 
     pipelines: list[Pipeline] = field(default_factory=list)
     errors: list[PipelineError] = field(default_factory=list)
 
 
-#: Where :func:`pipeline` puts what it declares while a module is being loaded (see :mod:`hindcast.catalog`).
+#: While a module is being loaded, :func:`pipeline` adds its declarations to this (see
+#: :mod:`hindcast.catalog`).
 declared: ContextVar[Declarations | None] = ContextVar("declared", default=None)
 
 
@@ -284,26 +314,30 @@ def pipeline(
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
     """Declare the decorated function as a pipeline of the function's own name.
 
-    :param source: the topic that is read
+    :param source: the topic to read
     :param event_time: the source's column of type timestamp that says when a row happened
     :param watermark: how long after the newest event time seen a row still counts, e.g. ``"10 seconds"``
-    :param joined: further topics and tables; the function is given a frame for each, after the source's
-    :param window: the event-time windows; the platform assigns the ``window`` column, the function groups by it
+    :param joined: further topics and tables; the function gets a frame for each, after the source's
+    :param window: the event-time windows; the platform assigns the ``window`` column, the function groups by
+        it
     :param sink: the table of the result; ``keys`` must be among the function's result columns
     :param version: rises with each change of the function's meaning
-    :param shards: into how many shards the partitions are dealt; above 1 the keys must contain the topic's key
+    :param shards: the number of shards for the partitions; above 1 the keys must contain the topic's key
     :param max_future: a row stamped further than this past the broker's timestamp is a dead letter
-    :param re_execute: the results depend on which rows came together in a batch (joins of streams, sessions, deduplication, state of its
-        own): the verdict runs the recorded batches again, through the streaming engine
-    :param hindsight: the answer of somebody who knows the whole range, as a function of the same frames; by default the same transformation
-    :param start: where a new version begins: ``earliest``, ``latest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
-    :param paused: whether it waits for `hindcast resume` when it is first seen
-    :param late: what becomes of late rows: a function of them, row by row, whose result is appended to ``late_sink``
-    :param policy: ``report``: a verdict says what came late; ``correct``: after a verdict without unexplained differences readers get the
-        batch's answer for the windows that it judged
+    :param re_execute: whether results depend on which rows came together in a batch (joins of streams,
+        sessions, deduplication, state of its own): the verdict then runs the recorded batches again, through
+        the streaming engine
+    :param hindsight: the best answer once the whole range is known, as a function of the same frames; by
+        default the same transformation
+    :param start: where a new version begins: ``earliest``, ``latest``, an ISO 8601 time with an offset from
+        UTC, or offsets as JSON
+    :param paused: whether a new pipeline waits for `hindcast resume`
+    :param late: a function of late rows, row by row; its result is appended to ``late_sink``
+    :param policy: ``report``: a verdict lists the late rows; ``correct``: after a verdict without unexplained
+        differences readers get the batch's results for the windows that it judged
     :param captured_floor: the least share of input rows the stream must hold for a verdict to pass, 0 to 1
-    :param reference: the range that each new version replays as a benchmark: its two ends as ISO 8601 times with an offset from UTC, or
-        as JSON of offsets; the end is exclusive
+    :param reference: the range that each new version replays as a benchmark: its two ends as ISO 8601 times
+        with an offset from UTC, or as JSON of offsets; the end is exclusive
     :param expectations: Great Expectations on the sink, each ``{"type": ..., **kwargs}``
     :raises PipelineError: with file, line and the valid form of each part of the declaration that is wrong
     """
@@ -328,7 +362,7 @@ def pipeline(
             paused=paused,
             late=late,
             late_sink=late_sink,
-            policy=policy,  # type: ignore[arg-type]  # a word becomes a member, or a mistake that is listed with the others
+            policy=policy,  # type: ignore[arg-type]  # a word becomes a member, or a mistake that is listed
             captured_floor=captured_floor,
             reference=reference,
             expectations=tuple(expectations or ()),
@@ -336,32 +370,37 @@ def pipeline(
             line=code.co_firstlineno,
             source_code=_source_of(transform),
         )
-        found, errors = declared.get(), mistakes(result)
-        if found is None and errors:
-            raise together(errors)
-        if found is not None:
-            found.errors.extend(errors)
-            if not errors:
-                found.pipelines.append(result)
+        loading = declared.get()
+        errors = mistakes(result)
+        if loading is None:
+            if errors:
+                raise together(errors)
+            return result
+        loading.errors.extend(errors)
+        if not errors:
+            loading.pipelines.append(result)
         return result
 
     return declare
 
 
 def mistakes(pipeline: Pipeline) -> list[PipelineError]:
-    """All that is wrong with the declaration, each with its line and a valid form."""
-    from hindcast.rules import line_of, problems  # they know everything above
+    """All mistakes of the declaration, each with its line and a valid form."""
+    from hindcast.rules import line_of, problems  # they import this module
 
     errors = []
     for problem in problems(pipeline):
         line = line_of(pipeline, problem.field)
-        errors.append(PipelineError(file=pipeline.file, line=line, pipeline=pipeline.name, problem=problem.says, form=problem.form))
+        mistake = {"problem": problem.says, "form": problem.form}
+        error = PipelineError(file=pipeline.file, line=line, pipeline=pipeline.name, **mistake)
+        errors.append(error)
     return errors
 
 
 def check(pipeline: Pipeline) -> None:
-    """Raise a :class:`PipelineError` that lists all that is wrong with the declaration."""
-    if errors := mistakes(pipeline):
+    """:raises PipelineError: lists all mistakes of the declaration"""
+    errors = mistakes(pipeline)
+    if errors:
         raise together(errors)
 
 

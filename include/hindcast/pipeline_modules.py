@@ -1,12 +1,13 @@
-"""Import the Python files of a pipelines folder, and what lies beside them.
+"""Import the Python files of a pipelines folder, and the modules next to them.
 
-The folder is a package of its own, named by its path below ``hindcast_pipelines``: two folders that one process loads never see each
-other's modules, and no file takes the place of a library. A pipeline imports what lies beside it as ``import prices``,
-``from rules.tax import rate`` or ``from . import prices``. Python's own modules and installed libraries come first, so that a file which
-is added to the folder never changes what the imports of the others mean.
+The folder is a package of its own below ``hindcast_pipelines``, named by its path: two folders that one
+process loads never see each other's modules, and no file replaces a library. A pipeline imports a module of
+its folder as ``import prices``, ``from rules.tax import rate`` or ``from . import prices``. Python's own
+modules and installed libraries come first, so that a file added to the folder never changes the imports of
+the others.
 
-Absolute imports are turned into those of the folder's package as a file is compiled: they hold wherever in the file they stand, and
-whatever another folder has loaded since.
+Absolute imports become imports of the folder's package when a file is compiled: they are right anywhere in
+the file, and whatever another folder has loaded since.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from types import CodeType, ModuleType
 
 from hindcast.pipeline import Declarations, declared
 
-#: The package of all folders. Spark's workers cannot import it: functions of these modules are sent to them by value.
+#: The package of all folders. Spark's workers cannot import it: functions of these modules are sent to them
+#: by value.
 PACKAGE = "hindcast_pipelines"
 _PASSING = "_passing"
 
@@ -34,24 +36,26 @@ class Folder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.package = f"{PACKAGE}.f{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
-        #: By module name, what it declared; also of one that failed half-way.
+        path_hash = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+        self.package = f"{PACKAGE}.f{path_hash[:12]}"
+        #: By module name, its declarations; a module that failed has those that it made before.
         self.declarations: dict[str, Declarations] = {}
         self._forget()
-        sys.modules.setdefault(PACKAGE, ModuleType(PACKAGE)).__path__ = []
+        packages = sys.modules.setdefault(PACKAGE, ModuleType(PACKAGE))
+        packages.__path__ = []
         root = ModuleType(self.package)
         root.__path__ = [str(folder)]
         sys.modules[self.package] = root
         _folders[self.package] = self
 
     def load(self, path: Path) -> Declarations:
-        """Import one of the folder's files; what it declares itself, not what the modules do that it imports.
+        """Import one of the folder's files and return its own declarations, without those of modules that it
+        imports.
 
         Raises whatever the module raises.
         """
-        name = f"{self.package}.{path.stem}"
+        name = self._name_of(path)
         if "." in path.stem:
-            name = f"{self.package}.{path.stem.replace('.', '_')}"
             spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, str(path)))
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
@@ -62,14 +66,19 @@ class Folder:
         return self.declarations[name]
 
     def declared_by(self, path: Path) -> Declarations:
-        """What a file has declared until it failed."""
-        return self.declarations.get(f"{self.package}.{path.stem.replace('.', '_')}", Declarations())
+        """The declarations that a file made before it failed."""
+        return self.declarations.get(self._name_of(path), Declarations())
+
+    def _name_of(self, path: Path) -> str:
+        return f"{self.package}.{path.stem.replace('.', '_')}"
 
     def has_beside(self, name: str) -> bool:
         """Whether a top-level name means a module of this folder."""
         if name in sys.stdlib_module_names:
             return False
-        if not (self.folder / f"{name}.py").is_file() and not (self.folder / name).is_dir():
+        file = self.folder / f"{name}.py"
+        package = self.folder / name
+        if not file.is_file() and not package.is_dir():
             return False
         try:
             library = importlib.util.find_spec(name)
@@ -80,11 +89,13 @@ class Folder:
         return Path(library.origin).is_relative_to(self.folder)
 
     def _forget(self) -> None:
-        """Drop what an earlier loading of the folder has left in Python's caches: its files may have changed since."""
-        for name in [name for name in sys.modules if name.startswith(f"{self.package}.")]:
-            del sys.modules[name]
-        for path in [path for path in sys.path_importer_cache if Path(path).is_relative_to(self.folder)]:
-            del sys.path_importer_cache[path]
+        """Drop the folder from Python's caches: its files may have changed since an earlier loading."""
+        for name in list(sys.modules):
+            if name.startswith(f"{self.package}."):
+                del sys.modules[name]
+        for path in list(sys.path_importer_cache):
+            if Path(path).is_relative_to(self.folder):
+                del sys.path_importer_cache[path]
 
 
 #: By package, the newest loading of each folder.
@@ -92,7 +103,7 @@ _folders: dict[str, Folder] = {}
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of the folders' packages; Python's own finder does the looking."""
+    """Finds the modules of the folders' packages, by Python's own finder."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not fullname.startswith(f"{PACKAGE}."):
@@ -104,15 +115,17 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Runs a file of a folder, and notes what it declares.
+    """Runs a file of a folder, and records its declarations.
 
-    Byte code is neither read nor written: it is told from its source by whole seconds, so a file that is deployed twice in one could
-    run as it was before.
+    Byte code is neither read nor written: Python compares it with its source by whole seconds, so a file that
+    is deployed twice in one second could run as it was before.
     """
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 -- Python's signature
-        tree = _ImportsBeside(self._folder()).visit(ast.parse(self.get_data(self.path), self.path))
-        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+        source = ast.parse(self.get_data(self.path), self.path)
+        tree = _ImportsBeside(self._folder()).visit(source)
+        ast.fix_missing_locations(tree)
+        return compile(tree, self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
         found = Declarations()
@@ -122,7 +135,8 @@ class _Loader(SourceFileLoader):
             super().exec_module(module)
         finally:
             declared.reset(token)
-        # A module that is sent to Spark's workers takes its loader with it: one that every Python has.
+        # A module that is sent to Spark's workers takes its loader along, so that must be one that every
+        # Python has.
         plain = SourceFileLoader(self.name, self.path)
         module.__loader__ = plain
         assert module.__spec__ is not None
@@ -134,7 +148,7 @@ class _Loader(SourceFileLoader):
 
 
 class _ImportsBeside(ast.NodeTransformer):
-    """Names the folder's package in the absolute imports of what lies beside."""
+    """Adds the folder's package to absolute imports of the folder's own modules."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -147,7 +161,8 @@ class _ImportsBeside(ast.NodeTransformer):
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         found: list[ast.stmt] = []
         for alias in node.names:
-            found.extend(ast.copy_location(statement, node) for statement in self._imported(alias))
+            statements = self._imported(alias)
+            found.extend(ast.copy_location(statement, node) for statement in statements)
         return found
 
     def _imported(self, alias: ast.alias) -> list[ast.stmt]:
@@ -160,8 +175,10 @@ class _ImportsBeside(ast.NodeTransformer):
         bound: ast.stmt = ast.ImportFrom(self._folder.package, [ast.alias(top)], 0)
         if not rest:
             return [bound]
-        # `import rules.tax` binds `rules`, and has `rules.tax` loaded.
-        return [ast.Import([ast.alias(full, _PASSING)]), ast.Delete([ast.Name(_PASSING, ast.Del())]), bound]
+        # `import rules.tax` binds `rules`, and loads `rules.tax`.
+        load_all = ast.Import([ast.alias(full, _PASSING)])
+        forget = ast.Delete([ast.Name(_PASSING, ast.Del())])
+        return [load_all, forget, bound]
 
     def _is_beside(self, name: str) -> bool:
         return self._folder.has_beside(name.partition(".")[0])
