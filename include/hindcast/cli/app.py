@@ -52,7 +52,7 @@ VersionOption = Annotated[
 
 
 @app.callback()
-def hindcast(context: typer.Context, version: VersionOption = False) -> None:  # noqa: ARG001 - its callback acts
+def hindcast(context: typer.Context, version: VersionOption = False) -> None:  # noqa: ARG001 - a callback
     """Supervised exactly-once streams, their batch replays, and a verdict on every difference."""
     if context.obj is not None:
         context.obj()
