@@ -42,7 +42,9 @@ LEAST_WINDOWS = 200
 _PARSED_SECONDS = 120.0  # Airflow reads the DAG files within some seconds of its start
 _OWNED_SECONDS = 240.0  # `supervise` runs, two JVMs start, on a machine that may be busy
 _CAUGHT_UP_SECONDS = 600.0  # on a busy machine the stream may be minutes behind the load
-_STALLED_SECONDS = 600.0  # without any progress of a replay or verdict; one that goes on may take as long as it takes
+_STALLED_SECONDS = (
+    600.0  # without any progress of a replay or verdict; one that goes on may take as long as it takes
+)
 _POLL_SECONDS = 1.0
 _MEMORY_SECONDS = 10.0  # between two looks at the memory: each reads all of the processes' maps
 #: The choice of ``replay.<pipeline>``'s form that takes offsets (hindcast.airflow.operators.RangeChoice.OFFSETS).
@@ -53,7 +55,9 @@ _IN_SLOT = ("running", "queued")
 _BEFORE_SLOT = ("scheduled", "deferred", "up_for_retry")
 
 
-def run(settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_per_second: float, seed: int) -> None:
+def run(
+    settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_per_second: float, seed: int
+) -> None:
     """The whole demo. With ``once``, stops everything at its end and prints the summary as one JSON object, the last line of stdout.
 
     :param seconds: how long to stream before the verdict, from the moment all shards are owned
@@ -66,7 +70,9 @@ def run(settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_p
         with _interruptible():
             summary = demo.judge(seconds, rows_per_second, seed, stop_load=once)
             if not once:
-                demo.say("Everything keeps running. Ctrl-C here, or `hindcast down` (`make down`) in another terminal, stops it.")
+                demo.say(
+                    "Everything keeps running. Ctrl-C here, or `hindcast down` (`make down`) in another terminal, stops it."
+                )
                 print(json.dumps(summary), flush=True)
                 check(summary)
                 _wait_down(settings)
@@ -90,7 +96,9 @@ def check(summary: Mapping[str, Any]) -> None:
     """:raises VerdictFailedError: where the verdict did not pass, compared too little, or lost or found a dead letter"""
     failed = [] if summary["passed"] else [str(summary["failed"]) or "the verdict did not pass"]
     if summary["dead_letters"] != summary["dead_letters_sent"]:
-        failed.append(f"{summary['dead_letters_sent']} unusable rows were sent and {summary['dead_letters']} are dead letters")
+        failed.append(
+            f"{summary['dead_letters_sent']} unusable rows were sent and {summary['dead_letters']} are dead letters"
+        )
     if summary["windows_compared"] < summary["windows_needed"]:
         failed.append(
             f"only {summary['windows_compared']} of {summary['windows_needed']} windows were compared: stream for longer (--seconds)"
@@ -141,12 +149,18 @@ class Demo:
         self._unpause("supervise", "maintain")
         self._wait_owned()
         stack.start_load(self.settings, topic, rows_per_second, seed)
-        self.say(f"The load sends {rows_per_second:g} rows a second to the topic {topic}; streaming for {seconds:g} seconds.")
+        self.say(
+            f"The load sends {rows_per_second:g} rows a second to the topic {topic}; streaming for {seconds:g} seconds."
+        )
         self._stream(seconds)
-        if stop_load or self.pipeline.window is None:  # without windows a stream is judged from its beginning to its end
+        if (
+            stop_load or self.pipeline.window is None
+        ):  # without windows a stream is judged from its beginning to its end
             stack.stop_loads(self.settings)
         account = Account.read(account_path(self.settings, topic))
-        self.say(f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable. Waiting for the stream to commit them.")
+        self.say(
+            f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable. Waiting for the stream to commit them."
+        )
         self._wait_committed(account)
         verdict, of_run = self._verdict(account)
         return self._summary(account, verdict, of_run)
@@ -158,7 +172,10 @@ class Demo:
         states = DesiredStates(LeaseTable(self.settings))
         for pipeline in catalog.load(self.settings.pipelines_dir).values():
             states.declare(pipeline, self.settings.workers)
-            states.set_state(pipeline.name, DesiredState.RUNNING if pipeline.name == self.pipeline.name else DesiredState.PAUSED)
+            states.set_state(
+                pipeline.name,
+                DesiredState.RUNNING if pipeline.name == self.pipeline.name else DesiredState.PAUSED,
+            )
 
     def _unpause(self, *dags: str) -> None:
         token = airflow.login(self.settings)
@@ -172,7 +189,9 @@ class Demo:
         """Unpause DAGs that start replays by themselves; those that nobody had unpaused before are paused again after the demo."""
         token = airflow.login(self.settings)
         try:
-            found = airflow.request(self.settings.airflow_url, "GET", "/api/v2/dags?paused=false&limit=1000", token=token)["dags"]
+            found = airflow.request(
+                self.settings.airflow_url, "GET", "/api/v2/dags?paused=false&limit=1000", token=token
+            )["dags"]
             running = {dag["dag_id"] for dag in found}
         except ServiceError:  # a busy one: rather pause one too many
             running = set()
@@ -182,7 +201,9 @@ class Demo:
     def _refusal(self, dag: str, token: str) -> str:
         """Why the DAG could not be unpaused, e.g. that it is not parsed yet; empty where it is."""
         try:
-            airflow.request(self.settings.airflow_url, "PATCH", f"/api/v2/dags/{dag}", {"is_paused": False}, token)
+            airflow.request(
+                self.settings.airflow_url, "PATCH", f"/api/v2/dags/{dag}", {"is_paused": False}, token
+            )
         except ServiceError as error:
             return str(error)
         return ""
@@ -208,32 +229,51 @@ class Demo:
         self.say(f"{len(shards)} shards are owned by {len(owners)} workers.")
 
     def _stream(self, seconds: float) -> None:
-        ledger, path = Ledger(ControlTables(self.settings)), account_path(self.settings, self.pipeline.source.name)
+        ledger, path = (
+            Ledger(ControlTables(self.settings)),
+            account_path(self.settings, self.pipeline.source.name),
+        )
         began = time.monotonic()
         killed = None
         with self._waiting("the stream", seconds + _CAUGHT_UP_SECONDS) as tick:
-            while (left := began + seconds - time.monotonic()) > 0 or (killed is not None and self._failover_seconds is None):
+            while (left := began + seconds - time.monotonic()) > 0 or (
+                killed is not None and self._failover_seconds is None
+            ):
                 batches = ledger.batches(self.pipeline.name, self.pipeline.version)
                 if killed is None and left < seconds / 2:
-                    killed = kill_an_owner(self.settings, self.pipeline.name, LeaseTable(self.settings).leases())
+                    killed = kill_an_owner(
+                        self.settings, self.pipeline.name, LeaseTable(self.settings).leases()
+                    )
                     if killed is not None:
-                        self.say(f"Killed (SIGKILL) the worker {killed.worker}, which had {', '.join(killed.epochs)}.")
+                        self.say(
+                            f"Killed (SIGKILL) the worker {killed.worker}, which had {', '.join(killed.epochs)}."
+                        )
                 elif killed is not None and self._failover_seconds is None:
                     self._failover_seconds = killed.failover_seconds(batches)
                 sent = Account.read(path).sent if path.exists() else 0
                 read = sum(row.input_rows or 0 for row in batches)
                 tick(f"{max(left, 0):3.0f} s to go, {sent} rows sent, {read} rows committed")
         if self._failover_seconds is not None:
-            self.say(f"Its shards were committed again by another owner {self._failover_seconds:.1f} s after the kill.")
+            self.say(
+                f"Its shards were committed again by another owner {self._failover_seconds:.1f} s after the kill."
+            )
 
     def _wait_committed(self, account: Account) -> None:
         """Until the ledger has the account's end offsets, and the audit has filed what those batches left out."""
         ledger, tables = Ledger(ControlTables(self.settings)), ControlTables(self.settings)
         with self._waiting("the stream to commit what was sent", _CAUGHT_UP_SECONDS) as tick:
-            while (needed := covering_batches(ledger.batches(self.pipeline.name, self.pipeline.version), account.end_offsets)) is None:
+            while (
+                needed := covering_batches(
+                    ledger.batches(self.pipeline.name, self.pipeline.version), account.end_offsets
+                )
+            ) is None:
                 tick("")
         with self._waiting("the audit of late and unusable rows", _CAUGHT_UP_SECONDS) as tick:
-            while any(audited_batch(tables, name, self.pipeline, shard) < batch for name in _AUDITED for shard, batch in needed.items()):
+            while any(
+                audited_batch(tables, name, self.pipeline, shard) < batch
+                for name in _AUDITED
+                for shard, batch in needed.items()
+            ):
                 tick("")
         self.say("All of it is committed and audited.")
 
@@ -242,22 +282,40 @@ class Demo:
         token = airflow.login(self.settings)
         name = self.pipeline.name
         self._unpause_until_down(f"replay.{name}", f"validate.{name}")
-        partitions = {partition for row in Ledger(ControlTables(self.settings)).batches(name) for partition in row.end_offsets}
-        nothing = dict.fromkeys(sorted(partitions), 0)  # a partition that got no row has its end where it begins
-        offsets = {"from_offsets": {**nothing, **account.start_offsets}, "to_offsets": {**nothing, **account.end_offsets}}
+        partitions = {
+            partition
+            for row in Ledger(ControlTables(self.settings)).batches(name)
+            for partition in row.end_offsets
+        }
+        nothing = dict.fromkeys(
+            sorted(partitions), 0
+        )  # a partition that got no row has its end where it begins
+        offsets = {
+            "from_offsets": {**nothing, **account.start_offsets},
+            "to_offsets": {**nothing, **account.end_offsets},
+        }
         conf = {
             "range": _BY_OFFSETS,
-            **{end: {str(number): offset for number, offset in places.items()} for end, places in offsets.items()},
+            **{
+                end: {str(number): offset for number, offset in places.items()}
+                for end, places in offsets.items()
+            },
         }
         asked = datetime.now(UTC)
         started = airflow.request(
-            self.settings.airflow_url, "POST", f"/api/v2/dags/replay.{name}/dagRuns", {"logical_date": None, "conf": conf}, token
+            self.settings.airflow_url,
+            "POST",
+            f"/api/v2/dags/replay.{name}/dagRuns",
+            {"logical_date": None, "conf": conf},
+            token,
         )
         self.say(f"Airflow replays {account.sent} rows: the DAG replay.{name}, run {started['dag_run_id']}.")
         with self._waiting("the replay and its verdict", _STALLED_SECONDS) as tick:
             while (verdict := self._judged(asked, account)) is None:
                 for dag in (f"replay.{name}", f"validate.{name}"):
-                    self._raise_if_failed(dag, token, started["dag_run_id"] if dag.startswith("replay") else "", asked)
+                    self._raise_if_failed(
+                        dag, token, started["dag_run_id"] if dag.startswith("replay") else "", asked
+                    )
                 drivers = self._drivers(token)
                 tick(drivers.text, drivers)
         rows = ControlTables(self.settings).rows(ControlTable.RUNS, [("run_id", "=", verdict["run_id"])])
@@ -273,7 +331,10 @@ class Demo:
             return Drivers("Airflow is busy", frozenset(), 0)
         logs = self.settings.logs_dir / "airflow"
         running = [task for task in tasks if task["state"] in _IN_SLOT]
-        folders = [logs / f"dag_id={task['dag_id']}" / f"run_id={task['dag_run_id']}" / f"task_id={task['task_id']}" for task in running]
+        folders = [
+            logs / f"dag_id={task['dag_id']}" / f"run_id={task['dag_run_id']}" / f"task_id={task['task_id']}"
+            for task in running
+        ]
         said = sum(file.stat().st_size for folder in folders for file in folder.rglob("*.log"))
         text = f"{len(running)} replays or verdicts run, {len(tasks) - len(running)} wait"
         known = ("dag_id", "dag_run_id", "task_id", "map_index", "try_number", "state")
@@ -282,7 +343,9 @@ class Demo:
     def _judged(self, since: datetime, account: Account) -> dict[str, Any] | None:
         """The newest verdict on the account's offsets."""
         tables = ControlTables(self.settings)
-        found = tables.rows(ControlTable.VERDICTS, [("pipeline", "=", self.pipeline.name), ("judged_at", ">=", since)])
+        found = tables.rows(
+            ControlTable.VERDICTS, [("pipeline", "=", self.pipeline.name), ("judged_at", ">=", since)]
+        )
         ours = [row for row in found if row["input_rows"] == account.sent]
         return max(ours, key=lambda row: row["judged_at"], default=None)
 
@@ -294,14 +357,20 @@ class Demo:
         except ServiceError:
             return  # a busy one is asked again
         for found in runs:
-            ours = found["dag_run_id"] == run_id if run_id else datetime.fromisoformat(found["queued_at"] or found["run_after"]) >= since
+            ours = (
+                found["dag_run_id"] == run_id
+                if run_id
+                else datetime.fromisoformat(found["queued_at"] or found["run_after"]) >= since
+            )
             if ours and found["state"] == _FAILED_RUN and self._nothing_judged(since):
                 log = self.settings.logs_dir / "airflow" / f"dag_id={dag}" / f"run_id={found['dag_run_id']}"
                 raise ServiceError(service=f"Airflow's DAG {dag}", problem="failed", log=log)
 
     def _nothing_judged(self, since: datetime) -> bool:
         tables = ControlTables(self.settings)
-        return not tables.rows(ControlTable.VERDICTS, [("pipeline", "=", self.pipeline.name), ("judged_at", ">=", since)])
+        return not tables.rows(
+            ControlTable.VERDICTS, [("pipeline", "=", self.pipeline.name), ("judged_at", ">=", since)]
+        )
 
     def _summary(self, account: Account, verdict: dict[str, Any], of_run: dict[str, Any]) -> dict[str, Any]:
         self._look_at_memory(force=True)
@@ -345,13 +414,19 @@ class Demo:
         from rich.table import Table
 
         table = Table(
-            box=box.SIMPLE, show_header=False, title=f"The verdict on {self.pipeline.name}: {'passed' if summary['passed'] else 'FAILED'}"
+            box=box.SIMPLE,
+            show_header=False,
+            title=f"The verdict on {self.pipeline.name}: {'passed' if summary['passed'] else 'FAILED'}",
         )
         for name, value in summary.items():
             if name not in {"pipeline", "passed"} and value not in (None, ""):
-                table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value))
+                table.add_row(
+                    name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else str(value)
+                )
         self._console.print(table)
-        self.say(f"Airflow: {self.settings.airflow_url} (user {airflow.ADMIN}, password in {airflow.password_file(self.settings)})")
+        self.say(
+            f"Airflow: {self.settings.airflow_url} (user {airflow.ADMIN}, password in {airflow.password_file(self.settings)})"
+        )
         self.say(f"Data Docs: {(self.settings.home / 'data_docs' / verdict['data_docs']).as_uri()}")
 
     @contextmanager
@@ -377,7 +452,9 @@ class Demo:
         if time.monotonic() >= deadline:
             problem = f"was waiting for {what} for {timeout_seconds:.0f} s in vain ({detail or 'no progress is known'})"
             raise ServiceError(
-                service="The demo", problem=f"{problem}. `hindcast events` and `hindcast status` may say why", log=self.settings.logs_dir
+                service="The demo",
+                problem=f"{problem}. `hindcast events` and `hindcast status` may say why",
+                log=self.settings.logs_dir,
             )
         spinner.update(f"Waiting for {what}" + (f": {detail}" if detail else ""))
         self._tell_faults()
@@ -385,7 +462,9 @@ class Demo:
         time.sleep(_POLL_SECONDS)
 
     def _tell_faults(self) -> None:
-        found = ControlTables(self.settings).rows(ControlTable.EVENTS, [("severity", "=", Severity.ERROR.value), ("at", ">", self._since)])
+        found = ControlTables(self.settings).rows(
+            ControlTable.EVENTS, [("severity", "=", Severity.ERROR.value), ("at", ">", self._since)]
+        )
         for row in sorted(found, key=lambda row: row["at"]):
             self.say(f"{row['message']} {row['cure']}")
             self._since = row["at"]
@@ -407,13 +486,21 @@ _AUDITED = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 def least_windows(pipeline: Pipeline) -> int:
     """How many windows a passing demo has compared; where they are rare, its own beginning and end cut two of them."""
     slide_seconds = pipeline.window.step.total_seconds() if pipeline.window else float("inf")
-    return LEAST_WINDOWS if slide_seconds <= 1 else max(int(pipeline.window is not None), int(LEAST_WINDOWS / slide_seconds) - 2)
+    return (
+        LEAST_WINDOWS
+        if slide_seconds <= 1
+        else max(int(pipeline.window is not None), int(LEAST_WINDOWS / slide_seconds) - 2)
+    )
 
 
 def shard_leases(leases: list[Lease], pipeline: str) -> list[Lease]:
     """The shards of the pipeline that are to be consumed."""
     return [
-        lease for lease in leases if lease.stream_id == pipeline and lease.status_type is StatusType.SHARD and lease.state != "TERMINATED"
+        lease
+        for lease in leases
+        if lease.stream_id == pipeline
+        and lease.status_type is StatusType.SHARD
+        and lease.state != "TERMINATED"
     ]
 
 
@@ -422,7 +509,9 @@ def covering_batches(rows: list[LedgerRow], end_offsets: Mapping[int, int]) -> d
     found: dict[str, int] = {}
     reached: set[int] = set()
     for row in rows:
-        if row.shard not in found and all(offset >= end_offsets.get(partition, 0) for partition, offset in row.end_offsets.items()):
+        if row.shard not in found and all(
+            offset >= end_offsets.get(partition, 0) for partition, offset in row.end_offsets.items()
+        ):
             found[row.shard] = row.batch
             reached |= row.end_offsets.keys()
     return found if reached >= end_offsets.keys() else None

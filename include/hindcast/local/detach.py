@@ -52,7 +52,9 @@ def main() -> None:
     """Read the request, start the process, write its record and answer with it."""
     request = json.load(sys.stdin)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # a starter that ignores them (a shell's background job) would hand that on
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # a starter that ignores them (a shell's background job) would hand that on
     record = request["record"]
     try:
         with Path(record["log"]).open("ab") as log:

@@ -38,9 +38,15 @@ class Killed:
 
 def kill_an_owner(settings: Settings, pipeline: str, leases: list[Lease]) -> Killed | None:
     """Send SIGKILL to the whole of one local worker that holds shards of the pipeline; None where there is none."""
-    pids = {lease.lease_owner: lease.detail.get("pid") for lease in leases if lease.status_type is StatusType.SLOT and lease.lease_owner}
+    pids = {
+        lease.lease_owner: lease.detail.get("pid")
+        for lease in leases
+        if lease.status_type is StatusType.SLOT and lease.lease_owner
+    }
     services = {service.pid: service for service in Services(settings.home).workers() if service.running}
-    shards = [lease for lease in leases if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline]
+    shards = [
+        lease for lease in leases if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline
+    ]
     for worker, pid in sorted(pids.items()):
         epochs = {lease.status_value: lease.epoch for lease in shards if lease.lease_owner == worker}
         if not epochs or pid not in services:

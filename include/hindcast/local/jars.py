@@ -40,7 +40,9 @@ def fetch(settings: Settings, say: Callable[[str], None] = print) -> None:
         maven = shutil.which("mvn")
         if not maven:
             raise PrerequisiteError(
-                what="Maven", problem="there is no `mvn` on PATH", cure="Install Maven (on Debian and Ubuntu: apt-get install maven)."
+                what="Maven",
+                problem="there is no `mvn` on PATH",
+                cure="Install Maven (on Debian and Ubuntu: apt-get install maven).",
             )
         say(f"Fetching the jars of {name} with Maven into {folder} ...")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -58,13 +60,30 @@ def fetch(settings: Settings, say: Callable[[str], None] = print) -> None:
 
 
 def _copy(maven: str, name: str, folder: Path) -> None:
-    arguments = [maven, "-B", "-q", "dependency:copy-dependencies", "-f", str(_pom(name)), f"-DoutputDirectory={folder}"]
-    environment = {**inherited_environment(), **{key: value for key, value in os.environ.items() if key.startswith("MAVEN_")}}
-    ended = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment)
+    arguments = [
+        maven,
+        "-B",
+        "-q",
+        "dependency:copy-dependencies",
+        "-f",
+        str(_pom(name)),
+        f"-DoutputDirectory={folder}",
+    ]
+    environment = {
+        **inherited_environment(),
+        **{key: value for key, value in os.environ.items() if key.startswith("MAVEN_")},
+    }
+    ended = subprocess.run(
+        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
+    )
     if ended.returncode != 0 or not any(folder.glob("*.jar")):
         said = "\n".join((ended.stdout + ended.stderr).strip().splitlines()[:20])
         cure = "Check that Maven can reach its repository (~/.m2/settings.xml names a mirror), then run `make jars` again."
-        raise PrerequisiteError(what=f"The set of jars for {name}", problem=f"Maven ended with {ended.returncode}:\n{said}\n", cure=cure)
+        raise PrerequisiteError(
+            what=f"The set of jars for {name}",
+            problem=f"Maven ended with {ended.returncode}:\n{said}\n",
+            cure=cure,
+        )
 
 
 def _fetched(name: str, folder: Path) -> bool:

@@ -35,7 +35,9 @@ DEFAULT_ROWS_PER_SECOND = 2000.0
 DEFAULT_PARTITIONS = 4
 _ACCOUNT_SECONDS = 1.0
 _LINGER_MS = 20  # gathers about 40 rows a request at the default pace, and costs a row 20 ms at most
-_TICK_SECONDS = 0.01  # rows due within it are sent together: waking for each row would cost more than sending it
+_TICK_SECONDS = (
+    0.01  # rows due within it are sent together: waking for each row would cost more than sending it
+)
 _BOOTSTRAP_MS = 10_000  # a healthy broker answers in milliseconds
 _DELIVERY_MS = 600_000  # a broker that is away for ten minutes loses no row
 _KEYS_KEPT = 100_000  # whose hash is remembered: some generators never stop making new keys
@@ -85,12 +87,20 @@ class Account:
     @property
     def start_offsets(self) -> dict[int, int]:
         """The first offset of each partition that got a row."""
-        return {number: part.first_offset for number, part in sorted(self.partitions.items()) if part.first_offset is not None}
+        return {
+            number: part.first_offset
+            for number, part in sorted(self.partitions.items())
+            if part.first_offset is not None
+        }
 
     @property
     def end_offsets(self) -> dict[int, int]:
         """One past the last offset of each partition that got a row."""
-        return {number: part.end_offset for number, part in sorted(self.partitions.items()) if part.end_offset is not None}
+        return {
+            number: part.end_offset
+            for number, part in sorted(self.partitions.items())
+            if part.end_offset is not None
+        }
 
     def acknowledge(self, record: Record, partition: int, offset: int) -> None:
         """Count the record; ``partition`` is numbered across the topics."""
@@ -130,7 +140,9 @@ def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = DEFAULT_P
         if topic in admin.list_topics():
             return
         try:
-            admin.create_topics({topic: {"num_partitions": partitions, "replication_factor": 1}}, wait_for_metadata=True)
+            admin.create_topics(
+                {topic: {"num_partitions": partitions, "replication_factor": 1}}, wait_for_metadata=True
+            )
         except TopicAlreadyExistsError:
             return
 
@@ -166,9 +178,14 @@ class Load:
         name = generator or topic
         if name not in GENERATORS:
             known = ", ".join(GENERATORS)
-            raise BadInputError(problem=f"Nothing generates rows for the topic {name!r}", cure=f"There are generators for: {known}.")
+            raise BadInputError(
+                problem=f"Nothing generates rows for the topic {name!r}",
+                cure=f"There are generators for: {known}.",
+            )
         if not rows_per_second > 0:
-            raise BadInputError(problem=f"{rows_per_second} rows a second is not above 0", cure="Give a number like 2000.")
+            raise BadInputError(
+                problem=f"{rows_per_second} rows a second is not above 0", cure="Give a number like 2000."
+            )
         self._generator = GENERATORS[name]
         #: Where each of the generator's topics goes. A record names its main topic with "".
         self.topics = {"": topic, **{other: other for other in self._generator.topics[1:]}}
@@ -197,7 +214,9 @@ class Load:
             try:
                 ensure_topic(self._servers, topic, self._partitions)
             except (KafkaError, OSError) as error:
-                raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}") from error
+                raise BrokerUnavailableError(
+                    servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}"
+                ) from error
         started = self._clock.now()
         self.account.started_at = started.isoformat()
         self.account.write(self._path)
@@ -225,7 +244,9 @@ class Load:
         self.account.state = LoadState.FAILED if self.account.error else LoadState.FINISHED
         self.account.write(self._path)
         if self.account.error:
-            raise ServiceError(service="load", problem=f"lost rows and stopped: {self.account.error}", log=self._path)
+            raise ServiceError(
+                service="load", problem=f"lost rows and stopped: {self.account.error}", log=self._path
+            )
         return self.account
 
     def _send_all(self, producer: Any, started: datetime) -> int:
@@ -246,7 +267,9 @@ class Load:
             if given == self._rows or not self._wait(began + record.due_seconds, end):
                 break
             partition = place(record.key) % counts[record.topic]
-            future = producer.send(self.topics[record.topic], value=record.value, key=record.key, partition=partition)
+            future = producer.send(
+                self.topics[record.topic], value=record.value, key=record.key, partition=partition
+            )
             given += 1
             future.add_callback(self._acknowledge, record, first[record.topic])
             future.add_errback(self._fail)
@@ -263,7 +286,9 @@ class Load:
                 return False
             if now >= due:
                 return True
-            self._stop.wait(min(max(due - now, _TICK_SECONDS), self._noted + _ACCOUNT_SECONDS - now, end - now))
+            self._stop.wait(
+                min(max(due - now, _TICK_SECONDS), self._noted + _ACCOUNT_SECONDS - now, end - now)
+            )
         return False
 
     def _note(self) -> None:
@@ -285,7 +310,9 @@ class Load:
 @contextmanager
 def stopped_by_signals(load: Load) -> Iterator[None]:
     """SIGTERM and Ctrl-C end the load well: what is in flight is awaited, the account is written."""
-    kept = {number: signal.signal(number, lambda *_: load.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    kept = {
+        number: signal.signal(number, lambda *_: load.stop()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:
@@ -295,7 +322,9 @@ def stopped_by_signals(load: Load) -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     """``python -m hindcast.local.load``: the service that ``hindcast up`` starts."""
-    parser = argparse.ArgumentParser(prog="hindcast load", description="Send records to a topic and keep account of them.")
+    parser = argparse.ArgumentParser(
+        prog="hindcast load", description="Send records to a topic and keep account of them."
+    )
     parser.add_argument("--topic", default="trades")
     parser.add_argument("--generator", choices=sorted(GENERATORS))
     parser.add_argument("--rows-per-second", type=float, default=DEFAULT_ROWS_PER_SECOND)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from hindcast.local.detach import write_atomically
 
-_FREED_SECONDS = 3.0  # a killed process may hold its ports for a moment after it has gone from the process table
+_FREED_SECONDS = (
+    3.0  # a killed process may hold its ports for a moment after it has gone from the process table
+)
 
 
 def free_ports(count: int) -> list[int]:

@@ -32,7 +32,9 @@ MARKER = "HINDCAST_SERVICE"
 WORKER_PREFIX = "worker-"
 #: What a child gets of the starter's environment. No AIRFLOW__*: a worker is not a part of the Airflow that launched it.
 INHERITED = ("PATH", "HOME", "USER", "JAVA_HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
-KEPT_WORKER_RECORDS = 10  # of workers that have ended, with their logs: enough to read what happened, and bounded
+KEPT_WORKER_RECORDS = (
+    10  # of workers that have ended, with their logs: enough to read what happened, and bounded
+)
 LOG_LIMIT_BYTES = 20 * 1024 * 1024  # a log that is larger when its service starts is set aside first
 LAST_LINES = 15
 _POLL_SECONDS = 0.05
@@ -66,7 +68,11 @@ class Service:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Service:
-        values = {**record, "log": Path(record["log"]), "started_at": datetime.fromisoformat(record["started_at"])}
+        values = {
+            **record,
+            "log": Path(record["log"]),
+            "started_at": datetime.fromisoformat(record["started_at"]),
+        }
         return cls(**{name: values[name] for name in cls.__dataclass_fields__})
 
 
@@ -128,7 +134,9 @@ class Services:
             check=False,
         )
         if detached.returncode != 0:
-            raise ServiceError(service=name, problem=f"could not be started: {detached.stderr.strip()}", log=log)
+            raise ServiceError(
+                service=name, problem=f"could not be started: {detached.stderr.strip()}", log=log
+            )
         answer = json.loads(detached.stdout)
         if "error" in answer:
             raise ServiceError(service=name, problem=f"could not be started: {answer['error']}", log=log)
@@ -176,10 +184,17 @@ class Services:
                 break
         if left:
             raise ServiceError(
-                service=service.name, problem=f"did not end; still running: {[process.pid for process in left]}", log=service.log
+                service=service.name,
+                problem=f"did not end; still running: {[process.pid for process in left]}",
+                log=service.log,
             )
         if not willing:
-            _log.warning("A service had to be killed.", service=service.name, pid=service.pid, grace_seconds=grace_seconds)
+            _log.warning(
+                "A service had to be killed.",
+                service=service.name,
+                pid=service.pid,
+                grace_seconds=grace_seconds,
+            )
         self.forget(service)
         return willing
 
@@ -204,7 +219,9 @@ def launch_worker(settings: Settings) -> Service:
     services.prune_workers()
     arguments = [sys.executable, str(project_root() / "spark_apps" / "consume.py"), "--fleet", settings.fleet]
     environment = {**inherited_environment(), **settings.environment()}
-    return services.start(f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}", arguments, environment, detail={"fleet": settings.fleet})
+    return services.start(
+        f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}", arguments, environment, detail={"fleet": settings.fleet}
+    )
 
 
 def members(service: Service) -> list[psutil.Process]:
@@ -229,7 +246,10 @@ def _belongs(process: psutil.Process, service: Service) -> bool:
         if process.environ().get(MARKER) == service.token:
             return True
         # A session id is the pid of its first process: it cannot be reused while the session has members.
-        return os.getsid(process.pid) == service.pid and process.create_time() >= service.started_at.timestamp() - 60
+        return (
+            os.getsid(process.pid) == service.pid
+            and process.create_time() >= service.started_at.timestamp() - 60
+        )
     except (psutil.Error, OSError):
         return False
 

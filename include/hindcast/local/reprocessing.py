@@ -63,7 +63,9 @@ class Reprocessing:
         self.say(f"Version {OLD} streams {self.rate:g} rows a second for {self.seconds:g} seconds.")
         time.sleep(self.seconds)  # the past that version 2 has to catch up with is made at the load's pace
         alone = (datetime.now(UTC), self._latency(WARM_UP_SECONDS))
-        self._hindcast("reprocess", PIPELINE, "--version", str(NEW), "--from", "earliest", "--new-table", "--by", "demo")
+        self._hindcast(
+            "reprocess", PIPELINE, "--version", str(NEW), "--from", "earliest", "--new-table", "--by", "demo"
+        )
         began = time.monotonic()
         self._until(self._caught_up, f"version {NEW} to catch up")
         caught_up_seconds = time.monotonic() - began
@@ -85,8 +87,14 @@ class Reprocessing:
         return {
             "pipeline": PIPELINE,
             "rows_sent": sent,
-            "rows": {str(version): sum(row.input_rows or 0 for row in self._batches(version)) for version in (OLD, NEW)},
-            "windows": {str(OLD): len({window for window, _ in before}), str(NEW): len({window for window, _ in after})},
+            "rows": {
+                str(version): sum(row.input_rows or 0 for row in self._batches(version))
+                for version in (OLD, NEW)
+            },
+            "windows": {
+                str(OLD): len({window for window, _ in before}),
+                str(NEW): len({window for window, _ in after}),
+            },
             "active_after_promotion": reading.pipeline.version,
             "compared_windows": compared["windows"],
             "differing_rows": {name: compared[name] for name in ("changed", "only_old", "only_new")},
@@ -111,7 +119,9 @@ class Reprocessing:
             ensure_topic(self.settings.bootstrap_servers, topic.name)
         for pipeline in found.values():
             states.declare(pipeline, self.settings.workers)
-            states.set_state(pipeline.name, DesiredState.RUNNING if pipeline.name == PIPELINE else DesiredState.PAUSED)
+            states.set_state(
+                pipeline.name, DesiredState.RUNNING if pipeline.name == PIPELINE else DesiredState.PAUSED
+            )
 
     def _owned(self) -> bool:
         shards = shard_leases(LeaseTable(self.settings).leases(), PIPELINE)
@@ -129,7 +139,11 @@ class Reprocessing:
         if done.returncode == _TRY_LATER:  # what it is to judge is not filed yet
             return False
         if done.returncode:
-            raise ServiceError(service="hindcast validate", problem=f"failed: {done.stderr.strip()[-500:]}", log=self.settings.logs_dir)
+            raise ServiceError(
+                service="hindcast validate",
+                problem=f"failed: {done.stderr.strip()[-500:]}",
+                log=self.settings.logs_dir,
+            )
         self.say("Its verdict passed.")
         return True
 
@@ -143,7 +157,11 @@ class Reprocessing:
         first = min((row.committed_at for row in rows if row.input_rows), default=datetime.now(UTC))
         for before, row in pairwise(rows):
             known = before.shard == row.shard and before.started_at and row.started_at and row.input_rows
-            if not known or (row.committed_at - first).total_seconds() < skip_seconds or (since and row.committed_at < since):
+            if (
+                not known
+                or (row.committed_at - first).total_seconds() < skip_seconds
+                or (since and row.committed_at < since)
+            ):
                 continue
             assert before.started_at is not None and row.started_at is not None
             wait = (row.started_at - before.started_at).total_seconds() / 2
@@ -151,20 +169,27 @@ class Reprocessing:
         return round(statistics.median(found), 3) if found else None
 
     def _windows(self, reading: Reading) -> Counter[Any]:
-        return Counter((row["window"]["end"], row["ticker"]) for row in reading.arrow().select(["window", "ticker"]).to_pylist())
+        return Counter(
+            (row["window"]["end"], row["ticker"])
+            for row in reading.arrow().select(["window", "ticker"]).to_pylist()
+        )
 
     def _hindcast(self, *arguments: str) -> Any:
         done = self._command(*arguments)
         if done.returncode:
             problem = f"ended with {done.returncode}: {done.stderr.strip()[-500:]}"
-            raise ServiceError(service=f"hindcast {' '.join(arguments)}", problem=problem, log=self.settings.logs_dir)
+            raise ServiceError(
+                service=f"hindcast {' '.join(arguments)}", problem=problem, log=self.settings.logs_dir
+            )
         return json.loads(done.stdout)
 
     def _command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         self.say(f"$ hindcast {' '.join(arguments)}")
         command = [sys.executable, "-m", "hindcast.cli.app", *arguments, "--output", "json"]
         environment = {**os.environ, **self.settings.environment()}
-        return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS

@@ -16,7 +16,15 @@ from hindcast.errors import BadInputError, ServiceError
 from hindcast.local import airflow, broker, jars
 from hindcast.local.detach import write_atomically
 from hindcast.local.load import DEFAULT_ROWS_PER_SECOND, account_path, ensure_topic
-from hindcast.local.processes import Service, Services, inherited_environment, last_lines, launch_worker, members, memory_bytes
+from hindcast.local.processes import (
+    Service,
+    Services,
+    inherited_environment,
+    last_lines,
+    launch_worker,
+    members,
+    memory_bytes,
+)
 from hindcast.local.schedules import pause_remembered
 from hindcast.settings import SETTINGS_FILE, Settings
 
@@ -60,7 +68,9 @@ def up(
             settings = airflow.prepare(settings)
             keep(settings)
             settings = airflow.start(settings)
-            say(f"Airflow is healthy at {settings.airflow_url} (user {airflow.ADMIN}, password in {airflow.password_file(settings)}).")
+            say(
+                f"Airflow is healthy at {settings.airflow_url} (user {airflow.ADMIN}, password in {airflow.password_file(settings)})."
+            )
         keep(settings)
         if workers:
             start_workers(settings, workers, say)
@@ -108,12 +118,22 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
         "--seed",
         str(seed),
     ]
-    service = services.start(name, arguments, {**inherited_environment(), **settings.environment()}, detail={"topic": topic})
+    service = services.start(
+        name, arguments, {**inherited_environment(), **settings.environment()}, detail={"topic": topic}
+    )
     deadline = time.monotonic() + _LOAD_READY_SECONDS
     while not account.exists():
         if not service.running or time.monotonic() >= deadline:
-            problem = f"did not begin within {_LOAD_READY_SECONDS:.0f} s" if service.running else "ended while it was starting"
-            raise ServiceError(service=name, problem=f"{problem}. Its last lines:\n{last_lines(service.log)}\n", log=service.log)
+            problem = (
+                f"did not begin within {_LOAD_READY_SECONDS:.0f} s"
+                if service.running
+                else "ended while it was starting"
+            )
+            raise ServiceError(
+                service=name,
+                problem=f"{problem}. Its last lines:\n{last_lines(service.log)}\n",
+                log=service.log,
+            )
         time.sleep(0.05)
     return service
 
@@ -123,12 +143,18 @@ def check_no_load(settings: Settings, topic: str) -> None:
     known = Services(settings.home).find(LOAD_PREFIX + topic)
     if known and known.running:
         cure = "Stop it with `hindcast down`, and start the rest again with `hindcast up --no-load`."
-        raise BadInputError(problem=f"A load of the topic {topic} runs already, with pid {known.pid}", cure=cure)
+        raise BadInputError(
+            problem=f"A load of the topic {topic} runs already, with pid {known.pid}", cure=cure
+        )
 
 
 def stop_loads(settings: Settings) -> None:
     """Stop every load and wait for its final account."""
-    _stop(settings, [service for service in Services(settings.home).all() if service.name.startswith(LOAD_PREFIX)], _LOAD_GRACE_SECONDS)
+    _stop(
+        settings,
+        [service for service in Services(settings.home).all() if service.name.startswith(LOAD_PREFIX)],
+        _LOAD_GRACE_SECONDS,
+    )
 
 
 def down(settings: Settings, *, say: Say = print) -> None:
@@ -156,7 +182,9 @@ def down(settings: Settings, *, say: Say = print) -> None:
         _stop(settings, rest, _WORKER_GRACE_SECONDS)
         left = {service.name: [process.pid for process in members(service)] for service in (*known, *rest)}
         if any(left.values()):
-            raise ServiceError(service="hindcast", problem=f"left processes behind: {left}", log=settings.logs_dir)
+            raise ServiceError(
+                service="hindcast", problem=f"left processes behind: {left}", log=settings.logs_dir
+            )
         if running:
             say("Everything has stopped.")
 
@@ -179,14 +207,28 @@ def status(settings: Settings) -> list[dict[str, Any]]:
 
 def keep(settings: Settings) -> None:
     """Write what differs from the defaults to ``HOME/settings.json`` (mode 0600: store options may hold keys)."""
-    plain = {name: field.get_default(call_default_factory=True) for name, field in Settings.model_fields.items() if name not in _NEVER_KEPT}
-    changed = {name: value for name, value in settings.model_dump().items() if name in plain and value != plain[name]}
-    write_atomically(settings.home / SETTINGS_FILE, json.dumps(changed, default=str, indent=2, sort_keys=True) + "\n", 0o600)
+    plain = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in Settings.model_fields.items()
+        if name not in _NEVER_KEPT
+    }
+    changed = {
+        name: value for name, value in settings.model_dump().items() if name in plain and value != plain[name]
+    }
+    write_atomically(
+        settings.home / SETTINGS_FILE,
+        json.dumps(changed, default=str, indent=2, sort_keys=True) + "\n",
+        0o600,
+    )
 
 
 def worker_memory_mib(settings: Settings) -> dict[str, int]:
     """Memory of each running worker."""
-    return {service.name: round(memory_bytes(service) / MIB) for service in Services(settings.home).workers() if service.running}
+    return {
+        service.name: round(memory_bytes(service) / MIB)
+        for service in Services(settings.home).workers()
+        if service.running
+    }
 
 
 def _stop(settings: Settings, services: list[Service], grace_seconds: float) -> None:
