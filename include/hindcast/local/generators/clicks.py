@@ -1,8 +1,14 @@
-"""The clicks of a site's users, for joins: what a user views, what the user searched just before it, and who the user is.
+"""The clicks of a site's users, for joins: what a user views, what the user searched just before, and who
+the user is.
 
-Three topics: views (the main one), searches, many of which lead to a view of the same user within one second, and profiles, a
-changelog in which a later record replaces an earlier one of the same user. Some views and searches are late; in each topic a few rows
-are poison. A profile without value would delete it, which is no poison: no such record is sent for now.
+There are three topics:
+
+- views, the main one;
+- searches, many of which lead to a view of the same user within one second;
+- profiles, a changelog: a later record replaces an earlier one of the same user.
+
+Some views and searches are late. In each topic a few rows are poison. A profile without value would delete
+the profile, so it is not poison; no such record is sent.
 """
 
 from __future__ import annotations
@@ -24,41 +30,72 @@ PROFILE_SHARE = 0.01
 FOUND_SHARE = 0.6  # of the searches lead to a view
 FOUND_SECONDS = (0.05, 0.95)
 PAGES = ("/", "/skis", "/boots", "/poles", "/helmets", "/gloves", "/goggles", "/sale", "/basket", "/help")
-WORDS = ("red", "light", "used", "junior", "skis", "boots", "poles", "helmet", "gloves", "goggles", "wax", "bag")
+WORDS = (
+    "red",
+    "light",
+    "used",
+    "junior",
+    "skis",
+    "boots",
+    "poles",
+    "helmet",
+    "gloves",
+    "goggles",
+    "wax",
+    "bag",
+)
 CITIES = ("Bergen", "Graz", "Grenoble", "Innsbruck", "Kyoto", "Oslo", "Sapporo", "Torino")
 
 
 def clicks(seed: int, rows_per_second: float, start: datetime) -> Iterator[Record]:
-    """Views ``{"view", "user", "page", "ts"}``, searches ``{"search", "user", "words", "ts"}``, profiles ``{"user", "city", "age", "ts"}``.
+    """Records of the three topics, with the user as the key. The profiles of all users come first.
 
-    The key is the user. The profiles of all users come first.
+    - views: ``{"view", "user", "page", "ts"}``
+    - searches: ``{"search", "user", "words", "ts"}``
+    - profiles: ``{"user", "city", "age", "ts"}``
     """
     rng = random.Random(seed)
-    unknown = list(reversed(USERS))
-    found: list[tuple[float, str]] = []  # when a view follows a search, and whose
+    without_profile = list(reversed(USERS))
+    views_to_come: list[tuple[float, str]] = []  # heap of (due seconds, user): views that follow a search
     for number in count():
         due = number / rows_per_second
         ts = start + timedelta(seconds=due)
         draw = rng.random()
-        if unknown or draw < PROFILE_SHARE:
-            user = unknown[-1] if unknown else rng.choice(USERS)
-            fields = {"user": user, "city": rng.choice(CITIES), "age": rng.randint(16, 80), "ts": ts}
-            record = json_record(rng, due, user.encode(), fields, topic=PROFILES_TOPIC, late_share=0.0, tombstones=True)
+        if without_profile:
+            record = _profile(rng, due, without_profile[-1], ts)
             yield record
-            if unknown and not record.poison:
-                unknown.pop()
-        elif found and found[0][0] <= due:
-            at, user = heappop(found)
-            yield _view(rng, number, due, user, start + timedelta(seconds=at))
+            if not record.poison:
+                without_profile.pop()
+        elif draw < PROFILE_SHARE:
+            yield _profile(rng, due, rng.choice(USERS), ts)
+        elif views_to_come and views_to_come[0][0] <= due:
+            viewed_seconds, user = heappop(views_to_come)
+            yield _view(rng, number, due, user, start + timedelta(seconds=viewed_seconds))
         elif draw < PROFILE_SHARE + SEARCH_SHARE:
             user = rng.choice(USERS)
-            fields = {"search": f"q{number:08}", "user": user, "words": " ".join(rng.sample(WORDS, rng.randint(1, 3))), "ts": ts}
-            yield json_record(rng, due, user.encode(), fields, topic=SEARCHES_TOPIC)
+            yield _search(rng, number, due, user, ts)
             if rng.random() < FOUND_SHARE:
-                heappush(found, (due + rng.uniform(*FOUND_SECONDS), user))
+                viewed_seconds = due + rng.uniform(*FOUND_SECONDS)
+                heappush(views_to_come, (viewed_seconds, user))
         else:
             yield _view(rng, number, due, rng.choice(USERS), ts)
 
 
+def _profile(rng: random.Random, due: float, user: str, ts: datetime) -> Record:
+    city = rng.choice(CITIES)
+    age = rng.randint(16, 80)
+    fields = {"user": user, "city": city, "age": age, "ts": ts}
+    return json_record(rng, due, user.encode(), fields, topic=PROFILES_TOPIC, late_share=0.0, tombstones=True)
+
+
+def _search(rng: random.Random, number: int, due: float, user: str, ts: datetime) -> Record:
+    length = rng.randint(1, 3)
+    words = rng.sample(WORDS, length)
+    fields = {"search": f"q{number:08}", "user": user, "words": " ".join(words), "ts": ts}
+    return json_record(rng, due, user.encode(), fields, topic=SEARCHES_TOPIC)
+
+
 def _view(rng: random.Random, number: int, due: float, user: str, ts: datetime) -> Record:
-    return json_record(rng, due, user.encode(), {"view": f"v{number:08}", "user": user, "page": rng.choice(PAGES), "ts": ts})
+    page = rng.choice(PAGES)
+    fields = {"view": f"v{number:08}", "user": user, "page": page, "ts": ts}
+    return json_record(rng, due, user.encode(), fields)

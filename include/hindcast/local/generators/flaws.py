@@ -1,4 +1,6 @@
-"""What is wrong with some rows: a few are late, and a few are poison, which no stream can use."""
+"""What is wrong with some rows: a few are late, and a few are poison, which means that no stream can use
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,19 @@ def json_record(
     late_share: float = LATE_SHARE,
     tombstones: bool = False,
 ) -> Record:
-    """The fields as a record: late with the probability ``late_share``, poison with :data:`POISON_SHARE`, never both.
+    """The fields as a record: late with probability ``late_share``, poison with :data:`POISON_SHARE`, never
+    both.
 
-    :param tombstones: a record without value deletes its key in this topic, so it is no poison and is not made
+    :param tombstones: a record without value deletes its key in this topic: it is not poison, and is not made
     """
     draw = rng.random()
     if draw < POISON_SHARE:
         reason = rng.choice(reasons(fields, tombstones=tombstones))
-        return Record(due_seconds, key, POISON[reason](fields), poison=reason, topic=topic)
+        spoil = POISON[reason]
+        return Record(due_seconds, key, spoil(fields), poison=reason, topic=topic)
     if draw < POISON_SHARE + late_share:
-        return Record(due_seconds, key, to_json({**fields, "ts": set_back(rng, fields["ts"])}), late=True, topic=topic)
+        late_fields = {**fields, "ts": set_back(rng, fields["ts"])}
+        return Record(due_seconds, key, to_json(late_fields), late=True, topic=topic)
     return Record(due_seconds, key, to_json(fields), topic=topic)
 
 
@@ -55,46 +60,81 @@ def to_json(value: object) -> bytes:
 
 def reasons(fields: Fields, *, tombstones: bool = False) -> list[str]:
     """The keys of :data:`POISON` that can be wrong with such a row."""
-    spared = {NO_VALUE} if tombstones else set()
+    possible = list(POISON)
+    if tombstones:
+        possible.remove(NO_VALUE)
     if not any(_is_number(value) for value in fields.values()):
-        spared.add(WRONG_TYPE)  # any JSON reads as a string
-    return [reason for reason in POISON if reason not in spared]
-
-
-def _wrong_type(fields: Fields) -> bytes:
-    """All numbers and flags are words: a pipeline's schema may lack any one of them."""
-    return to_json({name: "n/a" if _is_number(value) else value for name, value in fields.items()})
+        possible.remove(WRONG_TYPE)  # any JSON reads as a string
+    return possible
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
+def _cut_off(fields: Fields) -> bytes:
+    return to_json(fields)[:-9]
+
+
+def _not_json(fields: Fields) -> bytes:
+    texts = map(str, fields.values())
+    return ";".join(texts).encode()
+
+
+def _not_an_object(fields: Fields) -> bytes:
+    return to_json(list(fields.values()))
+
+
+def _wrong_type(fields: Fields) -> bytes:
+    """All numbers and flags become words, because a pipeline's schema may lack any one of them."""
+    spoilt = dict(fields)
+    for name, value in fields.items():
+        if _is_number(value):
+            spoilt[name] = "n/a"
+    return to_json(spoilt)
+
+
 def _nested(fields: Fields) -> bytes:
     name = next(iter(fields)).encode()
-    return b'{"' + name + b'":' + b"[" * DEEPER_THAN_PARSERS_GO + b"]" * DEEPER_THAN_PARSERS_GO + b"}"
+    lists = b"[" * DEEPER_THAN_PARSERS_GO + b"]" * DEEPER_THAN_PARSERS_GO
+    return b'{"' + name + b'":' + lists + b"}"
+
+
+def _bad_utf8(fields: Fields) -> bytes:
+    return b"\xc3\x28\x80" + to_json(fields)
+
+
+def _no_ts(fields: Fields) -> bytes:
+    spoilt = dict(fields)
+    spoilt.pop("ts", None)
+    return to_json(spoilt)
+
+
+def _far_future(fields: Fields) -> bytes:
+    return to_json({**fields, "ts": fields["ts"] + FAR_FUTURE})
 
 
 NO_VALUE = "no value"
 WRONG_TYPE = "wrong type"
-#: What is wrong -> how a row becomes so. Each must be poison by the rules of hindcast.stream.source: an integration test
-#: holds them to it.
+#: What is wrong -> the value of a row that is wrong in this way. Each must be poison by the rules of
+#: hindcast.stream.source; an integration test checks that.
 POISON: dict[str, Callable[[Fields], bytes | None]] = {
-    "cut off": lambda fields: to_json(fields)[:-9],
-    "not json": lambda fields: ";".join(str(value) for value in fields.values()).encode(),
-    "not an object": lambda fields: to_json(list(fields.values())),
+    "cut off": _cut_off,
+    "not json": _not_json,
+    "not an object": _not_an_object,
     "empty": lambda _: b"",
     NO_VALUE: lambda _: None,
     WRONG_TYPE: _wrong_type,
     "nested": _nested,
     "nul bytes": lambda _: b"\0" * 16,
-    "bad utf-8": lambda fields: b"\xc3\x28\x80" + to_json(fields),
-    "no ts": lambda fields: to_json({name: value for name, value in fields.items() if name != "ts"}),
+    "bad utf-8": _bad_utf8,
+    "no ts": _no_ts,
     "null ts": lambda fields: to_json({**fields, "ts": None}),
     "bad ts": lambda fields: to_json({**fields, "ts": "yesterday"}),
-    "far future": lambda fields: to_json({**fields, "ts": fields["ts"] + FAR_FUTURE}),
+    "far future": _far_future,
 }
 
 
 def _iso(instant: datetime) -> str:
-    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    utc = instant.astimezone(UTC)
+    return utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,7 +1,9 @@
-"""Payments of a few steps each, processed one by one; a step that fails comes again on a retry topic until it succeeds.
+"""Payments of a few steps each, processed one by one; a step that fails is sent again to a retry topic
+until it succeeds.
 
-Each payment's steps are numbered from 1. Now and then a step is held up and comes up to 3 seconds after the one that follows it, with
-the event time at which it happened. Some rows are late; a few are poison, a spoilt copy that comes before the event itself.
+Each payment's steps are numbered from 1. Now and then a step is held up: it comes up to 3 seconds after the
+step that follows it, with the event time at which it happened. Some rows are late. A few are poison: a
+spoilt copy that comes before the event itself.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ RETRY_SECONDS = (1.0, 10.0)
 HELD_SHARE = 0.03  # of the steps that are not a payment's last
 HELD_SECONDS = (0.2, 3.0)
 BEFORE_SECONDS = 0.001  # a step that is held up happened so long before the one that overtakes it
-MOST_GOING = 10_000  # payments at a time, however fast the load: opening them is what its start costs
+MOST_GOING = 10_000  # payments at a time, however fast the load is: opening them is what its start costs
 
 
 @dataclass(slots=True)
@@ -44,35 +46,62 @@ class _Event:
     happened_seconds: float
 
 
-def payments(seed: int, rows_per_second: float, start: datetime) -> Iterator[Record]:
-    """``{"payment", "seq", "attempt", "amount", "ok", "ts"}``, key = payment, on the main topic (attempt 1) and :data:`RETRY_TOPIC`."""
-    rng = random.Random(seed)
-    numbers, ties = count(), count()
+class _Events:
+    """The payments that are going on, and the events that wait to be sent: held-up steps and retries."""
 
-    def opened() -> _Payment:
-        return _Payment(f"p{next(numbers):07}", rng.randint(1, MOST_STEPS))
+    def __init__(self, rng: random.Random, going: int) -> None:
+        self._rng = rng
+        self._numbers = count()
+        self._ties = count()  # orders events that wait until the same moment
+        self._waiting: list[tuple[float, int, _Event]] = []
+        self._going = [self._open() for _ in range(going)]
 
-    def wait(until_seconds: float, event: _Event) -> None:
-        heappush(waiting, (until_seconds, next(ties), event))
+    def next(self, due: float) -> _Event:
+        """The event to send now: one that has waited until now, else the next step of any payment."""
+        if self._waiting and self._waiting[0][0] <= due:
+            return heappop(self._waiting)[2]
+        place = self._rng.randrange(len(self._going))
+        payment = self._going[place]
+        has_later_step = payment.seq + 1 < payment.steps
+        if has_later_step and self._rng.random() < HELD_SHARE:
+            held_until = due + self._rng.uniform(*HELD_SECONDS)
+            held = self._step(payment, due - BEFORE_SECONDS)
+            self.wait(held_until, held)
+        event = self._step(payment, due)
+        if payment.seq == payment.steps:
+            self._going[place] = self._open()
+        return event
 
-    def step(payment: _Payment, happened_seconds: float) -> _Event:
+    def wait(self, until_seconds: float, event: _Event) -> None:
+        """Send the event once ``until_seconds`` have passed since the start."""
+        heappush(self._waiting, (until_seconds, next(self._ties), event))
+
+    def retry(self, due: float, event: _Event) -> None:
+        """Send the step again, some seconds after its attempt failed."""
+        again = due + self._rng.uniform(*RETRY_SECONDS)
+        self.wait(again, _Event(event.payment, event.seq, event.attempt + 1, event.amount, again))
+
+    def _open(self) -> _Payment:
+        name = f"p{next(self._numbers):07}"
+        return _Payment(name, steps=self._rng.randint(1, MOST_STEPS))
+
+    def _step(self, payment: _Payment, happened_seconds: float) -> _Event:
         payment.seq += 1
-        return _Event(payment.name, payment.seq, 1, round(rng.lognormvariate(3.0, 1.0), 2), happened_seconds)
+        amount = round(self._rng.lognormvariate(3.0, 1.0), 2)
+        return _Event(payment.name, payment.seq, 1, amount, happened_seconds)
 
-    waiting: list[tuple[float, int, _Event]] = []
-    going = [opened() for _ in range(min(max(1, ceil(rows_per_second * STEP_SECONDS)), MOST_GOING))]
+
+def payments(seed: int, rows_per_second: float, start: datetime) -> Iterator[Record]:
+    """``{"payment", "seq", "attempt", "amount", "ok", "ts"}``, key = payment.
+
+    First attempts go to the main topic, later ones to :data:`RETRY_TOPIC`.
+    """
+    rng = random.Random(seed)
+    going = max(1, ceil(rows_per_second * STEP_SECONDS))
+    events = _Events(rng, min(going, MOST_GOING))
     for number in count():
         due = number / rows_per_second
-        if waiting and waiting[0][0] <= due:
-            event = heappop(waiting)[2]
-        else:
-            place = rng.randrange(len(going))
-            payment = going[place]
-            if payment.seq + 1 < payment.steps and rng.random() < HELD_SHARE:
-                wait(due + rng.uniform(*HELD_SECONDS), step(payment, due - BEFORE_SECONDS))
-            event = step(payment, due)
-            if payment.seq == payment.steps:
-                going[place] = opened()
+        event = events.next(due)
         ok = rng.random() >= FAILS_SHARE
         fields = {
             "payment": event.payment,
@@ -82,10 +111,12 @@ def payments(seed: int, rows_per_second: float, start: datetime) -> Iterator[Rec
             "ok": ok,
             "ts": start + timedelta(seconds=event.happened_seconds),
         }
-        record = json_record(rng, due, event.payment.encode(), fields, topic=RETRY_TOPIC if event.attempt > 1 else "")
+        topic = ""
+        if event.attempt > 1:
+            topic = RETRY_TOPIC
+        record = json_record(rng, due, event.payment.encode(), fields, topic=topic)
         yield record
         if record.poison:
-            wait(due, event)
+            events.wait(due, event)
         elif not ok:
-            again = due + rng.uniform(*RETRY_SECONDS)
-            wait(again, _Event(event.payment, event.seq, event.attempt + 1, event.amount, again))
+            events.retry(due, event)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to send, ``due_seconds`` after the start. ``poison`` names what is wrong with it, "" for a good row.
+    """One record to send, ``due_seconds`` after the start.
 
-    ``topic`` is one of the generator's topics, "" for its main one.
+    ``poison`` names what is wrong with it, "" for a good row. ``topic`` is one of the generator's topics,
+    "" for its main one.
     """
 
     due_seconds: float

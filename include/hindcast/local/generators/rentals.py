@@ -1,7 +1,9 @@
-"""Days on skis, for the question whether to rent or to buy: nobody knows beforehand for how many days a skier will come.
+"""Days on skis, for the question whether to rent or to buy: nobody knows beforehand how many days a skier
+will come.
 
-A skier comes for 1 to 40 days; half of them draw the number evenly, half give up after each day with the same probability. Then a
-new skier begins. Some rows are late; a few are poison, a spoilt copy that comes before the day itself.
+A skier comes for 1 to 40 days. Half of the skiers draw the number evenly; half give up after each day with
+the same probability. Then a new skier begins. Some rows are late. A few are poison: a spoilt copy that
+comes before the day itself.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from hindcast.local.generators.flaws import json_record
 from hindcast.local.generators.record import Record
 
 MOST_DAYS = 40
-GIVES_UP = 0.15  # after each day; a mean of between 6 and 7 days
+EVEN_SHARE = 0.5  # of the skiers draw their number of days evenly
+GIVES_UP = 0.15  # after each day; the mean is between 6 and 7 days
 SKIERS_AT_A_TIME = 40
 
 
@@ -30,8 +33,8 @@ class _Skier:
 def rentals(seed: int, rows_per_second: float, start: datetime) -> Iterator[Record]:
     """``{"skier", "day", "ts"}``, key = skier; ``day`` counts a skier's days from 1."""
     rng = random.Random(seed)
-    numbers = count()
-    skiing = [_Skier(f"s{next(numbers):06}", _days(rng)) for _ in range(SKIERS_AT_A_TIME)]
+    new_skiers = _new_skiers(rng)
+    skiing = [next(new_skiers) for _ in range(SKIERS_AT_A_TIME)]
     for number in count():
         due = number / rows_per_second
         place = rng.randrange(SKIERS_AT_A_TIME)
@@ -43,11 +46,16 @@ def rentals(seed: int, rows_per_second: float, start: datetime) -> Iterator[Reco
             continue
         skier.day += 1
         if skier.day > skier.days:
-            skiing[place] = _Skier(f"s{next(numbers):06}", _days(rng))
+            skiing[place] = next(new_skiers)
+
+
+def _new_skiers(rng: random.Random) -> Iterator[_Skier]:
+    for number in count():
+        yield _Skier(f"s{number:06}", _days(rng))
 
 
 def _days(rng: random.Random) -> int:
-    if rng.random() < 0.5:  # noqa: PLR2004 - half of them
+    if rng.random() < EVEN_SHARE:
         return rng.randint(1, MOST_DAYS)
     days = 1
     while days < MOST_DAYS and rng.random() >= GIVES_UP:

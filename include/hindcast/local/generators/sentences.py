@@ -1,7 +1,8 @@
-"""Speakers who talk at the same time, one word a record: the words of one sentence end with the one that has a full stop.
+"""Speakers who talk at the same time, one word a record. The last word of a sentence has a full stop.
 
-This is the stream of Storm's example of stateful Kafka consumption, in which sentences are put together from words. Their order
-within a partition is the point, so no row is late. A few are poison: a spoilt copy that comes before the word itself.
+This is the stream of Storm's example of stateful Kafka consumption: sentences are put together from words.
+The order of the words within a partition matters, so no row is late. A few are poison: a spoilt copy that
+comes before the word itself.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def sentences(seed: int, rows_per_second: float, start: datetime) -> Iterator[Re
         speaker = speakers[name]
         if not speaker.rest:
             speaker.rest = rng.choice(SENTENCES).split()
-        fields = {"speaker": name, "word": speaker.rest[0], "seq": speaker.seq, "ts": start + timedelta(seconds=due)}
+        fields = {
+            "speaker": name,
+            "word": speaker.rest[0],
+            "seq": speaker.seq,
+            "ts": start + timedelta(seconds=due),
+        }
         record = json_record(rng, due, name.encode(), fields, late_share=0.0)
         yield record
         if not record.poison:

@@ -1,4 +1,7 @@
-"""Trades of ten tickers, each price a random walk, as an exchange's feed sends them. Some rows are late, a few are poison."""
+"""Trades of ten tickers, as an exchange's feed sends them. Each price is a random walk.
+
+Some rows are late, a few are poison.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from hindcast.local.generators.record import Record
 #: Under Kafka's own partitioner these fall on all of 4 partitions: 3, 2, 2 and 3 of them.
 TICKERS = ("ACME", "BOLT", "CLAY", "DELT", "ECHO", "FLUX", "GRID", "HALO", "IBEX", "JADE")
 TICK_SHARE = 0.0005  # the standard deviation of one step of a price, as a share of it
+LOWEST_PRICE = 1.0
+HIGHEST_PRICE = 10_000.0
 
 
 def trades(seed: int, rows_per_second: float, start: datetime) -> Iterator[Record]:
@@ -22,8 +27,11 @@ def trades(seed: int, rows_per_second: float, start: datetime) -> Iterator[Recor
     for seq in count():
         due = seq / rows_per_second
         ticker = rng.choice(TICKERS)
-        prices[ticker] = min(max(prices[ticker] * (1 + rng.gauss(0.0, TICK_SHARE)), 1.0), 10_000.0)
-        ask = round(prices[ticker], 2)
+        price = prices[ticker] * (1 + rng.gauss(0.0, TICK_SHARE))
+        price = max(price, LOWEST_PRICE)
+        price = min(price, HIGHEST_PRICE)
+        prices[ticker] = price
+        ask = round(price, 2)
         fields = {
             "ticker": ticker,
             "ts": start + timedelta(seconds=due),

@@ -1,6 +1,7 @@
-"""The words of a few sentences, one a record, as the classic word count reads them. Some rows are late, a few are poison.
+"""The words of a few sentences, one a record, as the classic word count reads them.
 
-Text is Zipf-like by itself: its commonest word, *the*, comes many times as often as most. Sentences come by Zipf's law too.
+Text follows Zipf's law: its commonest word, *the*, comes many times as often as most others. The sentences
+follow it too. Some rows are late, a few are poison.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ def words(seed: int, rows_per_second: float, start: datetime) -> Iterator[Record
     for number in count():
         due = number / rows_per_second
         word = next(text)
-        yield json_record(rng, due, word.encode(), {"word": word, "ts": start + timedelta(seconds=due)})
+        fields = {"word": word, "ts": start + timedelta(seconds=due)}
+        yield json_record(rng, due, word.encode(), fields)
 
 
 def _text(rng: random.Random) -> Iterator[str]:
     weights = [1 / rank for rank in range(1, len(SENTENCES) + 1)]
     while True:
-        yield from rng.choices(SENTENCES, weights)[0].split()
+        (sentence,) = rng.choices(SENTENCES, weights)
+        yield from sentence.split()
