@@ -14,7 +14,7 @@ from hindcast import catalog
 from hindcast.control.ledger import LedgerRow
 from hindcast.errors import ServiceError, VerdictFailedError
 from hindcast.local import airflow
-from hindcast.local.demo import LEAST_WINDOWS, Demo, check, covering_batches, least_windows
+from hindcast.local.demo import LEAST_WINDOWS, Demo, Progress, Wait, check, covering_batches, least_windows, unpause
 from hindcast.pipeline import Window
 from hindcast.settings import Settings
 
@@ -130,9 +130,9 @@ def test_a_busy_airflow_is_asked_again(settings: Settings, monkeypatch: pytest.M
 
     monkeypatch.setattr(airflow, "request", request)
     monkeypatch.setattr(airflow, "login", lambda _: "token")
-    demo = Demo(settings, catalog.load(settings.pipelines_dir)["stock_stats"])
-    ticks: list[str] = []
-    monkeypatch.setattr(demo, "_tick", lambda _, detail, *__: ticks.append(detail))
-    demo._unpause("supervise")
-    assert len(ticks) == 2
-    assert "did not answer" in ticks[0]
+    demo = Demo(settings, catalog.load(settings.pipelines_dir)["stock_stats"], Progress(settings))
+    polls: list[str] = []
+    monkeypatch.setattr(Wait, "poll", lambda _, detail: polls.append(detail))
+    unpause(demo, "supervise")
+    assert len(polls) == 2
+    assert "did not answer" in polls[0]

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from hindcast.control.ledger import LedgerRow
-from hindcast.local.reprocessing import Reprocessing, failures
-from hindcast.settings import Settings
+from hindcast.local.reprocessing import failures, latency
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 GOOD: dict[str, Any] = {"seam_missing": 0, "seam_duplicated": 0, "active_after_promotion": 2}
@@ -57,11 +56,10 @@ def batch(number: int, started: float, committed: float, shard: str = "v1.g0.s0"
     )
 
 
-def test_latency_is_half_of_the_wait_for_a_batch_and_the_batch(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_is_half_of_the_wait_for_a_batch_and_the_batch() -> None:
     """A record comes at any moment between the starts of two batches. The first seconds, and what came before a moment, are left out."""
-    demo = Reprocessing(settings, 1.0, 1.0)
     rows = [batch(1, 0.0, 5.0), batch(2, 10.0, 10.5), batch(3, 11.0, 11.5), batch(4, 13.0, 14.0), batch(1, 0.0, 9.0, "v1.g0.s1")]
-    monkeypatch.setattr(demo, "_batches", lambda _: rows)
-    assert demo._latency(6.0) == pytest.approx((1.0 + 2.0) / 2)
-    assert demo._latency(since=AT + timedelta(seconds=12)) == pytest.approx(2.0)
-    assert demo._latency(since=AT + timedelta(seconds=20)) is None
+    assert latency(rows, skip_seconds=6.0) == pytest.approx((1.0 + 2.0) / 2)
+    assert latency(rows, since=AT + timedelta(seconds=12)) == pytest.approx(2.0)
+    assert latency(rows, since=AT + timedelta(seconds=20)) is None
+    assert latency([]) is None

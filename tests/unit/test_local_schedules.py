@@ -13,7 +13,7 @@ from hindcast import catalog
 from hindcast.errors import ServiceError
 from hindcast.local import airflow
 from hindcast.local.airflow import spark_drivers
-from hindcast.local.demo import Demo, Drivers
+from hindcast.local.demo import Demo, Drivers, Progress, count_drivers, unpause_until_down
 from hindcast.local.processes import Services
 from hindcast.local.schedules import pause_remembered, remember
 from hindcast.settings import Settings
@@ -62,8 +62,8 @@ def test_what_a_demo_unpaused_is_paused_and_forgotten(home: Settings, api: Airfl
     """What somebody had unpaused before the demo goes on; a second call has nothing to do."""
     api.unpaused = {"replay.stock_stats", "supervise"}
     said: list[str] = []
-    demo = Demo(home, catalog.load(home.pipelines_dir)["stock_stats"])
-    demo._unpause_until_down("replay.stock_stats", "validate.stock_stats")
+    demo = Demo(home, catalog.load(home.pipelines_dir)["stock_stats"], Progress(home))
+    unpause_until_down(demo, "replay.stock_stats", "validate.stock_stats")
     assert api.unpaused == {"replay.stock_stats", "validate.stock_stats", "supervise"}
     pause_remembered(home, said.append)
     assert api.unpaused == {"replay.stock_stats", "supervise"}
@@ -106,18 +106,18 @@ def test_what_could_not_be_paused_is_tried_again(home: Settings, api: Airflow) -
 
 def test_a_demo_waits_as_long_as_a_replay_goes_on(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sign of progress begins the time anew; without one it runs out."""
-    demo = Demo(home, catalog.load(home.pipelines_dir)["stock_stats"])
+    progress = Progress(home)
     now = [0.0]
     monkeypatch.setattr("hindcast.local.demo.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
-    with demo._waiting("the replay", 600.0) as tick:
+    with progress.waiting("the replay", 600.0) as wait:
         for logged in range(10):
             now[0] += 400.0
-            tick("", Drivers("1 runs", frozenset(), logged))
+            wait.poll("", Drivers("1 runs", frozenset(), logged))
         now[0] += 400.0
-        tick("", Drivers("1 runs", frozenset(), 9))
+        wait.poll("", Drivers("1 runs", frozenset(), 9))
         now[0] += 400.0
         with pytest.raises(ServiceError, match="in vain"):
-            tick("", Drivers("1 runs", frozenset(), 9))
+            wait.poll("", Drivers("1 runs", frozenset(), 9))
 
 
 def test_the_demo_counts_what_the_drivers_pool_does(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,14 +130,13 @@ def test_the_demo_counts_what_the_drivers_pool_does(home: Settings, monkeypatch:
         return {"task_instances": [task, {**task, "dag_id": "replay.b", "state": "scheduled"}]}
 
     monkeypatch.setattr(airflow, "request", request)
-    demo = Demo(home, catalog.load(home.pipelines_dir)["stock_stats"])
-    before = demo._drivers("token")
+    before = count_drivers(home, "token")
     assert before.text == "1 replays or verdicts run, 1 wait"
     assert "pool=hindcast_spark" in paths[0]
     log = home.logs_dir / "airflow" / "dag_id=replay.a" / "run_id=manual__1" / "task_id=hindcast" / "attempt=1.log"
     log.parent.mkdir(parents=True)
     log.write_text("a line")
-    after = demo._drivers("token")
+    after = count_drivers(home, "token")
     assert after.logged_bytes == 6
     assert after != before
 
