@@ -51,20 +51,12 @@ class Account:
         """Where the next step begins, for each partition of the topic: the topic's earliest before the first commit, then where the archive
         ends, which is 0 for a partition that was added since.
         """
-        return (
-            dict(earliest)
-            if self.number == 0
-            else {partition: self.ends.get(partition, 0) for partition in earliest}
-        )
+        return dict(earliest) if self.number == 0 else {partition: self.ends.get(partition, 0) for partition in earliest}
 
     def lost(self, earliest: Mapping[int, int]) -> tuple[Gap, ...]:
         """What the topic no longer holds and nobody has archived."""
         starts = self.starts(earliest)
-        return tuple(
-            Gap(partition, starts[partition], offset)
-            for partition, offset in earliest.items()
-            if offset > starts[partition]
-        )
+        return tuple(Gap(partition, starts[partition], offset) for partition, offset in earliest.items() if offset > starts[partition])
 
     def with_gaps(self, step: str, gaps: Sequence[Gap]) -> Self:
         """After a commit that goes on behind these gaps."""
@@ -72,15 +64,7 @@ class Account:
         return replace(self, step=step, number=self.number + 1, ends=ends, gaps=(*self.gaps, *gaps))
 
     def with_step(
-        self,
-        step: str,
-        start: Mapping[int, int],
-        end: Mapping[int, int],
-        *,
-        rows: int,
-        size: int,
-        newest_at: str,
-        topic_id: str = "",
+        self, step: str, start: Mapping[int, int], end: Mapping[int, int], *, rows: int, size: int, newest_at: str, topic_id: str = ""
     ) -> Self:
         """After a commit of the records of [start, end). They form a chain: the start must be where the archive ends.
 
@@ -88,10 +72,7 @@ class Account:
         """
         if self.number and any(self.ends.get(partition, 0) != offset for partition, offset in start.items()):
             raise ValueError(f"the step begins at {dict(start)}, the archive ends at {self.ends}")
-        ranges = {
-            partition: extended(self.ranges.get(partition, ()), offset, end[partition])
-            for partition, offset in start.items()
-        }
+        ranges = {partition: extended(self.ranges.get(partition, ()), offset, end[partition]) for partition, offset in start.items()}
         return replace(
             self,
             topic_id=self.topic_id or topic_id,
@@ -115,8 +96,7 @@ class Account:
                 **values,
                 "ends": {int(partition): offset for partition, offset in values["ends"].items()},
                 "ranges": {
-                    int(partition): tuple((first, last) for first, last in ranges)
-                    for partition, ranges in values["ranges"].items()
+                    int(partition): tuple((first, last) for first, last in ranges) for partition, ranges in values["ranges"].items()
                 },
                 "gaps": tuple(Gap(**gap) for gap in values["gaps"]),
             }
@@ -129,10 +109,7 @@ class Account:
             "rows": self.rows,
             "bytes": self.bytes,
             "newest_at": self.newest_at or None,
-            "ranges": {
-                str(partition): [list(one) for one in ranges]
-                for partition, ranges in sorted(self.ranges.items())
-            },
+            "ranges": {str(partition): [list(one) for one in ranges] for partition, ranges in sorted(self.ranges.items())},
             "gaps": [asdict(gap) for gap in self.gaps],
             "commits": self.number,
         }

@@ -48,12 +48,7 @@ LONGEST_REASON = 500
 
 
 def archive_topic(
-    session: Callable[[], SparkSession],
-    settings: Settings,
-    topic: str,
-    *,
-    accept_gap: str = "",
-    step_offsets: int = STEP_OFFSETS,
+    session: Callable[[], SparkSession], settings: Settings, topic: str, *, accept_gap: str = "", step_offsets: int = STEP_OFFSETS
 ) -> dict[str, Any]:
     """Archive what the topic holds and the archive does not; return what was done. ``session`` is called once there is something to copy.
 
@@ -64,9 +59,7 @@ def archive_topic(
     :raises ArchiveFailedError: where Spark failed; the next run goes on from the last step
     """
     if len(accept_gap) > LONGEST_REASON:
-        raise BadInputError(
-            problem="The reason for the gap is too long", cure=f"Say it in {LONGEST_REASON} characters."
-        )
+        raise BadInputError(problem="The reason for the gap is too long", cure=f"Say it in {LONGEST_REASON} characters.")
     events = EventLog(ControlTables(settings))
     try:
         with TopicOffsets(settings) as offsets:
@@ -74,10 +67,7 @@ def archive_topic(
     except BadInputError:
         raise
     except HindcastError as error:
-        cure = str(
-            error.fields.get("cure")
-            or f"Run `hindcast archive run {topic}` again: it goes on from the last step."
-        )
+        cure = str(error.fields.get("cure") or f"Run `hindcast archive run {topic}` again: it goes on from the last step.")
         events.record(EventKind.ARCHIVE_STOPPED, str(error), severity=Severity.ERROR, cure=cure, topic=topic)
         raise
 
@@ -86,20 +76,9 @@ class _Copy:
     """One run. ``end`` is where the topic ended when it began."""
 
     def __init__(
-        self,
-        session: Callable[[], SparkSession],
-        settings: Settings,
-        topic: str,
-        offsets: TopicOffsets,
-        events: EventLog,
+        self, session: Callable[[], SparkSession], settings: Settings, topic: str, offsets: TopicOffsets, events: EventLog
     ) -> None:
-        self._session, self._settings, self._topic, self._offsets, self._events = (
-            session,
-            settings,
-            topic,
-            offsets,
-            events,
-        )
+        self._session, self._settings, self._topic, self._offsets, self._events = session, settings, topic, offsets, events
         self._table = ArchiveTable(settings, topic)
         self._end = offsets.latest(topic)
         self._topic_id = offsets.identity(topic)
@@ -115,11 +94,7 @@ class _Copy:
             reach("archive.1")  # 1. what comes next?
             account = self._table.account()
             self._check_topic(account)
-            earliest = {
-                partition: offset
-                for partition, offset in self._offsets.earliest(self._topic).items()
-                if partition in self._end
-            }
+            earliest = {partition: offset for partition, offset in self._offsets.earliest(self._topic).items() if partition in self._end}
             if lost := account.lost(earliest):
                 self._accept(account, lost, accept_gap)
                 continue
@@ -144,9 +119,7 @@ class _Copy:
             raise ArchiveFailedError(action="Archiving", topic=self._topic, reason=reason) from error
         rows, size = sum(file.rows for file in files), sum(file.size for file in files)
         newest_at = max((_newest_at(file) for file in files), default="")
-        after = account.with_step(
-            uuid.uuid4().hex, start, end, rows=rows, size=size, newest_at=newest_at, topic_id=self._topic_id
-        )
+        after = account.with_step(uuid.uuid4().hex, start, end, rows=rows, size=size, newest_at=newest_at, topic_id=self._topic_id)
         if not self._table.commit(account, after, files):  # 3. and 4.
             self._outrun += 1
             _log.info("Another archiver was faster; deciding anew.", topic=self._topic, start=start)
@@ -161,9 +134,7 @@ class _Copy:
         if not begin:
             return []
         frame = _columns(kafka_range(self._spark, self._settings, self._topic, begin, end, headers=True))
-        return write_files(
-            frame, self._table.url, self._table.storage_options, f"c{account.number + 1}", bounded=BOUNDED
-        )
+        return write_files(frame, self._table.url, self._table.storage_options, f"c{account.number + 1}", bounded=BOUNDED)
 
     def _check_topic(self, account: Account) -> None:
         """:raises ArchiveRefusedError: where the archive is of another topic of the same name"""
@@ -176,9 +147,7 @@ class _Copy:
                 ends = (latest.get(behind[0], 0), account.ends[behind[0]])
                 what = f"partition {behind[0]} ends at {ends[0]}, and its archive at {ends[1]}"
             cure = f"Restore the topic, or move the archive {self._table.url} away, where no replay needs it any more, to begin a new one."
-            raise ArchiveRefusedError(
-                topic=self._topic, problem=f"{what}: the topic was made anew or has lost records", cure=cure
-            )
+            raise ArchiveRefusedError(topic=self._topic, problem=f"{what}: the topic was made anew or has lost records", cure=cure)
 
     def _accept(self, account: Account, lost: Sequence[Gap], reason: str) -> None:
         """Go on behind the gaps.

@@ -61,9 +61,7 @@ class Holdings:
         files: list[dict[str, Any]] = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
         mine = [file for file in files if file["min.partition"] <= partition <= file["max.partition"]]
         young = [file for file in mine if file["max.timestamp"] is None or file["max.timestamp"] >= at]
-        return (
-            (file["path"], file["min.offset"]) for file in sorted(young, key=lambda file: file["min.offset"])
-        )
+        return ((file["path"], file["min.offset"]) for file in sorted(young, key=lambda file: file["min.offset"]))
 
     def _first(self, path: str, partition: int, at: datetime) -> int | None:
         try:

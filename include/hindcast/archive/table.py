@@ -43,9 +43,7 @@ class ArchiveTable:
         if "://" not in self.url:
             Path(self.url).mkdir(parents=True, exist_ok=True)
         cure = "It was not written by this Hindcast: move it away."
-        create_table(
-            self.url, ARCHIVE_SCHEMA, self.storage_options, cure, f"archive of {self.topic}", KEEP_THE_LOG
-        )
+        create_table(self.url, ARCHIVE_SCHEMA, self.storage_options, cure, f"archive of {self.topic}", KEEP_THE_LOG)
 
     def open(self) -> DeltaTable:
         """The table at its newest version.
@@ -74,18 +72,14 @@ class ArchiveTable:
         recorded = table.transaction_version(APP)
         if recorded is None:
             return Account(topic=self.topic)
-        for entry in commits_down(
-            self.open(), table.version()
-        ):  # by another handle: on this one a commit may be about to land
+        for entry in commits_down(self.open(), table.version()):  # by another handle: on this one a commit may be about to land
             if METADATA_KEY in entry:
                 account = Account.from_metadata(entry[METADATA_KEY])
                 if account.number == recorded:
                     return account
                 break
         problem = f"commit {recorded} of {self.url} is no longer in the table's log, so where the archive ends is not known"
-        raise ArchiveRefusedError(
-            topic=self.topic, problem=problem, cure="Restore the files of its _delta_log."
-        )
+        raise ArchiveRefusedError(topic=self.topic, problem=problem, cure="Restore the files of its _delta_log.")
 
     def commit(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
         """Write the files and the account ``after`` in one commit; return whether they are written.
@@ -94,9 +88,7 @@ class ArchiveTable:
 
         :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next look at the account
         """
-        return until_it_lands(
-            self.url, lambda: self._commit_once(before, after, files), StoreUnavailableError
-        )
+        return until_it_lands(self.url, lambda: self._commit_once(before, after, files), StoreUnavailableError)
 
     def _commit_once(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
         reach("archive.3")  # 3. on one handle: does the archive still end where this step begins?
@@ -108,15 +100,11 @@ class ArchiveTable:
             return False
         reach("archive.4")  # 4. commit files and account on that handle, or not at all
         properties = CommitProperties(
-            custom_metadata={METADATA_KEY: after.as_metadata()},
-            max_commit_retries=0,
-            app_transactions=[Transaction(APP, after.number)],
+            custom_metadata={METADATA_KEY: after.as_metadata()}, max_commit_retries=0, app_transactions=[Transaction(APP, after.number)]
         )
         actions: list[AddAction | RemoveAction] = [file.as_action() for file in files]
         try:
-            table.create_write_transaction(
-                actions, "append", table.schema(), [], commit_properties=properties
-            )
+            table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=properties)
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as error:

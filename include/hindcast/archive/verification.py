@@ -30,9 +30,7 @@ SAMPLES = 20
 COMPARED = ("timestamp", "timestampType", "headers", "key", "value")
 
 
-def verify(
-    session: Callable[[], SparkSession], settings: Settings, topic: str, *, step_offsets: int = STEP_OFFSETS
-) -> dict[str, Any]:
+def verify(session: Callable[[], SparkSession], settings: Settings, topic: str, *, step_offsets: int = STEP_OFFSETS) -> dict[str, Any]:
     """Compare what both hold, in steps; a difference also leaves an event.
 
     :returns: {topic, equal, compared, differences, samples, start, end}. ``compared`` counts offsets that have a record in either. A sample
@@ -53,13 +51,7 @@ def verify(
                 raise
             except Exception as error:
                 raise ArchiveFailedError(action="Verifying", topic=topic, reason=innermost(error)) from error
-            _log.info(
-                "Compared a step.",
-                topic=topic,
-                end=stop,
-                compared=found["compared"],
-                differences=found["differences"],
-            )
+            _log.info("Compared a step.", topic=topic, end=stop, compared=found["compared"], differences=found["differences"])
             reached = stop
     if found["differences"]:
         EventLog(ControlTables(settings)).record(
@@ -70,10 +62,7 @@ def verify(
             topic=topic,
             samples=found["samples"],
         )
-    shown = {
-        name: {str(partition): offset for partition, offset in ends.items()}
-        for name, ends in (("start", start), ("end", end))
-    }
+    shown = {name: {str(partition): offset for partition, offset in ends.items()} for name, ends in (("start", start), ("end", end))}
     return {"topic": topic, "equal": not found["differences"], **found, **shown}
 
 
@@ -85,19 +74,11 @@ def differs_cure(settings: Settings, topic: str) -> str:
 def _common(account: Account, earliest: Offsets) -> tuple[Offsets, Offsets]:
     """[start, end) of each partition that both hold. A gap of the archive lies before what the topic still holds."""
     last = {partition: ranges[-1] for partition, ranges in account.ranges.items() if partition in earliest}
-    both = {
-        partition: (max(first, earliest[partition]), end)
-        for partition, (first, end) in last.items()
-        if earliest[partition] < end
-    }
-    return {partition: first for partition, (first, _) in both.items()}, {
-        partition: end for partition, (_, end) in both.items()
-    }
+    both = {partition: (max(first, earliest[partition]), end) for partition, (first, end) in last.items() if earliest[partition] < end}
+    return {partition: first for partition, (first, _) in both.items()}, {partition: end for partition, (_, end) in both.items()}
 
 
-def _differing(
-    spark: SparkSession, settings: Settings, topic: str, start: Offsets, end: Offsets
-) -> DataFrame:
+def _differing(spark: SparkSession, settings: Settings, topic: str, start: Offsets, end: Offsets) -> DataFrame:
     """One row an offset: how often it stands in the archive and in the topic, and the columns in which those differ.
 
     Digests are compared, so that only they travel between Spark's tasks.
@@ -106,10 +87,7 @@ def _differing(
     read = {"archive": archived_range, "topic": lambda *of: kafka_range(*of, headers=True)}
     sides = [
         records(spark, settings, topic, begin, end).select(
-            "partition",
-            "offset",
-            F.lit(side).alias("side"),
-            *[_digest(name).alias(name) for name in COMPARED],
+            "partition", "offset", F.lit(side).alias("side"), *[_digest(name).alias(name) for name in COMPARED]
         )
         for side, records in read.items()
     ]
@@ -145,10 +123,6 @@ def _add(found: dict[str, Any], compared: DataFrame) -> None:
         found["compared"] += counts["compared"]
         found["differences"] += counts["differences"]
         if counts["differences"] and len(found["samples"]) < SAMPLES:
-            worst = (
-                rows.where(F.col("kind").isNotNull())
-                .orderBy("partition", "offset")
-                .limit(SAMPLES - len(found["samples"]))
-            )
+            worst = rows.where(F.col("kind").isNotNull()).orderBy("partition", "offset").limit(SAMPLES - len(found["samples"]))
             names = ("partition", "offset", "kind", "columns")
             found["samples"] += [{name: row[name] for name in names} for row in worst.collect()]

@@ -44,20 +44,12 @@ class CorrectedRange:
 
     def without(self, after_ms: int, to_ms: int) -> Iterable[CorrectedRange]:
         """What is left of it beside these windows: none, one or two ranges."""
-        for first, last in (
-            (self.after_ms, min(self.to_ms, after_ms)),
-            (max(self.after_ms, to_ms), self.to_ms),
-        ):
+        for first, last in ((self.after_ms, min(self.to_ms, after_ms)), (max(self.after_ms, to_ms), self.to_ms)):
             if first < last:
                 yield CorrectedRange(first, last, self.run_id, self.end)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "after_ms": self.after_ms,
-            "to_ms": self.to_ms,
-            "run_id": self.run_id,
-            "end": offsets_to_json(self.end),
-        }
+        return {"after_ms": self.after_ms, "to_ms": self.to_ms, "run_id": self.run_id, "end": offsets_to_json(self.end)}
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> CorrectedRange:
@@ -77,11 +69,7 @@ class Corrected:
 
     def known_by(self, end: Mapping[int, int]) -> Corrected:
         """Without the ranges of runs that had read past these offsets: whoever knows only the records before them cannot judge those."""
-        known = [
-            one
-            for one in self.ranges
-            if all(offset <= end.get(partition, 0) for partition, offset in one.end.items())
-        ]
+        known = [one for one in self.ranges if all(offset <= end.get(partition, 0) for partition, offset in one.end.items())]
         return Corrected(self.version, tuple(known))
 
     def intervals(self) -> list[tuple[int, int]]:
@@ -138,18 +126,13 @@ class Corrections:
         if table is None:
             # Its commits say what is corrected, so none may ever be cleaned away; there are some a day.
             cure = "It was not written by this Hindcast: move it away."
-            create_table(
-                self.url, rows.projected_schema, self._options or {}, cure, configuration=KEEP_THE_LOG
-            )
+            create_table(self.url, rows.projected_schema, self._options or {}, cure, configuration=KEEP_THE_LOG)
             table = self.open()
         before = self._corrected(table)
         for other in before.within(by.after_ms, by.to_ms):
             if any(offset > by.end.get(partition, 0) for partition, offset in other.end.items()):
                 return False
-        if any(
-            one.run_id == by.run_id and one.after_ms <= by.after_ms and by.to_ms <= one.to_ms
-            for one in before.ranges
-        ):
+        if any(one.run_id == by.run_id and one.after_ms <= by.after_ms and by.to_ms <= one.to_ms for one in before.ranges):
             return False
         kept = [part for one in before.ranges for part in one.without(by.after_ms, by.to_ms)]
         ranges = sorted([*kept, by], key=lambda one: one.after_ms)
@@ -162,9 +145,7 @@ class Corrections:
             commit_properties=CommitProperties(
                 custom_metadata={METADATA_KEY: json.dumps(metadata)},
                 max_commit_retries=0,
-                app_transactions=[
-                    Transaction(self._app, table.version() + 1)
-                ],  # of two at once only one lands
+                app_transactions=[Transaction(self._app, table.version() + 1)],  # of two at once only one lands
             ),
         )
         return True
@@ -172,14 +153,9 @@ class Corrections:
     def _corrected(self, table: DeltaTable) -> Corrected:
         """At the version of the handle: from the newest commit up to it that corrected; others only join files."""
         version = table.version()
-        for entry in commits_down(
-            self.open(), version
-        ):  # by another handle: on this one a commit may be about to land
+        for entry in commits_down(self.open(), version):  # by another handle: on this one a commit may be about to land
             if METADATA_KEY in entry:
-                return Corrected(
-                    version,
-                    tuple(CorrectedRange.of(one) for one in json.loads(entry[METADATA_KEY])["ranges"]),
-                )
+                return Corrected(version, tuple(CorrectedRange.of(one) for one in json.loads(entry[METADATA_KEY])["ranges"]))
         return Corrected(version, ())
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
@@ -191,9 +167,7 @@ class Corrections:
             raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
 
 
-def stamped(
-    rows: pa.dataset.Dataset, only: pa.dataset.Expression, run_id: str, columns: Iterable[str]
-) -> pa.dataset.Scanner:
+def stamped(rows: pa.dataset.Dataset, only: pa.dataset.Expression, run_id: str, columns: Iterable[str]) -> pa.dataset.Scanner:
     """The rows as the table takes them, read when they are written."""
     shown: dict[str, Any] = {name: pa.dataset.field(name) for name in columns}
     shown[WINDOW_END] = pa.dataset.field("window", "end").cast(pa.int64())

@@ -47,11 +47,7 @@ class Reading:
 
     @classmethod
     def pin(
-        cls,
-        settings: Settings,
-        pipeline: Pipeline,
-        sink_version: int | None = None,
-        corrections_version: int | None = None,
+        cls, settings: Settings, pipeline: Pipeline, sink_version: int | None = None, corrections_version: int | None = None
     ) -> Reading:
         """The newest versions, or these (-1: without corrections).
 
@@ -84,24 +80,16 @@ class Reading:
         older = [part.reading.spark(session).where(part.holds(end_us)) for part in self.earlier]
         frames = [*older, frame.where(end_us > self._after_ms * 1000)]
         columns = [F.col(f"`{name}`") for name in frame.columns]
-        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames).select(
-            *columns
-        )
+        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames).select(*columns)
 
     def _spark(self, session: SparkSession) -> DataFrame:
         from pyspark.sql import functions as F
 
-        stream = (
-            session.read.format("delta").option("versionAsOf", str(self.sink_version)).load(self.sink_url)
-        )
+        stream = session.read.format("delta").option("versionAsOf", str(self.sink_version)).load(self.sink_url)
         stream = stream.withColumn(RUN_ID, F.lit(None).cast("string"))
         if not self.corrected.ranges:
             return stream
-        batch = (
-            session.read.format("delta")
-            .option("versionAsOf", str(self.corrected.version))
-            .load(self.corrections.url)
-        )
+        batch = session.read.format("delta").option("versionAsOf", str(self.corrected.version)).load(self.corrections.url)
         columns = [f"`{name}`" for name in stream.columns]
         kept = stream.where(~self._inside(F.unix_micros("window.end")))
         return kept.unionByName(batch.where(self._inside(F.col(WINDOW_END))).select(*columns))
@@ -117,21 +105,15 @@ class Reading:
         return pa.concat_tables(tables, promote_options="default").select(own.column_names)
 
     def _arrow(self) -> pa.Table:
-        stream = arrow_dataset(
-            DeltaTable(self.sink_url, version=self.sink_version, storage_options=self.storage_options or None)
-        )
+        stream = arrow_dataset(DeltaTable(self.sink_url, version=self.sink_version, storage_options=self.storage_options or None))
         columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
         of_stream = {**columns, RUN_ID: pc.scalar(pa.scalar(None, pa.string()))}
         if not self.corrected.ranges:
             return stream.to_table(columns=of_stream)
         batch = arrow_dataset(self.corrections.open(self.corrected.version))
         parts = (
-            stream.to_table(
-                columns=of_stream, filter=~self._inside(pc.field("window", "end").cast(pa.int64()))
-            ),
-            batch.to_table(
-                columns={**columns, RUN_ID: pc.field(RUN_ID)}, filter=self._inside(pc.field(WINDOW_END))
-            ),
+            stream.to_table(columns=of_stream, filter=~self._inside(pc.field("window", "end").cast(pa.int64()))),
+            batch.to_table(columns={**columns, RUN_ID: pc.field(RUN_ID)}, filter=self._inside(pc.field(WINDOW_END))),
         )
         return pa.concat_tables([part.cast(parts[0].schema) for part in parts])
 
@@ -189,11 +171,5 @@ def _pinned(settings: Settings, found: Catalog, name: str, standing: Standing | 
         return Reading.pin(settings, found[name])
     parts: list[Part] = []
     for one in standing.earlier:
-        parts.append(
-            Part(
-                Reading.pin(settings, found.of(name, one.version)),
-                parts[-1].to_ms if parts else None,
-                one.to_ms,
-            )
-        )
+        parts.append(Part(Reading.pin(settings, found.of(name, one.version)), parts[-1].to_ms if parts else None, one.to_ms))
     return replace(Reading.pin(settings, found.of(name, standing.active)), earlier=tuple(parts))
