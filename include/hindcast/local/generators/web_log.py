@@ -91,7 +91,7 @@ def web_log(seed: int, rows_per_second: float, start: datetime) -> Iterator[Reco
 
 def _line(rng: random.Random, host: str, ts: datetime) -> _Line:
     (status,) = rng.choices(list(STATUSES), list(STATUSES.values()))
-    paths = CONTENT
+    paths: tuple[str, ...] = CONTENT
     if rng.random() < DECORATION_SHARE:
         paths = DECORATION
     path = rng.choice(paths)
