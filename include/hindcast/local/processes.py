@@ -1,7 +1,8 @@
 """Services: detached processes with a record, a log, and an end.
 
-A record is ``HOME/run/<name>.json``. It holds the pid *and* the process's birth, so that a pid that was given to another process
-is never signalled. A service survives its starter, and the kill of its starter's process group.
+A record is ``HOME/run/<name>.json``. It holds the pid *and* the process's birth, so that a pid that was
+given to another process is never signalled. A service survives its starter, and the kill of its starter's
+process group.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -30,21 +31,28 @@ from hindcast.settings import Settings, project_root
 #: Marks every process of a service, whatever its session or parent.
 MARKER = "HINDCAST_SERVICE"
 WORKER_PREFIX = "worker-"
-#: What a child gets of the starter's environment. No AIRFLOW__*: a worker is not a part of the Airflow that launched it.
+#: What a child gets of the starter's environment. No AIRFLOW__*: a worker is not part of its launcher's
+#: Airflow.
 INHERITED = ("PATH", "HOME", "USER", "JAVA_HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
-KEPT_WORKER_RECORDS = (
-    10  # of workers that have ended, with their logs: enough to read what happened, and bounded
-)
-LOG_LIMIT_BYTES = 20 * 1024 * 1024  # a log that is larger when its service starts is set aside first
+#: Of workers that have ended, with their logs: enough to read what happened, and bounded.
+KEPT_WORKER_RECORDS = 10
+#: A larger log is set aside when its service starts.
+LOG_LIMIT_BYTES = 20 * 1024 * 1024
 LAST_LINES = 15
+_LAST_BYTES = 16_384  # of a log, enough for its last lines
 _POLL_SECONDS = 0.05
+_KILL_ROUNDS = 3  # a killed process may have been starting one more child
+_KILLED_SECONDS = 5.0
+_CLOCK_SLACK_SECONDS = 60.0  # between the record's wall clock and the kernel's birth of a process
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One recorded process. ``ports`` maps what listens there to the number; ``detail`` is the service's own."""
+    """One recorded process. ``ports`` maps what listens there to the number; ``detail`` is the service's
+    own.
+    """
 
     name: str
     pid: int
@@ -61,19 +69,19 @@ class Service:
 
     @property
     def uptime_seconds(self) -> float:
-        return (datetime.now(UTC) - self.started_at).total_seconds() if self.running else 0.0
+        if not self.running:
+            return 0.0
+        return (datetime.now(UTC) - self.started_at).total_seconds()
 
     def as_record(self) -> dict[str, Any]:
         return {**asdict(self), "log": str(self.log), "started_at": self.started_at.isoformat()}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Service:
-        values = {
-            **record,
-            "log": Path(record["log"]),
-            "started_at": datetime.fromisoformat(record["started_at"]),
-        }
-        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        values = {name: record[name] for name in cls.__dataclass_fields__}
+        values["log"] = Path(record["log"])
+        values["started_at"] = datetime.fromisoformat(record["started_at"])
+        return cls(**values)
 
 
 def inherited_environment() -> dict[str, str]:
@@ -97,10 +105,10 @@ class Services:
         ports: Mapping[str, int] | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> Service:
-        """Start a detached process; it has begun, which is not to say that it is ready.
+        """Start a detached process; it may not be ready yet when this returns.
 
         :param environment: all the variables it gets; secrets may be in it, never in ``arguments``
-        :raises ServiceError: where it runs already or cannot be executed
+        :raises ServiceError: if it runs already or cannot be executed
         """
         check_name("service", name)
         log = self._logs / f"{name}.log"
@@ -122,9 +130,12 @@ class Services:
             detail=dict(detail or {}),
         )
         request = {
-            "arguments": list(arguments), "environment": {**environment, MARKER: token}, "folder": str(project_root()),
-            "path": str(self._path(name)), "record": draft.as_record(),
-        }  # fmt: skip
+            "arguments": list(arguments),
+            "environment": {**environment, MARKER: token},
+            "folder": str(project_root()),
+            "path": str(self._path(name)),
+            "record": draft.as_record(),
+        }
         detached = subprocess.run(
             [sys.executable, "-I", detach.__file__],
             input=json.dumps(request),
@@ -134,9 +145,8 @@ class Services:
             check=False,
         )
         if detached.returncode != 0:
-            raise ServiceError(
-                service=name, problem=f"could not be started: {detached.stderr.strip()}", log=log
-            )
+            problem = f"could not be started: {detached.stderr.strip()}"
+            raise ServiceError(service=name, problem=problem, log=log)
         answer = json.loads(detached.stdout)
         if "error" in answer:
             raise ServiceError(service=name, problem=f"could not be started: {answer['error']}", log=log)
@@ -151,8 +161,13 @@ class Services:
 
     def all(self) -> list[Service]:
         """All recorded services, the oldest first."""
-        found = [self.find(path.stem) for path in self._run.glob("*.json")]
-        return sorted((service for service in found if service), key=lambda service: service.started_at)
+        found = []
+        for path in self._run.glob("*.json"):
+            service = self.find(path.stem)
+            if service is not None:
+                found.append(service)
+        found.sort(key=lambda service: service.started_at)
+        return found
 
     def workers(self) -> list[Service]:
         """The workers launched below this home, running or ended."""
@@ -165,9 +180,13 @@ class Services:
         return noted
 
     def stop(self, service: Service, *, grace_seconds: float) -> bool:
-        """End the service and all that belongs to it, then forget it. True where it ended by itself within the grace.
+        """End the service and all that belongs to it, then forget it; True if it ended by itself within the
+        grace.
 
-        SIGTERM goes to the service alone: it knows what its children need. Whatever is left after the grace is killed.
+        SIGTERM goes to the service alone: it knows what its children need. What is left after the grace is
+        killed.
+
+        :raises ServiceError: if a process cannot be killed
         """
         left = members(service)
         if service.running:
@@ -175,19 +194,17 @@ class Services:
                 psutil.Process(service.pid).terminate()
         left = _wait_gone(service, left, grace_seconds)
         willing = not left
-        for _ in range(3):  # a killed process may have had one more child in the making
+        for _ in range(_KILL_ROUNDS):
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            left = _wait_gone(service, left, 5.0)
+            left = _wait_gone(service, left, _KILLED_SECONDS)
             if not left:
                 break
         if left:
-            raise ServiceError(
-                service=service.name,
-                problem=f"did not end; still running: {[process.pid for process in left]}",
-                log=service.log,
-            )
+            pids = [process.pid for process in left]
+            problem = f"did not end; still running: {pids}"
+            raise ServiceError(service=service.name, problem=problem, log=service.log)
         if not willing:
             _log.warning(
                 "A service had to be killed.",
@@ -204,7 +221,8 @@ class Services:
 
     def prune_workers(self) -> None:
         """Drop the records and logs of all but the newest workers that have ended."""
-        ended = [service for service in self.workers() if not service.running and not members(service)]
+        stopped = [service for service in self.workers() if not service.running]
+        ended = [service for service in stopped if not members(service)]
         for service in ended[:-KEPT_WORKER_RECORDS]:
             self.forget(service)
             service.log.unlink(missing_ok=True)
@@ -214,31 +232,37 @@ class Services:
 
 
 def launch_worker(settings: Settings) -> Service:
-    """Start one detached worker of the settings' fleet. It takes a slot or, where none is free, says so and exits 0."""
+    """Start one detached worker of the settings' fleet. If no slot is free, it says so and exits 0."""
     services = Services(settings.home)
     services.prune_workers()
-    arguments = [sys.executable, str(project_root() / "spark_apps" / "consume.py"), "--fleet", settings.fleet]
-    environment = {**inherited_environment(), **settings.environment()}
-    return services.start(
-        f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}", arguments, environment, detail={"fleet": settings.fleet}
-    )
+    program = project_root() / "spark_apps" / "consume.py"
+    arguments = [sys.executable, str(program), "--fleet", settings.fleet]
+    environment = inherited_environment() | settings.environment()
+    name = f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}"
+    return services.start(name, arguments, environment, detail={"fleet": settings.fleet})
 
 
 def members(service: Service) -> list[psutil.Process]:
     """Every live process of the service, itself included.
 
-    Three ways to belong, as each misses some: descent (lost when a parent dies), session (left by ``setsid``), and the marker in
-    the environment (overwritten by programs that set their own title, as Airflow's do).
+    There are three ways to belong, because each misses some: descent (lost when a parent dies), the session
+    (left by ``setsid``), and the marker in the environment (overwritten by programs that set their own
+    title, as Airflow's do).
     """
     found: dict[int, psutil.Process] = {}
     if service.running:
         with suppress(psutil.NoSuchProcess):
             main = psutil.Process(service.pid)
-            found = {process.pid: process for process in (main, *main.children(recursive=True))}
+            found = _by_pid([main, *main.children(recursive=True)])
     for process in psutil.process_iter():
-        if process.pid not in found and process.pid != os.getpid() and _belongs(process, service):
+        known = process.pid in found or process.pid == os.getpid()
+        if not known and _belongs(process, service):
             found[process.pid] = process
     return [process for process in found.values() if _alive(process)]
+
+
+def _by_pid(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    return {process.pid: process for process in processes}
 
 
 def _belongs(process: psutil.Process, service: Service) -> bool:
@@ -246,10 +270,10 @@ def _belongs(process: psutil.Process, service: Service) -> bool:
         if process.environ().get(MARKER) == service.token:
             return True
         # A session id is the pid of its first process: it cannot be reused while the session has members.
-        return (
-            os.getsid(process.pid) == service.pid
-            and process.create_time() >= service.started_at.timestamp() - 60
-        )
+        if os.getsid(process.pid) != service.pid:
+            return False
+        oldest = service.started_at.timestamp() - _CLOCK_SLACK_SECONDS
+        return process.create_time() >= oldest
     except (psutil.Error, OSError):
         return False
 
@@ -275,20 +299,25 @@ def _wait_gone(service: Service, known: list[psutil.Process], timeout_seconds: f
 
 
 def _with_children(left: list[psutil.Process], more: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that are left, what they have started since, and the others found."""
-    found = {process.pid: process for process in (*left, *more)}
+    """The processes that are left, what they have started since, and ``more``."""
+    found = _by_pid([*left, *more])
     for process in left:
         with suppress(psutil.NoSuchProcess):
-            found |= {child.pid: child for child in process.children(recursive=True)}
+            found |= _by_pid(process.children(recursive=True))
     return [process for process in found.values() if _alive(process)]
 
 
 def memory_bytes(service: Service) -> int:
-    """Memory of all its processes: proportional set size where the system tells it, else resident (which counts shared pages twice)."""
+    """Memory of all its processes.
+
+    It is the proportional set size if the system tells it, else the resident one, which counts shared pages
+    twice.
+    """
     total = 0
     for process in members(service):
         with suppress(psutil.Error, OSError):
-            total += getattr(process.memory_full_info(), "pss", 0) or process.memory_info().rss
+            proportional = getattr(process.memory_full_info(), "pss", 0)
+            total += proportional or process.memory_info().rss
     return total
 
 
@@ -296,7 +325,7 @@ def last_lines(log: Path, count: int = LAST_LINES) -> str:
     """The end of a log, for an error's message."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 16_384))
+            file.seek(max(0, log.stat().st_size - _LAST_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return "(no log)"
