@@ -16,34 +16,38 @@ from hindcast.local.broker import kafka_jars_dir
 from hindcast.local.processes import inherited_environment
 from hindcast.settings import Settings, project_root
 
-_STAMP = ".pom-sha256"  # written last: a folder without it is not whole
+NO_MAVEN = "there is no `mvn` on PATH"
+INSTALL_MAVEN = "Install Maven (on Debian and Ubuntu: apt-get install maven)."
+_STAMP = ".pom-sha256"  # of the POM that the folder was filled from
+_SHOWN_LINES = 20  # of what Maven said
 
 
 def folders(settings: Settings) -> dict[str, Path]:
-    """Which folder the jars of each POM below include/jvm belong to."""
+    """The folder for the jars of each POM below include/jvm."""
     return {"spark": settings.spark_jars_dir, "kafka": kafka_jars_dir(settings)}
 
 
 def missing(settings: Settings) -> list[str]:
-    """The sets that are not there. A folder that somebody else filled is taken as it is; one of ours must match its POM."""
+    """The sets that are not there.
+
+    A folder that Hindcast did not fill is taken as it is; one that it filled must match its POM.
+    """
     return [name for name, folder in folders(settings).items() if not _fetched(name, folder)]
 
 
 def fetch(settings: Settings, say: Callable[[str], None] = print) -> None:
-    """Fetch what is missing or of another POM. Nothing is half there: the jars are copied beside the folder, which is then replaced.
+    """Fetch what is missing or of another POM.
 
-    :param say: is given one line for each set that is fetched
-    :raises PrerequisiteError: where there is no Maven, or it fails; the message ends with its own
+    No folder is ever half full: the jars are copied to a draft, which then replaces the folder.
+
+    :param say: is given one line before and after each set that is fetched
+    :raises PrerequisiteError: if there is no Maven, or it fails; the message ends with its own
     """
     for name in missing(settings):
         folder = folders(settings)[name]
         maven = shutil.which("mvn")
         if not maven:
-            raise PrerequisiteError(
-                what="Maven",
-                problem="there is no `mvn` on PATH",
-                cure="Install Maven (on Debian and Ubuntu: apt-get install maven).",
-            )
+            raise PrerequisiteError(what="Maven", problem=NO_MAVEN, cure=INSTALL_MAVEN)
         say(f"Fetching the jars of {name} with Maven into {folder} ...")
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
@@ -56,33 +60,29 @@ def fetch(settings: Settings, say: Callable[[str], None] = print) -> None:
             draft.rename(folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        say(f"Fetched {len(list(folder.glob('*.jar')))} jars of {name}.")
+        count = len(list(folder.glob("*.jar")))
+        say(f"Fetched {count} jars of {name}.")
 
 
 def _copy(maven: str, name: str, folder: Path) -> None:
-    arguments = [
-        maven,
-        "-B",
-        "-q",
-        "dependency:copy-dependencies",
-        "-f",
-        str(_pom(name)),
-        f"-DoutputDirectory={folder}",
-    ]
-    environment = {
-        **inherited_environment(),
-        **{key: value for key, value in os.environ.items() if key.startswith("MAVEN_")},
-    }
+    pom = _pom(name)
+    goal = "dependency:copy-dependencies"
+    arguments = [maven, "-B", "-q", goal, "-f", str(pom), f"-DoutputDirectory={folder}"]
+    environment = inherited_environment()
+    for variable, value in os.environ.items():
+        if variable.startswith("MAVEN_"):
+            environment[variable] = value
     ended = subprocess.run(
         arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
     )
     if ended.returncode != 0 or not any(folder.glob("*.jar")):
-        said = "\n".join((ended.stdout + ended.stderr).strip().splitlines()[:20])
-        cure = "Check that Maven can reach its repository (~/.m2/settings.xml names a mirror), then run `make jars` again."
+        lines = (ended.stdout + ended.stderr).strip().splitlines()
+        said = "\n".join(lines[:_SHOWN_LINES])
         raise PrerequisiteError(
             what=f"The set of jars for {name}",
             problem=f"Maven ended with {ended.returncode}:\n{said}\n",
-            cure=cure,
+            cure="Check that Maven can reach its repository (~/.m2/settings.xml names a mirror),"
+            " then run `make jars` again.",
         )
 
 

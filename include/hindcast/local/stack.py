@@ -1,4 +1,6 @@
-"""All of Hindcast on this machine: up, down, and what is running. Each part is a detached service (see hindcast.local.processes)."""
+"""All of Hindcast on this machine: up, down, and what is running. Each part is a detached service (see
+hindcast.local.processes).
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ MIB = 1024 * 1024
 _LOAD_READY_SECONDS = 60.0
 _LOAD_GRACE_SECONDS = 30.0  # it waits for the rows in flight
 _WORKER_GRACE_SECONDS = 60.0  # it ends its batch, checkpoints, releases its leases, and stops a JVM
+_POLL_SECONDS = 0.05
 _NEVER_KEPT = frozenset({"home"})  # the settings file is found through it
 
 Say = Callable[[str], None]
@@ -48,29 +51,22 @@ def up(
     seed: int = 1,
     say: Say = print,
 ) -> Settings:
-    """Start what does not run yet, in the order broker, Airflow, workers, load; returns the settings that reach it.
-
-    They are also kept in ``HOME/settings.json``, where every later command finds them.
+    """Start what does not run yet, in the order broker, Airflow, workers, load.
 
     :param workers: launch so many workers here; with Airflow, `supervise` launches them
     :param topic: what the load generator sends; None for no load
+    :returns: the settings with the addresses of the services, also kept in ``HOME/settings.json`` for later
+        commands
     """
     with _alone(settings):
         jars.fetch(settings, say)
         say("Starting the broker ...")
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+        address = broker.address(broker.start(settings))
+        settings = settings.model_copy(update={"bootstrap_servers": address})
         say(f"The broker answers at {settings.bootstrap_servers}.")
-        for pipeline in catalog.load(settings.pipelines_dir).values():
-            for source in pipeline.topics if not pipeline.paused else ():
-                ensure_topic(settings.bootstrap_servers, source.name)
+        _make_topics(settings)
         if with_airflow:
-            say("Starting Airflow ...")
-            settings = airflow.prepare(settings)
-            keep(settings)
-            settings = airflow.start(settings)
-            say(
-                f"Airflow is healthy at {settings.airflow_url} (user {airflow.ADMIN}, password in {airflow.password_file(settings)})."
-            )
+            settings = _start_airflow(settings, say)
         keep(settings)
         if workers:
             start_workers(settings, workers, say)
@@ -80,25 +76,45 @@ def up(
         return settings
 
 
+def _make_topics(settings: Settings) -> None:
+    for pipeline in catalog.load(settings.pipelines_dir).values():
+        if pipeline.paused:
+            continue
+        for source in pipeline.topics:
+            ensure_topic(settings.bootstrap_servers, source.name)
+
+
+def _start_airflow(settings: Settings, say: Say) -> Settings:
+    say("Starting Airflow ...")
+    settings = airflow.prepare(settings)
+    keep(settings)
+    settings = airflow.start(settings)
+    passwords = airflow.password_file(settings)
+    say(f"Airflow is healthy at {settings.airflow_url} (user {airflow.ADMIN}, password in {passwords}).")
+    return settings
+
+
 def start_workers(settings: Settings, count: int, say: Say = print) -> list[Service]:
-    """Want every loadable pipeline running, and launch workers until ``count`` of this home run."""
+    """Declare every loadable pipeline, and launch workers until ``count`` of this home run."""
     from hindcast.control.desired import DesiredStates
     from hindcast.control.lease_table import LeaseTable
 
     states = DesiredStates(LeaseTable(settings))
     for pipeline in catalog.load(settings.pipelines_dir).values():
         states.declare(pipeline, count)
-    running = [service for service in Services(settings.home).workers() if service.running]
-    launched = [launch_worker(settings) for _ in range(count - len(running))]
+    running = sum(service.running for service in Services(settings.home).workers())
+    launched = [launch_worker(settings) for _ in range(count - running)]
     for service in launched:
         say(f"Launched {service.name} with pid {service.pid}; its log is {service.log}.")
     return launched
 
 
 def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int) -> Service:
-    """Start the load of the topic as a service and wait until it keeps its account; one that runs already is returned as it is.
+    """Start the load of the topic as a service and wait until it keeps its account.
 
-    :raises ServiceError: where it ends, or does not begin in time
+    A load that runs already is returned as it is.
+
+    :raises ServiceError: if it ends, or does not begin in time
     """
     services = Services(settings.home)
     name = LOAD_PREFIX + topic
@@ -106,40 +122,28 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
     if known and known.running:
         return known
     account = account_path(settings, topic)
-    account.unlink(missing_ok=True)  # an earlier load's, which a reader would take for this one's
-    arguments = [
-        sys.executable,
-        "-m",
-        "hindcast.local.load",
-        "--topic",
-        topic,
-        "--rows-per-second",
-        str(rows_per_second),
-        "--seed",
-        str(seed),
-    ]
-    service = services.start(
-        name, arguments, {**inherited_environment(), **settings.environment()}, detail={"topic": topic}
-    )
+    account.unlink(missing_ok=True)  # a reader would take an earlier load's account for this one's
+    arguments = [sys.executable, "-m", "hindcast.local.load"]
+    arguments += ["--topic", topic]
+    arguments += ["--rows-per-second", str(rows_per_second)]
+    arguments += ["--seed", str(seed)]
+    environment = inherited_environment() | settings.environment()
+    service = services.start(name, arguments, environment, detail={"topic": topic})
     deadline = time.monotonic() + _LOAD_READY_SECONDS
     while not account.exists():
-        if not service.running or time.monotonic() >= deadline:
-            problem = (
-                f"did not begin within {_LOAD_READY_SECONDS:.0f} s"
-                if service.running
-                else "ended while it was starting"
-            )
-            raise ServiceError(
-                service=name,
-                problem=f"{problem}. Its last lines:\n{last_lines(service.log)}\n",
-                log=service.log,
-            )
-        time.sleep(0.05)
+        running = service.running
+        if not running or time.monotonic() >= deadline:
+            problem = "ended while it was starting"
+            if running:
+                problem = f"did not begin within {_LOAD_READY_SECONDS:.0f} s"
+            problem = f"{problem}. Its last lines:\n{last_lines(service.log)}\n"
+            raise ServiceError(service=name, problem=problem, log=service.log)
+        time.sleep(_POLL_SECONDS)
     return service
 
 
 def check_no_load(settings: Settings, topic: str) -> None:
-    """:raises BadInputError: where a load of the topic runs as a service: two loads would keep one account"""
+    """:raises BadInputError: if a load of the topic runs as a service: two loads would write one account"""
     known = Services(settings.home).find(LOAD_PREFIX + topic)
     if known and known.running:
         cure = "Stop it with `hindcast down`, and start the rest again with `hindcast up --no-load`."
@@ -150,20 +154,18 @@ def check_no_load(settings: Settings, topic: str) -> None:
 
 def stop_loads(settings: Settings) -> None:
     """Stop every load and wait for its final account."""
-    _stop(
-        settings,
-        [service for service in Services(settings.home).all() if service.name.startswith(LOAD_PREFIX)],
-        _LOAD_GRACE_SECONDS,
-    )
+    loads = [service for service in Services(settings.home).all() if service.name.startswith(LOAD_PREFIX)]
+    _stop(settings, loads, _LOAD_GRACE_SECONDS)
 
 
 def down(settings: Settings, *, say: Say = print) -> None:
     """Stop everything of this home, and make sure that nothing is left.
 
-    Airflow goes first, as it would launch again what is stopped; the broker last, as the load and the workers end by writing.
-    What is wanted of the pipelines stays: the next ``up`` goes on from there. The schedules that a demo started are paused.
+    Airflow stops first, because it would launch the others again; the broker last, because the load and the
+    workers end by writing. The pipelines keep their desired states: the next ``up`` resumes from there. The
+    schedules that a demo started are paused.
 
-    :raises ServiceError: where a process could not be ended
+    :raises ServiceError: if a process could not be ended
     """
     with _alone(settings):
         services = Services(settings.home)
@@ -172,7 +174,10 @@ def down(settings: Settings, *, say: Say = print) -> None:
             say("Nothing was running.")
             return
         running = [service.name for service in known if service.running]
-        say(f"Stopping {', '.join(running)} ..." if running else "Nothing was running.")
+        if running:
+            say(f"Stopping {', '.join(running)} ...")
+        else:
+            say("Nothing was running.")
         pause_remembered(settings, say)
         airflow.stop(settings)
         stop_loads(settings)
@@ -180,7 +185,9 @@ def down(settings: Settings, *, say: Say = print) -> None:
         broker.stop(settings)
         rest = services.all()
         _stop(settings, rest, _WORKER_GRACE_SECONDS)
-        left = {service.name: [process.pid for process in members(service)] for service in (*known, *rest)}
+        left = {}
+        for service in (*known, *rest):
+            left[service.name] = [process.pid for process in members(service)]
         if any(left.values()):
             raise ServiceError(
                 service="hindcast", problem=f"left processes behind: {left}", log=settings.logs_dir
@@ -191,51 +198,57 @@ def down(settings: Settings, *, say: Say = print) -> None:
 
 def status(settings: Settings) -> list[dict[str, Any]]:
     """One row for each recorded service."""
-    return [
-        {
-            "name": service.name,
-            "pid": service.pid,
-            "state": "running" if service.running else "ended",
-            "ports": service.ports,
-            "memory_mib": round(memory_bytes(service) / MIB),
-            "uptime_seconds": round(service.uptime_seconds),
-            "log": str(service.log),
-        }
-        for service in Services(settings.home).all()
-    ]
+    return [_status_row(service) for service in Services(settings.home).all()]
+
+
+def _status_row(service: Service) -> dict[str, Any]:
+    state = "ended"
+    if service.running:
+        state = "running"
+    return {
+        "name": service.name,
+        "pid": service.pid,
+        "state": state,
+        "ports": service.ports,
+        "memory_mib": _memory_mib(service),
+        "uptime_seconds": round(service.uptime_seconds),
+        "log": str(service.log),
+    }
 
 
 def keep(settings: Settings) -> None:
-    """Write what differs from the defaults to ``HOME/settings.json`` (mode 0600: store options may hold keys)."""
-    plain = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in Settings.model_fields.items()
-        if name not in _NEVER_KEPT
-    }
-    changed = {
-        name: value for name, value in settings.model_dump().items() if name in plain and value != plain[name]
-    }
-    write_atomically(
-        settings.home / SETTINGS_FILE,
-        json.dumps(changed, default=str, indent=2, sort_keys=True) + "\n",
-        0o600,
-    )
+    """Write what differs from the defaults to ``HOME/settings.json`` (mode 0600: store options may hold
+    keys).
+    """
+    values = settings.model_dump()
+    changed = {}
+    for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if name not in _NEVER_KEPT and values[name] != default:
+            changed[name] = values[name]
+    text = json.dumps(changed, default=str, indent=2, sort_keys=True) + "\n"
+    write_atomically(settings.home / SETTINGS_FILE, text, 0o600)
 
 
 def worker_memory_mib(settings: Settings) -> dict[str, int]:
     """Memory of each running worker."""
-    return {
-        service.name: round(memory_bytes(service) / MIB)
-        for service in Services(settings.home).workers()
-        if service.running
-    }
+    workers = Services(settings.home).workers()
+    return {service.name: _memory_mib(service) for service in workers if service.running}
+
+
+def _memory_mib(service: Service) -> int:
+    return round(memory_bytes(service) / MIB)
 
 
 def _stop(settings: Settings, services: list[Service], grace_seconds: float) -> None:
-    """Stop them at the same time: each takes its seconds to end well."""
+    """Stop the services at the same time, because each takes its seconds to end well."""
     recorded = Services(settings.home)
+
+    def stop(service: Service) -> bool:
+        return recorded.stop(service, grace_seconds=grace_seconds)
+
     with ThreadPoolExecutor(max_workers=max(len(services), 1)) as pool:
-        list(pool.map(lambda service: recorded.stop(service, grace_seconds=grace_seconds), services))
+        list(pool.map(stop, services))  # raises what a stop raised
 
 
 @contextmanager
