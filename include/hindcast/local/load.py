@@ -1,7 +1,9 @@
-"""The load generator: sends a generator's records to its topics at a steady pace and keeps exact accounts of what arrived.
+"""The load generator: sends a generator's records to its topics at a steady pace and keeps an exact account
+of them.
 
-The account is a JSON file, replaced as a whole each second and at the end. It counts a record only once the broker has
-acknowledged it; a record that could not be sent ends the load, loudly, with the state ``failed``.
+The account is a JSON file, replaced as a whole each second and at the end. It counts a record only once the
+broker has acknowledged it. A record that could not be sent ends the load with an error and the state
+``failed``.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import structlog
@@ -35,12 +38,14 @@ DEFAULT_ROWS_PER_SECOND = 2000.0
 DEFAULT_PARTITIONS = 4
 _ACCOUNT_SECONDS = 1.0
 _LINGER_MS = 20  # gathers about 40 rows a request at the default pace, and costs a row 20 ms at most
-_TICK_SECONDS = (
-    0.01  # rows due within it are sent together: waking for each row would cost more than sending it
-)
+_BATCH_BYTES = 64 * 1024
+#: Rows due within it are sent together: waking for each row would cost more than sending it.
+_TICK_SECONDS = 0.01
 _BOOTSTRAP_MS = 10_000  # a healthy broker answers in milliseconds
 _DELIVERY_MS = 600_000  # a broker that is away for ten minutes loses no row
-_KEYS_KEPT = 100_000  # whose hash is remembered: some generators never stop making new keys
+_CLOSE_SECONDS = 10
+#: Keys whose hash is remembered: some generators never stop making new keys.
+_KEYS_KEPT = 100_000
 
 _log = structlog.get_logger(__name__)
 
@@ -53,18 +58,30 @@ class LoadState(StrEnum):
 
 @dataclass
 class PartitionAccount:
-    """What one partition acknowledged. ``end_offset`` is exclusive; in a topic with one writer, end - first = sent."""
+    """What one partition acknowledged. ``end_offset`` is exclusive; in a topic with one writer, end - first
+    = sent.
+    """
 
     sent: int = 0
     first_offset: int | None = None
     end_offset: int | None = None
 
+    def acknowledge(self, offset: int) -> None:
+        """Count a row. Acknowledgements may come in any order."""
+        self.sent += 1
+        if self.first_offset is None or offset < self.first_offset:
+            self.first_offset = offset
+        if self.end_offset is None or offset >= self.end_offset:
+            self.end_offset = offset + 1
+
 
 @dataclass
 class Account:
-    """What was sent and acknowledged. ``late`` rows had their event time set back; ``poison`` counts by what was wrong.
+    """What was sent and acknowledged. ``late`` rows had their event time set back; ``poison`` counts by
+    what was wrong.
 
-    ``topic`` is the generator's main one. Its topics share the counts, and the numbers of their partitions are those of
+    ``topic`` is the generator's main one. Its topics share the counts, and the numbers of their partitions
+    are those of
     :data:`hindcast.pipeline.TOPIC_STRIDE`.
     """
 
@@ -87,27 +104,24 @@ class Account:
     @property
     def start_offsets(self) -> dict[int, int]:
         """The first offset of each partition that got a row."""
-        return {
-            number: part.first_offset
-            for number, part in sorted(self.partitions.items())
-            if part.first_offset is not None
-        }
+        found = {}
+        for number, part in sorted(self.partitions.items()):
+            if part.first_offset is not None:
+                found[number] = part.first_offset
+        return found
 
     @property
     def end_offsets(self) -> dict[int, int]:
         """One past the last offset of each partition that got a row."""
-        return {
-            number: part.end_offset
-            for number, part in sorted(self.partitions.items())
-            if part.end_offset is not None
-        }
+        found = {}
+        for number, part in sorted(self.partitions.items()):
+            if part.end_offset is not None:
+                found[number] = part.end_offset
+        return found
 
     def acknowledge(self, record: Record, partition: int, offset: int) -> None:
         """Count the record; ``partition`` is numbered across the topics."""
-        part = self.partitions.setdefault(partition, PartitionAccount())
-        part.sent += 1
-        part.first_offset = offset if part.first_offset is None else min(part.first_offset, offset)
-        part.end_offset = offset + 1 if part.end_offset is None else max(part.end_offset, offset + 1)
+        self.partitions.setdefault(partition, PartitionAccount()).acknowledge(offset)
         self.sent += 1
         self.late += record.late
         if record.poison:
@@ -115,40 +129,47 @@ class Account:
 
     def write(self, path: Path) -> None:
         self.updated_at = datetime.now(UTC).isoformat()
-        write_atomically(path, json.dumps({**asdict(self), "poison_total": self.poison_total}, indent=2))
+        values = asdict(self) | {"poison_total": self.poison_total}
+        write_atomically(path, json.dumps(values, indent=2))
 
     @classmethod
     def read(cls, path: Path) -> Account:
-        """The account at the path; FileNotFoundError where no load has written one."""
+        """The account at the path.
+
+        :raises FileNotFoundError: if no load has written one
+        """
         values: dict[str, Any] = json.loads(path.read_text())
         del values["poison_total"]
-        parts = {int(number): PartitionAccount(**part) for number, part in values["partitions"].items()}
-        return cls(**{**values, "state": LoadState(values["state"]), "partitions": parts})
+        partitions = {}
+        for number, part in values["partitions"].items():
+            partitions[int(number)] = PartitionAccount(**part)
+        values["partitions"] = partitions
+        values["state"] = LoadState(values["state"])
+        return cls(**values)
 
 
 def account_path(settings: Settings, topic: str) -> Path:
-    """Where the newest load of the topic keeps its account."""
+    """The file in which the newest load of the topic keeps its account."""
     return settings.home / "load" / f"{check_topic(topic)}.json"
 
 
 def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = DEFAULT_PARTITIONS) -> None:
-    """Create the topic unless it is there, whatever its partitions."""
+    """Create the topic unless it exists. An existing one keeps its number of partitions."""
     from kafka.admin import KafkaAdminClient
     from kafka.errors import TopicAlreadyExistsError
 
     with KafkaAdminClient(bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=_BOOTSTRAP_MS) as admin:
         if topic in admin.list_topics():
             return
-        try:
-            admin.create_topics(
-                {topic: {"num_partitions": partitions, "replication_factor": 1}}, wait_for_metadata=True
-            )
-        except TopicAlreadyExistsError:
-            return
+        shape = {"num_partitions": partitions, "replication_factor": 1}
+        with suppress(TopicAlreadyExistsError):
+            admin.create_topics({topic: shape}, wait_for_metadata=True)
 
 
 class Load:
-    """One run of a generator against its topics. :meth:`stop` may be called from a signal handler or another thread."""
+    """One run of a generator against its topics. :meth:`stop` may be called from a signal handler or
+    another thread.
+    """
 
     def __init__(
         self,
@@ -166,31 +187,34 @@ class Load:
         clock: Clock | None = None,
     ) -> None:
         """
-        :param topic: where the generator's main topic goes; its other topics keep their names
+        :param topic: the topic of the generator's main records; its other topics keep their names
         :param generator: a key of :data:`GENERATORS`; the topic's own name by default
         :param rows: stop after so many rows
         :param seconds: stop after so long
         :param partitions: of each topic that is not there yet
-        :param progress: called each second with the account, which goes on changing
-        :raises BadInputError: where there is no such generator, or the pace is not above 0
+        :param progress: called each second with the account, which the load keeps changing
+        :raises BadInputError: if there is no such generator, or the pace is not above 0
         """
         check_topic(topic)
         name = generator or topic
         if name not in GENERATORS:
+            problem = f"Nothing generates rows for the topic {name!r}"
             known = ", ".join(GENERATORS)
-            raise BadInputError(
-                problem=f"Nothing generates rows for the topic {name!r}",
-                cure=f"There are generators for: {known}.",
-            )
+            raise BadInputError(problem=problem, cure=f"There are generators for: {known}.")
         if not rows_per_second > 0:
-            raise BadInputError(
-                problem=f"{rows_per_second} rows a second is not above 0", cure="Give a number like 2000."
-            )
+            problem = f"{rows_per_second} rows a second is not above 0"
+            raise BadInputError(problem=problem, cure="Give a number like 2000.")
         self._generator = GENERATORS[name]
-        #: Where each of the generator's topics goes. A record names its main topic with "".
-        self.topics = {"": topic, **{other: other for other in self._generator.topics[1:]}}
-        self._servers, self._path, self._partitions = bootstrap_servers, account, partitions
-        self._rows, self._seconds, self._progress = rows, seconds, progress
+        #: The topic of each of the generator's topics. A record names its main topic with "".
+        self.topics = {"": topic}
+        for other in self._generator.topics[1:]:
+            self.topics[other] = other
+        self._servers = bootstrap_servers
+        self._path = account
+        self._partitions = partitions
+        self._rows = rows
+        self._seconds = seconds
+        self._progress = progress
         self._clock = clock or SystemClock()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -198,39 +222,23 @@ class Load:
         self.account = Account(topic=topic, seed=seed, rows_per_second=rows_per_second)
 
     def stop(self) -> None:
-        """End after the row in hand, wait for what is in flight, write the account."""
+        """End after the present row, wait for the rows in flight, write the account."""
         self._stop.set()
 
     def run(self) -> Account:
         """Send until stopped; returns the final account.
 
-        :raises BrokerUnavailableError: where no broker answers at the start
-        :raises ServiceError: where a row could not be sent; the account then says ``failed`` and counts what did arrive
+        :raises BrokerUnavailableError: if no broker answers at the start
+        :raises ServiceError: if a row could not be sent; the account then says ``failed`` and counts what
+            did arrive
         """
-        from kafka import KafkaProducer
         from kafka.errors import KafkaError
 
-        for topic in self.topics.values():
-            try:
-                ensure_topic(self._servers, topic, self._partitions)
-            except (KafkaError, OSError) as error:
-                raise BrokerUnavailableError(
-                    servers=self._servers, topic=topic, reason=f"{type(error).__name__}: {error}"
-                ) from error
+        self._make_topics()
         started = self._clock.now()
         self.account.started_at = started.isoformat()
         self.account.write(self._path)
-        producer = KafkaProducer(
-            bootstrap_servers=self._servers,
-            client_id=f"hindcast-load-{os.getpid()}",
-            acks="all",
-            enable_idempotence=True,
-            linger_ms=_LINGER_MS,
-            batch_size=64 * 1024,
-            delivery_timeout_ms=_DELIVERY_MS,
-            metrics_enabled=False,
-            allow_auto_create_topics=False,
-        )
+        producer = self._connect()
         given = 0
         try:
             given = self._send_all(producer, started)
@@ -238,45 +246,74 @@ class Load:
         except (KafkaError, OSError) as error:
             self._fail(error)
         finally:
-            producer.close(timeout=10)
+            producer.close(timeout=_CLOSE_SECONDS)
         if not self.account.error and self.account.sent != given:
             self._fail(RuntimeError(f"{given} rows were sent and {self.account.sent} acknowledged"))
-        self.account.state = LoadState.FAILED if self.account.error else LoadState.FINISHED
+        self.account.state = LoadState.FINISHED
+        if self.account.error:
+            self.account.state = LoadState.FAILED
         self.account.write(self._path)
         if self.account.error:
-            raise ServiceError(
-                service="load", problem=f"lost rows and stopped: {self.account.error}", log=self._path
-            )
+            problem = f"lost rows and stopped: {self.account.error}"
+            raise ServiceError(service="load", problem=problem, log=self._path)
         return self.account
 
+    def _make_topics(self) -> None:
+        from kafka.errors import KafkaError
+
+        for topic in self.topics.values():
+            try:
+                ensure_topic(self._servers, topic, self._partitions)
+            except (KafkaError, OSError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=reason) from error
+
+    def _connect(self) -> Any:
+        from kafka import KafkaProducer
+
+        return KafkaProducer(
+            bootstrap_servers=self._servers,
+            client_id=f"hindcast-load-{os.getpid()}",
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=_LINGER_MS,
+            batch_size=_BATCH_BYTES,
+            delivery_timeout_ms=_DELIVERY_MS,
+            metrics_enabled=False,
+            allow_auto_create_topics=False,
+        )
+
     def _send_all(self, producer: Any, started: datetime) -> int:
-        """Returns how many rows were given to the producer. Row i is sent at the start + i / rate: a delay is made up, never kept."""
-        from kafka.partitioner.default import murmur2
+        """Returns how many rows the producer got.
 
-        # Kafka's own partitioner, once for each key: hashing in Python is a good part of the cost of a row.
-        @lru_cache(_KEYS_KEPT)
-        def place(key: bytes) -> int:
-            return int(murmur2(key)) & 0x7FFFFFFF
-
-        counts = {name: len(producer.partitions_for(topic)) for name, topic in self.topics.items()}
-        first = {name: number * TOPIC_STRIDE for number, name in enumerate(self.topics)}
-        began = self._noted = self._clock.monotonic()
-        end = began + self._seconds if self._seconds is not None else float("inf")
+        Row i is sent at the start + i / rate: after a delay the load catches up.
+        """
+        partition_counts: dict[str, int] = {}
+        first_numbers: dict[str, int] = {}
+        for number, (name, topic) in enumerate(self.topics.items()):
+            partition_counts[name] = len(producer.partitions_for(topic))
+            first_numbers[name] = number * TOPIC_STRIDE
+        hash_of = _remembered_hash()
+        began = self._clock.monotonic()
+        self._noted = began
+        end = float("inf")
+        if self._seconds is not None:
+            end = began + self._seconds
         given = 0
-        for record in self._generator.make(self.account.seed, self.account.rows_per_second, started):
+        records = self._generator.make(self.account.seed, self.account.rows_per_second, started)
+        for record in records:
             if given == self._rows or not self._wait(began + record.due_seconds, end):
                 break
-            partition = place(record.key) % counts[record.topic]
-            future = producer.send(
-                self.topics[record.topic], value=record.value, key=record.key, partition=partition
-            )
+            topic = self.topics[record.topic]
+            partition = hash_of(record.key) % partition_counts[record.topic]
+            future = producer.send(topic, value=record.value, key=record.key, partition=partition)
             given += 1
-            future.add_callback(self._acknowledge, record, first[record.topic])
+            future.add_callback(self._acknowledge, record, first_numbers[record.topic])
             future.add_errback(self._fail)
         return given
 
     def _wait(self, due: float, end: float) -> bool:
-        """Until the row is due, noting the account each second; False where the load ends before."""
+        """Wait until the row is due, and write the account each second; False if the load ends before."""
         while not self._stop.is_set():
             now = self._clock.monotonic()
             if now - self._noted >= _ACCOUNT_SECONDS:
@@ -286,9 +323,9 @@ class Load:
                 return False
             if now >= due:
                 return True
-            self._stop.wait(
-                min(max(due - now, _TICK_SECONDS), self._noted + _ACCOUNT_SECONDS - now, end - now)
-            )
+            until_due = max(due - now, _TICK_SECONDS)
+            until_note = self._noted + _ACCOUNT_SECONDS - now
+            self._stop.wait(min(until_due, until_note, end - now))
         return False
 
     def _note(self) -> None:
@@ -303,16 +340,32 @@ class Load:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            self.account.error = self.account.error or f"{type(error).__name__}: {error}"
+            if not self.account.error:
+                self.account.error = f"{type(error).__name__}: {error}"
         self._stop.set()
+
+
+def _remembered_hash() -> Callable[[bytes], int]:
+    """Kafka's own partitioner, once for each key: hashing in Python is a good part of the cost of a row."""
+    from kafka.partitioner.default import murmur2
+
+    @lru_cache(_KEYS_KEPT)
+    def positive_hash(key: bytes) -> int:
+        return int(murmur2(key)) & 0x7FFFFFFF
+
+    return positive_hash
 
 
 @contextmanager
 def stopped_by_signals(load: Load) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the load well: what is in flight is awaited, the account is written."""
-    kept = {
-        number: signal.signal(number, lambda *_: load.stop()) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    """SIGTERM and Ctrl-C end the load well: it waits for the rows in flight and writes the account."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        load.stop()
+
+    kept = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        kept[number] = signal.signal(number, stop)
     try:
         yield
     finally:
