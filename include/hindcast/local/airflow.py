@@ -1,8 +1,8 @@
 """An Airflow of this home: SQLite, LocalExecutor, everything on loopback, as four services.
 
-What ``airflow standalone`` starts, without its parent: that one leaves its components behind on SIGTERM, costs a process more,
-and its scheduler and triggerer serve their logs on all interfaces. Here each component has its own record and log, and task logs
-are read from the disk that all of them share.
+What ``airflow standalone`` starts, without its parent: that one leaves its components behind on SIGTERM,
+costs a process more, and its scheduler and triggerer serve their logs on all interfaces. Here each
+component has its own record and log, and task logs are read from the disk that all of them share.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ STOP_SECONDS = 20.0
 _MIGRATE_SECONDS = 180.0
 #: How soon a DAG file that was added or changed is seen.
 _REFRESH_SECONDS = 15
-#: How soon a pipeline that was added or changed is seen: its DAGs come from files that have not changed themselves. Reading one of
-#: them anew takes more than a second of CPU, so every 15 s it took most of a core, all day.
+#: How soon a pipeline that was added or changed is seen: its DAGs come from files that have not changed
+#: themselves. Reading one of them anew takes more than a second of CPU, so every 15 s it took most of a
+#: core, all day.
 _PARSE_SECONDS = 60
 _PARALLELISM = 4
-#: How long a writer waits for another one: five services and every task share one SQLite, and its own 5 s are not enough on busy cores.
+#: How long a writer waits for another one: five services and every task share one SQLite, and its own 5 s
+#: are not enough on busy cores.
 _LOCKED_SECONDS = 60
 #: Of a Spark driver beside its heap: the JVM's own memory, its Python and the Python workers.
 _BESIDE_HEAP_MIB = 900
@@ -103,7 +105,9 @@ def executable() -> str:
 
 
 def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
-    """Write ``airflow.cfg`` and what is secret; returns the settings with Airflow's address. Secrets are made once and kept."""
+    """Write ``airflow.cfg`` and what is secret; returns the settings with Airflow's address. Secrets are
+    made once and kept.
+    """
     folder = home(settings)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not _running(settings):
@@ -165,7 +169,8 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
 
 
 def start(settings: Settings, *, dags: Path | None = None, ready_seconds: float = READY_SECONDS) -> Settings:
-    """Start what does not run yet of this home's Airflow and wait until it is healthy; returns the settings with its address.
+    """Start what does not run yet of this home's Airflow and wait until it is healthy; returns the settings
+    with its address.
 
     :param dags: another folder of DAG files than the checkout's
     :raises ServiceError: where it does not become healthy in time; names the component and its log
@@ -192,7 +197,8 @@ def stop(settings: Settings) -> bool:
     """Stop all components; the database stays. True where there was one to stop."""
     services = Services(settings.home)
     found = components(settings)
-    # The scheduler first: it starts tasks, and tasks start workers. The API server last: ending tasks report to it.
+    # The scheduler first: it starts tasks, and tasks start workers. The API server last: ending tasks
+    # report to it.
     for component in ("scheduler", "triggerer", "dag-processor", "api-server"):
         for service in found:
             if service.name == PREFIX + component:
@@ -206,7 +212,9 @@ def components(settings: Settings) -> list[Service]:
 
 
 def health(settings: Settings) -> dict[str, str]:
-    """The status of each component as Airflow itself reports it; empty where the API server does not answer."""
+    """The status of each component as Airflow itself reports it; empty where the API server does not
+    answer.
+    """
     try:
         answer = request(settings.airflow_url, "GET", "/api/v2/monitor/health")
     except ServiceError:
@@ -236,11 +244,9 @@ def request(address: str, method: str, path: str, body: Any = None, token: str =
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:
-        raise ServiceError(
-            service="airflow",
-            problem=f"answered {method} {path} with {response.status}: {content.decode('utf-8', 'replace')[:500]}",
-            log=address,
-        )
+        said = content.decode("utf-8", "replace")[:500]
+        problem = f"answered {method} {path} with {response.status}: {said}"
+        raise ServiceError(service="airflow", problem=problem, log=address)
     return json.loads(content) if content else None
 
 
@@ -255,7 +261,9 @@ def login(settings: Settings) -> str:
 
 
 def spark_drivers(settings: Settings, cores: int, memory_mib: int) -> int:
-    """How many Spark drivers the machine has room for beside its streams: each in cores of its own, all in half of the memory."""
+    """How many Spark drivers the machine has room for beside its streams: each in cores of its own, all in
+    half of the memory.
+    """
     cores_each = 1
     if threads := re.fullmatch(r"local\[(\d+|\*)\]", settings.spark_master):
         cores_each = cores if threads[1] == "*" else int(threads[1])
@@ -265,7 +273,9 @@ def spark_drivers(settings: Settings, cores: int, memory_mib: int) -> int:
 
 
 def _make_pool(settings: Settings) -> None:
-    """Make the pool of Spark drivers. One that is there stays as it is: somebody may have given it other slots."""
+    """Make the pool of Spark drivers. One that is there stays as it is: somebody may have given it other
+    slots.
+    """
     token = login(settings)
     known = request(settings.airflow_url, "GET", "/api/v2/pools?limit=1000", token=token)["pools"]
     if any(pool["name"] == settings.spark_pool for pool in known):

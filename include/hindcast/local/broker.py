@@ -1,6 +1,8 @@
-"""A whole Kafka on this machine: one KRaft node, from the jars that ``make jars`` fetches. For the demo and the tests.
+"""A whole Kafka on this machine: one KRaft node, from the jars that ``make jars`` fetches. For the demo and
+the tests.
 
-It listens on loopback only. Its data is kept below ``HOME/kafka``, its ports too: after a restart clients find it where it was.
+It listens on loopback only. Its data is kept below ``HOME/kafka``, its ports too: after a restart clients
+find it where it was.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from hindcast.settings import Settings
 NAME = "broker"
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0  # a broker writes a clean-shutdown mark, else the next start reads all of its segments
-#: 256 MB holds the demo many times over; the serial collector and the first compiler keep the rest of the JVM small.
+#: 256 MB holds the demo many times over; the serial collector and the first compiler keep the rest of the
+#: JVM small.
 JVM_OPTIONS = (
     "-Xms64m",
     "-Xmx256m",
@@ -84,8 +87,8 @@ def java() -> str:
 
 
 def start(settings: Settings, *, ready_seconds: float = READY_SECONDS) -> Service:
-    """Start the broker of this home and wait until it answers; one that runs already is returned as it is, one that
-    was about to end is started again.
+    """Start the broker of this home and wait until it answers; one that runs already is returned as it is,
+    one that was about to end is started again.
 
     :raises PrerequisiteError: where the jars or Java are missing
     :raises ServiceError: where it does not come up in time; the message ends with its last lines
@@ -143,7 +146,8 @@ def _classpath(jars: Path) -> str:
 
 
 def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) -> None:
-    # The voters are static: a dynamic quorum keeps its addresses in its own data, so it could not move to another port.
+    # The voters are static: a dynamic quorum keeps its addresses in its own data, so it could not move to
+    # another port.
     properties = {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -161,7 +165,8 @@ def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) 
         "transaction.state.log.min.isr": 1,
         "share.coordinator.state.topic.replication.factor": 1,
         "share.coordinator.state.topic.min.isr": 1,
-        # After kill -9 the controller waits this long before it lets the same broker in again; 9 s by default.
+        # After kill -9 the controller waits this long before it lets the same broker in again; 9 s by
+        # default.
         "broker.session.timeout.ms": 5000,
         "broker.heartbeat.interval.ms": 1000,
         "group.initial.rebalance.delay.ms": 0,

@@ -172,7 +172,10 @@ def _memory(settings: Settings) -> Finding:
         return Finding("memory", State.OK, "Hindcast is running")
     free = psutil.virtual_memory().available / GIB
     good = free >= NEEDED_MEMORY_GIB
-    cure = f"The demo takes about {NEEDED_MEMORY_GIB:.0f} GiB. Close something, or run one worker: HINDCAST_WORKERS=1."
+    cure = (
+        f"The demo takes about {NEEDED_MEMORY_GIB:.0f} GiB."
+        " Close something, or run one worker: HINDCAST_WORKERS=1."
+    )
     return Finding(
         "memory", State.OK if good else State.WARNING, f"{free:.1f} GiB available", "" if good else cure
     )
