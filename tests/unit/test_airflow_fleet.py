@@ -165,7 +165,7 @@ def test_a_changed_desired_state_wakes_it_at_once(outlook_factory: Any, watch_fa
     watch.wanted = desired(state="drained")
     wake = watch.until_wake(1)
     assert wake.reason is WakeReason.DESIRED_CHANGED
-    assert "stock_stats is to be drained" in wake.message
+    assert "stock_stats: desired state is now drained" in wake.message
 
 
 def test_changed_pipeline_files_wake_it(outlook_factory: Any, watch_factory: Any) -> None:

@@ -1,4 +1,4 @@
-"""The assets by which `replay` tells `validate` that a hindcast is there."""
+"""The asset whose events tell `validate` that `replay` has made a hindcast."""
 
 from __future__ import annotations
 
@@ -6,5 +6,9 @@ from airflow.sdk import Asset
 
 
 def hindcast_asset(pipeline: str) -> Asset:
-    """The hindcasts of one pipeline. Each event's ``extra`` names one: ``{"run_id": ..., "pipeline": ...}``."""
-    return Asset(name=f"hindcasts.{pipeline}", uri=f"hindcast://hindcasts/{pipeline}", group="hindcast")
+    """The asset of one pipeline's hindcasts.
+
+    The ``extra`` of each of its events names one hindcast: ``{"run_id": ..., "pipeline": ...}``.
+    """
+    uri = f"hindcast://hindcasts/{pipeline}"
+    return Asset(name=f"hindcasts.{pipeline}", uri=uri, group="hindcast")

@@ -1,6 +1,6 @@
-"""What the lease table says about a fleet: which slots are empty, which shards lag, what is wanted. Pure functions of what was read.
+"""What the lease table says about a fleet: empty slots, lagging shards, desired states.
 
-Neither this module nor :mod:`hindcast.airflow.outlook` imports Airflow: the supervisor's judgement is tested without it.
+Neither this module nor :mod:`hindcast.airflow.outlook` imports Airflow, so their tests need none.
 """
 
 from __future__ import annotations
@@ -23,16 +23,25 @@ from hindcast.settings import Settings
 
 #: Events by which a worker says that a shard's query has failed.
 FAILURES = frozenset({EventKind.QUERY_FAILED, EventKind.OFFSETS_LOST, EventKind.SHARD_REFUSED})
-#: The sign of an owner at one renewal: owner, epoch, counter. An equal sign later means that nothing was renewed since.
+#: What an owner shows of itself at one renewal: owner, epoch, counter. If it is equal later, nothing was
+#: renewed.
 Sign = tuple[str, int, int]
+#: Reconciling waits this many leases at most for owners to renew: one, and some time to read the table.
+_SETTLE_LEASES = 1.25
+#: Between two reads while it waits: a tenth of a lease, and at most a second.
+_READS_PER_LEASE = 10
+_MOST_READ_WAIT_SECONDS = 1.0
 
 
 class Fault(StrEnum):
-    """What may be wrong with a fleet. A fault's key is ``<fault>:<what it befell>``."""
+    """What may be wrong with a fleet. A fault's key is ``<fault>:<slot, shard or event>``."""
 
     SLOT_EMPTY = "slot_empty"
     SHARD_LAGS = "shard_lags"
     QUERY_FAILED = "query_failed"
+
+    def key(self, what: str) -> str:
+        return f"{self.value}:{what}"
 
 
 class WakeReason(StrEnum):
@@ -48,7 +57,8 @@ class WakeReason(StrEnum):
     HOUR_GONE = "hour_gone"
 
 
-#: Reasons that count towards a back-off, as something was wrong: what launching a worker may mend, and what can only be reported.
+#: Reasons that count towards a back-off. A new worker may help against the first three; the supervisor can
+#: only report the others.
 SLOT_TROUBLE = frozenset({WakeReason.WORKER_LOST, WakeReason.SLOT_FREE, WakeReason.NOT_MENDED})
 OTHER_TROUBLE = frozenset({WakeReason.QUERY_FAILED, WakeReason.LAG_OVER_LIMIT})
 TROUBLE = SLOT_TROUBLE | OTHER_TROUBLE
@@ -56,7 +66,7 @@ TROUBLE = SLOT_TROUBLE | OTHER_TROUBLE
 
 @dataclass(frozen=True, kw_only=True)
 class Wake:
-    """Why the supervisor must act. ``lost`` maps a slot to the sign its dead owner left."""
+    """Why the supervisor must act. ``lost`` maps a slot to the last sign of its dead owner."""
 
     reason: WakeReason
     message: str
@@ -64,12 +74,8 @@ class Wake:
     lost: dict[str, Sign]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "reason": self.reason.value,
-            "message": self.message,
-            "faults": self.faults,
-            "lost": {slot: list(sign) for slot, sign in self.lost.items()},
-        }
+        lost = {slot: list(last_sign) for slot, last_sign in self.lost.items()}
+        return {"reason": self.reason.value, "message": self.message, "faults": self.faults, "lost": lost}
 
 
 def sign(lease: Lease) -> Sign:
@@ -77,47 +83,62 @@ def sign(lease: Lease) -> Sign:
 
 
 def slots_wanted(leases: Iterable[Lease], settings: Settings) -> list[str]:
-    """The slots that should have a worker: all of the fleet, or none while no pipeline is to run."""
-    running = any(desired.state is not DesiredState.PAUSED for desired in desired_of(leases).values())
-    return [str(number) for number in range(settings.workers)] if running else []
+    """The slots that should have a worker: all of the fleet, or none if every pipeline is paused."""
+    for desired in desired_of(leases).values():
+        if desired.state is not DesiredState.PAUSED:
+            return [str(number) for number in range(settings.workers)]
+    return []
 
 
 def slot_leases(leases: Iterable[Lease], settings: Settings) -> dict[str, Lease]:
     """The slot rows of the fleet by number; a slot that no worker ever took has no row."""
-    return {lease.status_value: lease for lease in leases if lease.status_type is StatusType.SLOT and lease.stream_id == settings.fleet}
+    slots: dict[str, Lease] = {}
+    for lease in leases:
+        if lease.status_type is StatusType.SLOT and lease.stream_id == settings.fleet:
+            slots[lease.status_value] = lease
+    return slots
 
 
 def empty_slots(leases: Collection[Lease], settings: Settings, alive: Callable[[Lease], bool]) -> list[str]:
     """The wanted slots that are free or whose owner is not alive."""
     known = slot_leases(leases, settings)
-    return [slot for slot in slots_wanted(leases, settings) if slot not in known or not alive(known[slot])]
+    wanted = slots_wanted(leases, settings)
+    return [slot for slot in wanted if slot not in known or not alive(known[slot])]
 
 
 def lagging_shards(leases: Collection[Lease], settings: Settings) -> dict[str, int]:
-    """Shards of running pipelines that are further behind than the limit, as ``pipeline/shard`` to records."""
-    wanted = desired_of(leases)
+    """Shards of running pipelines whose lag exceeds the limit, as ``pipeline/shard`` to records."""
+    desired_by_name = desired_of(leases)
     lagging: dict[str, int] = {}
     for lease in leases:
-        desired = wanted.get(lease.stream_id)
-        if lease.status_type is not StatusType.SHARD or desired is None or desired.state is not DesiredState.RUNNING:
+        if lease.status_type is not StatusType.SHARD or lease.state == ShardState.TERMINATED:
+            continue
+        desired = desired_by_name.get(lease.stream_id)
+        if desired is None or desired.state is not DesiredState.RUNNING:
+            continue
+        if not lease.status_value.startswith(f"v{desired.version}."):
             continue
         lag = int(lease.detail.get("lag_records") or 0)
-        if (
-            lag > settings.lag_limit_records
-            and lease.state != ShardState.TERMINATED
-            and lease.status_value.startswith(f"v{desired.version}.")
-        ):
+        if lag > settings.lag_limit_records:
             lagging[str(lease.key)] = lag
     return lagging
 
 
+def fault_keys(empty: Iterable[str], lagging: Iterable[str]) -> set[str]:
+    """The keys of these empty slots and lagging shards."""
+    keys = {Fault.SLOT_EMPTY.key(slot) for slot in empty}
+    keys.update(Fault.SHARD_LAGS.key(shard) for shard in lagging)
+    return keys
+
+
 def desired_lines(leases: Iterable[Lease]) -> dict[str, str]:
-    """What is wanted of each pipeline, as one comparable line."""
+    """The desired state of each pipeline, as one comparable line."""
     return {name: describe(desired) for name, desired in desired_of(leases).items()}
 
 
 def describe(desired: Desired) -> str:
-    return f"{desired.state.value} at version {desired.version}, {desired.shards} shards, {desired.workers} workers"
+    state = f"{desired.state.value} at version {desired.version}"
+    return f"{state}, {desired.shards} shards, {desired.workers} workers"
 
 
 def recent_failures(tables: ControlTables, since: datetime) -> list[dict[str, Any]]:
@@ -127,37 +148,73 @@ def recent_failures(tables: ControlTables, since: datetime) -> list[dict[str, An
 
 
 def settle(
-    read: Callable[[], list[Lease]], settings: Settings, clock: Clock, wait: Callable[[float], None], lost: Mapping[str, Sign]
+    read: Callable[[], list[Lease]],
+    settings: Settings,
+    clock: Clock,
+    wait: Callable[[float], None],
+    lost: Mapping[str, Sign],
 ) -> tuple[list[Lease], list[str]]:
-    """Read until each held slot was seen to renew or to be still for a whole lease: one read cannot tell the living from the dead.
+    """Read until each owner of a slot has renewed, or has not renewed for a whole lease.
 
-    Takes a fraction of a lease in a healthy fleet and a little over one lease at most.
+    One read cannot tell the living from the dead. A healthy fleet takes a fraction of a lease, any other a
+    little more than one lease.
 
-    :param lost: the signs of owners that the trigger has already watched for a whole lease; they are not waited for again
+    :param lost: the signs of owners that the trigger has watched for a whole lease already, by slot
     :returns: the leases of the last read and the wanted slots that are empty
     """
     observer = Observer(clock, settings.lease_seconds)
-    first: dict[str, Sign] = {}
+    first_signs: dict[str, Sign] = {}
+    deadline = clock.monotonic() + settings.lease_seconds * _SETTLE_LEASES
+    pause = min(settings.lease_seconds / _READS_PER_LEASE, _MOST_READ_WAIT_SECONDS)
 
     def alive(lease: Lease) -> bool:
         return observer.alive(lease) and lost.get(lease.status_value) != sign(lease)
 
-    deadline = clock.monotonic() + settings.lease_seconds * 1.25
     while True:
         leases = read()
         observer.observe(leases)
-        unknown = []
+        unknown = False
         for slot, lease in slot_leases(leases, settings).items():
-            first.setdefault(slot, sign(lease))
-            if sign(lease) == first[slot] and alive(lease):
-                unknown.append(slot)
+            first = first_signs.setdefault(slot, sign(lease))
+            if sign(lease) == first and alive(lease):
+                unknown = True
         if not unknown or clock.monotonic() >= deadline:
             return leases, empty_slots(leases, settings, alive)
-        wait(min(settings.lease_seconds / 10, 1.0))
+        wait(pause)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What one poll found.
+
+    :param slots: the slot rows by number
+    :param empty: the wanted slots without a live owner
+    :param lags: shards over the limit, as ``pipeline/shard`` to records
+    :param failed: the key of a failed query's fault to the event that reports it
+    """
+
+    slots: Mapping[str, Lease]
+    empty: list[str]
+    lags: Mapping[str, int]
+    failed: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def faults(self) -> set[str]:
+        return fault_keys(self.empty, self.lags) | self.failed.keys()
+
+    @property
+    def lost(self) -> dict[str, Sign]:
+        """The empty slots that still have a dead owner, with its last sign."""
+        lost: dict[str, Sign] = {}
+        for slot in self.empty:
+            lease = self.slots.get(slot)
+            if lease is not None and not lease.free:
+                lost[slot] = sign(lease)
+        return lost
 
 
 class Watcher:
-    """Compares look after look with what the last reconciliation saw, and says when the supervisor must act."""
+    """Compares each poll with what the last reconciliation saw, and says when the supervisor must act."""
 
     def __init__(self, outlook: Outlook, settings: Settings, clock: Clock) -> None:
         self._outlook = outlook
@@ -165,62 +222,112 @@ class Watcher:
         self._clock = clock
         self._observer = Observer(clock, settings.lease_seconds)
         self._known = set(outlook.faults)
-        self._first: dict[str, Sign] = {}
+        self._first_signs: dict[str, Sign] = {}
 
-    def look(self, leases: Collection[Lease], failures: Collection[Mapping[str, Any]], files: str) -> Wake | None:
-        """One look; None while there is nothing to do that was not tried already."""
+    def look(
+        self, leases: Collection[Lease], failures: Collection[Mapping[str, Any]], files: str
+    ) -> Wake | None:
+        """Judge one poll; None if there is nothing to do that was not tried already.
+
+        :param failures: as :func:`recent_failures` returns them
+        :param files: the fingerprint of the pipelines' files
+        """
         self._observer.observe(leases)
-        empty = empty_slots(leases, self._settings, self._observer.alive)
-        lags = lagging_shards(leases, self._settings)
-        failed = {f"{Fault.QUERY_FAILED}:{row['event_id']}": row for row in failures}
-        faults = {*(f"{Fault.SLOT_EMPTY}:{slot}" for slot in empty), *(f"{Fault.SHARD_LAGS}:{shard}" for shard in lags), *failed}
-        slots = slot_leases(leases, self._settings)
-        self._known &= faults | self._unproven(slots)  # what went away and comes back is a change
-        now = self._clock.now()
-        new = sorted(fault for fault in faults - self._known if now >= self._not_before(fault))
-        lost = {slot: sign(slots[slot]) for slot in empty if slot in slots and not slots[slot].free}
+        seen = self._seen(leases, failures)
+        faults = seen.faults
+        # A known fault that went away is forgotten: if it comes back, that is a change.
+        self._known &= faults | self._unproven(seen.slots)
+        found = self._reason(seen, desired_lines(leases), files)
+        if found is None:
+            return None
+        reason, message = found
+        return Wake(reason=reason, message=message, faults=sorted(faults), lost=seen.lost)
 
-        def wake(reason: WakeReason, message: str) -> Wake:
-            return Wake(reason=reason, message=message, faults=sorted(faults), lost=lost)
-
-        if (desired := desired_lines(leases)) != self._outlook.desired:
-            changed = sorted(
-                name for name in desired.keys() | self._outlook.desired.keys() if desired.get(name) != self._outlook.desired.get(name)
-            )
-            return wake(
-                WakeReason.DESIRED_CHANGED,
-                "The desired state changed: " + "; ".join(f"{name} is to be {desired.get(name, 'gone')}" for name in changed) + ".",
-            )
-        if files != self._outlook.files:
-            return wake(WakeReason.PIPELINES_CHANGED, "The files of the pipelines changed.")
-        if new:
-            return wake(*self._explain(new, empty, slots, lags, failed))
-        if empty and self._outlook.retry_at and now >= self._outlook.retry_at:
-            return wake(WakeReason.NOT_MENDED, f"Slots {', '.join(empty)} still have no worker although workers were launched.")
-        if now >= self._outlook.wake_at:
-            return wake(WakeReason.HOUR_GONE, "An hour has gone: a look at everything.")
-        return None
-
-    def _not_before(self, fault: str) -> datetime:
-        return self._outlook.slots_not_before if fault.startswith(Fault.SLOT_EMPTY) else self._outlook.others_not_before
+    def _seen(self, leases: Collection[Lease], failures: Collection[Mapping[str, Any]]) -> _Seen:
+        return _Seen(
+            slots=slot_leases(leases, self._settings),
+            empty=empty_slots(leases, self._settings, self._observer.alive),
+            lags=lagging_shards(leases, self._settings),
+            failed={Fault.QUERY_FAILED.key(row["event_id"]): row for row in failures},
+        )
 
     def _unproven(self, slots: Mapping[str, Lease]) -> set[str]:
-        """Slots whose owner was not seen to renew yet: to a watch that has just begun, the dead look alive for one lease."""
+        """Faults of slots whose owner has not renewed since this watch began.
+
+        For one lease a new watch takes the dead for living, so it cannot say yet that such a fault went away.
+        """
         unproven = set()
         for slot, lease in slots.items():
-            if self._first.setdefault(slot, sign(lease)) == sign(lease):
-                unproven.add(f"{Fault.SLOT_EMPTY}:{slot}")
+            first = self._first_signs.setdefault(slot, sign(lease))
+            if sign(lease) == first:
+                unproven.add(Fault.SLOT_EMPTY.key(slot))
         return unproven
 
-    def _explain(
-        self, new: list[str], empty: list[str], slots: Mapping[str, Lease], lags: Mapping[str, int], failed: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[WakeReason, str]:
-        fault, _, what = next((key for key in new if key.startswith(Fault.SLOT_EMPTY)), new[0]).partition(":")
-        if fault == Fault.SLOT_EMPTY:
-            gone = [slots[slot].lease_owner for slot in empty if slot in slots and not slots[slot].free]
-            if gone:
-                return WakeReason.WORKER_LOST, f"No sign of life from {', '.join(gone)} for {self._settings.lease_seconds:g} seconds."
-            return WakeReason.SLOT_FREE, f"Slots {', '.join(empty)} of the fleet {self._settings.fleet} have no worker."
+    def _reason(self, seen: _Seen, desired: Mapping[str, str], files: str) -> tuple[WakeReason, str] | None:
+        """Why the supervisor must wake, with a message for people. The first of several reasons counts."""
+        now = self._clock.now()
+        if desired != self._outlook.desired:
+            return WakeReason.DESIRED_CHANGED, self._desired_change(desired)
+        if files != self._outlook.files:
+            return WakeReason.PIPELINES_CHANGED, "The files of the pipelines changed."
+        new = self._new_faults(seen.faults, now)
+        if new:
+            return self._explain(new, seen)
+        retry_at = self._outlook.retry_at
+        if seen.empty and retry_at is not None and now >= retry_at:
+            slots = ", ".join(seen.empty)
+            return (
+                WakeReason.NOT_MENDED,
+                f"Slots {slots} still have no worker although workers were launched.",
+            )
+        if now >= self._outlook.wake_at:
+            return WakeReason.HOUR_GONE, "An hour has passed; everything is checked again."
+        return None
+
+    def _desired_change(self, desired: Mapping[str, str]) -> str:
+        before = self._outlook.desired
+        changes = []
+        for name in sorted(desired.keys() | before.keys()):
+            if desired.get(name) == before.get(name):
+                continue
+            if name in desired:
+                changes.append(f"{name}: desired state is now {desired[name]}")
+            else:
+                changes.append(f"{name}: there is no desired state any more")
+        return "; ".join(changes) + "."
+
+    def _new_faults(self, faults: set[str], now: datetime) -> list[str]:
+        """The faults that are not known and whose back-off is over."""
+        new = []
+        for fault in sorted(faults - self._known):
+            not_before = self._outlook.others_not_before
+            if fault.startswith(Fault.SLOT_EMPTY):
+                not_before = self._outlook.slots_not_before
+            if now >= not_before:
+                new.append(fault)
+        return new
+
+    def _explain(self, new: list[str], seen: _Seen) -> tuple[WakeReason, str]:
+        """The reason and the message for these new faults.
+
+        An empty slot comes first: a worker may fill it.
+        """
+        for key in new:
+            if key.startswith(Fault.SLOT_EMPTY):
+                return self._explain_empty(seen)
+        fault, _, what = new[0].partition(":")
         if fault == Fault.SHARD_LAGS:
-            return WakeReason.LAG_OVER_LIMIT, f"{what} lags by {lags[what]} records; the limit is {self._settings.lag_limit_records}."
-        return WakeReason.QUERY_FAILED, str(failed[f"{Fault.QUERY_FAILED}:{what}"]["message"])
+            limit = self._settings.lag_limit_records
+            return (
+                WakeReason.LAG_OVER_LIMIT,
+                f"{what} lags by {seen.lags[what]} records; the limit is {limit}.",
+            )
+        return WakeReason.QUERY_FAILED, str(seen.failed[new[0]]["message"])
+
+    def _explain_empty(self, seen: _Seen) -> tuple[WakeReason, str]:
+        owners = [owner for owner, _, _ in seen.lost.values()]
+        if owners:
+            seconds = f"{self._settings.lease_seconds:g} seconds"
+            return WakeReason.WORKER_LOST, f"No sign of life from {', '.join(owners)} for {seconds}."
+        slots = ", ".join(seen.empty)
+        return WakeReason.SLOT_FREE, f"Slots {slots} of the fleet {self._settings.fleet} have no worker."

@@ -1,4 +1,4 @@
-"""Buttons on a task: to Great Expectations' Data Docs of its verdict, and to the control room's page about it."""
+"""Buttons on a task: to the control room, to the page of its verdict, and to the verdict's Data Docs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,29 @@ if TYPE_CHECKING:
 
 #: Where the plugin's pages are mounted.
 PREFIX = "/hindcast"
-#: XComs that the operators push for the links, also when the task then fails.
+#: The XCom that names the run. Operators push it before they do anything that can fail.
 RUN_ID = "run_id"
 
 
 def page_url(settings: Settings, *parts: str) -> str:
-    """The address of one of the plugin's pages. Without ``airflow_url`` it is relative to wherever Airflow is served."""
-    return "/".join([settings.airflow_url.rstrip("/") + PREFIX, *(quote(part, safe="") for part in parts)])
+    """The address of one of the plugin's pages.
+
+    Without ``airflow_url`` it is relative to Airflow's own root.
+    """
+    address = settings.airflow_url.rstrip("/") + PREFIX
+    for part in parts:
+        address += "/" + quote(part, safe="")
+    return address
 
 
-def _run_of(ti_key: Any) -> str:
+def _verdict_url(ti_key: TaskInstanceKey, *parts: str) -> str:
+    """The address of the page of the task's run; empty if the task has no run."""
     from airflow.sdk.execution_time.xcom import XCom
 
-    value = XCom.get_value(ti_key=ti_key, key=RUN_ID)
-    return value if isinstance(value, str) else ""
+    run_id: Any = XCom.get_value(ti_key=ti_key, key=RUN_ID)
+    if not isinstance(run_id, str) or not run_id:
+        return ""
+    return page_url(Settings(), "verdicts", run_id, *parts)
 
 
 class ControlRoomLink(BaseOperatorLink):
@@ -38,7 +47,12 @@ class ControlRoomLink(BaseOperatorLink):
     def name(self) -> str:
         return "Hindcast"
 
-    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
+    def get_link(
+        self,
+        operator: BaseOperator,  # noqa: ARG002 - Airflow's signature
+        *,
+        ti_key: TaskInstanceKey,  # noqa: ARG002 - Airflow's signature
+    ) -> str:
         return page_url(Settings(), "")
 
 
@@ -49,18 +63,26 @@ class VerdictLink(BaseOperatorLink):
     def name(self) -> str:
         return "Verdict"
 
-    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        run_id = _run_of(ti_key)
-        return page_url(Settings(), "verdicts", run_id) if run_id else ""
+    def get_link(
+        self,
+        operator: BaseOperator,  # noqa: ARG002 - Airflow's signature
+        *,
+        ti_key: TaskInstanceKey,
+    ) -> str:
+        return _verdict_url(ti_key)
 
 
 class DataDocsLink(BaseOperatorLink):
-    """The run's page in Data Docs; the plugin looks its path up, as the task that ran first does not know it."""
+    """The run's page in Data Docs. The plugin finds its path, which only a judging task knows."""
 
     @property
     def name(self) -> str:
         return "Data Docs"
 
-    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        run_id = _run_of(ti_key)
-        return page_url(Settings(), "verdicts", run_id, "data-docs") if run_id else ""
+    def get_link(
+        self,
+        operator: BaseOperator,  # noqa: ARG002 - Airflow's signature
+        *,
+        ti_key: TaskInstanceKey,
+    ) -> str:
+        return _verdict_url(ti_key, "data-docs")

@@ -1,13 +1,14 @@
-"""What the supervisor has seen and when it must look again: the memory that passes from one of its runs to the next.
+"""What the supervisor has seen and when it must check again: one of its runs leaves this to the next.
 
-Airflow runs `supervise` again the moment a run ends, so a fault that stays must not end the run: only a *change* from what the
-last reconciliation saw does. Three rules keep it from spinning:
+Airflow runs `supervise` again as soon as a run ends. So a fault that stays must not end the run; only a
+*change* since the last reconciliation does. Three rules keep the supervisor from spinning:
 
-- a fault that was seen wakes nobody; it must first go away and come back;
-- a slot that reconciling did not fill is tried again, each time after a longer wait;
-- workers that come up and die at once make the fault come and go, so the more often the supervisor woke within the last hour the
-  longer it waits before it may wake for another fault. Empty slots, which it can fill, and faults that it can only report are
-  counted apart: a query that fails again and again must not delay the replacement of a worker.
+- A fault that the last reconciliation saw does not wake it, unless the fault goes away and comes back.
+- A slot that reconciling did not fill is tried again, each time after a longer wait.
+- Workers that start and die at once make a fault come and go. So the more often the supervisor woke within
+  the last hour, the longer it waits before another fault may wake it. Empty slots, which it can fill, and
+  faults that it can only report are counted apart: a query that keeps failing must not delay the
+  replacement of a worker.
 """
 
 from __future__ import annotations
@@ -19,36 +20,44 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-#: The supervisor looks again after this long whatever happens.
+#: The supervisor checks everything after this long, whatever happens.
 HOUR = timedelta(hours=1)
-#: A slot that is still empty this long after a launch is reconciled again: about twice what a worker takes to start on a busy machine.
+#: A slot that is still empty this long after a launch is reconciled again: about twice what a worker takes to
+#: start on a busy machine.
 RETRY_SECONDS = 60.0
 #: So many faults an hour are met at once; from then on the wait doubles, up to an hour.
 PROMPT_WAKES = 4
 FIRST_WAIT_SECONDS = 15.0
+#: Enough to reach an hour, and few enough that the power stays a small number.
+_MOST_DOUBLINGS = 16
+#: Hexadecimal digits of a fingerprint: 64 bits tell the states of one folder apart.
+_FINGERPRINT_DIGITS = 16
 
 
 def backoff_seconds(wakes_last_hour: int) -> float:
-    """How long the supervisor stays asleep although a new fault is there, 0 to 3,600 seconds."""
+    """How long a new fault does not wake the supervisor, 0 to 3,600 seconds."""
     if wakes_last_hour < PROMPT_WAKES:
         return 0.0
-    doublings = min(wakes_last_hour - PROMPT_WAKES, 16)
-    return min(FIRST_WAIT_SECONDS * 2.0**doublings, HOUR.total_seconds())
+    doublings = min(wakes_last_hour - PROMPT_WAKES, _MOST_DOUBLINGS)
+    wait = FIRST_WAIT_SECONDS * 2.0**doublings
+    return min(wait, HOUR.total_seconds())
 
 
 def files_fingerprint(folder: Path) -> str:
-    """Changes when a pipeline's file is added, removed or edited; equal on every host that has the same files."""
+    """A text that changes with the pipelines' files; equal on every host that has the same files."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+        digest.update(path.name.encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:_FINGERPRINT_DIGITS]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Faults and desired states that are known, and the instants before and after which the supervisor may wake.
+    """Known faults and desired states, and the instants before and after which the supervisor may wake.
 
-    ``faults`` are keys as :func:`hindcast.airflow.fleet.faults` makes them; ``desired`` maps a pipeline to what is wanted of it.
+    ``faults`` are keys such as ``slot_empty:0`` (:class:`hindcast.airflow.fleet.Fault`). ``desired`` maps a
+    pipeline to its desired state, as :func:`hindcast.airflow.fleet.describe` writes it.
     """
 
     faults: frozenset[str] = frozenset()
@@ -74,23 +83,30 @@ class Outlook:
     ) -> Self:
         """The outlook of a reconciliation that left these faults behind.
 
-        :param slot_wakes: how often the supervisor woke within the last hour because a slot was empty
-        :param other_wakes: how often for another fault
+        :param slot_wakes: how often an empty slot woke the supervisor within the last hour
+        :param other_wakes: how often another fault did
         """
-        wait = backoff_seconds(slot_wakes)
+        slot_wait = backoff_seconds(slot_wakes)
+        other_wait = backoff_seconds(other_wakes)
+        retry_at = None
+        if empty_slots:
+            retry_at = looked_at + timedelta(seconds=max(slot_wait, RETRY_SECONDS))
         return cls(
             faults=faults,
             desired=desired,
             files=files,
             looked_at=looked_at,
-            slots_not_before=looked_at + timedelta(seconds=wait),
-            others_not_before=looked_at + timedelta(seconds=backoff_seconds(other_wakes)),
+            slots_not_before=looked_at + timedelta(seconds=slot_wait),
+            others_not_before=looked_at + timedelta(seconds=other_wait),
             wake_at=looked_at + HOUR,
-            retry_at=looked_at + timedelta(seconds=max(wait, RETRY_SECONDS)) if empty_slots else None,
+            retry_at=retry_at,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON: it travels through XCom and the trigger's arguments."""
+        """Plain JSON, for XCom and for the trigger's arguments."""
+        retry_at = None
+        if self.retry_at is not None:
+            retry_at = self.retry_at.isoformat()
         return {
             "faults": sorted(self.faults),
             "desired": dict(self.desired),
@@ -99,11 +115,14 @@ class Outlook:
             "slots_not_before": self.slots_not_before.isoformat(),
             "others_not_before": self.others_not_before.isoformat(),
             "wake_at": self.wake_at.isoformat(),
-            "retry_at": self.retry_at.isoformat() if self.retry_at else None,
+            "retry_at": retry_at,
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
+        retry_at = None
+        if values["retry_at"]:
+            retry_at = datetime.fromisoformat(values["retry_at"])
         return cls(
             faults=frozenset(values["faults"]),
             desired=dict(values["desired"]),
@@ -112,5 +131,5 @@ class Outlook:
             slots_not_before=datetime.fromisoformat(values["slots_not_before"]),
             others_not_before=datetime.fromisoformat(values["others_not_before"]),
             wake_at=datetime.fromisoformat(values["wake_at"]),
-            retry_at=datetime.fromisoformat(values["retry_at"]) if values["retry_at"] else None,
+            retry_at=retry_at,
         )

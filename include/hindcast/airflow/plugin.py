@@ -1,6 +1,7 @@
-"""What Airflow learns of Hindcast: the control room's pages, the buttons on tasks, and when Spark drivers start.
+"""What Hindcast adds to Airflow: the control room's pages, buttons on tasks, a timetable and task weights.
 
-Every Airflow process imports this, tasks included; so the web application is made on the first request, in the API server alone.
+Every Airflow process imports this module, each task's too. So only the API server makes the web application,
+on the first request.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 @cache
@@ -31,8 +34,9 @@ def _application() -> FastAPI:
 class ControlRoom:
     """The pages as an ASGI application."""
 
-    async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:
-        app = await asyncio.to_thread(_application)  # it is imported in seconds the first time; other requests go on
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        # The first import takes seconds: in a thread it does not block other requests.
+        app = await asyncio.to_thread(_application)
         await app(scope, receive, send)
 
 
@@ -42,9 +46,14 @@ class HindcastPlugin(AirflowPlugin):
     name = "hindcast"
     # ruff: noqa: RUF012 - Airflow reads these lists from the class
     fastapi_apps: list[dict[str, Any]] = [{"app": ControlRoom(), "url_prefix": PREFIX, "name": "Hindcast"}]
-    # Relative: Airflow's page says where it is served.
     external_views: list[dict[str, Any]] = [
-        {"name": "Hindcast", "href": f"{PREFIX.lstrip('/')}/", "destination": "nav", "url_route": "hindcast", "nav_top_level": True}
+        {
+            "name": "Hindcast",
+            "href": f"{PREFIX.lstrip('/')}/",  # relative: Airflow may be served below a prefix
+            "destination": "nav",
+            "url_route": "hindcast",
+            "nav_top_level": True,
+        }
     ]
     operator_extra_links: list[Any] = [ControlRoomLink(), VerdictLink(), DataDocsLink()]
     timetables: list[Any] = [SpreadCronTimetable]

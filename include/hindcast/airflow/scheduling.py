@@ -1,4 +1,7 @@
-"""When Spark drivers start: spread over the hour, what a person asked for first. Airflow finds both classes through the plugin."""
+"""When Spark drivers start: spread over the hour, and first what a person asked for.
+
+Airflow finds both classes through the plugin.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
     from airflow.timetables.base import Timetable
 
-#: Of two tasks that wait for a slot, the one with the greater weight starts first. A verdict completes a hindcast that is there already.
+#: If two tasks wait for a slot, the one with the greater weight starts first. A verdict precedes the next
+#: replay, because it completes a hindcast that exists already.
 WEIGHTS = {
     DagRunType.MANUAL: 1000,
     DagRunType.OPERATOR_TRIGGERED: 1000,
@@ -24,23 +28,29 @@ WEIGHTS = {
     DagRunType.SCHEDULED: 10,
     DagRunType.BACKFILL_JOB: 1,
 }
+#: Bytes of a name's hash that make its part of the spread: 48 bits are more than a float needs.
+_HASH_BYTES = 6
 
 
 class AskedFirst(PriorityWeightStrategy):
-    """Runs that a person triggered, then verdicts, then the schedule, then backfills. The run's id says which it is."""
+    """Runs that a person triggered, then verdicts, then the schedule, then backfills.
+
+    The run's id says which kind of run it is.
+    """
 
     def get_weight(self, ti: TaskInstance) -> int:
-        return WEIGHTS[DagRunType.from_run_id(ti.run_id)]
+        run_type = DagRunType.from_run_id(ti.run_id)
+        return WEIGHTS[run_type]
 
 
 class SpreadCronTimetable(CronDataIntervalTimetable):
-    """The data intervals of a cron expression in UTC, each run a while after its interval has ended.
+    """The data intervals of a cron expression in UTC. Each run starts some time after its interval has ended.
 
-    The interval stays what the expression says, e.g. a whole hour. The delay is the same for one name every time and differs between
-    names, so that the replays of many pipelines do not start together.
+    The interval stays what the expression says, e.g. a whole hour. Each name has a delay of its own, the same
+    for every run, so that the replays of many pipelines do not start together.
 
-    :param name: decides which part of the delay is taken
-    :param spread_seconds: the greatest delay; never more than the interval's own length
+    :param name: decides which part of ``spread_seconds`` the delay is
+    :param spread_seconds: the greatest delay; it never exceeds the interval's own length
     """
 
     def __init__(self, cron: str, *, name: str, spread_seconds: float) -> None:
@@ -55,12 +65,17 @@ class SpreadCronTimetable(CronDataIntervalTimetable):
     def deserialize(cls, data: dict[str, Any]) -> Timetable:
         return cls(data["expression"], name=data["name"], spread_seconds=data["spread_seconds"])
 
-    def next_dagrun_info(self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction) -> DagRunInfo | None:
-        info = super().next_dagrun_info(last_automated_data_interval=last_automated_data_interval, restriction=restriction)
+    def next_dagrun_info(
+        self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
+    ) -> DagRunInfo | None:
+        info = super().next_dagrun_info(
+            last_automated_data_interval=last_automated_data_interval, restriction=restriction
+        )
         if info is None or info.data_interval is None:
             return info
         interval = info.data_interval
-        return DagRunInfo(run_after=interval.end + self.delay(interval.end - interval.start), data_interval=interval)
+        delay = self.delay(interval.end - interval.start)
+        return DagRunInfo(run_after=interval.end + delay, data_interval=interval)
 
     def delay(self, length: timedelta) -> timedelta:
         """How long after the end of an interval of this length its run starts; whole seconds."""
@@ -69,9 +84,11 @@ class SpreadCronTimetable(CronDataIntervalTimetable):
 
 
 def part(name: str) -> float:
-    """A number of [0, 1) that a name always has."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
+    """A number in [0, 1), always the same for the same name."""
+    digest = hashlib.sha256(name.encode()).digest()
+    number = int.from_bytes(digest[:_HASH_BYTES], "big")
+    return number / 2 ** (8 * _HASH_BYTES)
 
 
-#: As a task's ``weight_rule``: its name, which a mapped task keeps as well.
+#: As a task's ``weight_rule``: the class by its name, which a mapped task keeps as well.
 ASKED_FIRST = f"{AskedFirst.__module__}.{AskedFirst.__qualname__}"

@@ -1,4 +1,7 @@
-"""The trigger behind which the supervisor sleeps. It lives here, outside dags/ and plugins/, so that the triggerer can import it."""
+"""The trigger behind which the supervisor sleeps.
+
+The triggerer imports it, so it is not in dags/ or plugins/.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError
 from hindcast.settings import Settings
 
-#: A lease is looked at this often in its duration, as often as its owner renews it.
+#: The leases are read this often within a lease's duration, as often as their owners renew them.
 LOOKS_PER_LEASE = 4
 
 _log = structlog.get_logger(__name__)
@@ -26,9 +29,9 @@ _log = structlog.get_logger(__name__)
 class FleetTrigger(BaseTrigger):
     """Fires once the fleet differs from what the supervisor last saw, or after an hour.
 
-    It only reads tables and never writes one, so it may run twice at once (two triggerers) and may be stopped at any moment: a
-    restarted one begins its observation of heartbeats anew, which delays the news of a lost worker by at most one lease. It has no
-    ``cleanup``: that is called on each restart of the triggerer, and a stream must outlive those.
+    It only reads tables, so two triggerers may run it at once, and it may be stopped at any moment. After a
+    restart it has seen no heartbeat yet, so a lost worker is reported at most one lease later. It has no
+    ``cleanup``: Airflow calls that on each restart of the triggerer, and a stream must outlive those.
 
     :param outlook: :meth:`hindcast.airflow.outlook.Outlook.to_json` of the last reconciliation
     """
@@ -38,25 +41,28 @@ class FleetTrigger(BaseTrigger):
         self.outlook = outlook
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", {"outlook": self.outlook}
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        return path, {"outlook": self.outlook}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         outlook = Outlook.from_json(self.outlook)
         settings = Settings()
         watcher = Watcher(outlook, settings, SystemClock())
-        leases, tables = LeaseTable(settings), ControlTables(settings)
+        leases = LeaseTable(settings)
+        tables = ControlTables(settings)
 
-        def look() -> Wake | None:
+        def poll() -> Wake | None:
             failures = recent_failures(tables, outlook.looked_at)
             files = files_fingerprint(settings.pipelines_dir)
             return watcher.look(leases.leases(), failures, files)
 
         while True:
+            wake = None
             try:
-                wake = await asyncio.to_thread(look)
-            except (HindcastError, OSError) as error:  # a store that is away must not end the watch: it would spin
-                _log.warning("The fleet cannot be seen just now; looking again.", reason=str(error))
-                wake = None
+                wake = await asyncio.to_thread(poll)
+            except (HindcastError, OSError) as error:
+                # An error would end the watch, and the supervisor would spin until the store is back.
+                _log.warning("The fleet cannot be read just now; the trigger retries.", reason=str(error))
             if wake is not None:
                 _log.info("The supervisor wakes.", reason=wake.reason.value, message=wake.message)
                 yield TriggerEvent(wake.to_json())
