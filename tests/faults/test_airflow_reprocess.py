@@ -107,7 +107,7 @@ def test_a_version_is_promoted_by_a_person_and_backed_out_by_a_verdict(platform:
     versions = Versions(LeaseTable(settings))
     assert versions.of(PIPELINE).active == 1
     body = run.asked()["body"]
-    for words in ("Version 2 of stock\\_stats beside version 1", "Proved.", "| trades |", "max\\_ask"):
+    for words in ("Version 2 of stock\\_stats compared with version 1", "Proved.", "| trades |", "max\\_ask"):
         assert words in body
 
     kill_airflow(platform)

@@ -1,4 +1,4 @@
-"""Ask a person whether a new version shall be promoted: Airflow's own human-in-the-loop task, with the comparison in its text."""
+"""Ask a person whether to promote a new version, in the form of Airflow's human-in-the-loop task."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from airflow.sdk.exceptions import AirflowFailException
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-#: Of the differing rows that a comparison keeps, so many are in the text, and so much of each value.
+#: How many of a comparison's sample rows the text shows, and how much of each value.
 SHOWN_SAMPLES = 5
 SHOWN_CHARACTERS = 160
 REASON_CHARACTERS = 500
+#: The XCom that holds the answer.
 ANSWER = "answer"
 
-_CAUSES = {"late_in_one_version": "a row came late for one of the versions alone", "version": "the versions' own rules"}
+_CAUSES = {
+    "late_in_one_version": "a row came late for one of the versions alone",
+    "version": "the versions' own rules",
+}
 
 
 class Answer(StrEnum):
@@ -32,36 +36,46 @@ class Answer(StrEnum):
 
 
 class ApprovePromotionOperator(HITLBranchOperator):
-    """Ask; then go on with the task that does what was answered.
+    """Ask, then let the task run that does what was answered.
 
-    Without an answer in time nothing is changed and the task fails. A promotion of a version that was not proved needs a reason, which
-    the form asks for.
+    Without an answer in time nothing is changed and the task fails. A promotion of a version that was not
+    proved needs a reason; the form asks for it.
 
-    Pushes {answer, despite, who} as the XCom :data:`ANSWER`: a branching task ends by an exception of Airflow's, and returns nothing.
+    Pushes {answer, despite, who} as the XCom :data:`ANSWER`: a branching task ends by an exception of
+    Airflow's, so it returns nothing.
 
     :param verdict: the new version's own verdict, as the task that judged it returned it
     :param comparison: with the active version, as the task that compared them returned it
-    :param hours: a number or its text: how long an answer is waited for
+    :param hours: how long the task waits for an answer; a number or its text
     :param tasks: the ids of the tasks that promote and discard
     """
 
     template_fields = ("subject", "body", "verdict", "comparison", "hours")
 
-    def __init__(self, *, pipeline: str, verdict: Any, comparison: Any, hours: Any, tasks: Mapping[Answer, str], **kwargs: Any) -> None:
-        kwargs.pop("params", None)  # the DAG's, which Airflow gives to each of its tasks: they are no fields of this form
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        verdict: Any,
+        comparison: Any,
+        hours: Any,
+        tasks: Mapping[Answer, str],
+        **kwargs: Any,
+    ) -> None:
+        # Airflow gives the DAG's params to each of its tasks; they are no fields of this form.
+        kwargs.pop("params", None)
+        despite = Param(
+            "",
+            type="string",
+            maxLength=REASON_CHARACTERS,
+            title="Despite",
+            description="Why it is promoted although it was not proved; kept in the events. Empty if it was.",
+        )
         super().__init__(
             subject=f"Shall the new version of {pipeline} be promoted?",
             options=[answer.value for answer in Answer],
             options_mapping={answer.value: task for answer, task in tasks.items()},
-            params={
-                "despite": Param(
-                    "",
-                    type="string",
-                    maxLength=REASON_CHARACTERS,
-                    title="Despite",
-                    description="Why it is promoted although it was not proved; kept in the events. Empty where it was.",
-                )
-            },
+            params={"despite": despite},
             **kwargs,
         )
         self.pipeline = pipeline
@@ -75,85 +89,139 @@ class ApprovePromotionOperator(HITLBranchOperator):
         super().execute(context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        reason = str((event.get("params_input") or {}).get("despite") or "").strip()
+        """Check the answer and push it.
+
+        :raises AirflowFailException: if a version that was not proved is to be promoted without a reason
+        """
+        params = event.get("params_input") or {}
+        despite = str(params.get("despite") or "").strip()
+        promotes = event.get("chosen_options") == [Answer.PROMOTE.value]
         unproved = problems(self.verdict, self.comparison)
-        if event.get("chosen_options") == [Answer.PROMOTE.value] and unproved and not reason:
+        if promotes and unproved and not despite:
             raise AirflowFailException(
-                f"Version {self.comparison['version']} of {self.pipeline} was not proved: {'; '.join(unproved)}. Nothing has changed. "
-                "Clear this task to be asked again, and give the reason for a promotion in the field Despite, or discard it."
+                f"Version {self.comparison['version']} of {self.pipeline} was not proved: "
+                f"{'; '.join(unproved)}. Nothing has changed. Clear this task to be asked again, "
+                "and give the reason for a promotion in the field Despite, or discard the version."
             )
         if "error" not in event:
             user = event.get("responded_by_user") or {}
-            answer = {"answer": event["chosen_options"][0], "despite": reason, "who": str(user.get("name") or user.get("id") or "")}
+            who = str(user.get("name") or user.get("id") or "")
+            answer = {"answer": event["chosen_options"][0], "despite": despite, "who": who}
             context["ti"].xcom_push(key=ANSWER, value=answer)
         return super().execute_complete(context, event)
 
     def process_trigger_event_error(self, event: dict[str, Any]) -> None:
-        """:raises AirflowFailException: a retry would ask again without anybody's having said so"""
-        name, version = self.pipeline, self.comparison["version"]
+        """:raises AirflowFailException: always: a retry would ask again although no person asked for that"""
+        name = self.pipeline
+        version = self.comparison["version"]
         if event["error_type"] == "timeout":
             raise AirflowFailException(
-                f"Nobody answered within {float(self.hours):g} hours. Nothing has changed: version {version} of {name} goes on beside the "
-                f"active one. Clear this task to ask again, or use `hindcast promote {name} --version {version}` or `hindcast discard`."
+                f"Nobody answered within {float(self.hours):g} hours. Nothing has changed: "
+                f"version {version} of {name} stays a shadow. Clear this task to ask again, or use "
+                f"`hindcast promote {name} --version {version}` or `hindcast discard`."
             )
-        raise AirflowFailException(f"The answer cannot be used: {event.get('error')}. Nothing has changed. Clear this task to ask again.")
+        raise AirflowFailException(
+            f"The answer cannot be used: {event.get('error')}. Nothing has changed. "
+            "Clear this task to ask again."
+        )
 
 
 def problems(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> list[str]:
-    """Why the version is not proved; empty where it is."""
-    failed = "; ".join(verdict["failed"]) or f"{verdict['unexplained']} differences are unexplained"
-    return [
-        *([] if verdict["passed"] else [f"its verdict failed: {failed}"]),
-        *([] if comparison["passed"] else [f"the comparison failed: {'; '.join(comparison['failed'])}"]),
-    ]
+    """Why the version is not proved; empty if it is."""
+    found = []
+    if not verdict["passed"]:
+        failed = "; ".join(verdict["failed"]) or f"{verdict['unexplained']} differences are unexplained"
+        found.append(f"its verdict failed: {failed}")
+    if not comparison["passed"]:
+        found.append(f"the comparison failed: {'; '.join(comparison['failed'])}")
+    return found
 
 
 def approval_text(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
-    """What a person needs for the decision, as Markdown. Whatever comes from data is escaped."""
-    new, old = f"version {comparison['version']}", f"version {comparison['with']}"
+    """What a person needs for the decision, as Markdown. What comes from data is escaped."""
+    new = f"version {comparison['version']}"
+    old = f"version {comparison['with']}"
+    paragraphs = [_summary(comparison, new, old), _proof(verdict, comparison)]
+    paragraphs.extend(table for table in _tables(comparison, new, old) if table)
+    paragraphs.append(
+        f"*{Answer.PROMOTE}* makes {new} the active one: readers switch at once, {old} is kept warm, "
+        "and a verdict that fails within the watch returns to it. "
+        f"*{Answer.DISCARD}* removes {new} with its shards, checkpoints and tables."
+    )
+    return "\n\n".join(paragraphs)
+
+
+def _summary(comparison: Mapping[str, Any], new: str, old: str) -> str:
+    pipeline = escaped(comparison["pipeline"])
+    until = escaped(comparison["until"])
+    return (
+        f"{new.capitalize()} of {pipeline} compared with {old}, at equal offsets, "
+        f"over {comparison['windows']} windows that both have closed (the last ends at {until}); "
+        f"only the old one has {comparison['missing_windows']} of them. "
+        f"{comparison['same']} rows are the same, {comparison['changed']} changed."
+    )
+
+
+def _proof(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
+    """Whether the version is proved, and what its own verdict says."""
+    proof = "Proved."
     unproved = problems(verdict, comparison)
-    proof = f"**Not proved.** {escaped('; '.join(unproved))}. To promote it all the same, say why in *Despite*." if unproved else "Proved."
+    if unproved:
+        why = escaped("; ".join(unproved))
+        proof = f"**Not proved.** {why}. To promote it all the same, say why in *Despite*."
     captured = verdict.get("captured")
-    share = f", captured {captured:.4%} of its input" if isinstance(captured, float) else ""
-    same, changed = comparison["same"], comparison["changed"]
-    columns = [", ".join(comparison[key]) for key in ("columns_only_old", "columns_only_new")]
-    tables = [
-        _table(
-            ["", old, new],
-            [
-                ["rows", same + changed + comparison["only_old"], same + changed + comparison["only_new"]],
-                ["rows that the other lacks", comparison["only_old"], comparison["only_new"]],
-                ["columns that the other lacks", columns[0] or "none", columns[1] or "none"],
-            ],
-        ),
-        _table(["column", "differs in rows"], sorted(comparison["by_column"].items(), key=lambda item: (-item[1], item[0]))),
-        _table(["cause", "differing rows"], [[_CAUSES.get(cause, cause), count] for cause, count in comparison["causes"].items()]),
-        _table(
-            ["sample row", "kind", "column", old, new],
-            [[row["keys"], row["kind"], row["column"], row["old"], row["new"]] for row in comparison["samples"][:SHOWN_SAMPLES]],
-        ),
+    share = ""
+    if isinstance(captured, float):
+        share = f", captured {captured:.4%} of its input"
+    run_id = escaped(verdict["run_id"])
+    return f"{proof} Its own verdict, {run_id}: {verdict['unexplained']} unexplained differences{share}."
+
+
+def _tables(comparison: Mapping[str, Any], new: str, old: str) -> list[str]:
+    """Rows of both versions, differing rows by column and by cause, and sample rows."""
+    only_old = comparison["only_old"]
+    only_new = comparison["only_new"]
+    common = comparison["same"] + comparison["changed"]
+    old_columns = ", ".join(comparison["columns_only_old"]) or "none"
+    new_columns = ", ".join(comparison["columns_only_new"]) or "none"
+    totals = [
+        ["rows", common + only_old, common + only_new],
+        ["rows that the other lacks", only_old, only_new],
+        ["columns that the other lacks", old_columns, new_columns],
     ]
-    intro = (
-        f"{new.capitalize()} of {escaped(comparison['pipeline'])} beside {old}, at equal offsets, over {comparison['windows']} windows "
-        f"that both have closed (the last ends at {escaped(comparison['until'])}); only the old one has {comparison['missing_windows']} "
-        f"of them. {same} rows are the same, {changed} changed."
-    )
-    own = f"{proof} Its own verdict, {escaped(verdict['run_id'])}: {verdict['unexplained']} unexplained differences{share}."
-    choice = (
-        f"*{Answer.PROMOTE}* makes {new} the active one: readers switch at once, {old} is kept warm, and a verdict that fails within the "
-        f"watch returns to it. *{Answer.DISCARD}* removes {new} with its shards, checkpoints and tables."
-    )
-    return "\n\n".join([intro, own, *(table for table in tables if table), choice])
+    # The column that differs most comes first.
+    by_column = sorted(comparison["by_column"].items(), key=lambda item: (-item[1], item[0]))
+    causes = [[_CAUSES.get(cause, cause), count] for cause, count in comparison["causes"].items()]
+    sampled = ("keys", "kind", "column", "old", "new")
+    samples = []
+    for row in comparison["samples"][:SHOWN_SAMPLES]:
+        cells = [row[name] for name in sampled]
+        samples.append(cells)
+    return [
+        _table(["", old, new], totals),
+        _table(["column", "differs in rows"], by_column),
+        _table(["cause", "differing rows"], causes),
+        _table(["sample row", "kind", "column", old, new], samples),
+    ]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows]
-    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines]) if lines else ""
+    """A table of Markdown; empty if it has no rows."""
+    lines = []
+    for row in rows:
+        cells = " | ".join(escaped(cell) for cell in row)
+        lines.append(f"| {cells} |")
+    if not lines:
+        return ""
+    rule = "|" + "---|" * len(head)
+    return "\n".join([f"| {' | '.join(head)} |", rule, *lines])
 
 
 def escaped(value: Any) -> str:
-    """As text that Markdown takes for text: every sign with a meaning is escaped, breaks are spaces, and the long is cut."""
-    text = " ".join(("" if value is None else str(value)).split())
+    """The value as plain text in Markdown: signs are escaped, breaks are spaces, a long text is cut."""
+    if value is None:
+        return ""
+    text = " ".join(str(value).split())
     if len(text) > SHOWN_CHARACTERS:
         text = text[:SHOWN_CHARACTERS] + "…"
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
