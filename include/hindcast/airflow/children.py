@@ -1,7 +1,8 @@
-"""Run one of spark_apps/ as a child process: progress on its stderr, one JSON object as the last line of its stdout.
+"""Run one of spark_apps/ as a child process: progress on its stderr, one JSON object as stdout's last line.
 
-It gets a process group of its own, so that killing the task also ends the JVM, and none of Airflow's variables: it has no business
-with Airflow's database or keys. It follows its stdin: a task that is killed with SIGKILL takes it along (:mod:`hindcast.leave`).
+The child gets a process group of its own, so that killing the task also ends the JVM. It gets none of
+Airflow's variables: it has no business with Airflow's database or keys. It ends with its task, even if
+SIGKILL ends that (:mod:`hindcast.leave`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from hindcast.settings import Settings, project_root
 
 #: Between asking a child to end and killing it: a Spark session takes some seconds to stop.
 GRACE_SECONDS = 15.0
+#: Lines of stderr that are kept for an error's message.
 KEPT_LINES = 20
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its exit code, the JSON object it printed (None where it printed none) and the end of its stderr."""
+    """How a child ended.
+
+    :param result: the JSON object it printed; None if it printed none
+    :param last_lines: the end of its stderr
+    """
 
     exit_code: int
     result: dict[str, Any] | None
@@ -38,44 +44,65 @@ class Ended:
 
     @property
     def reason(self) -> str:
-        """The last thing it said, for an error's message."""
-        return self.last_lines[-1] if self.last_lines else "it said nothing"
+        """The last line of its stderr, for an error's message."""
+        if not self.last_lines:
+            return "it said nothing"
+        return self.last_lines[-1]
 
 
 class Child:
-    """One child process; :meth:`kill` may be called from a signal handler while :meth:`run` waits."""
+    """One child process. A signal handler may call :meth:`kill` while :meth:`run` waits."""
 
     def __init__(self, settings: Settings, script: str, arguments: Sequence[str]) -> None:
-        self._command = [sys.executable, str(project_root() / "spark_apps" / script), *arguments]
-        self._environment = {**inherited_environment(), **settings.environment(), "NO_COLOR": "1", FOLLOWS: "1"}
+        path = project_root() / "spark_apps" / script
+        self._command = [sys.executable, str(path), *arguments]
+        self._environment = {
+            **inherited_environment(),
+            **settings.environment(),
+            "NO_COLOR": "1",
+            FOLLOWS: "1",
+        }
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, tell: Callable[[str], None]) -> Ended:
-        """Run to the end; every line of stderr goes to ``tell`` as it comes."""
+        """Run to the end; pass every line of stderr to ``tell`` as it comes."""
         printed: deque[str] = deque(maxlen=1)
         said: deque[str] = deque(maxlen=KEPT_LINES)
-        with subprocess.Popen(
-            self._command, env=self._environment, cwd=Path.cwd(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, encoding="utf-8", errors="replace", start_new_session=True,
-        ) as process:  # fmt: skip
+        with self._start() as process:
             self._process = process
             assert process.stdout is not None
             assert process.stderr is not None
+            # Both pipes are read at once: a full one would block the child.
             reader = threading.Thread(target=_keep_lines, args=(process.stdout, printed), daemon=True)
             reader.start()
             try:
                 for line in process.stderr:
-                    if text := line.rstrip():
+                    text = line.rstrip()
+                    if text:
                         said.append(text)
                         tell(text)
                 exit_code = process.wait()
                 reader.join()
             finally:
-                self.kill()  # should this task have been interrupted
+                self.kill()  # if an exception interrupted this task
         return Ended(exit_code, _json_object(printed), list(said))
 
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command,
+            env=self._environment,
+            cwd=Path.cwd(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+
     def kill(self) -> None:
-        """End the process and all of its group: first asked, then killed. Does nothing where it has ended."""
+        """End the process and its whole group: first by SIGTERM, then by SIGKILL. Nothing if it has ended."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -88,12 +115,20 @@ class Child:
 
 
 def _keep_lines(stream: IO[str], lines: deque[str]) -> None:
-    lines.extend(line.strip() for line in stream if line.strip())
+    for line in stream:
+        text = line.strip()
+        if text:
+            lines.append(text)
 
 
 def _json_object(lines: Iterable[str]) -> dict[str, Any] | None:
+    """The first line that is JSON; None if there is none, or if it is no object."""
     for line in lines:
-        with suppress(ValueError):
+        try:
             found = json.loads(line)
-            return found if isinstance(found, dict) else None
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+        return None
     return None
