@@ -227,7 +227,7 @@ def test_a_comparison_that_fails_is_for_a_person_to_judge(app: App, context: dic
     assert compare.execute(context)["passed"] is False
     assert app.calls == [["compare", "--pipeline", NAME]]
     app.ends(0, version=3, passed=True)
-    with pytest.raises(AirflowFailException, match="Version 3 is beside"):
+    with pytest.raises(AirflowFailException, match="Version 3 is compared with"):
         compare.execute(context)
     app.ends(75, version=2)
     with pytest.raises(TryLaterError):

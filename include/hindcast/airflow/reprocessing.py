@@ -1,6 +1,7 @@
-"""The tasks of `reprocess`: a new version beside the active one, proved, promoted or discarded, watched and backed out.
+"""The tasks of `reprocess`: start a version, prove it, promote or discard it, watch it, back out of it.
 
-Each looks at what is there before it acts, and acts by one compare-and-swap: a try that repeats one that was killed finds it done.
+Each task reads the current state before it acts, and acts by one compare-and-swap. So a retry of a task
+that was killed finds what was done already.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from hindcast.airflow.approval import Answer
 from hindcast.airflow.children import Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.operators import TRIED_AGAIN, AppOperator, given
-from hindcast.airflow.version_triggers import News, PromotedTrigger, ShadowTrigger, look_at_promoted, look_at_shadow
+from hindcast.airflow.version_triggers import (
+    News,
+    PromotedTrigger,
+    ShadowTrigger,
+    look_at_promoted,
+    look_at_shadow,
+)
 from hindcast.control.lease_table import LeaseTable
 from hindcast.control.standing import SHADOW, ChangeKind, Standing
 from hindcast.control.tables import ControlTables
@@ -36,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 
 class StartChoice(StrEnum):
-    """Where a new version begins, as the form of the DAG offers it."""
+    """The start of a new version, as the form of the DAG offers it."""
 
     EARLIEST = "earliest"
     TIME = "a time"
@@ -45,7 +52,7 @@ class StartChoice(StrEnum):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What no retry can help fails the task at once.
+    """Fail the task at once if no retry can help.
 
     :raises AirflowFailException: instead of a BadInputError
     """
@@ -80,16 +87,22 @@ class _VersionOperator(AppOperator):
 
 
 class StartVersionOperator(_VersionOperator):
-    """Begin the version as a shadow. One that stands beside the active version already is gone on with.
+    """Begin the version as a shadow; one that is a shadow already stays as it is.
 
-    :param start: one of :class:`StartChoice`; the other fields count where it asks for them
-    :param new_table: true where readers are meant to see other columns
+    :param start: one of :class:`StartChoice`; the other fields count if the choice needs them
+    :param new_table: true if readers are meant to see other columns
     """
 
     template_fields = ("pipeline", "version", "start", "from_time", "from_offsets", "new_table")
 
     def __init__(
-        self, *, start: str = StartChoice.EARLIEST.value, from_time: str = "", from_offsets: str = "", new_table: Any = False, **kwargs: Any
+        self,
+        *,
+        start: str = StartChoice.EARLIEST.value,
+        from_time: str = "",
+        from_offsets: str = "",
+        new_table: Any = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.start = start
@@ -102,21 +115,25 @@ class StartVersionOperator(_VersionOperator):
             start = self._start()
         begun: dict[str, Any] = {"pipeline": self.pipeline, "version": self.number, "begun": False}
         if self._is_shadow():
-            _log.info(f"Version {self.number} of {self.pipeline} is beside the active one already: going on with it.")
+            _log.info(f"Version {self.number} of {self.pipeline} is a shadow already; the task keeps it.")
             return begun
-        by = f"--by={context['dag'].dag_id}"
-        new_table = ["--new-table"] if str(self.new_table).lower() == "true" else []
-        ended = self.run_app(["begin", *self.about(), f"--from={start}", by, *new_table])
-        if ended.exit_code and self._is_shadow():  # by the child of a try that was given up, which outlived it
+        arguments = ["begin", *self.about(), f"--from={start}", f"--by={context['dag'].dag_id}"]
+        if str(self.new_table).lower() == "true":
+            arguments.append("--new-table")
+        ended = self.run_app(arguments)
+        # The child of a try that was given up may have outlived it and begun the version.
+        if ended.exit_code and self._is_shadow():
             return begun
         return {**self.result_of(ended), "begun": True}
 
     def _is_shadow(self) -> bool:
         beside = self.standing().beside
-        return beside is not None and beside.version == self.number and beside.state in SHADOW and not beside.leaving
+        if beside is None or beside.leaving:
+            return False
+        return beside.version == self.number and beside.state in SHADOW
 
     def _start(self) -> str:
-        """:raises BadRangeError: where the field is empty that the choice asks for"""
+        """:raises BadRangeError: if there is no such choice, or the field that it needs is empty"""
         try:
             choice = StartChoice(self.start)
         except ValueError as error:
@@ -124,13 +141,16 @@ class StartVersionOperator(_VersionOperator):
             raise BadRangeError(range=self.start, problem="there is no such choice", cure=cure) from error
         if choice is StartChoice.TIME:
             return given(self.from_time, "from_time", choice)
-        return given(self.from_offsets, "from_offsets", choice) if choice is StartChoice.OFFSETS else choice.value
+        if choice is StartChoice.OFFSETS:
+            return given(self.from_offsets, "from_offsets", choice)
+        return choice.value
 
 
 class AwaitCaughtUpOperator(_VersionOperator):
     """Sleep in the triggerer, on no worker slot, until the shadow has caught up.
 
-    Returns (XCom) {news, since}: the change since which it is live. What is proved from here on is proved of that state alone.
+    Returns (XCom) {news, since}: ``since`` is the change that made the version live. Later proofs hold for
+    that state alone.
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -143,14 +163,18 @@ class AwaitCaughtUpOperator(_VersionOperator):
     def settled(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         if event["news"] != News.LIVE:
             raise AirflowFailException(
-                f"Version {self.number} of {self.pipeline} is no shadow beside the active version (any more): somebody promoted or "
-                f"discarded it. Nothing has changed here. `hindcast versions --pipeline {self.pipeline}` lists what there is."
+                f"Version {self.number} of {self.pipeline} is no shadow (any more): "
+                "it was promoted or discarded. Nothing has changed here. "
+                f"`hindcast versions --pipeline {self.pipeline}` lists the versions."
             )
         return event
 
 
 class JudgeVersionOperator(_VersionOperator):
-    """Give the version a verdict of its own. One that fails is returned like one that passes: a person decides, or the watch."""
+    """Give the version a verdict of its own, and return it even if it fails.
+
+    A person decides what a failed verdict means, or the watch.
+    """
 
     operator_extra_links = (VerdictLink(), DataDocsLink())
     app = "replay.py"
@@ -172,26 +196,35 @@ class JudgeVersionOperator(_VersionOperator):
 
 
 class CompareVersionsOperator(_VersionOperator):
-    """Compare the version with the active one. One that fails is returned like one that passes: a person decides."""
+    """Compare the version with the active one, and return the comparison even if it fails.
+
+    A person decides what that means.
+    """
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         ended = self.run_app(["compare", "--pipeline", self.pipeline])
-        failed = ended.result if ended.exit_code == VerdictFailedError.exit_code else None
-        comparison = failed or self.result_of(ended)
-        if comparison["version"] != self.number:
-            raise AirflowFailException(f"Version {comparison['version']} is beside the active one now, not version {self.number}.")
+        comparison = None
+        if ended.exit_code == VerdictFailedError.exit_code:
+            comparison = ended.result
+        if not comparison:
+            comparison = self.result_of(ended)
+        other = comparison["version"]
+        if other != self.number:
+            raise AirflowFailException(
+                f"Version {other} is compared with the active version now, not version {self.number}."
+            )
         return comparison
 
 
 class PromoteVersionOperator(_VersionOperator):
-    """Promote what was approved, if nothing has changed since; a version that is active is left so.
+    """Promote the approved version, if nothing has changed since; a version that is active stays so.
 
-    The approver's reason is used, and kept, only where the promotion is refused without it.
+    The approver's reason is used, and kept, only if the promotion is refused without it.
 
     Returns (XCom) {change, since, at, ...}: the promotion's id, its number and its instant, for the watch.
 
     :param approval: what the approving task returned
-    :param caught_up: what the task returned that waited for the version
+    :param caught_up: what :class:`AwaitCaughtUpOperator` returned
     """
 
     template_fields = ("pipeline", "version", "approval", "caught_up")
@@ -203,46 +236,65 @@ class PromoteVersionOperator(_VersionOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         if self.approval["answer"] != Answer.PROMOTE:
-            raise AirflowFailException("Nobody approved the promotion. Clear the task that asks, and answer it.")
-        standing, result = self.standing(), {"pipeline": self.pipeline, "version": self.number, "promoted": False}
+            raise AirflowFailException(
+                "Nobody approved the promotion. Clear the task that asks, and answer it."
+            )
+        standing = self.standing()
+        result: dict[str, Any] = {"pipeline": self.pipeline, "version": self.number, "promoted": False}
         if standing.active != self.number:
             ended = self._promote()
             standing = self.standing()
+            # A child that failed is no fault if the version is active: another one was faster.
             if standing.active != self.number or not ended.exit_code:
                 result = self.result_of(ended)
         change = tell(ControlTables(Settings()), standing).change
-        promotion = change if change is not None and (change.kind, change.version) == (ChangeKind.PROMOTED, self.number) else None
-        at = promotion.at if promotion else datetime.now(UTC)
-        since = promotion.number if promotion else standing.changes
-        return {**result, "change": promotion.id if promotion else "", "since": since, "at": at.isoformat()}
+        promotion: dict[str, Any] = {
+            "change": "",
+            "since": standing.changes,
+            "at": datetime.now(UTC).isoformat(),
+        }
+        promoted = change is not None and change.kind is ChangeKind.PROMOTED
+        if change is not None and promoted and change.version == self.number:
+            promotion = {"change": change.id, "since": change.number, "at": change.at.isoformat()}
+        return {**result, **promotion}
 
     def _promote(self) -> Ended:
-        arguments = ["promote", *self.about(), f"--since={self.caught_up['since']}", f"--by={self.approval['who']}"]
+        arguments = ["promote", *self.about()]
+        arguments += [f"--since={self.caught_up['since']}", f"--by={self.approval['who']}"]
         ended = self.run_app(arguments)
         if ended.exit_code == BadInputError.exit_code and self.approval["despite"]:
-            _log.warning("It was not proved; promoting it for the reason given.", despite=self.approval["despite"])
-            return self.run_app([*arguments, f"--despite={self.approval['despite']}"])
+            despite = self.approval["despite"]
+            _log.warning("It was not proved; promoting it for the reason given.", despite=despite)
+            return self.run_app([*arguments, f"--despite={despite}"])
         return ended
 
 
 class DiscardVersionOperator(_VersionOperator):
-    """Remove the shadow and all that it made; one that is gone already is no fault."""
+    """Remove the shadow and all that it wrote. It is no fault if it is gone already."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         standing = self.standing()
-        if standing.active != self.number and (standing.beside is None or standing.beside.version != self.number):
+        beside = standing.beside
+        is_beside = beside is not None and beside.version == self.number
+        if standing.active != self.number and not is_beside:
             tell(ControlTables(Settings()), standing)
             _log.info(f"Version {self.number} of {self.pipeline} is gone already.")
-            return {"pipeline": self.pipeline, "version": self.number, "active": standing.active, "deleted": []}
+            return {
+                "pipeline": self.pipeline,
+                "version": self.number,
+                "active": standing.active,
+                "deleted": [],
+            }
         with refusals():
             return discard(Settings(), self.pipeline, self.number, who=context["dag"].dag_id)
 
 
 class WatchPromotedOperator(JudgeVersionOperator):
-    """Sleep in the triggerer while readers have the new version, and return to the old one if a verdict of the new one fails.
+    """Watch the promoted version from the triggerer, and return to the old one if a verdict of the new one
+    fails.
 
-    The time counts from the promotion, however often this task is tried. A watch without any verdict would show nothing: such a one ends
-    with a verdict of its own.
+    The time counts from the promotion, however often this task is tried. A watch without any verdict would
+    prove nothing, so it ends with a verdict of its own.
 
     :param promoted: what the promoting task returned
     :param minutes: a number or its text
@@ -256,13 +308,14 @@ class WatchPromotedOperator(JudgeVersionOperator):
         self.minutes = minutes
 
     def execute(self, context: Context) -> dict[str, Any]:
-        at = datetime.fromisoformat(self.promoted["at"])
-        until = at + timedelta(minutes=float(self.minutes))
+        promoted_at = datetime.fromisoformat(self.promoted["at"])
+        until = promoted_at + timedelta(minutes=float(self.minutes))
+        since = self.promoted["since"]
         with refusals():
-            news = look_at_promoted(Settings(), self.pipeline, self.number, self.promoted["since"], until)
+            news = look_at_promoted(Settings(), self.pipeline, self.number, since, until)
         if news is None:
             _log.info(f"Watching version {self.number} of {self.pipeline} until {until.isoformat()}.")
-            trigger = PromotedTrigger(self.pipeline, self.number, self.promoted["since"], until.isoformat())
+            trigger = PromotedTrigger(self.pipeline, self.number, since, until.isoformat())
             self.defer(trigger=trigger, method_name="seen")
         return self.seen(context, news)
 
@@ -270,28 +323,41 @@ class WatchPromotedOperator(JudgeVersionOperator):
         if event["news"] == News.INACTIVE:
             self._say_backed_out()
         if event["news"] == News.FAILED:
-            self._back_out(f"its verdict {event['run_id']} failed with {event['unexplained']} unexplained differences")
+            unexplained = event["unexplained"]
+            self._back_out(f"its verdict {event['run_id']} failed with {unexplained} unexplained differences")
         if event["verdicts"]:
             return event
         verdict = self.judge(context, since_last_verdict=True)
         if not verdict["passed"]:
-            self._back_out(f"its verdict {verdict['run_id']} failed: {'; '.join(verdict['failed'])}")
+            failed = "; ".join(verdict["failed"])
+            self._back_out(f"its verdict {verdict['run_id']} failed: {failed}")
         return {**event, "verdicts": 1, "run_id": verdict["run_id"]}
 
     def _say_backed_out(self) -> NoReturn:
-        """Somebody returned to another version, or an earlier try of this task did and was killed before it could say so."""
+        """Fail because another version is active: a person returned to it, or an earlier try of this task
+        did.
+
+        Such a try may have been killed before it wrote the event.
+        """
         standing = tell(ControlTables(Settings()), self.standing())
-        last = standing.change.sentence if standing.change else ""
-        raise AirflowFailException(f"Version {self.number} of {self.pipeline} is active no more, version {standing.active} is. {last}")
+        last = ""
+        if standing.change is not None:
+            last = standing.change.sentence
+        raise AirflowFailException(
+            f"Version {self.number} of {self.pipeline} is active no more, "
+            f"version {standing.active} is. {last}"
+        )
 
     def _back_out(self, why: str) -> NoReturn:
         settings = Settings()
-        _log.error(f"Returning from version {self.number} of {self.pipeline} to the one before: {why}.")
+        _log.error(f"Backing out of version {self.number} of {self.pipeline}: {why}.")
         with refusals():
             versions = Versions(LeaseTable(settings))
-            standing = versions.back_out(self.pipeline, who=f"the watch: {why}", since=self.promoted["change"])
+            since = self.promoted["change"]
+            standing = versions.back_out(self.pipeline, who=f"the watch: {why}", since=since)
         tell(ControlTables(settings), standing)
         raise AirflowFailException(
-            f"{self.pipeline} was backed out to version {standing.active}: version {self.number} was promoted, and {why}. It goes on "
-            f"beside the active one: mend it, or `hindcast discard {self.pipeline} --version {self.number}`."
+            f"{self.pipeline} was backed out to version {standing.active}: "
+            f"version {self.number} was promoted, and {why}. "
+            f"It stays a shadow: correct it, or `hindcast discard {self.pipeline} --version {self.number}`."
         )
