@@ -1,12 +1,13 @@
-"""Airflow measures: the DAG `benchmark`, of the pipelines of which a version pins a `reference=` range. There is none where none does.
+"""The DAG `benchmark`, for the pipelines of which a version pins a `reference=` range.
 
-A run replays the range of the version that is active then.
+There is no DAG if no version pins one. A run replays the range of the version that is active then.
 """
 
 from hindcast.airflow.dags import benchmark_dag
 from hindcast.catalog import load
 from hindcast.settings import Settings
 
-pinned = sorted({pipeline.name for pipeline in load(Settings().pipelines_dir).every() if pipeline.reference is not None})
+declared = load(Settings().pipelines_dir).every()
+pinned = {pipeline.name for pipeline in declared if pipeline.reference is not None}
 if pinned:
-    dag = benchmark_dag(pinned)
+    dag = benchmark_dag(sorted(pinned))

@@ -1,5 +1,6 @@
-"""Airflow corrects: one DAG `correct.<pipeline>` for each pipeline of which a version has the policy to give readers the batch's answer for
-late windows. A run is for the version that is active then.
+"""One DAG `correct.<pipeline>` for each pipeline of which a version has the policy *correct*.
+
+A run is for the version that is active then.
 """
 
 from hindcast import Policy
@@ -8,5 +9,7 @@ from hindcast.catalog import load
 from hindcast.settings import Settings
 
 settings = Settings()
-for name in sorted({pipeline.name for pipeline in load(settings.pipelines_dir).every() if pipeline.policy is Policy.CORRECT}):
+declared = load(settings.pipelines_dir).every()
+corrected = {pipeline.name for pipeline in declared if pipeline.policy is Policy.CORRECT}
+for name in sorted(corrected):
     globals()[f"correct_{name}"] = correct_dag(name, settings.correct_schedule)

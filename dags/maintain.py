@@ -1,4 +1,4 @@
-"""Airflow keeps the tables small: the DAG `maintain`."""
+"""The DAG `maintain`, which keeps the tables small."""
 
 from hindcast.airflow.dags import maintain_dag
 

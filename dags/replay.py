@@ -1,4 +1,7 @@
-"""Airflow replays: one DAG `replay.<pipeline>` for each pipeline that loads. Those that do not are shown by refused.py."""
+"""One DAG `replay.<pipeline>` for each pipeline that loads.
+
+refused.py shows those that do not load.
+"""
 
 from hindcast.airflow.dags import replay_dag
 from hindcast.catalog import load

@@ -1,4 +1,7 @@
-"""Airflow reprocesses: one DAG `reprocess.<pipeline>` for each pipeline that loads. Those that do not are shown by refused.py."""
+"""One DAG `reprocess.<pipeline>` for each pipeline that loads.
+
+refused.py shows those that do not load.
+"""
 
 from hindcast.airflow.dags import reprocess_dag
 from hindcast.catalog import load
@@ -7,4 +10,5 @@ from hindcast.settings import Settings
 settings = Settings()
 found = load(settings.pipelines_dir)
 for name in found:
-    globals()[f"reprocess_{name}"] = reprocess_dag(name, found.versions(name), settings.warm_seconds)
+    versions = found.versions(name)
+    globals()[f"reprocess_{name}"] = reprocess_dag(name, versions, settings.warm_seconds)

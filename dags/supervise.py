@@ -1,4 +1,4 @@
-"""Airflow keeps the fleet whole: the DAG `supervise`."""
+"""The DAG `supervise`, which launches missing workers."""
 
 from hindcast.airflow.dags import supervise_dag
 

@@ -1,4 +1,7 @@
-"""Airflow judges: one DAG `validate.<pipeline>` for each pipeline that loads. Those that do not are shown by refused.py."""
+"""One DAG `validate.<pipeline>` for each pipeline that loads.
+
+refused.py shows those that do not load.
+"""
 
 from hindcast.airflow.dags import validate_dag
 from hindcast.catalog import load

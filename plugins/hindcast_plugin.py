@@ -1,4 +1,7 @@
-"""The one file that Airflow loads from here; a second one would become a top-level module of every Airflow process."""
+"""The one plugin that Airflow loads from here.
+
+Airflow would make a second file a top-level module of each of its processes.
+"""
 
 from hindcast.airflow.plugin import HindcastPlugin
 

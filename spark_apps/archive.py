@@ -1,7 +1,11 @@
-"""Copy a topic into its archive, or compare the two: ``archive.py run TOPIC [--accept-gap WHY]``, ``archive.py verify TOPIC``.
+"""Copy a topic into its archive, or compare the two.
 
-Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input or a person must decide, 3 the archive
-differs from the topic, 75 the broker is away (try again later), 1 anything else.
+- ``archive.py run TOPIC [--accept-gap WHY]``
+- ``archive.py verify TOPIC``
+
+Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input or a
+person must decide, 3 the archive differs from the topic, 75 the broker is away (try again later), 1
+anything else.
 """
 
 from __future__ import annotations
@@ -26,16 +30,21 @@ def main(arguments: list[str] | None = None) -> int:
         from hindcast.archive import copying, verification
 
         if asked.command == "run":
-            done = copying.archive_topic(
-                lambda: _session(settings), settings, asked.topic, accept_gap=asked.accept_gap, step_offsets=asked.step_offsets
+            result = copying.archive_topic(
+                lambda: _session(settings),
+                settings,
+                asked.topic,
+                accept_gap=asked.accept_gap,
+                step_offsets=asked.step_offsets,
             )
-            print(json.dumps(done))
+            print(json.dumps(result))
         else:
             found = verification.verify(lambda: _session(settings), settings, asked.topic)
             print(json.dumps(found))
             if not found["equal"]:
+                sample = json.dumps(found["samples"][0])
                 cure = verification.differs_cure(settings, asked.topic)
-                raise ArchiveDiffersError(**found, sample=json.dumps(found["samples"][0]), cure=cure)
+                raise ArchiveDiffersError(**found, sample=sample, cure=cure)
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -49,7 +58,9 @@ def _session(settings: Settings) -> Any:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("topic")

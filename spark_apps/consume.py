@@ -1,7 +1,8 @@
 """Run one worker: ``python spark_apps/consume.py [--fleet NAME]``, or the same through ``spark-submit``.
 
-It takes a slot of the fleet and its share of the shards, and consumes them until SIGTERM, on which the batches in hand end and the
-leases are released. Where the fleet is complete it says so and exits 0 without reading a byte.
+It takes a slot of the fleet and its share of the shards, and consumes them until SIGTERM. Then it ends its
+current batches and releases its leases. If the fleet is complete it says so and exits 0 without reading a
+byte.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from hindcast.stream.worker import Worker
 
 def main() -> int:
     """Parse the arguments, run the worker, return its exit code."""
-    # Read by delta-rs when it is first called. It would start a thread for each core, and what a worker asks of it is small: the waking
-    # of threads is a tenth of what its leases cost.
+    # delta-rs reads this on its first call. By default it starts a thread for each core. A worker asks
+    # little of it, and waking those threads is a tenth of what its leases cost.
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
     parser = argparse.ArgumentParser(description="Run one worker of a fleet.")
     parser.add_argument("--fleet", help="the fleet to join; default HINDCAST_FLEET")
     arguments = parser.parse_args()
     try:
-        settings = Settings(**({"fleet": arguments.fleet} if arguments.fleet else {}))
+        if arguments.fleet:
+            settings = Settings(fleet=arguments.fleet)
+        else:
+            settings = Settings()
         return Worker(settings).run()
     except HindcastError as error:
         print(f"hindcast: {error}", file=sys.stderr)
         return error.exit_code
-    except Exception:  # noqa: BLE001 - it is in the events; whatever thread still waits must not keep the process
+    except Exception:  # noqa: BLE001 - a thread that still waits must not keep the process
         traceback.print_exc()
         return 1
 

@@ -1,9 +1,14 @@
-"""Replay a range, judge it, and let readers have its answer: ``replay.py hindcast|judge|correct --pipeline P RANGE [--version N]
-[--run-id ID]``, ``replay.py verdict --run-id ID``, and ``replay.py benchmark --pipeline P`` of its reference range. A verdict of a
-pipeline whose policy is ``correct`` also corrects.
+"""Replay a range, judge it, and let readers have its answer.
 
-Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a verdict that did not pass,
-75 the stream has not consumed the range yet (try again later; ``awaited`` in the object says what it waits for), 1 anything else.
+- ``replay.py hindcast|judge|correct --pipeline P RANGE [--version N] [--run-id ID]``
+- ``replay.py verdict --run-id ID``
+- ``replay.py benchmark --pipeline P`` replays the pipeline's reference range.
+
+A verdict of a pipeline with the policy ``correct`` also corrects.
+
+Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 passed, 2 bad input, 3 a
+verdict that did not pass, 75 the stream has not consumed the range yet (try again later; ``awaited`` in the
+object says what it waits for), 1 anything else.
 """
 
 from __future__ import annotations
@@ -22,7 +27,13 @@ from hindcast import catalog
 from hindcast.control.lease_table import read_leases
 from hindcast.control.standing import active_pipeline
 from hindcast.control.tables import ControlTables
-from hindcast.errors import HindcastError, NothingLateError, NothingToReplayError, RangeNotYetConsumedError, VerdictFailedError
+from hindcast.errors import (
+    HindcastError,
+    NothingLateError,
+    NothingToReplayError,
+    RangeNotYetConsumedError,
+    VerdictFailedError,
+)
 from hindcast.leave import follow, leave
 from hindcast.pipeline import Pipeline, Policy
 from hindcast.replay.request import ReplayRequest
@@ -37,14 +48,15 @@ def main(arguments: list[str] | None = None) -> int:
         result = _run(asked)
         print(json.dumps(result, default=str))
         if result.get("passed") is False:
-            raise VerdictFailedError(**{**result, "failed": "; ".join(result["failed"]) or "the expectations hold"})
+            failed = "; ".join(result["failed"]) or "the expectations hold"
+            raise VerdictFailedError(**{**result, "failed": failed})
     except NothingLateError as error:
-        print(json.dumps({"pipeline": asked.pipeline, "corrected": False, "note": str(error)}))
+        _print_state(asked, corrected=False, note=str(error))
     except NothingToReplayError as error:
-        print(json.dumps({"pipeline": asked.pipeline, "state": "skipped", "note": str(error)}))
+        _print_state(asked, state="skipped", note=str(error))
     except RangeNotYetConsumedError as error:
         if error.awaited is not None:
-            print(json.dumps({"pipeline": asked.pipeline, "state": "waiting", "awaited": error.awaited.to_json()}))
+            _print_state(asked, state="waiting", awaited=error.awaited.to_json())
         print(error, file=sys.stderr)
         return error.exit_code
     except HindcastError as error:
@@ -53,18 +65,37 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _print_state(asked: argparse.Namespace, **state: Any) -> None:
+    print(json.dumps({"pipeline": asked.pipeline, **state}))
+
+
 def _run(asked: argparse.Namespace) -> dict[str, Any]:
     """The object to print; a verdict's has ``passed``."""
     settings = Settings()
     if asked.command == "verdict":
-        run = Runs(ControlTables(settings)).succeeded(asked.run_id)
-        return _judge(settings, catalog.load(settings.pipelines_dir).of(run["pipeline"], run["version"]), asked.run_id)
+        return _verdict(asked, settings)
     if asked.command == "benchmark":
-        from hindcast.replay.reference import run_reference
+        return _benchmark(asked, settings)
+    return _replay(asked, settings)
 
-        pipeline = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), asked.pipeline)
-        batch, again = run_reference(lambda: _session(settings), settings, pipeline)
-        return {"batch": batch.as_dict(), "re_execution": again.as_dict()}
+
+def _verdict(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    run = Runs(ControlTables(settings)).succeeded(asked.run_id)
+    pipeline = catalog.load(settings.pipelines_dir).of(run["pipeline"], run["version"])
+    return _judge(settings, pipeline, asked.run_id)
+
+
+def _benchmark(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    from hindcast.replay.reference import run_reference
+
+    declared = catalog.load(settings.pipelines_dir)
+    pipeline = active_pipeline(declared, read_leases(settings), asked.pipeline)
+    batch, again = run_reference(lambda: _session(settings), settings, pipeline)
+    return {"batch": batch.as_dict(), "re_execution": again.as_dict()}
+
+
+def _replay(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """Replay the range; judge it too unless only its hindcast was asked for."""
     request = ReplayRequest.parse(
         pipeline=asked.pipeline,
         run_id=asked.run_id,
@@ -77,7 +108,8 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
         everything=asked.all,
         version=asked.version,
     )
-    pipeline = active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), request.pipeline, request.version)
+    declared = catalog.load(settings.pipelines_dir)
+    pipeline = active_pipeline(declared, read_leases(settings), request.pipeline, request.version)
     from hindcast.replay.run import run_replay
     from hindcast.verdict.expectations import check_types
 
@@ -85,18 +117,22 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
     done = run_replay(lambda: _session(settings), settings, pipeline, request, tried_again=asked.tried_again)
     if asked.command == "hindcast":
         return done.as_dict()
-    policy = Policy.CORRECT if asked.command == "correct" else pipeline.policy
-    return done.as_dict() | _judge(settings, replace(pipeline, policy=policy), done.run_id)
+    if asked.command == "correct":
+        pipeline = replace(pipeline, policy=Policy.CORRECT)
+    return done.as_dict() | _judge(settings, pipeline, done.run_id)
 
 
 def _judge(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
-    # Great Expectations takes some seconds to import: meanwhile Spark starts and compares.
-    threading.Thread(target=importlib.import_module, args=("great_expectations",), daemon=True).start()
+    # Great Expectations takes some seconds to import; meanwhile Spark starts and compares.
+    importing = threading.Thread(target=importlib.import_module, args=("great_expectations",), daemon=True)
+    importing.start()
     from hindcast.verdict.correct import correct
     from hindcast.verdict.judge import judge
 
     row = judge(lambda: _session(settings), settings, pipeline, run_id)
-    shown = {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
+    failed = json.loads(row["failed"])
+    ratios = json.loads(row["ratios"])
+    shown = {**row, "failed": failed, "ratios": ratios}
     if pipeline.policy is Policy.CORRECT and not row["unexplained"]:
         shown["corrected"] = correct(settings, pipeline, run_id)["corrected"]
     return shown
@@ -109,18 +145,22 @@ def _session(settings: Settings) -> Any:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("hindcast", "judge", "correct"):
         command = commands.add_parser(name)
         command.add_argument("--pipeline", required=True)
-        command.add_argument("--version", type=int, default=0, help="one beside the active version; 0 for the active one")
+        command.add_argument("--version", type=int, default=0, help="the version; 0 for the active one")
         for option in ("--from-offsets", "--to-offsets", "--from-time", "--to-time", "--run-id"):
             command.add_argument(option, default="")
         command.add_argument("--since-last-verdict", action="store_true")
         command.add_argument("--late", action="store_true")
         command.add_argument("--all", action="store_true")
-        command.add_argument("--tried-again", action="store_true", help="exit code 75 is no end of the run: the caller asks again")
+        command.add_argument(
+            "--tried-again", action="store_true", help="exit code 75 does not end the run: the caller retries"
+        )
     commands.add_parser("benchmark").add_argument("--pipeline", required=True)
     commands.add_parser("verdict").add_argument("--run-id", required=True)
     return parser

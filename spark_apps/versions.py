@@ -1,8 +1,11 @@
-"""Begin a new version of a pipeline, compare it with the active one, or promote it: ``versions.py begin --pipeline P --version N
---from START [--new-table] [--by WHO]``, ``versions.py compare --pipeline P``, and ``versions.py promote --pipeline P --version N
-[--despite REASON] [--since CHANGE] [--by WHO]``.
+"""Begin a new version of a pipeline, compare it with the active one, or promote it.
 
-The last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input, 3 a comparison that did not pass, 75 try again later.
+- ``versions.py begin --pipeline P --version N --from START [--new-table] [--by WHO]``
+- ``versions.py compare --pipeline P``
+- ``versions.py promote --pipeline P --version N [--despite REASON] [--since CHANGE] [--by WHO]``
+
+The last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input, 3 a comparison that did not
+pass, 75 try again later.
 """
 
 from __future__ import annotations
@@ -29,19 +32,32 @@ def main(arguments: list[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     settings = Settings()
     try:
-        if asked.command == "compare":
-            result = compare_versions(lambda: _session(settings), settings, asked.pipeline)
-        elif asked.command == "promote":
-            result = promote(settings, asked.pipeline, asked.version, despite=asked.despite, who=asked.by, since=asked.since)
-        else:
-            result = begin(
-                lambda: _session(settings), settings, asked.pipeline, asked.version, asked.start, new_table=asked.new_table, who=asked.by
-            )
+        result = _run(asked, settings)
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(json.dumps(result, default=str))
-    return 0 if result.get("passed", True) else FAILED
+    if not result.get("passed", True):
+        return FAILED
+    return 0
+
+
+def _run(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    if asked.command == "compare":
+        return compare_versions(lambda: _session(settings), settings, asked.pipeline)
+    if asked.command == "promote":
+        return promote(
+            settings, asked.pipeline, asked.version, despite=asked.despite, who=asked.by, since=asked.since
+        )
+    return begin(
+        lambda: _session(settings),
+        settings,
+        asked.pipeline,
+        asked.version,
+        asked.start,
+        new_table=asked.new_table,
+        who=asked.by,
+    )
 
 
 def _session(settings: Settings) -> Any:
@@ -51,7 +67,9 @@ def _session(settings: Settings) -> Any:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     started = commands.add_parser("begin")
     started.add_argument("--pipeline", required=True)

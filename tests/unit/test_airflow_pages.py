@@ -153,7 +153,7 @@ def test_the_overview_shows_the_version_beside_the_active_one(viewer: TestClient
     """Which one it is, and what it is there for."""
     beside = Beside(version=7, state=BesideState.CATCHING_UP, shards=1, tables=())
     Versions(LeaseTable(settings)).begin("stock_stats", beside, {0: 0}, columns_from=1)
-    assert "beside it: 7 catching up" in viewer.get("/").text
+    assert "also running: 7 catching up" in viewer.get("/").text
 
 
 def test_a_verdict_names_the_rows_that_differ(viewer: TestClient) -> None:

@@ -35,15 +35,17 @@ from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 
-#: Before every stream: a backfill may begin at any time after it. Nothing is caught up by itself.
+#: Before every stream, so that a backfill may begin at any time. Catch-up is off for every DAG.
 START = datetime(2020, 1, 1, tzinfo=UTC)
 TAGS = ["hindcast"]
-#: Active runs of one pipeline's replay, apart from a backfill's, which has a bound of its own. Runs that wait, for a slot or for their
-#: stream, are active too: so many that they leave room for what a person asks for.
+#: Active runs of one pipeline's replay, without those of a backfill, which has its own bound. Runs that
+#: wait for a slot or for their stream are active too, so there is room left for what a person asks for.
 ACTIVE_RUNS = 16
-#: Replays of one pipeline at once, backfills included: each is a Spark driver that uses every core it is given.
+#: Replays of one pipeline at once, backfills included: each is a Spark driver that uses every core it is
+#: given.
 REPLAYS_AT_ONCE = 1
-#: For what breaks and mends itself, e.g. a broker that is away for a moment. A stream that is behind is waited for without a retry.
+#: For faults that end by themselves, e.g. a broker that is away for a moment. A stream that is behind needs
+#: no retry.
 RETRIES: dict[str, Any] = {
     "retries": 6,
     "retry_delay": timedelta(seconds=20),
@@ -53,44 +55,58 @@ RETRIES: dict[str, Any] = {
 
 
 def _driver() -> dict[str, Any]:
-    """For a task that starts a Spark driver: a slot of the drivers' pool, what a person asked for first."""
+    """Arguments of a task that starts a Spark driver: retries, a slot of the drivers' pool, its weight."""
     return {**RETRIES, "pool": Settings().spark_pool, "weight_rule": ASKED_FIRST}
 
 
 SUPERVISE_DOC = """
-Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no stream: `hindcast pause` and `hindcast drain` do.
+Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no stream:
+`hindcast pause` and `hindcast drain` do.
 """
 
 REPLAY_DOC = """
 Runs the same offsets again as a batch: the *hindcast* of `{name}`.
 Each hindcast raises an asset event, on which `validate.{name}` judges it.
 
-- On its schedule, and in `airflow backfill create --dag-id replay.{name} --from-date ... --to-date ...` (the end date counts too),
-  a run covers its data interval. A scheduled run starts a while after its interval has ended, at a delay that is this pipeline's own.
-- Triggered by hand, it covers what the form says. Ends are exclusive; offsets are JSON of partition to offset,
-  e.g. `{{"0": 100, "1": 200}}`.
+- On its schedule, and in `airflow backfill create --dag-id replay.{name} --from-date ... --to-date ...`
+  (the end date counts too), a run covers its data interval.
+  A scheduled run starts some time after its interval has ended; the delay is this pipeline's own.
+- Triggered by hand, a run covers what the form says. Ends are exclusive;
+  offsets are JSON of partition to offset, e.g. `{{"0": 100, "1": 200}}`.
 
-- An interval that ended before the stream began is skipped; one that begins before it is replayed from the stream's first offset.
-- A range that the stream has not consumed yet is waited for: the task is deferred, needs no slot, and its log says how far the stream is.
+- An interval that ended before the stream began is skipped.
+  One that begins before the stream is replayed from the stream's first offset.
+- A run waits for a range that the stream has not consumed yet: the task is deferred, needs no slot,
+  and its log says how far the stream is.
   After {wait_hours:g} hours it fails, or is skipped if the pipeline is paused.
 - A range that cannot be replayed fails at once and says why.
 """
 
 REPROCESS_DOC = """
-Brings a new version of `{name}` beside the active one, and asks a person before readers get it.
+Consumes a new version of `{name}` as a shadow of the active one, and asks a person before readers get it.
 
-- Trigger it by hand; the form says which version and where it begins. A version that is beside the active one already is gone on with.
-- *approve* waits for an answer, which the comparison in its text is for. Without one in time nothing is changed.
-- After a promotion *watch* returns to the old version if a verdict of the new one fails. The old version is kept warm for
-  {warm:g} minutes.
+- Trigger it by hand; the form says which version, and where it starts.
+  A version that is a shadow already stays so.
+- *approve* waits for an answer; its text compares both versions.
+  Without an answer in time nothing is changed.
+- After a promotion *watch* returns to the old version if a verdict of the new one fails.
+  The old version is kept warm for {warm:g} minutes.
 
-Each task may be retried or cleared: what is done already is not done twice.
+Each task may be retried or cleared: it does nothing twice.
 """
 
 CORRECT_DOC = """
-A version of `{name}` has the policy *correct*: late rows change no window of its stream, and a batch corrects those windows afterwards.
-`validate.{name}` judges each hindcast of this DAG, and readers get its answer if nothing of the verdict is unexplained.
-A run is skipped if it finds no late row to correct, or if the version that is active then has another policy.
+A version of `{name}` has the policy *correct*: late rows change no window of its stream,
+and a batch corrects those windows afterwards.
+`validate.{name}` judges each hindcast of this DAG,
+and readers get its answer if nothing of the verdict is unexplained.
+A run is skipped if no late row needs a correction,
+or if the version that is active then has another policy.
+"""
+
+VALIDATE_DOC = """
+Each hindcast that led to this run gets its own verdict.
+A failed verdict fails its task and names the rows that differ.
 """
 
 
@@ -106,15 +122,20 @@ def supervise_dag() -> DAG:
         description="Keeps the fleet whole: launches missing workers, wakes when something changes",
         doc_md=SUPERVISE_DOC,
     ) as dag:
-        reconcile = ReconcileOperator(task_id="reconcile", retries=5, retry_delay=timedelta(seconds=10), retry_exponential_backoff=2.0)
-        WatchFleetOperator(task_id="watch", reconciled=reconcile.output, retries=5, retry_delay=timedelta(seconds=10))
+        reconcile = ReconcileOperator(
+            task_id="reconcile", retries=5, retry_delay=timedelta(seconds=10), retry_exponential_backoff=2.0
+        )
+        WatchFleetOperator(
+            task_id="watch", reconciled=reconcile.output, retries=5, retry_delay=timedelta(seconds=10)
+        )
     return dag
 
 
 def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
     """One hindcast a data interval, or of the range that a person gives.
 
-    :param schedule: cron; the timetable is the one that has data intervals (Airflow's default for a cron text has empty ones)
+    :param schedule: cron; the timetable is the one that has data intervals (Airflow's default for a cron
+        text has empty ones)
     """
     with DAG(
         dag_id=f"replay.{pipeline.name}",
@@ -126,7 +147,12 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
         description=f"Replays ranges of {pipeline.source.name} as a batch: the hindcasts of {pipeline.name}",
         doc_md=REPLAY_DOC.format(name=pipeline.name, wait_hours=Settings().replay_wait_seconds / 3600),
         params={
-            "range": Param(RangeChoice.INTERVAL.value, type="string", enum=[choice.value for choice in RangeChoice], title="Range"),
+            "range": Param(
+                RangeChoice.INTERVAL.value,
+                type="string",
+                enum=[choice.value for choice in RangeChoice],
+                title="Range",
+            ),
             "from_offsets": _offsets("From offsets", "First offset of each partition"),
             "to_offsets": _offsets("To offsets", "Offset after the last one of each partition"),
             "from_time": _time("From time", "Broker timestamp of the first records"),
@@ -158,13 +184,28 @@ def _offsets(title: str, description: str) -> Param:
         "additionalProperties": False,
         "minProperties": 1,
     }
-    return Param(None, type=["null", "object"], title=title, description=description + ', e.g. {"0": 100}', section="Offsets", **pattern)
+    return Param(
+        None,
+        type=["null", "object"],
+        title=title,
+        description=description + ', e.g. {"0": 100}',
+        section="Offsets",
+        **pattern,
+    )
 
 
 def _time(title: str, description: str) -> Param:
     # The format makes Airflow show a calendar but checks nothing; the task checks the time itself.
     pattern = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}"
-    return Param(None, type=["null", "string"], format="date-time", pattern=pattern, title=title, description=description, section="Times")
+    return Param(
+        None,
+        type=["null", "string"],
+        format="date-time",
+        pattern=pattern,
+        title=title,
+        description=description,
+        section="Times",
+    )
 
 
 def correct_dag(name: str, schedule: str) -> DAG:
@@ -182,7 +223,9 @@ def correct_dag(name: str, schedule: str) -> DAG:
         description=f"Replays the windows of {name} for which late rows came, so that readers get them whole",
         doc_md=CORRECT_DOC.format(name=name),
     ) as dag:
-        CorrectLateOperator(task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **_driver())
+        CorrectLateOperator(
+            task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **_driver()
+        )
     return dag
 
 
@@ -196,7 +239,7 @@ def validate_dag(pipeline: Pipeline) -> DAG:
         max_active_runs=ACTIVE_RUNS,
         tags=TAGS,
         description=f"Judges the stream of {pipeline.name} by each of its hindcasts",
-        doc_md="Each hindcast that led to this run gets its own verdict. A failed verdict fails its task and names the rows that differ.",
+        doc_md=VALIDATE_DOC,
         params={
             "run_id": Param(
                 "",
@@ -207,7 +250,9 @@ def validate_dag(pipeline: Pipeline) -> DAG:
             )
         },
     ) as dag:
-        found = FindHindcastsOperator(task_id="find_hindcasts", pipeline=pipeline.name, run_id="{{ params.run_id }}")
+        found = FindHindcastsOperator(
+            task_id="find_hindcasts", pipeline=pipeline.name, run_id="{{ params.run_id }}"
+        )
         ValidateOperator.partial(
             task_id="judge",
             pipeline=pipeline.name,
@@ -232,16 +277,37 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
         catchup=False,
         max_active_runs=1,
         tags=TAGS,
-        description=f"Brings a new version of {name} beside the active one, and promotes it once a person has approved it",
+        description=f"Proves a new version of {name}, and promotes it once a person has approved it",
         doc_md=REPROCESS_DOC.format(name=name, warm=warm_minutes),
         params={
-            "version": Param(max(versions), type="integer", minimum=1, title="Version", description="As its file declares it"),
-            "from": Param(StartChoice.EARLIEST.value, type="string", enum=[choice.value for choice in StartChoice], title="From"),
+            "version": Param(
+                max(versions),
+                type="integer",
+                minimum=1,
+                title="Version",
+                description="As its file declares it",
+            ),
+            "from": Param(
+                StartChoice.EARLIEST.value,
+                type="string",
+                enum=[choice.value for choice in StartChoice],
+                title="From",
+            ),
             "from_time": _time("From time", "Broker timestamp of the first records"),
             "from_offsets": _offsets("From offsets", "First offset of each partition"),
-            "new_table": Param(False, type="boolean", title="New table", description="Readers will see other columns: that is meant"),
+            "new_table": Param(
+                False,
+                type="boolean",
+                title="New table",
+                description="Readers will see other columns: that is meant",
+            ),
             "approval_hours": Param(
-                24.0, type="number", exclusiveMinimum=0, maximum=720, title="Approval hours", description="How long an answer is waited for"
+                24.0,
+                type="number",
+                exclusiveMinimum=0,
+                maximum=720,
+                title="Approval hours",
+                description="How long the task waits for an answer",
             ),
             "watch_minutes": Param(
                 min(30.0, warm_minutes),
@@ -275,10 +341,14 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
             tasks={Answer.PROMOTE: "promote", Answer.DISCARD: "discard"},
             **RETRIES,
         )
-        promote = PromoteVersionOperator(task_id="promote", approval=XComArg(approve, ANSWER), caught_up=caught_up.output, **about)
+        promote = PromoteVersionOperator(
+            task_id="promote", approval=XComArg(approve, ANSWER), caught_up=caught_up.output, **about
+        )
         discard = DiscardVersionOperator(task_id="discard", **about)
         # In no pool: it may have to return to the old version, and must not wait for a replay to end.
-        watch = WatchPromotedOperator(task_id="watch", promoted=promote.output, minutes="{{ params.watch_minutes }}", **about)
+        watch = WatchPromotedOperator(
+            task_id="watch", promoted=promote.output, minutes="{{ params.watch_minutes }}", **about
+        )
         start >> caught_up >> judge >> compare >> approve >> [promote, discard]
         promote >> watch
     return dag
@@ -320,7 +390,10 @@ def archive_dag(topics: Iterable[str], schedule: str) -> DAG:
 
 
 def benchmark_dag(pipelines: Iterable[str]) -> DAG:
-    """Once a week, the reference range of each pipeline's active version, one after the other: two at once would measure each other."""
+    """Once a week, replay the reference range of each pipeline's active version.
+
+    They run one after the other, because two at once would measure each other.
+    """
     with DAG(
         dag_id="benchmark",
         schedule=CronDataIntervalTimetable("@weekly", timezone="UTC"),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Differing rows that are named in the log of a failed verdict; the verdict's page shows all that were kept.
 NAMED_DIFFERENCES = 20
-#: Tells the application that whoever runs it asks again, so that a stream that is not far enough yet is no end of the run.
+#: Tells the application that its caller retries, so that a stream that is behind does not end the run.
 TRIED_AGAIN = "--tried-again"
 
 _log = structlog.get_logger(__name__)
@@ -66,28 +66,32 @@ class AppOperator(BaseOperator):
         _log.info("Running the application.", app=self.app, arguments=list(arguments))
         return self._child.run(_log.info)
 
-    def run_replay(self, context: Context, arguments: Sequence[str], run_id: str, pipeline: str, version: int | None) -> Ended:
-        """Run a command that replays. A run that ends badly has its row in ``runs`` and an event, even if its process was killed.
+    def run_replay(
+        self, context: Context, arguments: Sequence[str], run_id: str, pipeline: str, version: int | None
+    ) -> Ended:
+        """Run a command that replays, and close a run that ended badly, even if its process was killed.
 
-        While the stream is not far enough it has none: the task waits, or is tried again under another run id. The last try has.
+        A run whose stream is not far enough yet stays open: the task waits, or retries under another run
+        id. The last try closes it.
         """
         began_at = datetime.now(UTC)
         ended = self.run_app(arguments)
-        if ended.exit_code not in {0, VerdictFailedError.exit_code} and not self._is_asked_again(context, ended):
-            end = BadEnd.of_process(ended.exit_code, ended.reason)
-            close_run(ControlTables(Settings()), run_id, pipeline, end, since=began_at, version=version)
+        if ended.exit_code in {0, VerdictFailedError.exit_code} or self._is_asked_again(context, ended):
+            return ended
+        end = BadEnd.of_process(ended.exit_code, ended.reason)
+        close_run(ControlTables(Settings()), run_id, pipeline, end, since=began_at, version=version)
         return ended
 
     def _is_asked_again(self, context: Context, ended: Ended) -> bool:
-        """Whether the same is asked again later."""
+        """Whether the task asks for the same run later."""
         return ended.exit_code == TryLaterError.exit_code and not _is_last_try(context)
 
     def result_of(self, ended: Ended) -> dict[str, Any]:
         """The JSON object of a child that ended well.
 
-        :raises TryLaterError: the stream is not that far yet: Airflow tries again
-        :raises ChildFailedError: it broke: Airflow tries again
-        :raises AirflowFailException: the request is wrong: no retry can help
+        :raises TryLaterError: if the stream is not far enough yet; Airflow retries
+        :raises ChildFailedError: if the child broke; Airflow retries
+        :raises AirflowFailException: if the request is wrong; no retry can help
         """
         if ended.exit_code == TryLaterError.exit_code:
             raise TryLaterError(reason=ended.reason)
@@ -126,13 +130,15 @@ def _is_last_try(context: Context) -> bool:
 
 
 class AwaitingOperator(ReplayAppOperator):
-    """Runs the application, and sleeps in the triggerer, on no slot, while the stream has not read the whole range yet.
+    """Runs the application. While the stream is behind, the task sleeps in the triggerer, on no slot.
 
-    Its tries are for what broke. A stream that is behind costs none: it is waited for up to ``replay_wait_seconds``. At that limit the
-    task is skipped if the pipeline is paused, and fails otherwise.
+    A stream that is behind costs none of the task's tries; those are for what broke. The task waits for
+    ``replay_wait_seconds`` at most. Then it is skipped if the pipeline is paused, and fails otherwise.
     """
 
-    def answer(self, context: Context, arguments: list[str], run_id: str, began: str = "", tries: int = 0) -> dict[str, Any]:
+    def answer(
+        self, context: Context, arguments: list[str], run_id: str, began: str = "", tries: int = 0
+    ) -> dict[str, Any]:
         """Run the application, now or once the stream is far enough, and return :meth:`done` of its result.
 
         :param began: when the first wait began, ISO 8601; empty before it
@@ -145,58 +151,85 @@ class AwaitingOperator(ReplayAppOperator):
         awaited = _awaited(ended)
         if awaited is None:
             return self.done(context, self.result_of(ended))
+
         began = began or datetime.now(UTC).isoformat()
         settings = Settings()
+        version = int(awaited["version"])
         until = datetime.fromisoformat(began) + timedelta(seconds=settings.replay_wait_seconds)
         if datetime.now(UTC) >= until:
             progress = look(settings, Awaited.from_json(awaited))
-            self._give_up(run_id, int(awaited["version"]), paused=progress.paused, why=ended.reason)
-        _log.info(f"{ended.reason} Waiting for it until {until.isoformat()}; this task needs no slot meanwhile.")
-        waiting = {"arguments": arguments, "run_id": run_id, "began": began, "tries": tries + 1, "version": int(awaited["version"])}
-        raise TaskDeferred(trigger=ConsumedTrigger(awaited, until.isoformat(), tries), method_name="consumed", kwargs=waiting)
+            self._give_up(run_id, version, paused=progress.paused, why=ended.reason)
+        _log.info(
+            f"{ended.reason} Waiting for it until {until.isoformat()}; this task needs no slot meanwhile."
+        )
+        trigger = ConsumedTrigger(awaited, until.isoformat(), tries)
+        waiting = {
+            "arguments": arguments,
+            "run_id": run_id,
+            "began": began,
+            "tries": tries + 1,
+            "version": version,
+        }
+        raise TaskDeferred(trigger=trigger, method_name="consumed", kwargs=waiting)
 
     def _is_asked_again(self, context: Context, ended: Ended) -> bool:
         return _awaited(ended) is not None or super()._is_asked_again(context, ended)
 
     def consumed(
-        self, context: Context, event: dict[str, Any], arguments: list[str], run_id: str, began: str, tries: int, version: int
+        self,
+        context: Context,
+        event: dict[str, Any],
+        arguments: list[str],
+        run_id: str,
+        began: str,
+        tries: int,
+        version: int,
     ) -> dict[str, Any]:
-        """Called once the wait has ended."""
+        """Airflow calls this once the wait has ended."""
         if event["wait"] == Wait.OVER:
-            self._give_up(run_id, version, paused=event["paused"], why=f"Of {self.pipeline}, {event['text']}.")
+            why = f"Of {self.pipeline}, {event['text']}."
+            self._give_up(run_id, version, paused=event["paused"], why=why)
         return self.answer(context, arguments, run_id, began, tries)
 
     @abstractmethod
     def done(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
-        """What the task returns (XCom) of the application's result."""
+        """What the task returns (XCom), from the application's result."""
 
     def _give_up(self, run_id: str, version: int, *, paused: bool, why: str) -> NoReturn:
-        """:raises AirflowSkipException: if the pipeline is paused: it will not go on, and that is meant
+        """Close the run and end the task.
 
+        :raises AirflowSkipException: if the pipeline is paused, because an operator meant that
         :raises AirflowFailException: if it is only too slow
         """
         settings = Settings()
         tables = ControlTables(settings)
-        waited = f"{why} The task waited for it for {settings.replay_wait_seconds / 60:.0f} minutes."
+        minutes = settings.replay_wait_seconds / 60
+        waited = f"{why} The task waited for it for {minutes:.0f} minutes."
         if paused:
-            said = f"{waited} {self.pipeline} is paused. `hindcast resume {self.pipeline}`, then clear this task to replay the range."
-            Runs(tables).answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.SKIPPED, said)
-            raise AirflowSkipException(said)
+            skipped = (
+                f"{waited} {self.pipeline} is paused. `hindcast resume {self.pipeline}`, "
+                "then clear this task to replay the range."
+            )
+            runs = Runs(tables)
+            runs.answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.SKIPPED, skipped)
+            raise AirflowSkipException(skipped)
         cure = (
-            f"`hindcast checkpoints --pipeline {self.pipeline}` shows how far the stream is and `hindcast events` why. Clear this task to "
-            "wait again; HINDCAST_REPLAY_WAIT_SECONDS sets the limit."
+            f"`hindcast checkpoints --pipeline {self.pipeline}` shows how far the stream is and "
+            "`hindcast events` why. Clear this task to wait again; "
+            "HINDCAST_REPLAY_WAIT_SECONDS sets the limit."
         )
-        close_run(tables, run_id, self.pipeline, BadEnd(RunState.FAILED, waited, cure), since=datetime.now(UTC), version=version)
+        end = BadEnd(RunState.FAILED, waited, cure)
+        close_run(tables, run_id, self.pipeline, end, since=datetime.now(UTC), version=version)
         raise AirflowFailException(f"{waited} {cure}")
 
 
 class HindcastReplayOperator(AwaitingOperator):
-    """Replay a range of a pipeline's topic as a batch, and say through an asset event that its hindcast is there.
+    """Replay a range of a pipeline's topic as a batch, and announce its hindcast by an asset event.
 
-    A run has an id of its own for each try, so that a try that was given up never writes into the next one's table.
+    Each try has a run id of its own, so that an abandoned try never writes into the table of the next one.
 
-    :param choice: one of :class:`RangeChoice`; the other fields count where the choice asks for them. Offsets are JSON of
-        partition to offset, ends are exclusive, times are ISO 8601 with an offset from UTC.
+    :param choice: one of :class:`RangeChoice`. The other fields count if the choice needs them: offsets are
+        JSON of partition to offset, ends are exclusive, times are ISO 8601 with an offset from UTC.
     """
 
     template_fields = ("pipeline", "choice", "from_offsets", "to_offsets", "from_time", "to_time")
@@ -221,63 +254,73 @@ class HindcastReplayOperator(AwaitingOperator):
         self.to_time = to_time
 
     def execute(self, context: Context) -> dict[str, Any]:
-        interval = (context.get("data_interval_start"), context.get("data_interval_end"))
+        interval_start = context.get("data_interval_start")
+        interval_end = context.get("data_interval_end")
         began_at = datetime.now(UTC)
         run_id = new_run_id(self.pipeline, began_at)
         try:
-            request = self._request(run_id, *interval)
+            request = self._request(run_id, interval_start, interval_end)
         except BadInputError as error:
-            close_run(ControlTables(Settings()), run_id, self.pipeline, BadEnd.of_error(error), since=began_at)
+            end = BadEnd.of_error(error)
+            close_run(ControlTables(Settings()), run_id, self.pipeline, end, since=began_at)
             raise AirflowFailException(str(error)) from error
         _log.info(f"Replaying {request.describe()} as run {request.run_id}.")
         context["ti"].xcom_push(key=RUN_ID, value=request.run_id)
-        return self.answer(context, ["hindcast", *request.to_arguments(), TRIED_AGAIN], request.run_id)
+        arguments = ["hindcast", *request.to_arguments(), TRIED_AGAIN]
+        return self.answer(context, arguments, request.run_id)
 
     def done(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         if "run_id" not in result:
             raise AirflowSkipException(result["note"])
+        run_id = result["run_id"]
         asset_event = context["outlet_events"][hindcast_asset(self.pipeline)]
-        asset_event.extra = {"run_id": result["run_id"], "pipeline": self.pipeline}
-        if left_out := result.get("plan", {}).get("left_out"):
+        asset_event.extra = {"run_id": run_id, "pipeline": self.pipeline}
+        left_out = result.get("plan", {}).get("left_out")
+        if left_out:
             _log.warning(f"Only a part of the range was replayed: {left_out}.")
-        _log.info(f"The hindcast {result['run_id']} is there.", input_rows=result.get("input_rows"), state=result.get("state"))
+        _log.info(
+            f"The hindcast {run_id} is complete.",
+            input_rows=result.get("input_rows"),
+            state=result.get("state"),
+        )
         return result
 
-    def _request(self, run_id: str, interval_start: datetime | None, interval_end: datetime | None) -> ReplayRequest:
-        """:raises BadInputError: where the fields do not make one range"""
+    def _request(
+        self, run_id: str, interval_start: datetime | None, interval_end: datetime | None
+    ) -> ReplayRequest:
+        """:raises BadInputError: if the fields do not make one range"""
         try:
             choice = RangeChoice(self.choice)
         except ValueError as error:
-            raise BadRangeError(
-                range=self.choice, problem="there is no such choice", cure="Choose one of: " + ", ".join(RangeChoice)
-            ) from error
+            cure = "Choose one of: " + ", ".join(RangeChoice)
+            raise BadRangeError(range=self.choice, problem="there is no such choice", cure=cure) from error
         fields: dict[str, Any] = {}
         if choice is RangeChoice.INTERVAL:
             if interval_start is None or interval_end is None:
-                raise BadRangeError(
-                    range=choice, problem="this run has no data interval", cure="Give the run a logical date, or choose another range."
-                )
-            fields = {"from_time": interval_start.isoformat(), "to_time": interval_end.isoformat()}
+                cure = "Give the run a logical date, or choose another range."
+                raise BadRangeError(range=choice, problem="this run has no data interval", cure=cure)
+            fields["from_time"] = interval_start.isoformat()
+            fields["to_time"] = interval_end.isoformat()
         elif choice is RangeChoice.TIMES:
-            fields = {"from_time": given(self.from_time, "from_time", choice), "to_time": given(self.to_time, "to_time", choice)}
+            fields["from_time"] = given(self.from_time, "from_time", choice)
+            fields["to_time"] = given(self.to_time, "to_time", choice)
         elif choice is RangeChoice.OFFSETS:
-            fields = {
-                "from_offsets": given(self.from_offsets, "from_offsets", choice),
-                "to_offsets": given(self.to_offsets, "to_offsets", choice),
-            }
+            fields["from_offsets"] = given(self.from_offsets, "from_offsets", choice)
+            fields["to_offsets"] = given(self.to_offsets, "to_offsets", choice)
         elif choice is RangeChoice.SINCE_LAST_VERDICT:
-            fields = {"since_last_verdict": True}
+            fields["since_last_verdict"] = True
         elif choice is RangeChoice.LATE:
-            fields = {"late": True}
+            fields["late"] = True
         else:
-            fields = {"everything": True}
+            fields["everything"] = True
         return ReplayRequest.parse(pipeline=self.pipeline, run_id=run_id, **fields)
 
 
 class CorrectLateOperator(HindcastReplayOperator):
-    """Replay the windows of late rows that no correction has; skipped if the active version does not have the policy *correct*.
+    """Replay the windows of late rows that no correction has.
 
-    Which version is active is looked up at each run: a promotion or a back-out needs no new parse of the DAG's file.
+    Skipped if the active version does not have the policy *correct*. Each run reads which version is
+    active, so a promotion or a back-out counts at once.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -286,7 +329,10 @@ class CorrectLateOperator(HindcastReplayOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         active = active_version(self.pipeline)
         if active.policy is not Policy.CORRECT:
-            raise AirflowSkipException(f"Version {active.version} of {self.pipeline} is active and has the policy {active.policy.value}.")
+            policy = active.policy.value
+            raise AirflowSkipException(
+                f"Version {active.version} of {self.pipeline} is active and has the policy {policy}."
+            )
         return super().execute(context)
 
 
@@ -297,25 +343,28 @@ def active_version(name: str) -> Pipeline:
     """
     settings = Settings()
     try:
-        return active_pipeline(load(settings.pipelines_dir), read_leases(settings), name)
+        catalog = load(settings.pipelines_dir)
+        return active_pipeline(catalog, read_leases(settings), name)
     except BadInputError as error:
         raise AirflowFailException(str(error)) from error
 
 
 def given(text: str, name: str, choice: StrEnum) -> str:
-    """The text of a field that the choice asks for.
+    """The text of a field that the choice needs.
 
-    :raises BadRangeError: where it is empty
+    :raises BadRangeError: if it is empty
     """
-    if text in {"", "null", "None"}:  # how a form's empty field reaches a template
+    if text in {"", "null", "None"}:  # a form's empty field, as a template passes it on
         raise BadRangeError(range=choice, problem=f"{name} is empty", cure=f"Fill {name} in.")
     return text
 
 
 class FindHindcastsOperator(BaseOperator):
-    """Returns the run ids to judge: of *every* asset event that led to this run, or the one a person asked for.
+    """Returns the run ids to judge: those of *every* asset event that led to this run, or the one a person
+    gave.
 
-    Airflow gathers the events that come while a run is being made: five backfilled hindcasts may trigger three runs.
+    Airflow gathers the events that come while it makes a run: five backfilled hindcasts may trigger three
+    runs.
     """
 
     template_fields = ("pipeline", "run_id")
@@ -326,16 +375,20 @@ class FindHindcastsOperator(BaseOperator):
         self.run_id = run_id
 
     def execute(self, context: Context) -> list[str]:
+        run_ids = []
         asked = self.run_id.strip()
-        run_ids = [asked] if asked else []
+        if asked:
+            run_ids.append(asked)
         events = context["triggering_asset_events"]
         asset = hindcast_asset(self.pipeline)
         if asset in events:
-            run_ids += [str(event.extra["run_id"]) for event in events[asset] if event.extra.get("run_id")]
+            named = [event.extra.get("run_id") for event in events[asset]]
+            run_ids.extend(str(run_id) for run_id in named if run_id)
         found = list(dict.fromkeys(run_ids))
         if not found:
             raise AirflowFailException(
-                f"There is no hindcast of {self.pipeline} to judge. Trigger this DAG with the run_id of one: `hindcast runs` lists them."
+                f"There is no hindcast of {self.pipeline} to judge. "
+                "Trigger this DAG with the run_id of one: `hindcast runs` lists them."
             )
         try:
             for run_id in found:
@@ -347,7 +400,7 @@ class FindHindcastsOperator(BaseOperator):
 
 
 class ValidateOperator(ReplayAppOperator):
-    """Compare one hindcast with the stream's table. Fails, without a retry, where the verdict does."""
+    """Compare one hindcast with the stream's table. Fails, without a retry, if the verdict does."""
 
     template_fields = ("pipeline", "run_id")
     operator_extra_links = (VerdictLink(), DataDocsLink())
@@ -365,8 +418,10 @@ class ValidateOperator(ReplayAppOperator):
             raise AirflowFailException(ended.reason)
         verdict = self.result_of(ended)
         context["ti"].xcom_push(key="verdict", value=verdict)
+        unexplained = verdict.get("unexplained")
+        captured = verdict.get("captured")
         _log.info(
-            f"{self.pipeline} holds: {verdict.get('unexplained')} unexplained differences, captured {verdict.get('captured')}.",
+            f"{self.pipeline} holds: {unexplained} unexplained differences, captured {captured}.",
             windows_compared=verdict.get("windows_compared"),
             rows_compared=verdict.get("rows_compared"),
             late_rows=verdict.get("late_rows"),
@@ -374,21 +429,23 @@ class ValidateOperator(ReplayAppOperator):
         return verdict
 
     def _name_differences(self) -> None:
-        rows = ControlTables(Settings()).rows(ControlTable.DIFFERENCES, [("run_id", "=", self.run_id), ("cause", "=", "unexplained")])
-        for row in sorted(rows, key=lambda row: (row["kind"], row["keys"], row["column"] or ""))[:NAMED_DIFFERENCES]:
-            _log.error(
-                f"{row['kind']}: the row {row['keys']}" + (f", column {row['column']}" if row["column"] else ""),
-                stream=row["stream_value"],
-                hindcast=row["hindcast_value"],
-            )
-        if len(rows) > NAMED_DIFFERENCES:
-            _log.error(f"{len(rows) - NAMED_DIFFERENCES} more differences were kept; the verdict's page shows them.")
+        conditions = [("run_id", "=", self.run_id), ("cause", "=", "unexplained")]
+        rows = ControlTables(Settings()).rows(ControlTable.DIFFERENCES, conditions)
+        rows.sort(key=lambda row: (row["kind"], row["keys"], row["column"] or ""))
+        for row in rows[:NAMED_DIFFERENCES]:
+            said = f"{row['kind']}: the row {row['keys']}"
+            if row["column"]:
+                said += f", column {row['column']}"
+            _log.error(said, stream=row["stream_value"], hindcast=row["hindcast_value"])
+        more = len(rows) - NAMED_DIFFERENCES
+        if more > 0:
+            _log.error(f"{more} more differences were kept; the verdict's page shows them.")
 
 
 class BenchmarkOperator(AwaitingOperator):
-    """Replay the reference range of the active version as a batch and with its recorded batches; `hindcast runs` keeps what they cost.
+    """Replay the reference range of the active version, as a batch and with its recorded batches.
 
-    Skipped if the version that is active at the time of the run declares none.
+    `hindcast runs` keeps what both cost. Skipped if the active version declares no reference range.
     """
 
     template_fields = ("pipeline",)
@@ -397,21 +454,28 @@ class BenchmarkOperator(AwaitingOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         active = active_version(self.pipeline)
         if active.reference is None:
-            raise AirflowSkipException(f"Version {active.version} of {self.pipeline} is active and pins no reference range.")
+            raise AirflowSkipException(
+                f"Version {active.version} of {self.pipeline} is active and pins no reference range."
+            )
         pipeline = check_name("pipeline", self.pipeline)
-        return self.answer(context, ["benchmark", "--pipeline", pipeline], new_run_id(pipeline, datetime.now(UTC)))
+        run_id = new_run_id(pipeline, datetime.now(UTC))
+        return self.answer(context, ["benchmark", "--pipeline", pipeline], run_id)
 
     def done(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - as its parent has it
         if "batch" not in result:
             raise AirflowSkipException(result["note"])
         for way in ("batch", "re_execution"):
             run = result[way]
-            _log.info(f"{self.pipeline} as {way}: {run['rows_per_second']:,.0f} rows/s.", run_id=run["run_id"], note=run.get("note"))
+            speed = f"{run['rows_per_second']:,.0f} rows/s"
+            _log.info(f"{self.pipeline} as {way}: {speed}.", run_id=run["run_id"], note=run.get("note"))
         return result
 
 
 class ArchiveOperator(AppOperator):
-    """Archive what a topic holds and its archive does not. A gap fails the task at once: a person must accept it."""
+    """Archive what a topic holds and its archive does not.
+
+    A gap fails the task at once: a person must accept it.
+    """
 
     template_fields = ("topic",)
     operator_extra_links = (ControlRoomLink(),)
@@ -422,8 +486,14 @@ class ArchiveOperator(AppOperator):
         self.topic = topic
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        done = self.result_of(self.run_app(["run", check_topic(self.topic)]))
-        _log.info(f"{self.topic} is archived up to its end.", rows=done.get("rows"), bytes=done.get("bytes"), steps=done.get("steps"))
+        ended = self.run_app(["run", check_topic(self.topic)])
+        done = self.result_of(ended)
+        _log.info(
+            f"{self.topic} is archived up to its end.",
+            rows=done.get("rows"),
+            bytes=done.get("bytes"),
+            steps=done.get("steps"),
+        )
         return done
 
 
@@ -435,5 +505,6 @@ class MaintainOperator(BaseOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
         done = maintain(Settings())
         for row in done:
-            _log.info(f"Maintained {row.get('table')}.", **{key: value for key, value in row.items() if key != "table"})
+            figures = {key: value for key, value in row.items() if key != "table"}
+            _log.info(f"Maintained {row.get('table')}.", **figures)
         return done

@@ -1,4 +1,7 @@
-"""The trigger behind which a replay waits for a stream that is behind. It only reads tables, so it may run twice and stop at any moment."""
+"""The trigger behind which a replay waits for its stream.
+
+It only reads tables, so two triggerers may run it at once, and it may be stopped at any moment.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from hindcast.errors import HindcastError
 from hindcast.replay.awaited import Awaited, Progress, look
 from hindcast.settings import Settings
 
-#: From one look at the tables to the next: at first, and at most.
+#: Between two reads of the tables: at first, and at most.
 FIRST_WAIT_SECONDS = 2.0
 MOST_WAIT_SECONDS = 30.0
 
@@ -36,8 +39,8 @@ class ConsumedTrigger(BaseTrigger):
 
     :param awaited: :meth:`hindcast.replay.awaited.Awaited.to_json`
     :param until: the limit, ISO 8601
-    :param tries: how often this replay has waited before; each time the first look comes later, so that a wait that the replay
-        itself does not find met costs little
+    :param tries: how often this replay has waited before. Each time the first read comes later: the trigger
+        may call a wait met although the replay disagrees, and such a wait must cost little
     """
 
     def __init__(self, awaited: dict[str, Any], until: str, tries: int = 0) -> None:
@@ -47,31 +50,42 @@ class ConsumedTrigger(BaseTrigger):
         self.tries = tries
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        arguments = {"awaited": self.awaited, "until": self.until, "tries": self.tries}
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        return path, {"awaited": self.awaited, "until": self.until, "tries": self.tries}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        awaited, until = Awaited.from_json(self.awaited), datetime.fromisoformat(self.until)
+        awaited = Awaited.from_json(self.awaited)
+        until = datetime.fromisoformat(self.until)
         wait = min(FIRST_WAIT_SECONDS * 2.0**self.tries, MOST_WAIT_SECONDS)
-        told = ""
+        last_said = ""
         progress = Progress(met=False, paused=False, text="nothing is known of the stream yet")
         while True:
             left = (until - datetime.now(UTC)).total_seconds()
             await asyncio.sleep(max(min(wait, left), 0.0))
             try:
                 progress = await asyncio.to_thread(look, Settings(), awaited)
-            except (HindcastError, OSError) as error:  # a store that is away is no news of the stream
-                _log.warning("The stream cannot be seen just now; looking again.", reason=str(error))
+            except (HindcastError, OSError) as error:  # a store that is away says nothing about the stream
+                _log.warning("The stream cannot be read just now; the trigger retries.", reason=str(error))
             if progress.met:
-                yield TriggerEvent({"wait": Wait.MET.value, "paused": progress.paused, "text": progress.text})
+                yield _event(Wait.MET, progress)
                 return
             if datetime.now(UTC) >= until:
-                yield TriggerEvent({"wait": Wait.OVER.value, "paused": progress.paused, "text": progress.text})
+                yield _event(Wait.OVER, progress)
                 return
-            said = f"Waiting for the stream of {awaited.pipeline}: {progress.text}."
-            if progress.paused:
-                said += f" It is paused: `hindcast resume {awaited.pipeline}` lets it go on."
-            if said != told:
+            said = _status(awaited.pipeline, progress)
+            if said != last_said:
                 _log.info(said, until=self.until)
-            told = said
+            last_said = said
             wait = min(wait * 2, MOST_WAIT_SECONDS)
+
+
+def _event(wait: Wait, progress: Progress) -> TriggerEvent:
+    return TriggerEvent({"wait": wait.value, "paused": progress.paused, "text": progress.text})
+
+
+def _status(pipeline: str, progress: Progress) -> str:
+    """The line of the log that says how far the stream is."""
+    said = f"Waiting for the stream of {pipeline}: {progress.text}."
+    if progress.paused:
+        said += f" It is paused; `hindcast resume {pipeline}` resumes it."
+    return said

@@ -87,7 +87,7 @@ def part(name: str) -> float:
     """A number in [0, 1), always the same for the same name."""
     digest = hashlib.sha256(name.encode()).digest()
     number = int.from_bytes(digest[:_HASH_BYTES], "big")
-    return number / 2 ** (8 * _HASH_BYTES)
+    return number / 2.0 ** (8 * _HASH_BYTES)
 
 
 #: As a task's ``weight_rule``: the class by its name, which a mapped task keeps as well.

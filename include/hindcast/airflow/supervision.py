@@ -1,4 +1,4 @@
-"""The two tasks of `supervise`: make the fleet whole, then sleep until it is not."""
+"""The two tasks of `supervise`: launch the workers that are missing, then sleep until the fleet changes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hindcast.airflow.fleet import (
     OTHER_TROUBLE,
     SLOT_TROUBLE,
     TROUBLE,
-    Fault,
     Sign,
     desired_lines,
+    fault_keys,
     lagging_shards,
     settle,
     slot_leases,
@@ -41,17 +41,19 @@ from hindcast.settings import Settings
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-#: A launched worker that has no slot counts as starting for so long, beyond the lease it may have to wait for a dead owner's slot.
+#: A launched worker without a slot counts as starting for this long, and for one lease more: it may have to
+#: wait for a dead owner's slot.
 START_SECONDS = 120.0
 
 _log = structlog.get_logger(__name__)
 
 
 class ReconcileOperator(BaseOperator):
-    """Want every loadable pipeline running unless something else is wanted of it, then launch the workers that are missing.
+    """Declare every pipeline that loads, then launch the workers that are missing.
 
-    A worker is a detached process: it outlives this task, its scheduler, and the kill of either. Launching one too many is
-    harmless, as it finds no free slot and exits 0. Nothing is ever stopped here: stopping goes through the desired state.
+    A pipeline without a desired state gets one; an operator's choice stays. A worker is a detached process:
+    it outlives this task, its scheduler, and the kill of either. A worker too many does no harm, because it
+    finds no free slot and exits 0. Nothing is ever stopped here: only a desired state stops a stream.
 
     Returns (XCom) the outlook for :class:`WatchFleetOperator` and what was seen and launched.
     """
@@ -59,115 +61,160 @@ class ReconcileOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        settings, clock = Settings(), SystemClock()
-        tables, store = ControlTables(settings), LeaseTable(settings)
+        settings = Settings()
+        clock = SystemClock()
+        tables = ControlTables(settings)
+        store = LeaseTable(settings)
         events = EventLog(tables, worker="supervise", clock=clock)
         looked_at = clock.now()
-        woke = recent_wakes(tables, looked_at)
-        refused = self._declare(load(settings.pipelines_dir), DesiredStates(store), settings, events, tables, looked_at)
-        leases, empty = settle(store.leases, settings, clock, time.sleep, last_lost(woke))
+        wakes = recent_wakes(tables, looked_at)
+
+        catalog = load(settings.pipelines_dir)
+        _report_refused(catalog, events, tables, looked_at)
+        _declare(catalog, DesiredStates(store), settings)
+
+        leases, empty = settle(store.leases, settings, clock, time.sleep, last_lost(wakes))
         starting = starting_workers(Services(settings.home).workers(), leases, settings, clock)
         wanted = slots_wanted(leases, settings)
         live = [slot for slot in wanted if slot not in empty]
-        _log.info(
-            f"The fleet {settings.fleet} wants {len(wanted)} workers: {len(live)} live, {len(starting)} starting.",
-            live=[lease.lease_owner for slot, lease in slot_leases(leases, settings).items() if slot in live],
-            starting=[service.name for service in starting],
-        )
-        launched = self._launch(max(len(empty) - len(starting), 0), settings, events)
+        self._log_fleet(leases, wanted, live, starting, settings)
+        missing = max(len(empty) - len(starting), 0)
+        launched = _launch(missing, settings, events)
+
         outlook = Outlook.after(
             looked_at,
-            faults=frozenset(
-                {
-                    *(f"{Fault.SLOT_EMPTY}:{slot}" for slot in empty),
-                    *(f"{Fault.SHARD_LAGS}:{shard}" for shard in lagging_shards(leases, settings)),
-                }
-            ),
+            faults=frozenset(fault_keys(empty, lagging_shards(leases, settings))),
             desired=desired_lines(leases),
             files=files_fingerprint(settings.pipelines_dir),
             empty_slots=bool(empty),
-            slot_wakes=sum(wake["reason"] in SLOT_TROUBLE for wake in woke),
-            other_wakes=sum(wake["reason"] in OTHER_TROUBLE for wake in woke),
+            slot_wakes=sum(wake["reason"] in SLOT_TROUBLE for wake in wakes),
+            other_wakes=sum(wake["reason"] in OTHER_TROUBLE for wake in wakes),
         )
-        seen = {"slots": len(wanted), "live": len(live), "starting": len(starting), "refused": refused, "desired": outlook.desired}
+        seen = {
+            "slots": len(wanted),
+            "live": len(live),
+            "starting": len(starting),
+            "refused": sorted(catalog.errors),
+            "desired": outlook.desired,
+        }
         return {
             "outlook": outlook.to_json(),
             "seen": seen,
-            "launched": [{"name": service.name, "pid": service.pid, "log": str(service.log)} for service in launched],
+            "launched": [
+                {"name": service.name, "pid": service.pid, "log": str(service.log)} for service in launched
+            ],
         }
 
-    def _declare(
-        self, catalog: Catalog, states: DesiredStates, settings: Settings, events: EventLog, tables: ControlTables, now: datetime
-    ) -> list[str]:
-        """Want every loadable pipeline; report the refused ones, each once an hour. Returns the files that were refused."""
-        known = {
-            row["message"]
-            for row in tables.rows(ControlTable.EVENTS, [("kind", "=", EventKind.PIPELINE_REFUSED.value), ("at", ">=", now - HOUR)])
-        }
-        for file, error in catalog.errors.items():
-            if str(error) in known:
-                _log.warning(str(error), file=file)
-            else:
-                events.record(
-                    EventKind.PIPELINE_REFUSED,
-                    str(error),
-                    severity=Severity.WARNING,
-                    cure="Mend the file; the other pipelines go on.",
-                    file=file,
-                )
-        for pipeline in catalog.values():
-            desired = states.declare(pipeline, settings.workers)
-            if desired.version not in (declared := catalog.versions(pipeline.name)):
-                _log.warning(
-                    f"The stream of {pipeline.name} runs version {desired.version}, its code is at version {declared[-1]}.",
-                    pipeline=pipeline.name,
-                )
-        return sorted(catalog.errors)
-
-    def _launch(self, count: int, settings: Settings, events: EventLog) -> list[Service]:
-        launched = []
-        for _ in range(count):
-            service = launch_worker(settings)
-            launched.append(service)
-            message = f"The supervisor launched the worker process {service.pid} for the fleet {settings.fleet}."
-            events.record(EventKind.WORKER_LAUNCHED, message, pid=service.pid, name=service.name, log=str(service.log))
-        return launched
+    def _log_fleet(
+        self,
+        leases: Collection[Lease],
+        wanted: Collection[str],
+        live: Collection[str],
+        starting: Collection[Service],
+        settings: Settings,
+    ) -> None:
+        slots = slot_leases(leases, settings)
+        owners = [lease.lease_owner for slot, lease in slots.items() if slot in live]
+        _log.info(
+            f"The fleet {settings.fleet} needs {len(wanted)} workers: "
+            f"{len(live)} live, {len(starting)} starting.",
+            live=owners,
+            starting=[service.name for service in starting],
+        )
 
 
-def starting_workers(services: Iterable[Service], leases: Collection[Lease], settings: Settings, clock: Clock) -> list[Service]:
+def _report_refused(catalog: Catalog, events: EventLog, tables: ControlTables, now: datetime) -> None:
+    """Record each file that does not load, once an hour."""
+    rows = _recent_events(tables, EventKind.PIPELINE_REFUSED, now)
+    known = {row["message"] for row in rows}
+    for file, error in catalog.errors.items():
+        message = str(error)
+        if message in known:
+            _log.warning(message, file=file)
+            continue
+        events.record(
+            EventKind.PIPELINE_REFUSED,
+            message,
+            severity=Severity.WARNING,
+            cure="Correct the file. The other pipelines keep running.",
+            file=file,
+        )
+
+
+def _declare(catalog: Catalog, states: DesiredStates, settings: Settings) -> None:
+    """Give every pipeline a desired state if it has none."""
+    for pipeline in catalog.values():
+        desired = states.declare(pipeline, settings.workers)
+        declared = catalog.versions(pipeline.name)
+        if desired.version not in declared:
+            _log.warning(
+                f"The stream of {pipeline.name} runs version {desired.version}, "
+                f"its code is at version {declared[-1]}.",
+                pipeline=pipeline.name,
+            )
+
+
+def _launch(count: int, settings: Settings, events: EventLog) -> list[Service]:
+    launched = []
+    for _ in range(count):
+        service = launch_worker(settings)
+        launched.append(service)
+        events.record(
+            EventKind.WORKER_LAUNCHED,
+            f"The supervisor launched the worker process {service.pid} for the fleet {settings.fleet}.",
+            pid=service.pid,
+            name=service.name,
+            log=str(service.log),
+        )
+    return launched
+
+
+def starting_workers(
+    services: Iterable[Service], leases: Collection[Lease], settings: Settings, clock: Clock
+) -> list[Service]:
     """Launched workers of the fleet on this host that run, hold no slot yet, and are not overdue."""
     host = socket.gethostname()
-    holders = {
-        lease.detail.get("pid") for lease in slot_leases(leases, settings).values() if not lease.free and lease.detail.get("host") == host
-    }
-    youngest = clock.now() - timedelta(seconds=START_SECONDS + settings.lease_seconds)
-    return [
-        service
-        for service in services
-        if service.running
-        and service.detail.get("fleet") == settings.fleet
-        and service.pid not in holders
-        and service.started_at > youngest
-    ]
+    holders = set()
+    for lease in slot_leases(leases, settings).values():
+        if not lease.free and lease.detail.get("host") == host:
+            holders.add(lease.detail.get("pid"))
+    oldest = clock.now() - timedelta(seconds=START_SECONDS + settings.lease_seconds)
+
+    def is_starting(service: Service) -> bool:
+        if not service.running or service.started_at <= oldest:
+            return False
+        return service.detail.get("fleet") == settings.fleet and service.pid not in holders
+
+    return [service for service in services if is_starting(service)]
+
+
+def _recent_events(tables: ControlTables, kind: EventKind, now: datetime) -> list[dict[str, Any]]:
+    """The events of this kind within the last hour."""
+    return tables.rows(ControlTable.EVENTS, [("kind", "=", kind.value), ("at", ">=", now - HOUR)])
 
 
 def recent_wakes(tables: ControlTables, now: datetime) -> list[dict[str, Any]]:
-    """The wakes of the last hour, the oldest first, as :meth:`hindcast.airflow.fleet.Wake.to_json` made them."""
-    rows = tables.rows(ControlTable.EVENTS, [("kind", "=", EventKind.SUPERVISOR_WOKE.value), ("at", ">=", now - HOUR)])
-    return [json.loads(row["detail"]) for row in sorted(rows, key=lambda row: row["at"])]
+    """The wakes of the last hour, the oldest first (:meth:`hindcast.airflow.fleet.Wake.to_json`)."""
+    rows = _recent_events(tables, EventKind.SUPERVISOR_WOKE, now)
+    rows.sort(key=lambda row: row["at"])
+    return [json.loads(row["detail"]) for row in rows]
 
 
 def last_lost(wakes: list[dict[str, Any]]) -> Mapping[str, Sign]:
-    """The slots whose owners the newest wake had watched for a whole lease, with the sign each left."""
+    """By slot, the last sign of each owner that the newest wake calls lost."""
+    lost: dict[str, Sign] = {}
     if not wakes:
-        return {}
-    return {slot: (str(owner), int(epoch), int(counter)) for slot, (owner, epoch, counter) in wakes[-1]["lost"].items()}
+        return lost
+    for slot, (owner, epoch, counter) in wakes[-1]["lost"].items():
+        lost[slot] = (str(owner), int(epoch), int(counter))
+    return lost
 
 
 class WatchFleetOperator(BaseOperator):
-    """Sleep in the triggerer, on no worker slot, until the fleet differs from what was reconciled; then end, so that the next run begins.
+    """Sleep in the triggerer, on no worker slot, until the fleet differs from what was reconciled.
 
-    There is no ``on_kill``: clearing or killing this task must not touch a stream.
+    Then this task ends, so that the next run begins. There is no ``on_kill``: clearing or killing this task
+    must not touch a stream.
 
     :param reconciled: what :class:`ReconcileOperator` returned
     """
@@ -185,13 +232,16 @@ class WatchFleetOperator(BaseOperator):
         self.defer(trigger=FleetTrigger(outlook), method_name="woke")
 
     def woke(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        """Record why the trigger fired; what it saw of dead owners tells the next run whom it need not wait for."""
-        trouble = event["reason"] in TROUBLE
-        EventLog(ControlTables(Settings()), worker="supervise").record(
-            EventKind.SUPERVISOR_WOKE,
-            event["message"],
-            severity=Severity.WARNING if trouble else Severity.INFO,
-            cure="An empty slot gets a worker now. For the rest see the errors in `hindcast events`." if trouble else "",
-            **{name: value for name, value in event.items() if name != "message"},
-        )
+        """Record why the trigger fired.
+
+        The next run need not wait for the owners that the event calls lost.
+        """
+        severity = Severity.INFO
+        cure = ""
+        if event["reason"] in TROUBLE:
+            severity = Severity.WARNING
+            cure = "An empty slot gets a worker now. For the rest see the errors in `hindcast events`."
+        detail = {name: value for name, value in event.items() if name != "message"}
+        events = EventLog(ControlTables(Settings()), worker="supervise")
+        events.record(EventKind.SUPERVISOR_WOKE, event["message"], severity=severity, cure=cure, **detail)
         return event

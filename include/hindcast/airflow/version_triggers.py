@@ -1,7 +1,8 @@
-"""The triggers behind which a reprocessing waits: until a new version has caught up, and while a promoted one is watched.
+"""The triggers of a reprocessing: one waits until a new version has caught up, one watches a promoted
+version.
 
-They only read tables and never write one, so one may run twice at once and be stopped at any moment. Their news is JSON:
-``{"news": ...}`` with what belongs to it.
+They only read tables, so two triggerers may run one at once, and it may be stopped at any moment. Their
+events are JSON: ``{"news": ...}`` with what belongs to it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hindcast.control.versions import Versions
 from hindcast.errors import HindcastError
 from hindcast.settings import Settings
 
-#: From one look at the tables to the next: at first, and at most. Catching up takes minutes to days.
+#: Between two reads of the tables: at first, and at most. Catching up takes minutes to days.
 FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 20.0
 
@@ -36,46 +37,63 @@ class News(StrEnum):
     """What ends a wait."""
 
     LIVE = "live"  # the version has caught up
-    GONE = "gone"  # it is no shadow (any more)
+    GONE = "gone"  # it is not, or no longer, a shadow
     FAILED = "failed"  # a verdict of the promoted version failed
-    INACTIVE = "inactive"  # somebody returned to another version
-    OVER = "over"  # it was watched for the whole time
+    INACTIVE = "inactive"  # another version was made active
+    OVER = "over"  # the watch lasted its whole time
 
 
 def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str, Any] | None:
-    """None while the version beside the active one catches up.
+    """The news of a shadow; None while it catches up.
 
-    :returns: {news: live, since: the id of the change since which it is} or {news: gone}
+    :returns: {news: live, since: the id of the change that made it live} or {news: gone}
     """
     store = LeaseTable(settings)
     standing = Versions(store).of(pipeline)
     beside = standing.beside
-    if beside is None or beside.version != version or beside.leaving or beside.state is BesideState.WARM:
+    if beside is None or beside.version != version:
+        return {"news": News.GONE.value}
+    if beside.leaving or beside.state is BesideState.WARM:
         return {"news": News.GONE.value}
     if beside.state is BesideState.LIVE:
         assert standing.change is not None
         return {"news": News.LIVE.value, "since": standing.change.id}
-    own = shards.newest_of_version(store.leases(), pipeline, version)
-    lag = sum(int(lease.detail.get("lag_records") or 0) for lease in own)
-    _log.info(f"Version {version} of {pipeline} catches up.", lag_records=lag, held=sum(bool(lease.lease_owner) for lease in own))
+
+    lag = 0
+    held = 0
+    for lease in shards.newest_of_version(store.leases(), pipeline, version):
+        lag += int(lease.detail.get("lag_records") or 0)
+        if lease.lease_owner:
+            held += 1
+    _log.info(f"Version {version} of {pipeline} catches up.", lag_records=lag, held=held)
     return None
 
 
-def look_at_promoted(settings: Settings, pipeline: str, version: int, since: int, until: datetime) -> dict[str, Any] | None:
-    """None while the version is active, none of its verdicts failed that were begun since the pipeline's change number ``since``, and
-    ``until`` has not come by this host's clock.
+def look_at_promoted(
+    settings: Settings, pipeline: str, version: int, since: int, until: datetime
+) -> dict[str, Any] | None:
+    """The news of a promoted version; None while it is active, none of its verdicts failed, and time is left.
 
+    :param since: the number of the pipeline's change that promoted it; only verdicts begun since then count
+    :param until: when the watch ends, by this host's clock
     :returns: {news: inactive}, {news: failed, run_id, unexplained} or {news: over, verdicts: how many it had}
     """
     if Versions(LeaseTable(settings)).of(pipeline).active != version:
         return {"news": News.INACTIVE.value}
-    now = datetime.now(UTC)
-    where: list[tuple[str, str, Any]] = [("pipeline", "=", pipeline), ("version", "=", version), ("change", ">=", since)]
-    verdicts = sorted(ControlTables(settings).rows(ControlTable.VERDICTS, where), key=lambda row: row["number"])
-    failed = next((row for row in verdicts if not row["passed"]), None)
-    if failed is not None:
-        return {"news": News.FAILED.value, "run_id": failed["run_id"], "unexplained": failed["unexplained"]}
-    return {"news": News.OVER.value, "verdicts": len(verdicts)} if now >= until else None
+    now = datetime.now(UTC)  # before the read: a verdict that comes after it belongs to the next poll
+    conditions: list[tuple[str, str, Any]] = [
+        ("pipeline", "=", pipeline),
+        ("version", "=", version),
+        ("change", ">=", since),
+    ]
+    verdicts = ControlTables(settings).rows(ControlTable.VERDICTS, conditions)
+    verdicts.sort(key=lambda row: row["number"])
+    for row in verdicts:
+        if not row["passed"]:
+            return {"news": News.FAILED.value, "run_id": row["run_id"], "unexplained": row["unexplained"]}
+    if now >= until:
+        return {"news": News.OVER.value, "verdicts": len(verdicts)}
+    return None
 
 
 class _VersionTrigger(BaseTrigger):
@@ -85,23 +103,24 @@ class _VersionTrigger(BaseTrigger):
         self.version = version
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", self.arguments()
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        return path, self.arguments()
 
     def arguments(self) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "version": self.version}
 
     @abstractmethod
     def look(self) -> dict[str, Any] | None:
-        """The news; None while there is none. Called in a thread, again and again."""
+        """The news; None while there is none. Each poll calls it, in a thread."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         wait = FIRST_WAIT_SECONDS
         while True:
+            news = None
             try:
                 news = await asyncio.to_thread(self.look)
-            except (HindcastError, OSError) as error:  # a store that is away is no news of the version
-                _log.warning("The version cannot be seen just now; looking again.", reason=str(error))
-                news = None
+            except (HindcastError, OSError) as error:  # a store that is away says nothing about the version
+                _log.warning("The version cannot be read just now; the trigger retries.", reason=str(error))
             if news is not None:
                 yield TriggerEvent(news)
                 return
@@ -110,14 +129,14 @@ class _VersionTrigger(BaseTrigger):
 
 
 class ShadowTrigger(_VersionTrigger):
-    """Fires once the version beside the active one has caught up, or is not there any more."""
+    """Fires once the shadow has caught up or is no longer a shadow."""
 
     def look(self) -> dict[str, Any] | None:
         return look_at_shadow(Settings(), self.pipeline, self.version)
 
 
 class PromotedTrigger(_VersionTrigger):
-    """Fires once a verdict of the promoted version failed, it is active no more, or the time is over.
+    """Fires once a verdict of the promoted version failed, it is no longer active, or the watch is over.
 
     :param since: the number of the change that promoted it
     :param until: when the watch ends, ISO 8601

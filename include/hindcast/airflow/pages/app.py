@@ -1,4 +1,7 @@
-"""The control room's routes. Airflow does not authenticate a plugin's routes: each route here asks Airflow's own guard."""
+"""The control room's routes.
+
+Airflow does not authenticate a plugin's routes, so each route here asks Airflow's own guard.
+"""
 
 from __future__ import annotations
 
@@ -23,37 +26,53 @@ from hindcast.pipeline import check_name
 from hindcast.settings import Settings
 
 #: The pages hold no script and load nothing. Airflow shows them in a frame of its own origin.
+_CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; "
+    "frame-ancestors 'self'"
+)
 PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; frame-ancestors 'self'",
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-DOCUMENT_HEADERS = {**PAGE_HEADERS, "Content-Security-Policy": documents.CONTENT_SECURITY_POLICY + "; frame-ancestors 'self'"}
+DOCUMENT_HEADERS = {
+    **PAGE_HEADERS,
+    "Content-Security-Policy": documents.CONTENT_SECURITY_POLICY + "; frame-ancestors 'self'",
+}
+_FILTERS = ("count", "number", "share", "size", "seconds", "instant", "event_time", "fields", "keys")
 
 
 @cache
 def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, "templates"), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader(__package__, "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {
-        name: getattr(formats, name) for name in ("count", "number", "share", "size", "seconds", "instant", "event_time", "fields", "keys")
-    }
+    for name in _FILTERS:
+        environment.filters[name] = getattr(formats, name)
     return environment
 
 
 def _page(template: str, root: str, *, status_code: int = 200, **values: Any) -> HTMLResponse:
-    """:param root: the way from this page to the overview, as all links are relative: Airflow may be served below a prefix"""
+    """Render a page.
+
+    :param root: the way from this page to the overview. All links are relative: Airflow may be served below
+        a prefix
+    """
     html = _templates().get_template(template).render(root=root, **values)
     return HTMLResponse(html, status_code=status_code, headers=PAGE_HEADERS)
 
 
 def pool_exists(name: str) -> bool:
-    """Whether Airflow has this pool. It starts no task of a pool that it does not have, and says so in its own log alone."""
+    """Whether Airflow has this pool.
+
+    A task of a missing pool never starts, and only Airflow's log says so.
+    """
     try:
         return Pool.get_pool(name) is not None
-    except SQLAlchemyError:  # a database that is away is told by Airflow itself
+    except SQLAlchemyError:  # Airflow itself reports a database that is away
         return True
 
 
@@ -61,49 +80,72 @@ def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
     """The application to be mounted below ``/hindcast``."""
     # No documentation routes: FastAPI adds them without the guard.
     app = FastAPI(
-        title="Hindcast", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(requires_access_view(AccessView.PLUGINS))]
+        title="Hindcast",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        dependencies=[Depends(requires_access_view(AccessView.PLUGINS))],
     )
 
     def facts() -> Facts:
         return Facts(settings(), SystemClock())
 
+    def docs_path(recorded: str) -> str:
+        """The address of a run's Data Docs below ``data-docs/``; empty if there are none."""
+        if not recorded:
+            return ""
+        return documents.relative_url(settings().home / "data_docs", recorded)
+
     @app.get("/")
     def overview() -> Response:
         pool = settings().spark_pool
-        return _page("overview.html", "./", missing_pool="" if pool_exists(pool) else pool, **facts().overview())
+        missing_pool = ""
+        if not pool_exists(pool):
+            missing_pool = pool
+        return _page("overview.html", "./", missing_pool=missing_pool, **facts().overview())
 
     @app.get("/pipelines/{name}")
     def pipeline(name: str) -> Response:
-        return _page("pipeline.html", "../", **_found(facts().pipeline(check_name("pipeline", name)), "pipeline", name))
+        found = _found(facts().pipeline(check_name("pipeline", name)), "pipeline", name)
+        return _page("pipeline.html", "../", **found)
 
     @app.get("/verdicts/{run_id}")
     def verdict(run_id: str) -> Response:
         found = _found(facts().verdict(check_name("run", run_id)), "run", run_id)
-        recorded = (found["verdict"] or {}).get("data_docs") or ""
-        docs = documents.relative_url(settings().home / "data_docs", recorded) if recorded else ""
+        verdict_row = found["verdict"] or {}
+        docs = docs_path(verdict_row.get("data_docs") or "")
         return _page("verdict.html", "../", docs=docs, **found)
 
     @app.get("/verdicts/{run_id}/data-docs")
     def data_docs_of(run_id: str) -> Response:
         recorded = facts().data_docs(check_name("run", run_id))
-        path = documents.relative_url(settings().home / "data_docs", recorded) if recorded else ""
+        path = docs_path(recorded)
         if not path:
-            raise HTTPException(status.HTTP_404_NOT_FOUND, f"The run {run_id} has no Data Docs: it was not judged yet.")
+            raise HTTPException(
+                status.HTTP_404_NOT_FOUND, f"The run {run_id} has no Data Docs: it was not judged yet."
+            )
         return RedirectResponse(f"../../data-docs/{path}", headers=PAGE_HEADERS)
 
     @app.get("/data-docs/{path:path}")
     def document(path: str) -> Response:
         folder = settings().home / "data_docs"
-        if path in {"", "index.html"}:  # Great Expectations' own index is filled in by a script
-            found = [(verdict, documents.relative_url(folder, verdict["data_docs"])) for verdict in facts().documented()]
-            return _page("documents.html", "../", documents=[(verdict, url) for verdict, url in found if url])
+        if path in {"", "index.html"}:  # only a script would fill Great Expectations' own index
+            linked = []
+            for row in facts().documented():
+                url = docs_path(row["data_docs"])
+                if url:
+                    linked.append((row, url))
+            return _page("documents.html", "../", documents=linked)
         file = documents.locate(folder, path)
         if file is None:
             raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such page in Data Docs.")
         if file.suffix.lower() == ".html":
-            top = _templates().get_template("document_top.html").render(root="../" * (path.count("/") + 1))
-            return HTMLResponse(documents.dressed(file.read_text(encoding="utf-8"), top), headers=DOCUMENT_HEADERS)
-        return FileResponse(file, media_type=documents.CONTENT_TYPES[file.suffix.lower()], headers=DOCUMENT_HEADERS)
+            root = "../" * (path.count("/") + 1)
+            top = _templates().get_template("document_top.html").render(root=root)
+            html = documents.dressed(file.read_text(encoding="utf-8"), top)
+            return HTMLResponse(html, headers=DOCUMENT_HEADERS)
+        media_type = documents.CONTENT_TYPES[file.suffix.lower()]
+        return FileResponse(file, media_type=media_type, headers=DOCUMENT_HEADERS)
 
     app.add_exception_handler(StarletteHTTPException, _on_http_error)
     app.add_exception_handler(HindcastError, _on_hindcast_error)
@@ -124,7 +166,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_hindcast_error(request: Request, error: Exception) -> Response:
-    code = status.HTTP_404_NOT_FOUND if isinstance(error, BadInputError) else status.HTTP_503_SERVICE_UNAVAILABLE
+    code = status.HTTP_503_SERVICE_UNAVAILABLE
+    if isinstance(error, BadInputError):
+        code = status.HTTP_404_NOT_FOUND
     return _problem(request, code, str(error))
 
 

@@ -18,20 +18,21 @@ CONTENT_TYPES = {
     ".woff2": "font/woff2",
 }
 
-#: Great Expectations writes values of the stream's rows into its pages unescaped (seen in 1.24.1), and they are served from Airflow's
-#: own origin, beside its session cookie: so no script of theirs runs, no page redirects, and nothing is fetched from elsewhere.
+#: Great Expectations writes values of the stream's rows into its pages unescaped (seen in 1.24.1), and
+#: Airflow's own origin serves them with its session cookie. So none of their scripts runs, no page
+#: redirects, and nothing is fetched from elsewhere.
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; form-action 'none'; base-uri 'none'; "
-    "sandbox allow-same-origin"
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
+    "form-action 'none'; base-uri 'none'; sandbox allow-same-origin"
 )
 
 _BODY = re.compile(r"<body\b[^>]*>", re.IGNORECASE)
 
 
 def locate(root: Path, path: str) -> Path | None:
-    """The file at the path below the root, following links; None where it is outside, missing or of another kind.
+    """The file at the path below the root; None if it is outside, missing or of another kind.
 
-    A folder stands for its ``index.html``.
+    Links are followed first. A folder stands for its ``index.html``.
     """
     if "\0" in path:
         return None
@@ -45,15 +46,23 @@ def locate(root: Path, path: str) -> Path | None:
 
 
 def dressed(html: str, top: str) -> str:
-    """The page with ``top`` (markup that is ours) as the first thing of its body: without its scripts it has no look and no way back."""
+    """The page with ``top`` (our own markup) first in its body.
+
+    Without its scripts the page has neither a style nor a way back; ``top`` gives it both.
+    """
     body = _BODY.search(html)
-    return html[: body.end()] + top + html[body.end() :] if body else top + html
+    if body is None:
+        return top + html
+    return html[: body.end()] + top + html[body.end() :]
 
 
 def relative_url(root: Path, recorded: str) -> str:
-    """What a verdict recorded (a path or a file URL) as a path below the root, quoted; empty where it is not below it."""
-    path = Path(unquote(urlsplit(recorded).path)) if recorded.startswith("file:") else Path(recorded)
+    """What a verdict recorded (a path or file URL) as a quoted path below the root; empty if outside."""
+    path = Path(recorded)
+    if recorded.startswith("file:"):
+        path = Path(unquote(urlsplit(recorded).path))
     try:
-        return quote((root / path).resolve().relative_to(root.resolve()).as_posix())
+        below = (root / path).resolve().relative_to(root.resolve())
     except ValueError:
         return ""
+    return quote(below.as_posix())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,7 +27,10 @@ Row = dict[str, Any]
 
 
 class Facts:
-    """Reads for one request. Ages are for people: they compare this host's clock with the one that wrote the row."""
+    """Reads for one request.
+
+    Ages are for people: they compare this host's clock with that of the host that wrote the row.
+    """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -38,58 +41,71 @@ class Facts:
         leases = read_leases(self._settings)
         verdicts = self._verdicts()
         shards = self._shards(leases)
+        current = [shard for shard in shards if shard["current"]]
         workers = self._workers(leases)
         known = standings(leases)
-        pipelines = [self._pipeline(desired, known[name], shards, verdicts) for name, desired in sorted(desired_of(leases).items())]
+        pipelines = []
+        for name, desired in sorted(desired_of(leases).items()):
+            pipelines.append(self._pipeline(desired, known[name], shards, verdicts))
         return {
             "now": self._now,
             "fleet": self._settings.fleet,
             "pipelines": pipelines,
-            "shards": [shard for shard in shards if shard["current"]],
+            "shards": current,
             "workers": workers,
             "verdicts": verdicts[:SHOWN_VERDICTS],
             "events": self._events(),
             "live": sum(worker["live"] for worker in workers),
             "wanted": len(slots_wanted(leases, self._settings)),
-            "lag": sum(shard["lag"] or 0 for shard in shards if shard["current"]),
-            "newest": verdicts[0] if verdicts else None,
+            "lag": _lag(current),
+            "newest": _first(verdicts),
         }
 
     def pipeline(self, name: str) -> Row | None:
-        """One pipeline, or None where nothing was ever wanted of it and nothing is known about it."""
+        """One pipeline; None if it has neither a desired state nor a verdict."""
         leases = read_leases(self._settings)
         desired = desired_of(leases).get(name)
-        verdicts = self._verdicts([("pipeline", "=", name)])
+        of_pipeline = [("pipeline", "=", name)]
+        verdicts = self._verdicts(of_pipeline)
         if desired is None and not verdicts:
             return None
         shards = self._shards(lease for lease in leases if lease.stream_id == name)
+        pipeline = None
+        if desired is not None:
+            pipeline = self._pipeline(desired, standings(leases)[name], shards, verdicts)
         return {
             "now": self._now,
             "name": name,
-            "pipeline": self._pipeline(desired, standings(leases)[name], shards, verdicts) if desired else None,
+            "pipeline": pipeline,
             "shards": shards,
             "verdicts": verdicts[:SHOWN_VERDICTS],
-            "runs": self._runs([("pipeline", "=", name)])[:SHOWN_VERDICTS],
-            "events": self._events([("pipeline", "=", name)]),
+            "runs": self._runs(of_pipeline)[:SHOWN_VERDICTS],
+            "events": self._events(of_pipeline),
         }
 
     def verdict(self, run_id: str) -> Row | None:
-        """One run with its verdict (None while it is not judged) and its differences, or None where there is no such run."""
-        verdicts = self._verdicts([("run_id", "=", run_id)])
-        runs = self._runs([("run_id", "=", run_id)])
-        if not verdicts and not runs:
+        """One run, with its verdict and its differences; None if there is no such run.
+
+        The verdict is None until the run is judged.
+        """
+        of_run = [("run_id", "=", run_id)]
+        verdict = _first(self._verdicts(of_run))
+        run = _first(self._runs(of_run))
+        known = verdict or run
+        if known is None:
             return None
-        differences = self._tables.rows(ControlTable.DIFFERENCES, [("run_id", "=", run_id)])
-        differences.sort(key=lambda row: (row["cause"] != "unexplained", row["kind"] or "", row["keys"] or "", row["column"] or ""))
-        verdict = verdicts[0] if verdicts else None
-        run = runs[0] if runs else None
+        ratios: list[Row] = []
+        if verdict is not None:
+            ratios = _ratios(verdict["ratios"])
+        differences = self._tables.rows(ControlTable.DIFFERENCES, of_run)
+        differences.sort(key=_unexplained_first)
         return {
             "now": self._now,
             "run_id": run_id,
-            "pipeline": (verdict or run or {})["pipeline"],
+            "pipeline": known["pipeline"],
             "verdict": verdict,
             "run": run,
-            "ratios": _ratios(verdict["ratios"]) if verdict else [],
+            "ratios": ratios,
             "differences": [_difference(row) for row in differences[:SHOWN_DIFFERENCES]],
             "more_differences": max(len(differences) - SHOWN_DIFFERENCES, 0),
         }
@@ -99,121 +115,184 @@ class Facts:
         return [row for row in self._verdicts() if row["data_docs"]]
 
     def data_docs(self, run_id: str) -> str:
-        """Where the run's Data Docs are, as its verdict says; empty where it has none."""
-        verdicts = self._verdicts([("run_id", "=", run_id)])
-        return str(verdicts[0]["data_docs"] or "") if verdicts else ""
+        """Where the run's Data Docs are, as its verdict says; empty if it has none."""
+        verdict = _first(self._verdicts([("run_id", "=", run_id)]))
+        if verdict is None:
+            return ""
+        return str(verdict["data_docs"] or "")
 
-    def _pipeline(self, desired: Desired, standing: Standing, shards: Iterable[Row], verdicts: Iterable[Row]) -> Row:
-        """The active version, with the newest of these verdicts that is on it."""
-        ours = (row for row in verdicts if (row["pipeline"], row["version"]) == (desired.pipeline, desired.version))
+    def _pipeline(
+        self, desired: Desired, standing: Standing, shards: Iterable[Row], verdicts: Iterable[Row]
+    ) -> Row:
+        """The active version, with the newest of its verdicts."""
+        newest = None
+        for row in verdicts:
+            if row["pipeline"] == desired.pipeline and row["version"] == desired.version:
+                newest = row
+                break
         own = [shard for shard in shards if shard["pipeline"] == desired.pipeline and shard["current"]]
-        watermarks = [shard["watermark_ms"] for shard in own]
-        least = min(watermarks, default=0)
+        lag = None
+        if own:
+            lag = _lag(own)
+        limit = self._settings.lag_limit_records
+        watermark_ms = min((shard["watermark_ms"] for shard in own), default=0)
+        beside = ""
+        if standing.beside is not None:
+            state = standing.beside.state.value.replace("_", " ")
+            beside = f"{standing.beside.version} {state}"
         return {
             "name": desired.pipeline,
             "state": desired.state.value,
             "version": desired.version,
-            "beside": f"{standing.beside.version} {standing.beside.state.value.replace('_', ' ')}" if standing.beside else "",
+            "beside": beside,
             "shards": desired.shards,
             "workers": desired.workers,
             "owned": sum(bool(shard["owner"]) for shard in own),
-            "lag": sum(shard["lag"] or 0 for shard in own) if own else None,
-            "over_limit": any((shard["lag"] or 0) > self._settings.lag_limit_records for shard in own),
-            "watermark_ms": least,
-            "watermark_age": self._watermark_age(least),
-            "verdict": next(ours, None),
+            "lag": lag,
+            "over_limit": any((shard["lag"] or 0) > limit for shard in own),
+            "watermark_ms": watermark_ms,
+            "watermark_age": self._watermark_age(watermark_ms),
+            "verdict": newest,
         }
 
     def _shards(self, leases: Iterable[Lease]) -> list[Row]:
         found = list(leases)
-        wanted = desired_of(found)
-        shards = []
-        for lease in sorted((lease for lease in found if lease.status_type is StatusType.SHARD), key=lambda lease: lease.key):
-            watermark_ms = int(lease.checkpoint.get("watermark_ms") or 0)
-            desired = wanted.get(lease.stream_id)
-            shards.append(
-                {
-                    "pipeline": lease.stream_id,
-                    "shard": lease.status_value,
-                    "state": str(lease.state),
-                    "owner": lease.lease_owner,
-                    "stealer": lease.lease_stealer,
-                    "epoch": lease.epoch,
-                    "batch": lease.checkpoint.get("batch"),
-                    "partitions": lease.detail.get("partitions") or [],
-                    "lag": lease.detail.get("lag_records"),
-                    "watermark_ms": watermark_ms,
-                    "watermark_age": self._watermark_age(watermark_ms),
-                    "renewed": age_seconds(lease.updated_at, self._now),
-                    "quiet": self._quiet(lease),
-                    "current": desired is not None
-                    and lease.state not in NOT_HELD
-                    and lease.status_value.startswith(f"v{desired.version}."),
-                }
-            )
-        return shards
+        desired_by_name = desired_of(found)
+        shards = [lease for lease in found if lease.status_type is StatusType.SHARD]
+        shards.sort(key=lambda lease: lease.key)
+        return [self._shard(lease, desired_by_name.get(lease.stream_id)) for lease in shards]
+
+    def _shard(self, lease: Lease, desired: Desired | None) -> Row:
+        """One shard; it is *current* if the active version consumes it."""
+        watermark_ms = int(lease.checkpoint.get("watermark_ms") or 0)
+        current = False
+        if desired is not None and lease.state not in NOT_HELD:
+            current = lease.status_value.startswith(f"v{desired.version}.")
+        return {
+            "pipeline": lease.stream_id,
+            "shard": lease.status_value,
+            "state": str(lease.state),
+            "owner": lease.lease_owner,
+            "stealer": lease.lease_stealer,
+            "epoch": lease.epoch,
+            "batch": lease.checkpoint.get("batch"),
+            "partitions": lease.detail.get("partitions") or [],
+            "lag": lease.detail.get("lag_records"),
+            "watermark_ms": watermark_ms,
+            "watermark_age": self._watermark_age(watermark_ms),
+            "renewed": age_seconds(lease.updated_at, self._now),
+            "quiet": self._quiet(lease),
+            "current": current,
+        }
 
     def _workers(self, leases: Iterable[Lease]) -> list[Row]:
         found = list(leases)
         slots = slot_leases(found, self._settings)
+        numbers = slots.keys() | set(slots_wanted(found, self._settings))
         rows = []
-        for slot in sorted({*slots, *slots_wanted(found, self._settings)}, key=lambda slot: (len(slot), slot)):
-            lease = slots.get(slot)
-            holds = [
-                f"{other.stream_id}/{other.status_value}"
-                for other in found
-                if lease and lease.lease_owner and _is_shard_of(other, lease.lease_owner)
-            ]
-            taken = lease is not None and not lease.free
-            rows.append(
-                {
-                    "slot": slot,
-                    "worker": lease.lease_owner if lease else "",
-                    "host": lease.detail.get("host", "") if lease and taken else "",
-                    "pid": lease.detail.get("pid", "") if lease and taken else "",
-                    "epoch": lease.epoch if lease else 0,
-                    "holds": sorted(holds),
-                    "renewed": age_seconds(lease.updated_at, self._now) if lease and taken else None,
-                    "live": lease is not None and taken and not self._quiet(lease),
-                }
-            )
+        for slot in sorted(numbers, key=lambda number: (len(number), number)):
+            row: Row = {
+                "slot": slot,
+                "worker": "",
+                "host": "",
+                "pid": "",
+                "epoch": 0,
+                "holds": [],
+                "renewed": None,
+                "live": False,
+            }
+            if slot in slots:
+                row.update(self._worker(slots[slot], found))
+            rows.append(row)
         return rows
 
+    def _worker(self, lease: Lease, leases: Iterable[Lease]) -> Row:
+        """What the slot's row says of its owner."""
+        row: Row = {
+            "worker": lease.lease_owner,
+            "epoch": lease.epoch,
+            "holds": _shards_of(lease.lease_owner, leases),
+        }
+        if not lease.free:
+            row["host"] = lease.detail.get("host", "")
+            row["pid"] = lease.detail.get("pid", "")
+            row["renewed"] = age_seconds(lease.updated_at, self._now)
+            row["live"] = not self._quiet(lease)
+        return row
+
     def _quiet(self, lease: Lease) -> bool:
+        """Whether the owner has not renewed for a whole lease."""
+        if lease.free:
+            return False
         age = age_seconds(lease.updated_at, self._now)
-        return not lease.free and age is not None and age > self._settings.lease_seconds
+        return age is not None and age > self._settings.lease_seconds
 
     def _watermark_age(self, watermark_ms: int) -> float | None:
-        return age_seconds(datetime.fromtimestamp(watermark_ms / 1000, UTC), self._now) if watermark_ms else None
+        if not watermark_ms:
+            return None
+        return age_seconds(datetime.fromtimestamp(watermark_ms / 1000, UTC), self._now)
 
     def _verdicts(self, where: Iterable[Condition] = ()) -> list[Row]:
         """The newest first; of a run that was judged again, the last judgement."""
+        rows = self._tables.rows(ControlTable.VERDICTS, where)
+        rows.sort(key=lambda row: row["judged_at"])
         newest: dict[str, Row] = {}
-        for row in sorted(self._tables.rows(ControlTable.VERDICTS, where), key=lambda row: row["judged_at"]):
+        for row in rows:
             newest[row["run_id"]] = {**row, "failures": texts(row["failed"])}
         return sorted(newest.values(), key=lambda row: row["judged_at"], reverse=True)
 
     def _runs(self, where: Iterable[Condition]) -> list[Row]:
+        """The newest first; of a run with several attempts, the last row."""
+        rows = self._tables.rows(ControlTable.RUNS, where)
+        rows.sort(key=lambda row: row["finished_at"] or row["started_at"])
         newest: dict[str, Row] = {}
-        for row in sorted(self._tables.rows(ControlTable.RUNS, where), key=lambda row: row["finished_at"] or row["started_at"]):
+        for row in rows:
             newest[row["run_id"]] = row
         return sorted(newest.values(), key=lambda row: row["started_at"], reverse=True)
 
     def _events(self, where: Iterable[Condition] = ()) -> list[Row]:
-        rows = self._tables.rows(ControlTable.EVENTS, [("at", ">=", self._now - EVENTS_AGE), *where])
-        newest = sorted(rows, key=lambda row: row["at"], reverse=True)[:SHOWN_EVENTS]
-        return [{**row, "age": age_seconds(row["at"], self._now)} for row in newest]
+        recent = ("at", ">=", self._now - EVENTS_AGE)
+        rows = self._tables.rows(ControlTable.EVENTS, [recent, *where])
+        rows.sort(key=lambda row: row["at"], reverse=True)
+        return [{**row, "age": age_seconds(row["at"], self._now)} for row in rows[:SHOWN_EVENTS]]
 
 
-def _is_shard_of(lease: Lease, owner: str) -> bool:
-    return lease.status_type is StatusType.SHARD and lease.lease_owner == owner
+def _first(rows: Sequence[Row]) -> Row | None:
+    if not rows:
+        return None
+    return rows[0]
+
+
+def _lag(shards: Iterable[Row]) -> int:
+    """Records that these shards are behind; a shard whose lag is not known counts as 0."""
+    return sum(shard["lag"] or 0 for shard in shards)
+
+
+def _shards_of(owner: str, leases: Iterable[Lease]) -> list[str]:
+    """The shards that this worker holds, as ``pipeline/shard``; a free slot has no worker."""
+    if not owner:
+        return []
+    shards = [lease for lease in leases if lease.status_type is StatusType.SHARD]
+    held = [f"{lease.stream_id}/{lease.status_value}" for lease in shards if lease.lease_owner == owner]
+    return sorted(held)
+
+
+def _unexplained_first(row: Row) -> tuple[bool, str, str, str]:
+    explained = row["cause"] != "unexplained"
+    return explained, row["kind"] or "", row["keys"] or "", row["column"] or ""
 
 
 def _difference(row: Row) -> Row:
     columns, stream, hindcast = differing(row["stream_value"], row["hindcast_value"])
-    return {**row, "columns": [row["column"]] if row["column"] else columns, "stream": stream, "hindcast": hindcast}
+    if row["column"]:
+        columns = [row["column"]]
+    return {**row, "columns": columns, "stream": stream, "hindcast": hindcast}
 
 
 def _ratios(text: str | None) -> list[Row]:
     """The online-to-hindsight ratios of each numeric column, as rows of column and figures."""
-    return [{"column": column, "figures": figures} for column, figures in sorted(fields(text).items()) if isinstance(figures, dict)]
+    rows = []
+    for column, figures in sorted(fields(text).items()):
+        if isinstance(figures, dict):
+            rows.append({"column": column, "figures": figures})
+    return rows

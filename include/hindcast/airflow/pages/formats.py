@@ -84,13 +84,18 @@ def texts(text: str | None) -> list[str]:
 
 
 def keys(text: str | None) -> str:
-    """The columns of a row on one line: ``ticker A, window 2026-11-20 10:00:00 to 2026-11-20 10:00:05``; what is no JSON as it is."""
+    """The columns of a row on one line; a text that is no JSON object stays as it is.
+
+    E.g. ``ticker A, window 2026-11-20 10:00:00 to 2026-11-20 10:00:05``.
+    """
     found = fields(text)
-    return ", ".join(f"{name} {_value(value)}" for name, value in found.items()) if found else (text or UNKNOWN)
+    if not found:
+        return text or UNKNOWN
+    return ", ".join(f"{name} {_value(value)}" for name, value in found.items())
 
 
 def differing(stream: str | None, hindcast: str | None) -> tuple[list[str], str, str]:
-    """The columns in which two rows differ, and only those columns of both; all of a row that stands alone."""
+    """The columns in which two rows differ, and those columns of both; all of a row that stands alone."""
     left, right = fields(stream), fields(hindcast)
     if not left or not right:
         return [], keys(stream), keys(hindcast)
