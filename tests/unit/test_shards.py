@@ -53,7 +53,7 @@ def test_a_shard_has_the_same_partitions_of_each_topic() -> None:
     second = {TOPIC_STRIDE + number: 0 for number in range(3)}
     created = shards.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, **second})
     assert [lease.detail["partitions"] for lease in created] == [[0, 2, TOPIC_STRIDE, TOPIC_STRIDE + 2], [1, TOPIC_STRIDE + 1]]
-    with pytest.raises(BadInputError, match="3, 1 partitions"):
+    with pytest.raises(BadInputError, match="The topics of p have 3, 1 partitions"):
         shards.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
     (alone,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
     assert alone.detail["partitions"] == [0, 1, 2, TOPIC_STRIDE]
@@ -66,6 +66,19 @@ def test_shards_are_created_once() -> None:
     assert shards.create(store, "p", 1, 3, {0: 9, 1: 9, 2: 9}) == []
     first, second = shards.of_version(store.read().leases.values(), "p", 1)
     assert (first.checkpoint["start_offsets"], second.checkpoint["start_offsets"]) == ({"0": 5, "2": 7}, {"1": 6})
+
+
+def test_the_shards_of_a_version_come_in_the_order_of_their_names() -> None:
+    """Whatever the order in which the leases were read; those of other versions and pipelines are left out."""
+    store = MemoryStore()
+    for name, version in (("p", 1), ("p", 2), ("q", 1)):
+        shards.create(store, name, version, 2, {0: 0, 1: 0})
+    leases = [*store.read().leases.values()]
+    for order in (leases, leases[::-1]):
+        assert [(lease.stream_id, lease.status_value) for lease in shards.of_version(order, "p", 1)] == [
+            ("p", "v1.g0.s0"),
+            ("p", "v1.g0.s1"),
+        ]
 
 
 def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(settings: Settings, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from live_stream import MODULE
+from shapes import SHAPES
 
 from hindcast import catalog
 from hindcast.control import shards
@@ -27,7 +28,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import takeover
 from hindcast.versions import beginning
-from hindcast.versions.beginning import begin, columns_of
+from hindcast.versions.beginning import begin, columns_of, start_offsets
 
 NAME = "stock_stats"
 COLUMNS = {"window": "struct", "ticker": "string", "trades": "long"}
@@ -39,8 +40,8 @@ STARTED = {"pipeline": NAME, "version": 2, "action": "started"}
 class Topic:
     """A topic of two partitions that has dropped the first 10 records of partition 0; stands in for a broker."""
 
-    def __init__(self, *_: Any) -> None:
-        self.opened = True
+    def __init__(self, settings: Settings) -> None:
+        self.opened = bool(settings.bootstrap_servers)
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +135,19 @@ def test_a_version_begins_with_its_shards_and_an_event(live: Settings) -> None:
     assert (event["kind"], json.loads(event["detail"])["who"]) == ("reprocess_started", "ada")
 
 
+def test_nobody_is_named_who_did_not_say_who_they_are(live: Settings) -> None:
+    """The event of a version that a schedule begins names no person."""
+    start(live)
+    (event,) = ControlTables(live).rows(ControlTable.EVENTS)
+    assert "who" not in json.loads(event["detail"])
+
+
+def test_the_seam_follows_from_what_the_active_version_read(live: Settings) -> None:
+    """What another version read, that was discarded since, counts for nothing."""
+    Ledger(ControlTables(live)).append([batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 80_000, version=3)])
+    assert start(live)["seam_ms"] == 25_000
+
+
 def test_it_may_begin_at_a_time_or_at_offsets(live: Settings) -> None:
     """Both name a place of each partition; the seam follows from what the active version read before it."""
     begun = start(live, text=(NOW + timedelta(minutes=1)).isoformat())
@@ -142,6 +156,12 @@ def test_it_may_begin_at_a_time_or_at_offsets(live: Settings) -> None:
     Versions(LeaseTable(live)).remove(NAME, 2)
     begun = start(live, text='{"0": 61, "1": 30}')
     assert (begun["offsets"], begun["seam_ms"]) == ({"0": 61, "1": 30}, 35_000)
+
+
+def test_a_version_may_begin_now(live: Settings) -> None:
+    """The present is no future."""
+    pipeline = catalog.load(live.pipelines_dir).of(NAME, 2)
+    assert start_offsets(live, pipeline, NOW.isoformat(), NOW) == {0: 60, 1: 30}
 
 
 def more_columns(monkeypatch: pytest.MonkeyPatch, columns: dict[str, str]) -> None:
@@ -158,6 +178,10 @@ def test_other_columns_need_to_be_meant(live: Settings, monkeypatch: pytest.Monk
     more_columns(monkeypatch, {"window": "struct", "ticker": "string", "max_ask": "double"})
     with pytest.raises(VersionRefusedError, match="max_ask comes; trades goes"):
         start(live)
+    more_columns(monkeypatch, {"window": "struct", "ticker": "integer", "trades": "integer"})
+    with pytest.raises(VersionRefusedError, match=r"two types in one column \(ticker, trades\)"):
+        start(live, new_table=True)
+    more_columns(monkeypatch, {"window": "struct", "ticker": "string", "max_ask": "double"})
     assert start(live, new_table=True)["changes"] == ["max_ask comes", "trades goes"]
 
 
@@ -208,6 +232,65 @@ def test_a_version_without_a_table_is_analysed(live: Settings, monkeypatch: pyte
     assert asked == [("a session", pipeline)]
 
 
+def analysed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, int]]:
+    """Let a query's columns be known without Spark; by which session, and of which version, is noted."""
+    asked: list[tuple[object, int]] = []
+
+    def shape_of(session: object, one: Pipeline) -> pa.Table:
+        asked.append((session, one.version))
+        return pa.table({"ticker": pa.array([], pa.string())})
+
+    monkeypatch.setattr(takeover, "shape_of", shape_of)
+    return asked
+
+
+def test_the_columns_of_a_query_are_not_those_of_its_table(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the table is asked for: what a version will write is what counts of a new one."""
+    asked = analysed(monkeypatch)
+    write_deltalake(live.table("sinks", f"{NAME}_v1"), pa.table({"trades": [1]}))
+    pipeline = catalog.load(live.pipelines_dir).of(NAME, 1)
+    assert columns_of(lambda: "a session", live, pipeline) == {"ticker": "string"}  # type: ignore[arg-type, return-value]
+    assert asked == [("a session", 1)]
+
+
+def test_the_active_versions_table_is_compared_with_the_new_versions_query(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the active version has no table yet, its query is analysed, too."""
+    monkeypatch.setattr(beginning, "columns_of", columns_of)
+    asked = analysed(monkeypatch)
+
+    def begun() -> Any:
+        return begin(lambda: "a session", live, NAME, 2, "earliest", new_table=True)["changes"]  # type: ignore[arg-type, return-value]
+
+    assert begun() == []
+    assert asked == [("a session", 1), ("a session", 2)]
+    Versions(LeaseTable(live)).leave(NAME, 2)
+    Versions(LeaseTable(live)).remove(NAME, 2)
+    write_deltalake(live.table("sinks", f"{NAME}_v1"), pa.table({"trades": [1]}))
+    assert begun() == ["ticker comes", "trades goes"]
+    assert asked[2:] == [("a session", 2)]
+
+
+def test_tables_are_looked_for_with_the_stores_options(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them an object store would refuse whoever looks."""
+    options, seen, opens, looks = {"allow_http": "true"}, [], DeltaTable.__init__, DeltaTable.is_deltatable
+
+    def opened(self: DeltaTable, table_uri: str, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> None:
+        seen.append((table_uri.split("/")[-2], storage_options))
+        opens(self, table_uri, *arguments, storage_options=storage_options, **others)
+
+    def looked(table_uri: str, storage_options: dict[str, str] | None = None) -> bool:
+        seen.append((table_uri.split("/")[-2], storage_options))
+        return looks(table_uri, storage_options=storage_options)
+
+    monkeypatch.setattr(beginning, "columns_of", columns_of)
+    analysed(monkeypatch)
+    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    monkeypatch.setattr(DeltaTable, "is_deltatable", looked)
+    settings = live.model_copy(update={"storage_options": options})
+    begin(lambda: "a session", settings, NAME, 2, "earliest")  # type: ignore[arg-type, return-value]
+    assert [given for folder, given in seen if folder == "sinks"] == [options] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -238,6 +321,14 @@ def test_a_start_that_the_topic_has_not_is_refused(live: Settings, text: str, sa
 def test_a_start_may_be_the_first_or_the_next_record(live: Settings, offsets: dict[str, int]) -> None:
     """The topic holds the one, and the other comes next: neither is lost nor in the future."""
     assert start(live, text=json.dumps(offsets))["offsets"] == offsets
+
+
+def test_a_topic_that_has_lost_a_single_record_has_lost_what_was_before(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first record is the second that was ever written: the time may lie before either."""
+    monkeypatch.setattr(Topic, "earliest", lambda *_: {0: 1, 1: 0})
+    monkeypatch.setattr(Topic, "at_time", lambda *_, **__: {0: 1, 1: 0})
+    with pytest.raises(BadRangeError, match="partition 0 begins at 1 now"):
+        start(live, text="2025-12-31T00:00:00+00:00")
 
 
 def test_a_time_before_the_first_record_is_no_loss_if_the_topic_has_lost_nothing(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +376,27 @@ def test_a_version_that_cannot_begin_is_refused(
         assert {name: caught.value.fields[name] for name in STARTED} == {**STARTED, "version": version}
         assert isinstance(caught.value.fields["cure"], str)
     assert LeaseTable(live).leases() == before
+
+
+def test_a_version_that_was_consumed_before_is_told_the_next_number(live: Settings) -> None:
+    """The cure names the least number that it may be declared as."""
+    consumed_before(live)
+    with pytest.raises(VersionRefusedError) as caught:
+        start(live)
+    assert "Declare it as version 3 or higher" in str(caught.value.fields["cure"])
+
+
+def test_a_version_of_other_topics_is_told_all_of_both(live: Settings) -> None:
+    """Each topic is named, in the order in which it is read."""
+    (live.pipelines_dir / f"{NAME}_2.py").write_text(
+        SHAPES["join"].module(NAME, "other", 2, 1).replace(f'Table("{NAME}"', 'Table("joined"')
+    )
+    with pytest.raises(VersionRefusedError, match="it reads other, other-quotes, version 1 reads t: they"):
+        start(live)
+    joined = SHAPES["join"].module(NAME, "t", 1, 1)
+    (live.pipelines_dir / f"{NAME}_1.py").write_text(joined)
+    with pytest.raises(VersionRefusedError, match="it reads other, other-quotes, version 1 reads t, t-quotes: they"):
+        start(live)
 
 
 def test_nothing_begins_beside_a_pipeline_that_was_never_wanted(live: Settings) -> None:

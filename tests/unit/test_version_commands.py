@@ -31,9 +31,10 @@ from hindcast.control.warm_time import NOTED_SECONDS
 from hindcast.errors import HindcastError, TryLaterError, UnknownPipelineError, VersionRefusedError
 from hindcast.serving.corrections import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
+from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
 from hindcast.stream.worker import Worker
 from hindcast.testing import FakeClock
-from hindcast.versions import promotion
+from hindcast.versions import discarding, promotion
 from hindcast.versions.discarding import BATCH_SECONDS, POLL_SECONDS, discard
 from hindcast.versions.listing import list_versions
 from hindcast.versions.plans import Plan, plan_back_out, plan_discard, plan_promotion
@@ -190,6 +191,18 @@ def test_a_promotion_says_what_it_did(two: Settings) -> None:
     assert json.loads(event["detail"])["who"] == "ada"
 
 
+def test_no_command_makes_up_who_gave_it(two: Settings) -> None:
+    """A promotion, a back-out and a discarding that nobody put a name to name nobody."""
+    caught_up(two)
+    promote(two, NAME, 2)
+    back_out(two, NAME)
+    discard(two, NAME, 2)
+    kinds = ("version_promoted", "version_backed_out", "version_discarded")
+    events = [row for row in ControlTables(two).rows(ControlTable.EVENTS) if row["kind"] in kinds]
+    assert len(events) == 3
+    assert not any("who" in json.loads(event["detail"]) for event in events)
+
+
 def test_a_promotion_waits_for_what_the_active_version_has_read(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that is a batch behind reads it in the next seconds. For a reason it is promoted at once, however far behind it is."""
     caught_up(two)
@@ -279,7 +292,10 @@ def test_a_kill_of_a_back_out_leaves_it_to_the_next_command(two: Settings) -> No
         (lambda s: proved(s, failed=["3 windows are only in version 1"]), "the comparison with version 1 failed: 3 windows"),
         (lambda s: proved(s, failed=["a is gone", "b is new"]), "the comparison with version 1 failed: a is gone; b is new"),
         (lambda s: (proved(s), at(s, 1, 60, 9_000)), "it is 10 records behind version 1"),
-        (lambda s: (proved(s), at(s, 1, 50, 9_001)), "its windows are final up to 1970-01-01T00:00:09"),
+        (
+            lambda s: (proved(s), at(s, 1, 50, 9_001)),
+            r"its windows are final up to 1970-01-01T00:00:09\+00:00, those of version 1 up to 1970-01-01T00:00:09\.001",
+        ),
     ],
 )
 def test_what_is_not_proved_is_promoted_for_a_reason_alone(two: Settings, prepare: Callable[[Settings], object], says: str) -> None:
@@ -341,7 +357,14 @@ def test_a_promotion_goes_on_once_the_reshard_is_done(two: Settings, monkeypatch
     caught_up(two)
     reshard(two, 1)
     monkeypatch.setattr(promotion, "WAIT_SECONDS", 60.0)
-    assert promote(two, NAME, 2, sleep=lambda _: end(two, 1))["barrier"] == {"0": 50, "1": 0}
+    waits = []
+
+    def end_it(seconds: float) -> None:
+        waits.append(seconds)
+        end(two, 1)
+
+    assert promote(two, NAME, 2, sleep=end_it)["barrier"] == {"0": 50, "1": 0}
+    assert waits == [promotion.POLL_SECONDS]
 
 
 def test_a_promotion_for_a_reason_needs_no_reshard_to_end(two: Settings) -> None:
@@ -545,6 +568,56 @@ def test_a_shard_whose_owner_goes_on_is_not_taken_from_under_it(two: Settings) -
     assert Path(two.table("sinks", f"{NAME}_v2")).exists()
 
 
+def test_all_whose_shards_are_held_are_named(two: Settings) -> None:
+    """Each once, however many shards it holds."""
+    caught_up(two)
+    (shard,) = shards.of_version(LeaseTable(two).leases(), NAME, 2)
+    holders = ((0, "one"), (1, "two"), (2, "two"))
+    held = [shard.evolve(status_value=f"v2.g0.s{number}", lease_owner=owner) for number, owner in holders]
+    swap(LeaseTable(two), lambda _: held)
+    clock = FakeClock()
+
+    def renew(_: float) -> None:
+        clock.advance(10.0)
+        swap(LeaseTable(two), lambda snapshot: [one.renewed() for one in snapshot.leases.values() if one.lease_owner])
+
+    with pytest.raises(TryLaterError, match=f"one, two still holds shards of {NAME} version 2"):
+        discard(two, NAME, 2, clock=clock, sleep=renew)
+
+
+def test_of_two_that_discard_at_once_the_later_finds_it_done(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what was done, and the event is written once."""
+    caught_up(two)
+
+    def finish(reached: str) -> None:
+        if reached == "discard.4":
+            Versions(LeaseTable(two)).remove(NAME, 2, who="ada")
+
+    monkeypatch.setattr(discarding, "reach", finish)
+    assert discard(two, NAME, 2, who="bob")["active"] == 1
+    (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_discarded")])
+    assert json.loads(event["detail"])["who"] == "ada"
+
+
+def test_a_discarding_has_the_stores_options(
+    two: Settings, settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them an object store would refuse whoever deletes a table's rows."""
+    store = settings_factory(pipelines_dir=two.pipelines_dir, tables_url=f"file://{tmp_path}/tables")
+    DesiredStates(LeaseTable(store)).declare(catalog.load(two.pipelines_dir)[NAME], 1)
+    begin(store)
+    put(store, f"{NAME}_v2", range(5, 10), "two")
+    options, seen, opens = {"allow_http": "true"}, [], DeltaTable.__init__
+
+    def opened(self: DeltaTable, table_uri: str, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> None:
+        seen.append((table_uri.split("/")[-2], storage_options))
+        opens(self, table_uri, *arguments, storage_options=storage_options, **others)
+
+    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    discard(store.model_copy(update={"storage_options": options}), NAME, 2)
+    assert [given for folder, given in seen if folder in {"sinks", "corrections"}] == [options] * 2
+
+
 def test_an_object_store_deletes_the_files_itself(two: Settings, settings_factory: Callable[..., Settings], tmp_path: Path) -> None:
     """The rows of a discarded version go; its checkpoints and files are left to the store's own rules. What was not there is not named."""
     store = settings_factory(
@@ -578,6 +651,58 @@ def test_a_plan_says_what_the_promotion_then_does(two: Settings) -> None:
     again = plan_promotion(two, NAME, 2)
     row = {"pipeline": NAME, "version": 2, "before": 2, "promoted": False}
     assert again == Plan(f"{NAME}: version 2 is active already", row, done=True)
+
+
+@pytest.mark.parametrize("act", [plan_promotion, promote])
+def test_only_the_last_promotion_is_done_already(two: Settings, act: Callable[[Settings, str, int], object]) -> None:
+    """A version that was active from the start, or is again, was not promoted by the last change; nor was the one before it."""
+    with pytest.raises(VersionRefusedError, match="it is active already"):
+        act(two, NAME, 1)
+    caught_up(two)
+    with pytest.raises(VersionRefusedError, match="it is active already"):
+        act(two, NAME, 1)
+    promote(two, NAME, 2)
+    with pytest.raises(VersionRefusedError, match="it is not a shadow"):
+        act(two, NAME, 1)
+    back_out(two, NAME)
+    with pytest.raises(VersionRefusedError, match="it is active already"):
+        act(two, NAME, 1)
+
+
+def committed(settings: Settings, version: int, table: str, end: int) -> None:
+    """The version's shard has committed a batch up to there, which its lease does not know yet."""
+    shard = f"v{version}.g0.s0"
+    told = BatchCommit(
+        kind="batch",
+        pipeline=NAME,
+        version=version,
+        shard=shard,
+        epoch=1,
+        batch=1,
+        worker="w",
+        start_offsets={0: 0},
+        end_offsets={0: end},
+        late_watermark_ms=0,
+        watermark_ms=9_000,
+    )
+    fenced = FencedTable(settings.table("sinks", table), {}, shards.app_id(NAME, shard))
+    fenced.commit(Fence(1, 1), [], told.as_metadata(), after=None)
+
+
+def test_what_the_tables_say_counts_before_the_leases_know_it(two: Settings) -> None:
+    """The plan and the promotion both ask each version's own table how far it is."""
+    begin(two)
+    put(two, f"{NAME}_v2", range(5, 10), "two")
+    for version in (1, 2):
+        at(two, version, 50, 9_000)
+    committed(two, 1, NAME, 90)
+    committed(two, 2, f"{NAME}_v2", 70)
+    assert plan_promotion(two, NAME, 2, despite="a drill").row["behind_records"] == 20
+    done = promote(two, NAME, 2, despite="a drill")
+    assert (done["barrier"], done["behind_records"]) == ({"0": 90}, 20)
+    change = Versions(LeaseTable(two)).of(NAME).change
+    assert change is not None
+    assert (change.offsets, change.who) == ({0: 90}, "")
 
 
 def test_a_plan_is_refused_as_the_promotion_would_be(two: Settings) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from hindcast.control import shards
 from hindcast.control.leases import Lease, ShardState
@@ -64,6 +66,13 @@ def test_the_last_commit_says_more_than_the_lease() -> None:
     assert by(leases, s0=Commit({0: 5}, 0), s2=Commit({2: 1}, 70)) == Position({0: 5, 1: 9, 2: 1}, {1: 400, 2: 70})
 
 
+def test_what_was_read_before_any_watermark_is_open_yet() -> None:
+    """Whether the commit says so or the lease: no window that ends after 1970 is final."""
+    (lease,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5})
+    assert by([lease], s0=Commit({0: 6}, 0)) == Position({0: 6}, {0: 0})
+    assert by([lease.evolve(checkpoint={**lease.checkpoint, "end_offsets": {"0": 6}})]) == Position({0: 6}, {0: 0})
+
+
 def test_what_was_final_before_a_commit_stays_final() -> None:
     """The greatest counts: of the commit's watermark, of its floor for the partition, and of what the lease knows."""
     (lease,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 5})
@@ -116,3 +125,17 @@ def test_the_versions_own_table_is_read(settings: Settings) -> None:
     commit(settings, "v1.g0.s1", 1, {1: 4})
     assert position(settings, "t", leases, "p", 1) == Position({0: 7, 1: 4}, {0: 200, 1: 100})
     assert position(settings, "other", leases, "p", 1) == Position({0: 0, 1: 0}, {})
+
+
+def test_a_table_is_read_with_the_stores_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them an object store would refuse whoever looks how far a version is."""
+    options, seen, opens = {"allow_http": "true"}, [], DeltaTable.__init__
+
+    def opened(self: DeltaTable, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> None:
+        seen.append(storage_options)
+        opens(self, *arguments, storage_options=storage_options, **others)
+
+    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    leases = shards.create(MemoryStore(), "p", 1, 1, {0: 0})
+    position(settings.model_copy(update={"storage_options": options}), "t", leases, "p", 1)
+    assert seen == [options]

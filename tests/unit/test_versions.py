@@ -24,9 +24,9 @@ from hindcast.control.standing import Beside, BesideState, Change, ChangeKind, E
 from hindcast.control.store import swap
 from hindcast.control.tables import ControlTables
 from hindcast.control.telling import tell
-from hindcast.control.versions import Versions
+from hindcast.control.versions import Versions, check_room
 from hindcast.control.warm_time import NOTED_SECONDS, WarmTime
-from hindcast.errors import PipelineError, TryLaterError, UnknownVersionError, VersionRefusedError
+from hindcast.errors import PipelineError, TryLaterError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream.deployed import Deployed
@@ -126,6 +126,7 @@ def test_a_shadow_is_consumed_beside_the_active_version(tmp_path: Path) -> None:
     promoted(versions)
     assert wanted() == (True, True)
     assert not is_shadow(store.read().leases, second)
+    assert not is_shadow(store.read().leases, first), "a warm version was active"
     assert retired(versions) is not None
     assert wanted() == (False, True)
 
@@ -268,7 +269,9 @@ def back_out(versions: Versions) -> Standing:
         ([begun], lambda v: promoted(v, 3), "it is not a shadow"),
         ([begun], lambda v: v.promote(NAME, 2, (), warm_seconds=0.0, barrier={}, since="old"), "something changed while it was looked at"),
         ([begun, promoted], promoted, "it is active already"),
+        ([begun, promoted], lambda v: promoted(v, 1), "it is not a shadow"),
         ([begun, leave], promoted, "it is not a shadow"),
+        ([lambda v: shards.create(v._store, NAME, 2, 1, {0: 0})], begun, "it has shards already"),
         ([], back_out, "no version before it is kept warm"),
         ([begun], back_out, "no version before it is kept warm"),
         ([begun, promoted, retired], back_out, "no version before it is kept warm"),
@@ -294,6 +297,86 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert {type(caught.value.fields[name]) for name in ("action", "problem", "cure")} == {str}
     assert caught.value.fields["action"] in {"started", "promoted", "backed out", "discarded"}
     assert isinstance(caught.value.fields["version"], int)
+
+
+def test_what_stands_in_the_way_is_said_with_what_makes_room(tmp_path: Path) -> None:
+    """A shadow may be discarded, a warm version ends by itself."""
+    versions = wanting(MemoryStore(), tmp_path)
+    begun(versions)
+
+    def cure() -> object:
+        with pytest.raises(VersionRefusedError) as caught:
+            check_room(versions.of(NAME), 3)
+        return caught.value.fields["cure"]
+
+    assert cure() == "`hindcast discard p --version 2` makes room for it."
+    beside = promoted(versions).beside
+    assert beside is not None
+    assert beside.until is not None
+    assert cure() == f"Wait until {beside.until.isoformat()}: it is kept warm until then."
+
+
+def test_all_shards_that_wait_are_named(tmp_path: Path) -> None:
+    """A promotion waits for each of them."""
+    store = MemoryStore()
+    DesiredStates(store).declare(declare(tmp_path), 1)
+    shards.create(store, NAME, 1, 1, {0: 0, 1: 0})
+    versions = Versions(store)
+    begun(versions)
+    shards.reshard(store, NAME, 1, 2, {0: 0, 1: 0})
+    with pytest.raises(VersionRefusedError, match=r"version 1 is being resharded: v1\.g1\.s0, v1\.g1\.s1 must wait") as caught:
+        promoted(versions)
+    fields = caught.value.fields
+    assert (fields["pipeline"], fields["version"], fields["action"]) == (NAME, 2, "promoted")
+
+
+def test_a_pipeline_of_which_nothing_is_wanted_is_unknown(tmp_path: Path) -> None:
+    """The error names those of which something is, in order."""
+    store = MemoryStore()
+    for known in ("none", "a, p"):
+        with pytest.raises(UnknownPipelineError) as caught:
+            Versions(store).of("q")
+        assert caught.value.fields == {"pipeline": "q", "known": known}
+        for name in ("p", "a"):
+            DesiredStates(store).declare(replace(declare(tmp_path), name=name), 1)
+
+
+def test_nothing_has_caught_up_of_what_is_no_more(tmp_path: Path) -> None:
+    """Whoever saw a shadow at its topic's end, that was discarded meanwhile, says so of no other."""
+    versions = wanting(store := MemoryStore(), tmp_path)
+    seen = begun(versions)
+    leave(versions)
+    versions.remove(NAME, 2)
+    commits = store.commits
+    assert versions.note_caught_up(seen) is None
+    assert versions.note_caught_up(versions.of(NAME)) is None
+    assert store.commits == commits
+    begun(versions, 3)
+    assert versions.note_caught_up(seen) is None
+    assert versions.note_caught_up(replace(seen, beside=None)) is None
+
+
+def test_a_warm_version_that_is_being_discarded_is_not_ended(tmp_path: Path) -> None:
+    """Its shards and tables go first; the same holds for a shadow, which has no time that could be over."""
+    versions = wanting(store := MemoryStore(), tmp_path)
+    begun(versions)
+    commits = store.commits
+    assert retired(versions) is None
+    promoted(versions)
+    leave(versions, 1)
+    assert retired(versions) is None
+    assert store.commits == commits + 2
+
+
+@pytest.mark.parametrize("who", ["", "ada"])
+def test_the_sentence_of_a_change_says_who_did_what(who: str) -> None:
+    """Each kind has its own; nobody is named who is not known."""
+    by = f" by {who}" if who else ""
+    change = Change(id="", kind=ChangeKind.STARTED, version=2, active=1, at=NOW, who=who, offsets={0: 3})
+    said = {kind: replace(change, kind=kind).sentence for kind in ChangeKind}
+    assert said[ChangeKind.STARTED] == f"Version 2 begins beside version 1{by}, at the offsets {{0: 3}}."
+    assert said[ChangeKind.BACKED_OUT] == f"Version 1 is active again{by}; version 2 goes on beside it."
+    assert said[ChangeKind.PROMOTED] == f"Version 2 is active{by} from the offsets {{0: 3}} on."
 
 
 def test_a_version_is_discarded_once_and_no_other_with_it(tmp_path: Path) -> None:
@@ -360,7 +443,8 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
     assert at(2, 45, lag_records=0)
     assert not at(2, 46, lag_records=5)
     assert at(2, 50, lag_records=5)
-    assert at(2, 50, lag_records=5, added=7), "a partition that the active version does not know yet keeps it from nothing"
+    for added in (0, 7):
+        assert at(2, 50, lag_records=5, added=added), "a partition that the active version does not know yet keeps it from nothing"
     (seen,) = caught_up(store.read().leases.values())
     noted = versions.note_caught_up(seen)
     assert noted is not None
@@ -601,6 +685,8 @@ def test_the_seam_lies_after_every_window_that_lacks_rows(tmp_path: Path) -> Non
     assert seam_of(new, old, history, {0: 5}) == 25_000
     assert seam_of(new, old, history, {0: 10}) == 25_000
     assert seam_of(new, old, history, {0: 11}) == 95_000
+    assert seam_of(new, old, history, {0: 20}) == 95_000
+    assert seam_of(new, old, history, {}) is None, "a partition that the topic has no more lacks nothing"
     with pytest.raises(TryLaterError, match="up to 20"):
         seam_of(new, old, history, {0: 21})
     assert seam_of(new, old, History.of([]), {0: 21}) is None
@@ -641,6 +727,14 @@ def test_a_seam_follows_from_the_next_watermark_where_nothing_was_measured(tmp_p
         seam_of(new, old, History.of([lost]), {0: 5})
     known = History.of([lost, row("v1.g0.s0", 2, 10, 20, watermark_ms=30_000, max_event_ms=50_000)])
     assert seam_of(new, old, known, {0: 5}) == 30_000 + 10_000 + 5_000
+    others = [row("v1.g0.s1", 2, 0, 0, watermark_ms=70_000), row("v1.g0.s0", 2, 10, 20, watermark_ms=30_000, max_event_ms=50_000)]
+    assert seam_of(new, old, History.of([lost, *(replace(one, sink_version=2 + n) for n, one in enumerate(others))]), {0: 5}) == 45_000
+
+
+def test_a_batch_that_read_nothing_usable_moves_no_seam(tmp_path: Path) -> None:
+    """Its records were poison, each of them: no event happened in it."""
+    old, new = declare(tmp_path), declare(tmp_path, 2)
+    assert seam_of(new, old, History.of([row("v1.g0.s0", 1, 0, 10, poison_rows=10)]), {0: 5}) == 5_000
 
 
 def test_what_was_backed_out_of_lacks_what_it_lacked_before(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def shard_name(version: int, generation: int, index: int) -> str:
 
 def shard_version(name: str) -> int:
     """The pipeline version a shard belongs to."""
-    return int(name.split(".", maxsplit=1)[0].removeprefix("v"))
+    return int(name.removeprefix("v").partition(".")[0])
 
 
 def shard_generation(name: str) -> int:
@@ -228,7 +228,7 @@ def newest_generation(shards: Iterable[Lease]) -> list[Lease]:
     found = list(shards)
     newest = max((shard_generation(lease.status_value) for lease in found), default=0)
     of_it = [lease for lease in found if shard_generation(lease.status_value) == newest]
-    return sorted(of_it, key=lambda lease: int(lease.status_value.rsplit(".s", maxsplit=1)[1]))
+    return sorted(of_it, key=lambda lease: int(lease.status_value.split(".s")[1]))
 
 
 def newest_of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:

@@ -126,7 +126,7 @@ def seam_of(pipeline: Pipeline, active: Pipeline, history: History, start: Offse
     read_before = History.reading(history, first, {partition: start[partition] for partition in first})
     newest = [_newest_event_ms(active, history, segment.row) for segment in read_before]
     length = max(pipeline.window.length, active.window.length)
-    return max(newest, default=0) + int(length.total_seconds() * 1000)
+    return max(newest) + int(length.total_seconds() * 1000)
 
 
 def _newest_event_ms(active: Pipeline, history: History, row: LedgerRow) -> int:

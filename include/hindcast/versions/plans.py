@@ -96,5 +96,5 @@ def _rehearse(settings: Settings, name: str, version: int, action: str) -> tuple
         declared = catalog.load(settings.pipelines_dir)[name]
         cure = f"`hindcast resume {name}` has version {declared.version} consumed."
         raise Refusal(name, version or declared.version, action)("nothing of the pipeline was ever consumed", cure)
-    snapshot = Snapshot(leases, token=0)
+    snapshot = Snapshot(leases)
     return snapshot, Versions(_Rehearsal(snapshot))

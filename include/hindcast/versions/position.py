@@ -73,10 +73,10 @@ def position_by(leases: Iterable[Lease], pipeline: str, version: int, last_commi
     for lease in shards.reading(leases, pipeline, version):
         last = last_commit(lease)
         ends = last.end_offsets if last else by_partition(shards.ends(lease))
-        begun = by_partition(lease.checkpoint.get("start_offsets", {}))
+        begun = by_partition(lease.checkpoint["start_offsets"])
         offsets |= ends
         for partition, end in ends.items():
-            if end > begun.get(partition, 0) or lease.parent_shard_ids:
+            if lease.parent_shard_ids or end > begun[partition]:
                 own = max(last.watermark_ms, last.floors.get(partition, 0)) if last else 0
                 final_ms[partition] = max(own, shards.final_ms(lease, str(partition)))
     return Position(offsets, final_ms)
