@@ -38,7 +38,7 @@ help: ## print this list
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
 	@echo "  make simulate EXAMPLES=10000   so many histories; SEED=... repeats a run, SEED=.../17 one history, DEPTH=9 searches deeper"
 	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
-	@echo "  make mutants MODULE=control/keeper    one module; JOBS=1 one mutant at a time, KEEP=folder keeps the scratch tree"
+	@echo "  make mutants MODULE=shards/coordinator    one module; JOBS=1 one mutant at a time, KEEP=folder keeps the scratch tree"
 	@echo "  make faults ROW=F5 REPEAT=20 SEED=7   one row of the matrix, with the seeds 7 to 26; SHAPE=upsert fixes the pipeline's shape"
 	@echo "  make faults-quick RECORD=1            a test of each row; adds what ran to tests/faults/runs.jsonl and docs/runs.md"
 	@echo "  make nemesis SECONDS=60 SEED=7        the run of that seed again"
@@ -70,8 +70,8 @@ pins: env ## resolve pyproject.toml's ranges again: requirements.txt (to run) an
 .PHONY: jars
 jars: env ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven; looks only, once they are there)
 	@$(require_jdk)
-	@$(BIN)/python -m hindcast.local.jars
-	@$(BIN)/python -m hindcast.stream.class_archive
+	@$(BIN)/python -m hindcast_sandbox.jars
+	@$(BIN)/python -m hindcast.spark.jvm_class_archive
 
 define require_jdk
 java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
@@ -129,7 +129,7 @@ faults-quick: env jars ## one test of each row, drawn by SEED, with few records;
 
 .PHONY: runs
 runs: env ## docs/runs.md from the recorded runs (ROW=F5 SEED=7 CAUSE="..." first notes why one failed)
-	@PYTHONPATH=tests:tests/faults $(BIN)/python tests/faults/runs.py $(if $(CAUSE),--cause "$(CAUSE)" --row "$(ROW)" --seed "$(SEED)")
+	@PYTHONPATH=tests:tests/faults $(BIN)/python tests/support/fault_runs.py $(if $(CAUSE),--cause "$(CAUSE)" --row "$(ROW)" --seed "$(SEED)")
 
 .PHONY: nemesis
 nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)
@@ -165,7 +165,7 @@ demo: env jars ## broker, load, Airflow, stream, replay and verdict on this mach
 
 .PHONY: demo-reprocess
 demo-reprocess: env jars ## version 2 of stock_stats beside version 1: caught up, proved, promoted, backed out; ONCE=1 stops all at the end
-	@$(BIN)/python -m hindcast.local.reprocessing $(if $(ONCE),--once) $(if $(SECONDS),--seconds "$(SECONDS)")
+	@$(BIN)/python -m hindcast_sandbox.demo_reprocess $(if $(ONCE),--once) $(if $(SECONDS),--seconds "$(SECONDS)")
 
 .PHONY: down
 down: env ## stop all that `make demo` or `hindcast up` started

@@ -1,6 +1,6 @@
 """One DAG `replay.<pipeline>` for each pipeline that loads.
 
-refused.py shows those that do not load.
+load_errors.py shows those that do not load.
 """
 
 from hindcast.airflow.dags import replay_dag

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from hindcast.errors import ArchiveDiffersError, HindcastError
-from hindcast.leave import follow, leave
+from hindcast.processes.end_with_parent import end_with_parent, exit_now
 from hindcast.settings import Settings
 
 
@@ -27,10 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     settings = Settings()
     try:
-        from hindcast.archive import copying, verification
+        from hindcast.archive import copy_topic, verify
 
         if asked.command == "run":
-            result = copying.archive_topic(
+            result = copy_topic.archive_topic(
                 lambda: _session(settings),
                 settings,
                 asked.topic,
@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
             )
             print(json.dumps(result))
         else:
-            found = verification.verify(lambda: _session(settings), settings, asked.topic)
+            found = verify.verify(lambda: _session(settings), settings, asked.topic)
             print(json.dumps(found))
             if not found["equal"]:
                 sample = json.dumps(found["samples"][0])
-                cure = verification.differs_cure(settings, asked.topic)
+                cure = verify.differs_cure(settings, asked.topic)
                 raise ArchiveDiffersError(**found, sample=sample, cure=cure)
     except HindcastError as error:
         print(error, file=sys.stderr)
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _session(settings: Settings) -> Any:
-    from hindcast.stream.session import build
+    from hindcast.spark.session import build
 
     return build(settings, "hindcast-archive")
 
@@ -71,5 +71,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    follow()
-    leave(main())
+    end_with_parent()
+    exit_now(main())

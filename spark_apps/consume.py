@@ -13,7 +13,7 @@ import sys
 import traceback
 
 from hindcast.errors import HindcastError
-from hindcast.leave import leave
+from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
 from hindcast.stream.worker import Worker
 
@@ -41,4 +41,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_now(main())

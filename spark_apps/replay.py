@@ -24,9 +24,6 @@ from typing import Any
 import structlog
 
 from hindcast import catalog
-from hindcast.control.lease_table import read_leases
-from hindcast.control.standing import active_pipeline
-from hindcast.control.tables import ControlTables
 from hindcast.errors import (
     HindcastError,
     NothingLateError,
@@ -34,11 +31,14 @@ from hindcast.errors import (
     RangeNotYetConsumedError,
     VerdictFailedError,
 )
-from hindcast.leave import follow, leave
+from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline, Policy
+from hindcast.processes.end_with_parent import end_with_parent, exit_now
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.runs import Runs
+from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
+from hindcast.shards.active_version import active_pipeline
+from hindcast.tables.control_tables import ControlTables
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _verdict(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
 
 
 def _benchmark(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    from hindcast.replay.reference import run_reference
+    from hindcast.replay.benchmark import run_reference
 
     declared = catalog.load(settings.pipelines_dir)
     pipeline = active_pipeline(declared, read_leases(settings), asked.pipeline)
@@ -110,7 +110,7 @@ def _replay(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     )
     declared = catalog.load(settings.pipelines_dir)
     pipeline = active_pipeline(declared, read_leases(settings), request.pipeline, request.version)
-    from hindcast.replay.run import run_replay
+    from hindcast.replay.run_replay import run_replay
     from hindcast.verdict.expectations import check_types
 
     check_types(pipeline)
@@ -126,7 +126,7 @@ def _judge(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any
     # Great Expectations takes some seconds to import; meanwhile Spark starts and compares.
     importing = threading.Thread(target=importlib.import_module, args=("great_expectations",), daemon=True)
     importing.start()
-    from hindcast.verdict.correct import correct
+    from hindcast.verdict.apply_correction import correct
     from hindcast.verdict.judge import judge
 
     row = judge(lambda: _session(settings), settings, pipeline, run_id)
@@ -139,7 +139,7 @@ def _judge(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any
 
 
 def _session(settings: Settings) -> Any:
-    from hindcast.stream.session import build
+    from hindcast.spark.session import build
 
     return build(settings, "hindcast-replay")
 
@@ -167,5 +167,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    follow()
-    leave(main())
+    end_with_parent()
+    exit_now(main())

@@ -18,11 +18,11 @@ from typing import Any
 import structlog
 
 from hindcast.errors import HindcastError
-from hindcast.leave import leave
+from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
-from hindcast.versions.beginning import begin
-from hindcast.versions.compare import compare_versions
-from hindcast.versions.promotion import promote
+from hindcast.versions.compare_versions import compare_versions
+from hindcast.versions.promote import promote
+from hindcast.versions.start import start_version
 
 FAILED = 3
 
@@ -49,7 +49,7 @@ def _run(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
         return promote(
             settings, asked.pipeline, asked.version, despite=asked.despite, who=asked.by, since=asked.since
         )
-    return begin(
+    return start_version(
         lambda: _session(settings),
         settings,
         asked.pipeline,
@@ -61,7 +61,7 @@ def _run(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
 
 
 def _session(settings: Settings) -> Any:
-    from hindcast.stream.session import QUICK_COMPILER, build
+    from hindcast.spark.session import QUICK_COMPILER, build
 
     return build(settings, "hindcast-versions", options=QUICK_COMPILER)
 
@@ -87,4 +87,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_now(main())

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import structlog
-from account import account
-from fleet import Stream
+from support.failure_report import failure_report
+from support.fleet import Stream
 
-from hindcast.local import broker as broker_service
-from hindcast.local import jars
-from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings, project_root
+from hindcast_sandbox import broker as broker_service
+from hindcast_sandbox import jars
+from hindcast_sandbox.load import ensure_topic
 
 MARKED_FOLDERS = ("acceptance", "integration", "faults")
 #: Where several processes share the tests, those that take long begin first, so that none of them ends alone.
@@ -79,7 +79,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     report = yield
     stream = getattr(item, "funcargs", {}).get("stream")
     if report.when != "teardown" and report.failed and isinstance(stream, Stream):
-        report.sections.append(("How the stream stood", account(stream)))
+        report.sections.append(("How the stream stood", failure_report(stream)))
     return report
 
 

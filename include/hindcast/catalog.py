@@ -22,7 +22,7 @@ class Catalog(Mapping[str, Pipeline]):
 
     A name may be declared in several versions, each in a file and with tables of its own. As a mapping it has
     the lowest version of each name: the desired one while the pipeline has no desired state. The control
-    plane decides which version is active (:func:`hindcast.control.standing.active_pipeline`).
+    plane decides which version is active (:func:`hindcast.shards.active_version.active_pipeline`).
 
     ``errors`` maps a file to all that is wrong in it.
     """

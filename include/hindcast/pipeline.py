@@ -30,7 +30,7 @@ EVENT_TIME_TYPES = frozenset({"timestamp"})
 _METADATA = frozenset({"_topic", "_partition", "_offset", "_timestamp", "_value", "_key"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
 RESERVED = _METADATA | {"window", "_reason", "_event_at", "_corrupt"}
-#: The platform's own tables (:class:`hindcast.control.schema.ControlTable`): no result may have the name of
+#: The platform's own tables (:class:`hindcast.tables.schema.ControlTable`): no result may have the name of
 #: one.
 CONTROL_TABLES = frozenset(
     {"leases", "checkpoints", "runs", "verdicts", "differences", "late_rows", "dead_letters", "mended_letters", "events"}
@@ -386,7 +386,7 @@ def pipeline(
 
 def mistakes(pipeline: Pipeline) -> list[PipelineError]:
     """All mistakes of the declaration, each with its line and a valid form."""
-    from hindcast.rules import line_of, problems  # they import this module
+    from hindcast.pipeline_checks import line_of, problems  # they import this module
 
     errors = []
     for problem in problems(pipeline):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.store import Snapshot, after
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
+from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.leases.store import Snapshot, after
 
 
 class FakeClock:

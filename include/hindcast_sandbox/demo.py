@@ -17,23 +17,24 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from hindcast.shards.shard_names import app_id
+
 from hindcast import catalog
-from hindcast.control.desired import DesiredState, DesiredStates
-from hindcast.control.events import Severity
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.ledger import Ledger, LedgerRow
-from hindcast.control.schema import ControlTable
-from hindcast.control.shards import app_id
-from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, ServiceError, VerdictFailedError
-from hindcast.local import airflow, doctor, stack
-from hindcast.local.failover import Killed, kill_an_owner
-from hindcast.local.load import Account, account_path, ensure_topic
-from hindcast.local.processes import Services
-from hindcast.local.schedules import pause_remembered, remember
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
 from hindcast.pipeline import Pipeline
+from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import Severity
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.schema import ControlTable
+from hindcast_sandbox import airflow, doctor, stack
+from hindcast_sandbox.demo_schedules import pause_remembered, remember
+from hindcast_sandbox.failover import Killed, kill_an_owner
+from hindcast_sandbox.load import LoadReport, ensure_topic, report_path
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -73,9 +74,7 @@ _OF_VERDICT = (
 )
 
 
-def run(
-    settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_per_second: float, seed: int
-) -> None:
+def run(settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_per_second: float, seed: int) -> None:
     """The whole demo. It prints the summary as one JSON object, the last line of stdout.
 
     :param once: stop everything before the summary is printed; otherwise run on until ``hindcast down``
@@ -91,8 +90,7 @@ def run(
             summary = judge(demo, seconds, rows_per_second, seed, stop_load=once)
             if not once:
                 progress.say(
-                    "Everything keeps running. To stop it, press Ctrl-C here,"
-                    " or run `hindcast down` (`make down`) in another terminal."
+                    "Everything keeps running. To stop it, press Ctrl-C here, or run `hindcast down` (`make down`) in another terminal."
                 )
                 print(json.dumps(summary), flush=True)
                 check(summary)
@@ -237,9 +235,7 @@ class Demo:
     failover_seconds: float | None = None
 
 
-def judge(
-    demo: Demo, seconds: float, rows_per_second: float, seed: int, *, stop_load: bool
-) -> dict[str, Any]:
+def judge(demo: Demo, seconds: float, rows_per_second: float, seed: int, *, stop_load: bool) -> dict[str, Any]:
     """Start, stream, replay, judge; returns the summary."""
     say = demo.progress.say
     for warning in doctor.require(demo.settings):
@@ -253,19 +249,13 @@ def judge(
     unpause(demo, "supervise", "maintain")
     _wait_owned(demo)
     stack.start_load(demo.settings, topic, rows_per_second, seed)
-    say(
-        f"The load sends {rows_per_second:g} rows a second to the topic {topic};"
-        f" streaming for {seconds:g} seconds."
-    )
+    say(f"The load sends {rows_per_second:g} rows a second to the topic {topic}; streaming for {seconds:g} seconds.")
     _stream(demo, seconds)
     if stop_load or demo.pipeline.window is None:
         # Without windows a stream is judged from its beginning to its end.
         stack.stop_loads(demo.settings)
-    account = Account.read(account_path(demo.settings, topic))
-    say(
-        f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable."
-        " Waiting for the stream to commit them."
-    )
+    account = LoadReport.read(report_path(demo.settings, topic))
+    say(f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable. Waiting for the stream to commit them.")
     _wait_committed(demo, account)
     verdict, replay = _replay(demo, account)
     demo.progress.measure_memory()
@@ -342,7 +332,7 @@ def _wait_owned(demo: Demo) -> None:
 def _stream(demo: Demo, seconds: float) -> None:
     """Stream for so long, kill a worker half-way, and measure how long its shards have no owner."""
     ledger = Ledger(ControlTables(demo.settings))
-    path = account_path(demo.settings, demo.pipeline.source.name)
+    path = report_path(demo.settings, demo.pipeline.source.name)
     end = time.monotonic() + seconds
     killed: Killed | None = None
     with demo.progress.waiting("the stream", seconds + _CAUGHT_UP_SECONDS) as wait:
@@ -375,10 +365,10 @@ def _kill_a_worker(demo: Demo) -> Killed | None:
 def _sent_rows(account: Path) -> int:
     if not account.exists():
         return 0
-    return Account.read(account).sent
+    return LoadReport.read(account).sent
 
 
-def _wait_committed(demo: Demo, account: Account) -> None:
+def _wait_committed(demo: Demo, account: LoadReport) -> None:
     """Wait until the ledger has the account's end offsets, and the audit has filed the rows that those
     batches left out.
     """
@@ -407,7 +397,7 @@ def _audited(tables: ControlTables, pipeline: Pipeline, batches: Mapping[str, in
     return True
 
 
-def _replay(demo: Demo, account: Account) -> tuple[dict[str, Any], dict[str, Any]]:
+def _replay(demo: Demo, account: LoadReport) -> tuple[dict[str, Any], dict[str, Any]]:
     """Have Airflow replay the account's offsets; returns the verdict's row and the run's."""
     settings = demo.settings
     replay_dag = f"replay.{demo.pipeline.name}"
@@ -434,7 +424,7 @@ def _replay(demo: Demo, account: Account) -> tuple[dict[str, Any], dict[str, Any
     return verdict, newest
 
 
-def _replay_conf(demo: Demo, account: Account) -> dict[str, Any]:
+def _replay_conf(demo: Demo, account: LoadReport) -> dict[str, Any]:
     """The values of the replay DAG's form. A partition that got no row has the range from 0 to 0."""
     start: dict[int, int] = {}
     for row in Ledger(ControlTables(demo.settings)).batches(demo.pipeline.name):
@@ -485,7 +475,7 @@ def _run_logs(settings: Settings, dag: str, dag_run: str) -> Path:
     return settings.logs_dir / "airflow" / f"dag_id={dag}" / f"run_id={dag_run}"
 
 
-def _verdict(demo: Demo, account: Account, since: datetime) -> dict[str, Any] | None:
+def _verdict(demo: Demo, account: LoadReport, since: datetime) -> dict[str, Any] | None:
     """The newest verdict on the account's offsets."""
     ours = [row for row in _verdicts(demo, since) if row["input_rows"] == account.sent]
     return max(ours, key=lambda row: row["judged_at"], default=None)
@@ -514,9 +504,7 @@ def _raise_if_failed(demo: Demo, token: str, dag: str, since: datetime, dag_run:
             raise ServiceError(service=f"Airflow's DAG {dag}", problem="failed", log=log)
 
 
-def _summary(
-    demo: Demo, account: Account, verdict: Mapping[str, Any], replay: Mapping[str, Any]
-) -> dict[str, Any]:
+def _summary(demo: Demo, account: LoadReport, verdict: Mapping[str, Any], replay: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON object that the demo prints. ``replay`` is the run's row."""
     summary: dict[str, Any] = {"pipeline": demo.pipeline.name}
     for name in _OF_VERDICT:
@@ -627,7 +615,7 @@ def _covers(row: LedgerRow, end_offsets: Mapping[int, int]) -> bool:
 def audited_batch(tables: ControlTables, name: ControlTable, pipeline: Pipeline, shard: str) -> int:
     """The batch up to which the audit has filed the shard's rows into the table; 0 before its first.
 
-    See hindcast.stream.audit.
+    See hindcast.stream.late_and_dead_rows.
     """
     version = tables.open(name).transaction_version(app_id(pipeline.name, shard)) or 0
     return version & 0xFFFFFFFF

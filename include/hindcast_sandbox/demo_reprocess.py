@@ -20,17 +20,17 @@ from itertools import pairwise
 from typing import Any
 
 from hindcast import catalog
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.ledger import Ledger, LedgerRow
-from hindcast.control.standing import BesideState
-from hindcast.control.tables import ControlTables
-from hindcast.control.versions import Versions
 from hindcast.errors import HindcastError, ServiceError
-from hindcast.local import doctor, stack
-from hindcast.local.demo import all_owned, run_only, shard_leases
-from hindcast.local.load import Account, account_path
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.serving.reading import Reading, read
 from hindcast.settings import Settings
+from hindcast.shards.active_version import InactiveState
+from hindcast.shards.version_changes import Versions
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast_sandbox import doctor, stack
+from hindcast_sandbox.demo import all_owned, run_only, shard_leases
+from hindcast_sandbox.load import LoadReport, report_path
 
 PIPELINE = "stock_stats"
 OLD = 1
@@ -84,7 +84,7 @@ def run(demo: Reprocessing) -> dict[str, Any]:
     back = _hindcast(demo, "back-out", PIPELINE, "--by", "demo", "--yes")
     returned = _windows(read(PIPELINE, demo.settings))
     stack.stop_loads(demo.settings)
-    account = Account.read(account_path(demo.settings, topic))
+    account = LoadReport.read(report_path(demo.settings, topic))
     speed = caught_up.rows / caught_up.seconds / demo.rows_per_second
     return {
         "pipeline": PIPELINE,
@@ -127,18 +127,7 @@ def _start(demo: Reprocessing) -> str:
 
 def _catch_up(demo: Reprocessing, began_at: datetime) -> CatchUp:
     """Begin version 2 and wait until it has caught up."""
-    _hindcast(
-        demo,
-        "reprocess",
-        PIPELINE,
-        "--version",
-        str(NEW),
-        "--from",
-        "earliest",
-        "--new-table",
-        "--by",
-        "demo",
-    )
+    _hindcast(demo, "reprocess", PIPELINE, "--version", str(NEW), "--from", "earliest", "--new-table", "--by", "demo")
     began = time.monotonic()
     _until(demo, lambda: _caught_up(demo), f"version {NEW} to catch up")
     seconds = time.monotonic() - began
@@ -159,7 +148,7 @@ def _caught_up(demo: Reprocessing) -> bool:
     processor time.
     """
     beside = Versions(LeaseTable(demo.settings)).of(PIPELINE).beside
-    return beside is not None and beside.state is BesideState.LIVE
+    return beside is not None and beside.state is InactiveState.LIVE
 
 
 def _judged(demo: Reprocessing) -> bool:
@@ -259,11 +248,9 @@ def _end_of(text: str) -> str:
 
 def _command(demo: Reprocessing, *arguments: str) -> subprocess.CompletedProcess[str]:
     demo.say(f"$ hindcast {' '.join(arguments)}")
-    command = [sys.executable, "-m", "hindcast.cli.app", *arguments, "--output", "json"]
+    command = [sys.executable, "-m", "hindcast.cli.main", *arguments, "--output", "json"]
     environment = os.environ | demo.settings.environment()
-    return subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
 def _until(demo: Reprocessing, done: Callable[[], bool], what: str) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hindcast.errors import ServiceError
-from hindcast.local import airflow
-from hindcast.local.detach import write_atomically
+from hindcast.processes.detach import write_atomically
 from hindcast.settings import Settings
+from hindcast_sandbox import airflow
 
 Say = Callable[[str], None]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.ledger import LedgerRow
-from hindcast.local.processes import Services, members
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings
+from hindcast.tables.ledger import LedgerRow
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hindcast.errors import HindcastError, PrerequisiteError
-from hindcast.local.broker import kafka_jars_dir
-from hindcast.local.processes import inherited_environment
+from hindcast.processes.background_services import inherited_environment
 from hindcast.settings import Settings, project_root
+from hindcast_sandbox.broker import kafka_jars_dir
 
 NO_MAVEN = "there is no `mvn` on PATH"
 INSTALL_MAVEN = "Install Maven (on Debian and Ubuntu: apt-get install maven)."
@@ -72,17 +72,14 @@ def _copy(maven: str, name: str, folder: Path) -> None:
     for variable, value in os.environ.items():
         if variable.startswith("MAVEN_"):
             environment[variable] = value
-    ended = subprocess.run(
-        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
-    )
+    ended = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment)
     if ended.returncode != 0 or not any(folder.glob("*.jar")):
         lines = (ended.stdout + ended.stderr).strip().splitlines()
         said = "\n".join(lines[:_SHOWN_LINES])
         raise PrerequisiteError(
             what=f"The set of jars for {name}",
             problem=f"Maven ended with {ended.returncode}:\n{said}\n",
-            cure="Check that Maven can reach its repository (~/.m2/settings.xml names a mirror),"
-            " then run `make jars` again.",
+            cure="Check that Maven can reach its repository (~/.m2/settings.xml names a mirror), then run `make jars` again.",
         )
 
 
@@ -102,7 +99,7 @@ def _digest(name: str) -> str:
 
 
 def main() -> int:
-    """``python -m hindcast.local.jars``: what ``make jars`` runs."""
+    """``python -m hindcast_sandbox.jars``: what ``make jars`` runs."""
     try:
         fetch(Settings(), say=lambda line: print(line, flush=True))
     except HindcastError as error:

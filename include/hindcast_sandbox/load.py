@@ -28,11 +28,11 @@ import structlog
 
 from hindcast.clock import Clock, SystemClock
 from hindcast.errors import BadInputError, BrokerUnavailableError, HindcastError, ServiceError
-from hindcast.local.detach import write_atomically
-from hindcast.local.generators import GENERATORS
-from hindcast.local.generators.record import Record
 from hindcast.pipeline import TOPIC_STRIDE, check_topic
+from hindcast.processes.detach import write_atomically
 from hindcast.settings import Settings
+from hindcast_sandbox.generators import GENERATORS
+from hindcast_sandbox.generators.record import Record
 
 DEFAULT_ROWS_PER_SECOND = 2000.0
 DEFAULT_PARTITIONS = 4
@@ -57,7 +57,7 @@ class LoadState(StrEnum):
 
 
 @dataclass
-class PartitionAccount:
+class PartitionReport:
     """What one partition acknowledged. ``end_offset`` is exclusive; in a topic with one writer, end - first
     = sent.
     """
@@ -76,7 +76,7 @@ class PartitionAccount:
 
 
 @dataclass
-class Account:
+class LoadReport:
     """What was sent and acknowledged. ``late`` rows had their event time set back; ``poison`` counts by
     what was wrong.
 
@@ -92,7 +92,7 @@ class Account:
     sent: int = 0
     late: int = 0
     poison: dict[str, int] = field(default_factory=dict)
-    partitions: dict[int, PartitionAccount] = field(default_factory=dict)
+    partitions: dict[int, PartitionReport] = field(default_factory=dict)
     started_at: str = ""
     updated_at: str = ""
     error: str = ""
@@ -121,7 +121,7 @@ class Account:
 
     def acknowledge(self, record: Record, partition: int, offset: int) -> None:
         """Count the record; ``partition`` is numbered across the topics."""
-        self.partitions.setdefault(partition, PartitionAccount()).acknowledge(offset)
+        self.partitions.setdefault(partition, PartitionReport()).acknowledge(offset)
         self.sent += 1
         self.late += record.late
         if record.poison:
@@ -133,7 +133,7 @@ class Account:
         write_atomically(path, json.dumps(values, indent=2))
 
     @classmethod
-    def read(cls, path: Path) -> Account:
+    def read(cls, path: Path) -> LoadReport:
         """The account at the path.
 
         :raises FileNotFoundError: if no load has written one
@@ -142,13 +142,13 @@ class Account:
         del values["poison_total"]
         partitions = {}
         for number, part in values["partitions"].items():
-            partitions[int(number)] = PartitionAccount(**part)
+            partitions[int(number)] = PartitionReport(**part)
         values["partitions"] = partitions
         values["state"] = LoadState(values["state"])
         return cls(**values)
 
 
-def account_path(settings: Settings, topic: str) -> Path:
+def report_path(settings: Settings, topic: str) -> Path:
     """The file in which the newest load of the topic keeps its account."""
     return settings.home / "load" / f"{check_topic(topic)}.json"
 
@@ -183,7 +183,7 @@ class Load:
         rows: int | None = None,
         seconds: float | None = None,
         partitions: int = DEFAULT_PARTITIONS,
-        progress: Callable[[Account], None] | None = None,
+        progress: Callable[[LoadReport], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """
@@ -219,13 +219,13 @@ class Load:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._noted = 0.0
-        self.account = Account(topic=topic, seed=seed, rows_per_second=rows_per_second)
+        self.account = LoadReport(topic=topic, seed=seed, rows_per_second=rows_per_second)
 
     def stop(self) -> None:
         """End after the present row, wait for the rows in flight, write the account."""
         self._stop.set()
 
-    def run(self) -> Account:
+    def run(self) -> LoadReport:
         """Send until stopped; returns the final account.
 
         :raises BrokerUnavailableError: if no broker answers at the start
@@ -374,10 +374,8 @@ def stopped_by_signals(load: Load) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m hindcast.local.load``: the service that ``hindcast up`` starts."""
-    parser = argparse.ArgumentParser(
-        prog="hindcast load", description="Send records to a topic and keep account of them."
-    )
+    """``python -m hindcast_sandbox.load``: the service that ``hindcast up`` starts."""
+    parser = argparse.ArgumentParser(prog="hindcast load", description="Send records to a topic and keep account of them.")
     parser.add_argument("--topic", default="trades")
     parser.add_argument("--generator", choices=sorted(GENERATORS))
     parser.add_argument("--rows-per-second", type=float, default=DEFAULT_ROWS_PER_SECOND)
@@ -390,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
         load = Load(
             settings.bootstrap_servers,
             given.topic,
-            account_path(settings, given.topic),
+            report_path(settings, given.topic),
             generator=given.generator,
             seed=given.seed,
             rows_per_second=given.rows_per_second,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from hindcast.local.detach import write_atomically
+from hindcast.processes.detach import write_atomically
 
 #: A killed process may hold its ports for a moment after it has left the process table.
 _FREED_SECONDS = 3.0

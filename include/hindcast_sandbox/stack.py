@@ -1,5 +1,5 @@
 """All of Hindcast on this machine: up, down, and what is running. Each part is a detached service (see
-hindcast.local.processes).
+hindcast.processes.background_services).
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from typing import Any
 
 from hindcast import catalog
 from hindcast.errors import BadInputError, ServiceError
-from hindcast.local import airflow, broker, jars
-from hindcast.local.detach import write_atomically
-from hindcast.local.load import DEFAULT_ROWS_PER_SECOND, account_path, ensure_topic
-from hindcast.local.processes import (
+from hindcast.processes.background_services import (
     Service,
     Services,
     inherited_environment,
@@ -27,8 +24,11 @@ from hindcast.local.processes import (
     members,
     memory_bytes,
 )
-from hindcast.local.schedules import pause_remembered
+from hindcast.processes.detach import write_atomically
 from hindcast.settings import SETTINGS_FILE, Settings
+from hindcast_sandbox import airflow, broker, jars
+from hindcast_sandbox.demo_schedules import pause_remembered
+from hindcast_sandbox.load import DEFAULT_ROWS_PER_SECOND, ensure_topic, report_path
 
 LOAD_PREFIX = "load-"
 MIB = 1024 * 1024
@@ -96,8 +96,8 @@ def _start_airflow(settings: Settings, say: Say) -> Settings:
 
 def start_workers(settings: Settings, count: int, say: Say = print) -> list[Service]:
     """Declare every loadable pipeline, and launch workers until ``count`` of this home run."""
-    from hindcast.control.desired import DesiredStates
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.shards.desired_state import DesiredStates
 
     states = DesiredStates(LeaseTable(settings))
     for pipeline in catalog.load(settings.pipelines_dir).values():
@@ -121,9 +121,9 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
     known = services.find(name)
     if known and known.running:
         return known
-    account = account_path(settings, topic)
+    account = report_path(settings, topic)
     account.unlink(missing_ok=True)  # a reader would take an earlier load's account for this one's
-    arguments = [sys.executable, "-m", "hindcast.local.load"]
+    arguments = [sys.executable, "-m", "hindcast_sandbox.load"]
     arguments += ["--topic", topic]
     arguments += ["--rows-per-second", str(rows_per_second)]
     arguments += ["--seed", str(seed)]
@@ -147,9 +147,7 @@ def check_no_load(settings: Settings, topic: str) -> None:
     known = Services(settings.home).find(LOAD_PREFIX + topic)
     if known and known.running:
         cure = "Stop it with `hindcast down`, and start the rest again with `hindcast up --no-load`."
-        raise BadInputError(
-            problem=f"A load of the topic {topic} runs already, with pid {known.pid}", cure=cure
-        )
+        raise BadInputError(problem=f"A load of the topic {topic} runs already, with pid {known.pid}", cure=cure)
 
 
 def stop_loads(settings: Settings) -> None:
@@ -189,9 +187,7 @@ def down(settings: Settings, *, say: Say = print) -> None:
         for service in (*known, *rest):
             left[service.name] = [process.pid for process in members(service)]
         if any(left.values()):
-            raise ServiceError(
-                service="hindcast", problem=f"left processes behind: {left}", log=settings.logs_dir
-            )
+            raise ServiceError(service="hindcast", problem=f"left processes behind: {left}", log=settings.logs_dir)
         if running:
             say("Everything has stopped.")
 

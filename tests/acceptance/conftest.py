@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from fleet import Fleet, Stream, fleet_settings
-from live_stream import declare
+from support.fleet import Fleet, Stream, fleet_settings
+from support.live_stream import declare
 
 from hindcast.settings import Settings
 

@@ -17,16 +17,16 @@ from typing import Any
 import psutil
 import pytest
 from kafka import KafkaProducer
-from real_airflow import ENDED, Platform, measured, until
+from support.real_airflow import ENDED, Platform, measured, until
 
-from hindcast.control.desired import DesiredState, DesiredStates, desired_of
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.local import airflow, stack
-from hindcast.local.generators.trades import trades
-from hindcast.local.processes import Services, members
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
+from hindcast.shards.desired_state import DesiredState, DesiredStates, desired_of
+from hindcast.tables.schema import ControlTable
+from hindcast_sandbox import airflow, stack
+from hindcast_sandbox.generators.trades import trades
 
 TOPIC = "trades"
 PIPELINES = ("stock_stats", "dice")

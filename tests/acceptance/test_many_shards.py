@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fleet import Fleet, Stream, feed, fleet_settings
-from live_stream import declare
-from waiting import wait_until
+from support.fleet import Fleet, Stream, feed, fleet_settings
+from support.live_stream import declare
+from support.waiting import wait_until
 
-from hindcast.control.leases import StatusType
+from hindcast.leases.lease import StatusType
 from hindcast.settings import Settings
 
 if TYPE_CHECKING:

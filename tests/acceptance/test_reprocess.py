@@ -6,10 +6,10 @@ import json
 from collections import Counter
 from typing import Any
 
-from commands import run_command
-from fleet import START_SECONDS, Stream, feed
-from live_stream import MODULE
-from waiting import wait_until
+from support.commands import run_command
+from support.fleet import START_SECONDS, Stream, feed
+from support.live_stream import MODULE
+from support.waiting import wait_until
 
 from hindcast.serving.reading import read
 from hindcast.versions.listing import list_versions

@@ -6,14 +6,14 @@ import json
 from collections import Counter
 from dataclasses import replace
 
-from commands import run_command
-from fleet import START_SECONDS, Stream, feed
 from kafka import KafkaAdminClient
-from simulated_stream import Record
-from waiting import wait_until
+from support.commands import run_command
+from support.fleet import START_SECONDS, Stream, feed
+from support.simulated_stream import Record
+from support.waiting import wait_until
 
-from hindcast.control import shards
-from hindcast.control.leases import ShardState
+from hindcast.leases.lease import ShardState
+from hindcast.shards import shard_names
 
 
 def hindcast(stream: Stream, *arguments: str, exit_code: int = 0) -> str:
@@ -24,7 +24,7 @@ def hindcast(stream: Stream, *arguments: str, exit_code: int = 0) -> str:
 
 
 def generation(stream: Stream, number: int) -> list[ShardState]:
-    return [ShardState(lease.state) for lease in stream.leases() if shards.shard_generation(lease.status_value) == number]
+    return [ShardState(lease.state) for lease in stream.leases() if shard_names.shard_generation(lease.status_value) == number]
 
 
 def wait_generation(stream: Stream, number: int, count: int) -> None:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from fleet import START_SECONDS, Stream, Worker, feed
-from live_stream import delete_records, ends, ledger
-from waiting import wait_until
+from support.fleet import START_SECONDS, Stream, Worker, feed
+from support.live_stream import delete_records, ends, ledger
+from support.waiting import wait_until
 
-from hindcast.control.desired import DesiredState
-from hindcast.control.leases import StatusType
+from hindcast.leases.lease import StatusType
+from hindcast.shards.desired_state import DesiredState
 
 
 def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from deltalake import DeltaTable
-from figures import Figure, cold_reads, expect
+from support.benchmark_figures import Figure, cold_reads, expect
 
-from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
-from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
 
 #: Rows a second in the ledger of eight shards at a trigger of two seconds.
 APPEND_RATE = 4.0

@@ -26,17 +26,17 @@ from functools import partial
 from typing import Any
 
 import structlog
+from benchmarks.pipeline_cost import PARTITIONS, send, session_and_broker
 from deltalake import DeltaTable
-from pipeline_cost import PARTITIONS, send, session_and_broker
 from pyspark.sql import SparkSession
-from workload import Workload, renamed
+from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
 from hindcast.pipeline import Pipeline, Table
 from hindcast.settings import Settings, project_root
-from hindcast.stream import session, source
-from hindcast.stream.audit import Audit
-from hindcast.stream.consumer import ShardConsumer
+from hindcast.spark import kafka_source, session
+from hindcast.stream.late_and_dead_rows import Audit
+from hindcast.stream.shard_runner import ShardRunner
 
 _log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ def version(workload: Workload) -> dict[str, float]:
     """Seconds of one shadow's life: until the topic's end is committed, and until every row is accounted for."""
     started = time.monotonic()
     owner = workload.own()
-    owner.most_records = source.MAX_RECORDS_PER_SHADOW_BATCH
+    owner.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
     owner.start()
     ended = threading.Event()
     filing = threading.Thread(target=file_beside, args=(workload, owner, ended))
@@ -61,7 +61,7 @@ def version(workload: Workload) -> dict[str, float]:
     return {"version": caught_up, "filed": time.monotonic() - started}
 
 
-def file_beside(workload: Workload, owner: ShardConsumer, ended: threading.Event) -> None:
+def file_beside(workload: Workload, owner: ShardRunner, ended: threading.Event) -> None:
     """What a worker's thread does beside its query, until all that the owner committed is filed."""
     audit = Audit(workload.spark, workload.settings, workload.pipeline, owner.app, owner.lease.epoch)
     filed = 0
@@ -74,13 +74,13 @@ def file_beside(workload: Workload, owner: ShardConsumer, ended: threading.Event
 
 
 def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, side: str, number: int, most: int = 0) -> dict[str, float]:
-    """Seconds of the job that somebody would write for a backlog; ``most`` as in :func:`hindcast.stream.source.stream`."""
+    """Seconds of the job that somebody would write for a backlog; ``most`` as in :func:`hindcast.spark.kafka_source.stream`."""
     name = f"{side}_{number}"
     session.keep_state_for(spark, pipeline)
     started = time.monotonic()
     start = dict.fromkeys(range(PARTITIONS), 0)
-    raw = source.stream(spark, workload.settings, pipeline, pipeline.source, start, most)
-    result = source.result([source.parse(raw, pipeline)], pipeline, {})
+    raw = kafka_source.stream(spark, workload.settings, pipeline, pipeline.source, start, most)
+    result = kafka_source.result([kafka_source.parse(raw, pipeline)], pipeline, {})
     folder = workload.settings.checkpoint("by-hand", name)
     table = workload.settings.table("sinks", name)
     query = (
@@ -107,7 +107,7 @@ def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> d
         workload = Workload(spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts)
         sides: dict[str, Callable[[], dict[str, float]]] = {
             "version": partial(version, workload),
-            "by_hand": partial(by_hand, spark, workload, declared, "by_hand", number, source.MAX_RECORDS_PER_SHADOW_BATCH),
+            "by_hand": partial(by_hand, spark, workload, declared, "by_hand", number, kafka_source.MAX_RECORDS_PER_SHADOW_BATCH),
             "at_once": partial(by_hand, spark, workload, declared, "at_once", number),
         }
         for side in sides if number % 2 else reversed(sides):

@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 import plotly.graph_objects as go
-from competitive import Ratios, ratios
+from support.competitive_ratios import Ratios, ratios
 
 from hindcast.settings import Settings
-from hindcast.stream.session import build
+from hindcast.spark.session import build
 
 
 def picture(found: dict[str, Ratios]) -> go.Figure:

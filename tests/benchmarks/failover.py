@@ -23,14 +23,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
-from fleet import START_SECONDS, Fleet, Stream, Worker, fleet_settings
-from live_stream import check_chain, declare, ledger
-from waiting import wait_until
+from support.fleet import START_SECONDS, Fleet, Stream, Worker, fleet_settings
+from support.live_stream import check_chain, declare, ledger
+from support.waiting import wait_until
 
-from hindcast.local import broker, jars
-from hindcast.local.failover import Killed
-from hindcast.local.load import Load, ensure_topic
 from hindcast.settings import Settings, project_root
+from hindcast_sandbox import broker, jars
+from hindcast_sandbox.failover import Killed
+from hindcast_sandbox.load import Load, ensure_topic
 
 ROWS_PER_SECOND = 100.0
 #: What each owner has committed before one is killed: a fleet at work, not one that is being put together.

@@ -29,18 +29,18 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from append_cost import appended
+from benchmarks.append_cost import appended
 from deltalake import DeltaTable
-from figures import Figure, cold_reads, expect
+from support.benchmark_figures import Figure, cold_reads, expect
 
 from hindcast.clock import SystemClock
-from hindcast.control.keeper import RENEWALS, Keeper
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.schema import LEASES_CHECKPOINT_EVERY, LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
-from hindcast.control.store import Snapshot, swap
-from hindcast.control.upkeep import EVERY
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.leases.store import Snapshot, swap
 from hindcast.settings import Settings
+from hindcast.shards.coordinator import RENEWALS, LeaseCoordinator
+from hindcast.tables.compaction import EVERY
+from hindcast.tables.schema import LEASES_CHECKPOINT_EVERY, LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
 
 LEASE_SECONDS = 10.0
 WORKERS = 4
@@ -109,9 +109,9 @@ def renewal(base: Path, rounds: int = 150) -> list[Figure]:
     ]
 
 
-def keeper(home: Path, owner: str, slots: int, lease_seconds: float = LEASE_SECONDS) -> Keeper:
+def keeper(home: Path, owner: str, slots: int, lease_seconds: float = LEASE_SECONDS) -> LeaseCoordinator:
     settings = Settings(home=home)
-    return Keeper(
+    return LeaseCoordinator(
         LeaseTable(settings),
         SystemClock(),
         owner=owner,
@@ -152,11 +152,11 @@ def core(base: Path) -> list[Figure]:
     return figures
 
 
-def _in_real_time(keepers: list[Keeper], seconds: float = 60.0) -> float:
+def _in_real_time(keepers: list[LeaseCoordinator], seconds: float = 60.0) -> float:
     """The share of a core that a worker takes which also looks between its renewals, in %. Each has a thread, as in a worker."""
     ended = threading.Event()
 
-    def serve(one: Keeper) -> None:
+    def serve(one: LeaseCoordinator) -> None:
         due = 0.0
         while not ended.wait(one.look_seconds):
             if (now := time.monotonic()) >= due or one.look():
@@ -184,7 +184,7 @@ def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.
     clock, period = SystemClock(), lease_seconds / RENEWALS
     ended = threading.Event()
 
-    def serve(one: Keeper, offset: float) -> None:
+    def serve(one: LeaseCoordinator, offset: float) -> None:
         """A worker's renewal loop. Its consumers stop as soon as they are told to."""
         ended.wait(offset)
         while not ended.is_set():

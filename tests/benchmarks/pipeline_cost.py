@@ -24,22 +24,22 @@ from typing import Any
 import structlog
 from kafka import KafkaProducer
 from kafka.partitioner.default import murmur2
-from live_stream import ledger
 from pyspark.sql import SparkSession
-from workload import Workload, renamed
+from support.live_stream import ledger
+from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
-from hindcast.local import broker, jars
-from hindcast.local.generators import GENERATORS
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.replay.batch import run_batch
-from hindcast.replay.benchmark import Meter
-from hindcast.replay.planner import Plan
+from hindcast.replay.cost import Meter
+from hindcast.replay.planner import ReplayPlan
+from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import plan_replay
+from hindcast.replay.run_replay import plan_replay
 from hindcast.settings import Settings, project_root
-from hindcast.stream import session, source
-from hindcast.stream.reexecution import recorded_batches
+from hindcast.spark import kafka_source, session
+from hindcast_sandbox import broker, jars
+from hindcast_sandbox.generators import GENERATORS
 
 PARTITIONS = 4
 #: Event times of an hour ago: no record is in the future of the broker's stamps.
@@ -59,17 +59,19 @@ def send(workload: Workload, generator: str, rows: int) -> None:
     producer.close()
 
 
-def by_hand(spark: SparkSession, workload: Workload, plan: Plan) -> None:
+def by_hand(spark: SparkSession, workload: Workload, plan: ReplayPlan) -> None:
     """The batch job that somebody would write for these offsets."""
     pipeline = workload.pipeline
     session.keep_state_for(spark, pipeline)
     frames = [
-        source.usable(source.parse(source.records(spark, workload.settings, pipeline, topic, plan.read_from, plan.end), pipeline, topic))
+        kafka_source.usable(
+            kafka_source.parse(kafka_source.records(spark, workload.settings, pipeline, topic, plan.read_from, plan.end), pipeline, topic)
+        )
         for topic in pipeline.topics
     ]
     if pipeline.window is not None:
-        frames = [source.assign_windows(frames[0], pipeline)]
-    result = source.transform(frames, pipeline, hindsight=pipeline.hindsight is not None)
+        frames = [kafka_source.assign_windows(frames[0], pipeline)]
+    result = kafka_source.transform(frames, pipeline, hindsight=pipeline.hindsight is not None)
     result.write.format("delta").mode("overwrite").save(workload.settings.table("hindcasts", pipeline.name, "by-hand"))
 
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from fleet import PARTITIONS, SHARDS, Worker, fleet_settings
-from live_stream import declare
-from matrix import ROWS, Matrix, seed_of, shape_of
-from proof import Prove
-from shapes import SHAPES, Shape
-from waiting import wait_until
-from warm import SLOTS, WarmFleet, WarmStream
+from support.check_all_oracles import CheckAllOracles
+from support.fault_matrix import ROWS, Matrix, seed_of, shape_of
+from support.fleet import PARTITIONS, SHARDS, Worker, fleet_settings
+from support.live_stream import declare
+from support.shapes import SHAPES, Shape
+from support.waiting import wait_until
+from support.warm_fleet import SLOTS, WarmFleet, WarmStream
 
-from hindcast.control.desired import DesiredState
 from hindcast.errors import HindcastError
-from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import DesiredState
+from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -125,6 +125,6 @@ def pair(stream: WarmStream) -> tuple[Worker, Worker]:
 
 
 @pytest.fixture
-def prove(record_property: Callable[[str, object], None]) -> Prove:
-    """See :class:`proof.Prove`."""
-    return Prove(record_property)
+def prove(record_property: Callable[[str, object], None]) -> CheckAllOracles:
+    """See :class:`support.check_all_oracles.CheckAllOracles`."""
+    return CheckAllOracles(record_property)

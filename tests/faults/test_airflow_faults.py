@@ -15,18 +15,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import oracles
 import psutil
 import pytest
-from evidence import LeaseHistory, collect
-from real_airflow import Platform, until
+from support import fault_oracles
+from support.evidence import LeaseHistory, collect
+from support.real_airflow import Platform, until
 
-from hindcast.control.desired import DesiredState, DesiredStates
-from hindcast.control.lease_table import LeaseTable
 from hindcast.errors import ServiceError
-from hindcast.local import airflow, stack
-from hindcast.local.processes import Services, members
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
+from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast_sandbox import airflow, stack
 
 #: The quick forms of these rows are in the acceptance tests, which have an Airflow.
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.minutes]
@@ -87,13 +87,13 @@ def sound(platform: Platform, whole: set[int], record_property: Callable[[str, o
         pids = platform.wait_whole()
         assert not same_workers or pids == whole, "the same two workers, and no other"
         evidence = collect(platform.settings, PIPELINE, began_at, history)
-        oracles.one_owner(evidence)
-        oracles.written_once(evidence)
-        oracles.no_loss(evidence)
+        fault_oracles.one_owner(evidence)
+        fault_oracles.written_once(evidence)
+        fault_oracles.no_loss(evidence)
         if same_workers:
-            oracles.alive(evidence, AIRFLOW_LEASE_SECONDS)
+            fault_oracles.alive(evidence, AIRFLOW_LEASE_SECONDS)
             assert {seen.epoch for seen in evidence.leases} == {seen.epoch for seen in evidence.leases[:2]}, "nobody lost a shard"
-        oracles.told(evidence)
+        fault_oracles.told(evidence)
         record_property("oracles", "I1 I2 I3 I6 I7 I9")
 
     yield judge

@@ -12,17 +12,17 @@ from typing import Any
 
 import psutil
 import pytest
-from fleet_sample import verdict
-from real_airflow import ENDED, Platform, until
+from support.fleet_sample import verdict
+from support.real_airflow import ENDED, Platform, until
 
 from hindcast import read
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.versions import Versions
-from hindcast.local import airflow, stack
-from hindcast.local.load import ensure_topic
-from hindcast.local.processes import Services, members
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
+from hindcast.shards.version_changes import Versions
+from hindcast.tables.schema import ControlTable
+from hindcast_sandbox import airflow, stack
+from hindcast_sandbox.load import ensure_topic
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.minutes]
 

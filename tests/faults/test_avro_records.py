@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
-from fleet import START_SECONDS, Fleet, Stream, fleet_settings
-from waiting import wait_until
+from support.fleet import START_SECONDS, Fleet, Stream, fleet_settings
+from support.waiting import wait_until
 
-from hindcast.control.schema import ControlTable
-from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings
+from hindcast.tables.schema import ControlTable
+from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
     from conftest import Broker

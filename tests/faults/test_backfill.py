@@ -18,14 +18,14 @@ from typing import Any
 import psutil
 import pytest
 from deltalake import DeltaTable
-from real_airflow import Platform, measured, until
-from simulated_platform import publish, store
-from simulated_stream import BASE_MS, simulate, trades
+from support.real_airflow import Platform, measured, until
+from support.simulated_platform import publish, store
+from support.simulated_stream import BASE_MS, simulate, trades
 
-from hindcast.control.schema import ControlTable
-from hindcast.local import airflow, stack
-from hindcast.local.processes import Services, members
+from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
+from hindcast.tables.schema import ControlTable
+from hindcast_sandbox import airflow, stack
 
 pytestmark = pytest.mark.timeout(7200)
 
@@ -40,9 +40,9 @@ UNINTERRUPTED = """
 import sys
 from hindcast import catalog
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import run_replay
+from hindcast.replay.run_replay import run_replay
 from hindcast.settings import Settings
-from hindcast.stream.session import build
+from hindcast.spark.session import build
 settings = Settings()
 spark = build(settings, "uninterrupted")
 pipeline = catalog.load(settings.pipelines_dir)["stock_stats"]

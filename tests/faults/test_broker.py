@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from fleet import HEALED_SECONDS, LEASE_SECONDS, START_SECONDS, Worker
-from proof import Prove
-from shapes import OF_ONE_TOPIC
-from waiting import wait_until
-from warm import WarmStream
+from support.check_all_oracles import CheckAllOracles
+from support.fleet import HEALED_SECONDS, LEASE_SECONDS, START_SECONDS, Worker
+from support.shapes import OF_ONE_TOPIC
+from support.waiting import wait_until
+from support.warm_fleet import WarmStream
 
-from hindcast.local import broker as broker_service
-from hindcast.local.load import ensure_topic
-from hindcast.local.processes import Services
+from hindcast.processes.background_services import Services
+from hindcast_sandbox import broker as broker_service
+from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -25,7 +25,9 @@ HEALING_SECONDS = 3 * HEALED_SECONDS  # the back-off of a query that failed agai
 
 
 @pytest.mark.row("F14")
-def test_a_broker_killed_and_restarted(broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_broker_killed_and_restarted(
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """It dies in the middle of the stream, then a restart on the same data: everything that was acknowledged is read once."""
     stream.send_more(600)
     service = Services(broker.settings.home).find(broker_service.NAME)
@@ -40,7 +42,7 @@ def test_a_broker_killed_and_restarted(broker: Broker, stream: WarmStream, pair:
 @pytest.mark.minutes
 @pytest.mark.row("F14")
 def test_a_broker_that_stands_still_for_a_minute(
-    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
     """The owners keep their leases meanwhile, or give them back and say so; nobody dies of it."""
     stream.send_more(300)

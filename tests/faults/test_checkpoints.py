@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import oracles
 import pytest
-from evidence import collect
-from fleet import HEALED_SECONDS, PARTITIONS, SHARDS, START_SECONDS, Worker, fleet_settings
-from live_stream import declare, ends, ledger
-from proof import Prove
-from shapes import OF_ONE_TOPIC, Shape
-from simulated_stream import Record, trades
-from waiting import wait_until
-from warm import WarmFleet, WarmStream
+from support import fault_oracles
+from support.check_all_oracles import CheckAllOracles
+from support.evidence import collect
+from support.fleet import HEALED_SECONDS, PARTITIONS, SHARDS, START_SECONDS, Worker, fleet_settings
+from support.live_stream import declare, ends, ledger
+from support.shapes import OF_ONE_TOPIC, Shape
+from support.simulated_stream import Record, trades
+from support.waiting import wait_until
+from support.warm_fleet import WarmFleet, WarmStream
 
-from hindcast.control.desired import DesiredState
-from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import DesiredState
+from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -82,7 +82,7 @@ DAMAGES = [
 @pytest.mark.parametrize("checksums", ["kept", "gone"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_spark_checkpoint(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], checksums: str
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, damage: Callable[[Path], None], checksums: str
 ) -> None:
     """Each shard is rebuilt from topic and ledger to the exact result, without anybody's help; an event says why."""
     stream.pause()
@@ -101,7 +101,7 @@ def test_a_damaged_spark_checkpoint(
 
 
 @pytest.mark.row("F12")
-def test_a_first_plan_that_was_never_whole(stream: WarmStream, prove: Prove, seed: int) -> None:
+def test_a_first_plan_that_was_never_whole(stream: WarmStream, prove: CheckAllOracles, seed: int) -> None:
     """A worker that is killed while Spark writes the first plan of a query leaves a file that was not renamed to its name yet."""
     stream.fleet.whole()
     for number in range(SHARDS):
@@ -118,7 +118,7 @@ def test_a_first_plan_that_was_never_whole(stream: WarmStream, prove: Prove, see
 @pytest.mark.row("F23")
 @pytest.mark.parametrize("change", ["filter", "aggregate", "source"])
 def test_a_changed_query_on_an_old_checkpoint(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, change: str
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, change: str
 ) -> None:
     """The same version with another query is refused before it starts, naming the file; the old query goes on exactly."""
     stream.pause()
@@ -182,7 +182,7 @@ TELLING = ("shard_refused", "query_failed", "lease_lost", "shard_rebuilt")
 @pytest.mark.row("F24")
 @pytest.mark.parametrize("twins", ["one checkpoint", "one application id"], indirect=True)
 def test_two_queries_on_one_checkpoint(
-    twins: tuple[WarmStream, WarmStream], prove: Prove, seed: int, request: pytest.FixtureRequest
+    twins: tuple[WarmStream, WarmStream], prove: CheckAllOracles, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """Nobody becomes the writer of a sink unseen; with a sink of its own the second platform makes its own state, and both are exact."""
     one, two = twins
@@ -213,7 +213,9 @@ def test_two_queries_on_one_checkpoint(
 
 
 @pytest.mark.row("F24")
-def test_a_deleted_checkpoint_whose_application_id_stays(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_deleted_checkpoint_whose_application_id_stays(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """Spark's numbers begin again at 0 below what the sink has recorded: never skipped in silence, as an equal number would be."""
     stream.pause()
     for lease in stream.leases():
@@ -229,7 +231,9 @@ def test_a_deleted_checkpoint_whose_application_id_stays(stream: WarmStream, pai
 
 @pytest.mark.shapes(*OF_ONE_TOPIC)
 @pytest.mark.row("F17")
-def test_partitions_grow_while_keys_move(broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_partitions_grow_while_keys_move(
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """4 -> 8 partitions during the run, half of the keys move: a new generation of shards reads on exactly where the old one stopped."""
     from kafka import KafkaAdminClient
     from kafka.admin import NewPartitions
@@ -240,7 +244,7 @@ def test_partitions_grow_while_keys_move(broker: Broker, stream: WarmStream, pai
     stream.send(_moved(stream))
     stream.wait_read(HEALING_SECONDS)
     evidence = collect(stream.settings, stream.name, stream.began_at, stream.fleet.history)
-    oracles.parents_first(evidence)
+    fault_oracles.parents_first(evidence)
     assert {seen.shard for seen in evidence.leases if seen.parents}, "there is a new generation"
     prove(stream, "shards_created", sends=False, live=False, healing_seconds=HEALING_SECONDS)
 

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fleet import START_SECONDS, Worker
-from proof import Prove
-from warm import WarmStream
+from support.check_all_oracles import CheckAllOracles
+from support.fleet import START_SECONDS, Worker
+from support.warm_fleet import WarmStream
 
-from hindcast.control.leases import StatusType
+from hindcast.leases.lease import StatusType
 
 SINK_STEPS = ["sink.1", "sink.2", "sink.3", "sink.4", "sink.5", "sink.6"]
 TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]
 
 
 @pytest.mark.row("F1")
-def test_a_worker_killed_in_the_middle_of_a_batch(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_worker_killed_in_the_middle_of_a_batch(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """At a random moment one worker and its JVM die; another goes on with its shard where it was, and nothing is lost or doubled."""
     victim = random.Random(seed).choice(pair)
     stream.send_more(400)
@@ -31,7 +33,9 @@ def test_a_worker_killed_in_the_middle_of_a_batch(stream: WarmStream, pair: tupl
 
 
 @pytest.mark.row("F2")
-def test_a_batch_that_spark_does_not_know_as_done(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_batch_that_spark_does_not_know_as_done(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """The newest entry of Spark's commit log is gone, as after a death just before it: the batch is run again and written once."""
     stream.pause()
     for lease in stream.leases():
@@ -46,7 +50,7 @@ def test_a_batch_that_spark_does_not_know_as_done(stream: WarmStream, pair: tupl
 @pytest.mark.row("F3")
 @pytest.mark.parametrize("step", [*SINK_STEPS, *TAKEOVER_STEPS])
 def test_a_worker_killed_at_a_step(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, step: str, tmp_path: Path
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, step: str, tmp_path: Path
 ) -> None:
     """A worker that dies exactly there, in its next batches or as it takes a shard over again, loses and doubles nothing."""
     fleet = stream.fleet
@@ -70,7 +74,9 @@ def test_a_worker_killed_at_a_step(
 
 @pytest.mark.row("F4")
 @pytest.mark.parametrize("part", ["jvm", "python workers"])
-def test_a_part_of_a_worker_dies_alone(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, part: str) -> None:
+def test_a_part_of_a_worker_dies_alone(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, part: str
+) -> None:
     """Without its JVM a worker says so, gives its leases up and ends; Spark's Python workers are replaced, or the shard given back."""
     one, _ = pair
     stream.send_more(400)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from fleet import START_SECONDS, Worker
-from proof import Prove
-from waiting import wait_until
-from warm import WarmStream
+from support.check_all_oracles import CheckAllOracles
+from support.fleet import START_SECONDS, Worker
+from support.waiting import wait_until
+from support.warm_fleet import WarmStream
 
-from hindcast.control.desired import DesiredState
-from hindcast.local import broker as broker_service
-from hindcast.local.processes import Services
+from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import DesiredState
+from hindcast_sandbox import broker as broker_service
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -121,7 +121,7 @@ class Nemesis:
 @pytest.mark.row("nemesis")
 @pytest.mark.timeout(1800)
 def test_the_nemesis(
-    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, request: pytest.FixtureRequest
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """Whatever mix of faults a seed draws, once they are healed the stream is exact, and every oracle agrees."""
     nemesis = Nemesis(stream, broker.settings, random.Random(seed))

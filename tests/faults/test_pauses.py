@@ -13,17 +13,17 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import oracles
 import psutil
 import pytest
-from fleet import LEASE_SECONDS, START_SECONDS, Worker
-from live_stream import ledger
-from proof import Prove
-from waiting import wait_until
-from warm import TAKEN_SECONDS, WarmStream
+from support import fault_oracles
+from support.check_all_oracles import CheckAllOracles
+from support.fleet import LEASE_SECONDS, START_SECONDS, Worker
+from support.live_stream import ledger
+from support.waiting import wait_until
+from support.warm_fleet import TAKEN_SECONDS, WarmStream
 
-from hindcast.control.schema import ControlTable
 from hindcast.stream.worker import STUCK_SECONDS
+from hindcast.tables.schema import ControlTable
 
 #: A worker that got less of the processors than this while it wanted them was starved of them.
 STARVED_SHARE = 0.5
@@ -46,7 +46,7 @@ def stand_still(seconds: float) -> None:
 @pytest.mark.row("F5")
 @pytest.mark.parametrize("part", ["all of it", "only Python"])
 def test_an_owner_stopped_for_three_leases_wakes(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, part: str, quick: bool
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, part: str, quick: bool
 ) -> None:
     """Another worker takes its shard meanwhile; the zombie's writes are refused, it says that it lost the lease, and all is exact."""
     sleeper = random.Random(seed).choice(pair)
@@ -68,7 +68,7 @@ def test_an_owner_stopped_for_three_leases_wakes(
 
 @pytest.mark.row("F5")
 @pytest.mark.minutes
-def test_an_owner_whose_jvm_stands_still(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_an_owner_whose_jvm_stands_still(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
     """With only its JVM stopped the worker cannot serve its shard: it stops renewing, another takes over; awake, it writes nothing."""
     sleeper = random.Random(seed).choice(pair)
     stream.send_more(400)
@@ -84,7 +84,7 @@ def test_an_owner_whose_jvm_stands_still(stream: WarmStream, pair: tuple[Worker,
 
 
 @pytest.mark.row("F6")
-def test_pauses_near_the_limit(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, quick: bool) -> None:
+def test_pauses_near_the_limit(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, quick: bool) -> None:
     """Pauses of half a lease to one and a half, one after the other: shards change hands where they must, and do not thrash."""
     rng, began = random.Random(seed), time.time()  # by then the two have shared the shards, and may have asked for it
     pauses = 2 if quick else 6
@@ -99,11 +99,11 @@ def test_pauses_near_the_limit(stream: WarmStream, pair: tuple[Worker, Worker], 
     evidence = prove(stream)
     since = replace(evidence, leases=[seen for seen in evidence.leases if seen.at >= began])
     minutes = (since.leases[-1].at - began) / 60
-    assert oracles.steals(since) <= 1 + minutes, "at most one steal a minute"
+    assert fault_oracles.steals(since) <= 1 + minutes, "at most one steal a minute"
 
 
 @pytest.mark.row("F10")
-def test_wall_clocks_that_jump(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_wall_clocks_that_jump(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
     """Wall clocks that jump each second, up to an hour ahead and back: nobody loses a shard by it, and a dead owner's is taken as ever."""
     fleet, rng = stream.fleet, random.Random(seed)
     before = {lease.status_value: lease.epoch for lease in stream.leases()}
@@ -169,7 +169,7 @@ def least_priority(family: list[psutil.Process]) -> Iterator[None]:
 
 
 @pytest.mark.row("F29")
-def test_a_worker_that_is_starved_of_processors(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_worker_that_is_starved_of_processors(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
     """Behind greedy neighbours a worker gets a fraction of the processors that it wants; it is slow or gives its shard up, and exact."""
     if os.geteuid() != 0:
         pytest.skip("only root can raise a priority again")
@@ -186,7 +186,7 @@ def test_a_worker_that_is_starved_of_processors(stream: WarmStream, pair: tuple[
 
 
 @pytest.mark.row("F29")
-def test_a_worker_without_file_handles(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_worker_without_file_handles(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
     """A worker that can open no file says so, is slow or gives its shard up; the result stays exact."""
     one = random.Random(seed).choice(pair)
     process = psutil.Process(one.pid)
@@ -205,7 +205,7 @@ def test_a_worker_without_file_handles(stream: WarmStream, pair: tuple[Worker, W
 
 
 @pytest.mark.row("F29")
-def test_a_worker_with_too_little_memory(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_worker_with_too_little_memory(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
     """Spark does not start in so small a heap: the worker says so, gives its slot up and ends, and the others go on."""
     starved = stream.fleet.start(HINDCAST_SPARK_DRIVER_MEMORY="200m")
     assert starved.wait(timeout=START_SECONDS) not in {0, None}

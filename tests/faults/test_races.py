@@ -13,15 +13,15 @@ import pytest
 from deltalake import DeltaTable
 
 from hindcast.clock import SystemClock
-from hindcast.control.keeper import Keeper
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.store import Snapshot, swap
 from hindcast.errors import StoreUnavailableError
-from hindcast.leave import leave
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.leases.store import Snapshot, swap
+from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
-from hindcast.stream.fenced_table import Fence, FencedTable
-from hindcast.stream.files import _write_file
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.spark.parquet_writer import _write_file
+from hindcast.tables.fenced_sink import Fence, FencedTable
 
 LEASE_SECONDS = 1.0
 COMMITS, COMMITS_QUICK = 4_000, 200
@@ -47,7 +47,7 @@ class AtOnce(LeaseTable):
 def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) -> None:
     """Hold a slot, see the dead owner's lease expire, and take it at the same moment as the others."""
     store = AtOnce(settings, barrier)
-    keeper = Keeper(store, SystemClock(), owner=name, fleet="f", slots=8, lease_seconds=LEASE_SECONDS, wanted=lambda *_: True)
+    keeper = LeaseCoordinator(store, SystemClock(), owner=name, fleet="f", slots=8, lease_seconds=LEASE_SECONDS, wanted=lambda *_: True)
     assert keeper.acquire_slot(lambda _: None)
     started.wait(timeout=60.0)
     row = None
@@ -60,7 +60,7 @@ def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) 
         row = next(lease for lease in store.leases() if lease.status_type is StatusType.SHARD)
     won.close()
     won.join_thread()
-    leave(0)
+    exit_now(0)
 
 
 @pytest.mark.row("F7")
@@ -101,7 +101,7 @@ def _append(url: str, writer: int, commits: int) -> None:
             except StoreUnavailableError:
                 continue  # the others were faster forty times: a worker gives the shard back here, and tries again
         last = fence
-    leave(0)
+    exit_now(0)
 
 
 @pytest.mark.row("F30")

@@ -10,16 +10,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fleet import Worker
-from live_stream import ends, ledger
-from proof import Prove
-from shapes import OF_ONE_TOPIC, iso
-from simulated_stream import BASE_MS, Record
-from waiting import wait_until
-from warm import WarmStream
+from support.check_all_oracles import CheckAllOracles
+from support.fleet import Worker
+from support.live_stream import ends, ledger
+from support.shapes import OF_ONE_TOPIC, iso
+from support.simulated_stream import BASE_MS, Record
+from support.waiting import wait_until
+from support.warm_fleet import WarmStream
 
-from hindcast.control.schema import ControlTable
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.kafka.offsets import TopicOffsets
+from hindcast.tables.schema import ControlTable
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -62,7 +62,7 @@ def later(stream: WarmStream, number: int) -> int:
 @pytest.mark.shapes("append", "late_sink")
 @pytest.mark.row("F19")
 def test_poison_is_filed_with_its_reason_and_harms_no_neighbour(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
     """Each kind of poison, between good records: a dead letter with offset and reason; every neighbour is in the result."""
     places, rng, kinds = Partitions(stream), random.Random(seed), {}
@@ -85,7 +85,7 @@ def test_poison_is_filed_with_its_reason_and_harms_no_neighbour(
 @pytest.mark.shapes("append", "upsert", "join", "late_sink")
 @pytest.mark.row("F19")
 def test_a_record_of_ten_megabytes_is_read_like_any_other(
-    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
     """Where the topic allows it, a huge record that does not parse is a dead letter with all its bytes, and the stream goes on."""
     from kafka import KafkaAdminClient, KafkaProducer
@@ -109,7 +109,9 @@ def test_a_record_of_ten_megabytes_is_read_like_any_other(
 
 
 @pytest.mark.row("F21")
-def test_duplicates_and_disorder_of_the_producer(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_duplicates_and_disorder_of_the_producer(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """5 % are sent again and neighbours change places: each offset counts once, whatever it holds."""
     rng, places = random.Random(seed), Partitions(stream)
     records = stream.more(500)
@@ -123,7 +125,9 @@ def test_duplicates_and_disorder_of_the_producer(stream: WarmStream, pair: tuple
 
 @pytest.mark.shapes("append", "late_sink")
 @pytest.mark.row("F22")
-def test_rows_one_millisecond_around_the_watermark(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_rows_one_millisecond_around_the_watermark(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """A row is late for a window iff the window's end is at or before the watermark; a far-future stamp does not move the watermark."""
     places = Partitions(stream)
     top = (max(record.event_ms or 0 for record in stream.sent) // 1000 + 5) * 1000
@@ -153,7 +157,7 @@ def _watermarks(stream: WarmStream) -> set[int]:
 @pytest.mark.shapes(*OF_ONE_TOPIC)
 @pytest.mark.row("F18")
 def test_aborted_transactions_leave_holes_and_no_rows(
-    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
     """Of transactions only the committed records count; the holes of aborted ones and of markers stop nothing."""
     from kafka import KafkaProducer
@@ -186,7 +190,7 @@ def test_aborted_transactions_leave_holes_and_no_rows(
 
 @pytest.mark.shapes(*OF_ONE_TOPIC)
 @pytest.mark.row("F18")
-def test_a_compacted_topic_with_tombstones(broker: Broker, stream: WarmStream, prove: Prove, seed: int) -> None:
+def test_a_compacted_topic_with_tombstones(broker: Broker, stream: WarmStream, prove: CheckAllOracles, seed: int) -> None:
     """Of a compacted topic the stream reads what is left; offsets that compaction removed are no loss, tombstones are dead letters."""
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
     from kafka.admin import ConfigResource, ConfigResourceType
@@ -224,7 +228,9 @@ def test_a_compacted_topic_with_tombstones(broker: Broker, stream: WarmStream, p
 @pytest.mark.shapes("append", "upsert", "late_sink")
 @pytest.mark.row("F20")
 @pytest.mark.parametrize("change", ["added", "widened", "dropped", "renamed"])
-def test_a_producer_changes_its_schema(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, change: str) -> None:
+def test_a_producer_changes_its_schema(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, change: str
+) -> None:
     """A new field and an integer for a double change nothing. A NOT NULL field that is gone makes dead letters: no null in silence."""
     from kafka import KafkaProducer
 

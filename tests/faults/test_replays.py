@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from evidence import COMPACTION, actions, log_files
-from fleet import SHARDS, Worker
-from proof import Prove
-from warm import WarmStream
+from support.check_all_oracles import CheckAllOracles
+from support.evidence import COMPACTION, actions, log_files
+from support.fleet import SHARDS, Worker
+from support.warm_fleet import WarmStream
 
-from hindcast.control.maintenance import maintain
-from hindcast.control.schema import ControlTable
-from hindcast.control.upkeep import compact
 from hindcast.settings import project_root
+from hindcast.tables.compaction import compact
+from hindcast.tables.retention import maintain
+from hindcast.tables.schema import ControlTable
 
 REPLAY_SECONDS = 240.0
 
@@ -53,7 +53,7 @@ def age(sink: Path) -> list[Path]:
 
 @pytest.mark.row("F28")
 def test_a_verdict_during_compaction_and_vacuum(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, quick: bool
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, quick: bool
 ) -> None:
     """A verdict reads one version of the sink: batches that land, files that are compacted, and old ones that are deleted make no
     difference. What the retention protects stays: the files of that version, and of a batch that is not committed yet.

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from evidence import log_files
-from fleet import HEALED_SECONDS, LEASE_SECONDS, PARTITIONS, SHARDS, START_SECONDS, Worker, fleet_settings
-from live_stream import declare
-from proof import Prove
-from shapes import Shape
-from waiting import wait_until
-from warm import WarmFleet, WarmStream
+from support.check_all_oracles import CheckAllOracles
+from support.evidence import log_files
+from support.fleet import HEALED_SECONDS, LEASE_SECONDS, PARTITIONS, SHARDS, START_SECONDS, Worker, fleet_settings
+from support.live_stream import declare
+from support.shapes import Shape
+from support.waiting import wait_until
+from support.warm_fleet import WarmFleet, WarmStream
 
-from hindcast.control.desired import DesiredState
-from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import DesiredState
+from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -53,7 +53,7 @@ def read_only(folder: Path) -> Iterator[None]:
 @pytest.mark.row("F8")
 @pytest.mark.parametrize("store", ["lease", "sink", "ledger", "audit", "all"])
 def test_a_commit_that_is_written_and_then_fails(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, store: str, quick: bool
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, store: str, quick: bool
 ) -> None:
     """A third of all commits land without their workers' learning it: they read before they try again, and write nothing twice."""
     fleet, stores = stream.fleet, ["lease", "sink", "ledger", "audit"] if store == "all" else [store]
@@ -84,7 +84,7 @@ def test_a_commit_that_is_written_and_then_fails(
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("store", ["lease", "sink", "ledger", "audit"])
 def test_a_store_that_is_slow_and_fails(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, share: float, store: str, quick: bool
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, share: float, store: str, quick: bool
 ) -> None:
     """A store of one worker fails by chance and takes its time: it tries again, or stops itself if it cannot renew; another goes on."""
     failing = random.Random(seed).choice(pair)
@@ -110,7 +110,7 @@ def test_a_store_that_is_slow_and_fails(
 
 
 @pytest.mark.row("F9")
-def test_a_lease_table_that_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_lease_table_that_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
     """While nobody can renew, every owner stops before its lease would expire; when the table can be written again all goes on."""
     log = Path(stream.settings.table("control", "leases")) / "_delta_log"
     with read_only(log):
@@ -132,7 +132,7 @@ def _renewed_at(log: Path) -> float:
 
 
 @pytest.mark.row("F9")
-def test_a_sink_whose_log_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int) -> None:
+def test_a_sink_whose_log_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
     """Batches fail, an event says so and what to do, and once it can be written each is there once."""
     with read_only(Path(stream.settings.table("sinks", stream.name)) / "_delta_log"):
         stream.send_more(200)
@@ -167,7 +167,7 @@ def stale_checkpoint(newest: Path) -> None:
 @pytest.mark.row("F11")
 @pytest.mark.parametrize("damage", [torn, empty, missing, missing_newest, stale_checkpoint])
 def test_a_damaged_log_of_the_sink(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], tmp_path: Path
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """No version is skipped: the shards are not consumed, an event says why, and with the log as it was they go on exactly."""
     stream.pause()
@@ -189,7 +189,7 @@ def test_a_damaged_log_of_the_sink(
 @pytest.mark.row("F11")
 @pytest.mark.parametrize("damage", [torn, empty, missing, stale_checkpoint])
 def test_a_damaged_log_of_the_leases(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: Prove, seed: int, damage: Callable[[Path], None], tmp_path: Path
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """A worker does not start on it and says which table it is, or does not need what is gone: a checkpoint holds it."""
     stream.send_more(200)
@@ -237,7 +237,7 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 @pytest.mark.row("F13")
 @pytest.mark.parametrize("disk", ["tables", "checkpoints", "tmp"])
 def test_a_full_disk(
-    broker: Broker, topic: str, shape: Shape, settings_factory: Callable[..., Settings], prove: Prove, seed: int, disk: str
+    broker: Broker, topic: str, shape: Shape, settings_factory: Callable[..., Settings], prove: CheckAllOracles, seed: int, disk: str
 ) -> None:
     """The disk of the tables, of Spark's checkpoints or of Spark's own files is full for two leases, then freed: all goes on, exactly."""
     fleet = WarmFleet(fleet_settings(settings_factory(), broker.bootstrap_servers), spares=0)

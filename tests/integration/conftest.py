@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from live_stream import on_topic
-from one_shard import Shard
-from scene import LIST, ONCE, Scene
-from simulated_platform import publish, store
-from simulated_stream import simulate, trades
-from workload import Workload, renamed
+from support.live_stream import on_topic
+from support.replayed_stream import LIST, ONCE, ReplayedStream
+from support.shard_harness import Shard
+from support.simulated_platform import publish, store
+from support.simulated_stream import simulate, trades
+from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
-from hindcast.local import jars
-from hindcast.local.load import ensure_topic
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
-from hindcast.stream import source
-from hindcast.stream.lookups import LOOKUPS
+from hindcast.spark import kafka_source
+from hindcast.spark.lookups import LOOKUPS
+from hindcast_sandbox import jars
+from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[SparkSession]:
     """A session with Delta and Kafka, as workers and replays have it."""
-    from hindcast.stream import session
+    from hindcast.spark import session
 
     # Hundreds of plans and queries in one session, each run a few times: in the heap of a worker it would collect garbage most of the time.
     settings = Settings(home=tmp_path_factory.mktemp("spark"), jars_dir=jars_dir, spark_driver_memory="2g")
@@ -51,7 +51,7 @@ def shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Shard]:
     """A shard of two partitions whose batches are small."""
-    monkeypatch.setattr(source, "MAX_RECORDS_PER_BATCH", 80)
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_BATCH", 80)
     settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
     example = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
     made = Shard(spark, settings, on_topic(example, topic_factory(partitions=2)), broker.bootstrap_servers, 2)
@@ -82,7 +82,7 @@ def workload(
 
 
 @pytest.fixture(scope="session")
-def finished(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Scene:
+def finished(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> ReplayedStream:
     """One stream for all; its tables are copied for each test that changes them."""
     stream = simulate(trades(11, count=1_500, partitions=4, rate_ms=40.0), seed=11, shards=2, even=True)
     settings = Settings(home=tmp_path_factory.mktemp("finished"), jars_dir=jars_dir, bootstrap_servers=broker.bootstrap_servers)
@@ -92,13 +92,13 @@ def finished(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempP
     pipeline = replace(declared, source=replace(declared.source, name=topic), captured_floor=0.5)
     publish(settings, topic, stream.records)
     store(settings, stream, pipeline.sink.name)
-    scene = Scene(spark, settings, pipeline, stream)
+    scene = ReplayedStream(spark, settings, pipeline, stream)
     scene.replay(ONCE)
     return scene
 
 
 @pytest.fixture
-def scene(finished: Scene, tmp_path: Path) -> Scene:
+def scene(finished: ReplayedStream, tmp_path: Path) -> ReplayedStream:
     """The stream in a home of this test's own."""
     shutil.copytree(finished.settings.home / "tables", tmp_path / "tables")
     return replace(finished, settings=finished.settings.model_copy(update={"home": tmp_path}))

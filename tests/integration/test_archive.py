@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from live_stream import delete_records, ends
-from one_shard import CrashError, Shard, crash_at, parts
-from workload import Workload, at
+from support.live_stream import delete_records, ends
+from support.shard_harness import CrashError, Shard, crash_at, parts
+from support.workload_harness import Workload, at
 
-from hindcast.archive.copying import archive_topic
-from hindcast.archive.verification import verify
-from hindcast.control.archives import archive_url
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.archive.copy_topic import archive_topic
+from hindcast.archive.verify import verify
 from hindcast.errors import ArchiveRefusedError, BadRangeError
-from hindcast.replay.batch import answers_url, set_aside_url
+from hindcast.replay.batch import answers_url, side_rows_url
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import Replayed, run_replay
+from hindcast.replay.run_replay import Replayed, run_replay
 from hindcast.settings import Settings, project_root
+from hindcast.tables.archive_schema import archive_url
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 from hindcast.verdict.judge import judge
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def replayed(shard: Shard, run_id: str, **asked: Any) -> Replayed:
 
 def rows_of(shard: Shard, run_id: str) -> list[list[str]]:
     """Both tables of a run, row for row, in one order."""
-    urls = (answers_url(shard.settings, shard.pipeline.name, run_id), set_aside_url(shard.settings, shard.pipeline.name, run_id))
+    urls = (answers_url(shard.settings, shard.pipeline.name, run_id), side_rows_url(shard.settings, shard.pipeline.name, run_id))
     return [sorted(json.dumps(row, default=str) for row in DeltaTable(url).to_pyarrow_table().to_pylist()) for url in urls]
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from scene import Scene
+from support.replayed_stream import ReplayedStream
 
-from hindcast.control.history import History
-from hindcast.control.ledger import offsets_to_json
-from hindcast.control.runs import RunKind
-from hindcast.control.tables import ControlTables
 from hindcast.errors import RangeNotYetConsumedError
-from hindcast.replay.reference import newest_pair, run_reference
-from hindcast.replay.run import Replayed
-from hindcast.replay.runs import Runs
+from hindcast.replay.benchmark import newest_pair, run_reference
+from hindcast.replay.run_replay import Replayed
+from hindcast.replay.run_table import Runs
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import offsets_to_json
+from hindcast.tables.ledger_history import History
+from hindcast.tables.run_states import RunKind
 
 
 def rows(run: Replayed, answer: str) -> set[tuple[Any, ...]]:
@@ -25,7 +25,7 @@ def rows(run: Replayed, answer: str) -> set[tuple[Any, ...]]:
     return {(row["window"]["end"], row["ticker"], row["min_ask"], row["trades"], row["avg_ask"]) for row in found}
 
 
-def test_a_reference_range_is_replayed_in_both_ways(scene: Scene) -> None:
+def test_a_reference_range_is_replayed_in_both_ways(scene: ReplayedStream) -> None:
     """Both are kept with what they cost and which versions ran; each row that the batch has online, the re-execution has too."""
     history = History.of(scene.stream.ledger)
     half = {p: end // 4 for p, end in history.committed.items()}
@@ -46,7 +46,7 @@ def test_a_reference_range_is_replayed_in_both_ways(scene: Scene) -> None:
     )
 
 
-def test_a_version_that_has_streamed_nothing_is_told_so(scene: Scene) -> None:
+def test_a_version_that_has_streamed_nothing_is_told_so(scene: ReplayedStream) -> None:
     """Its ledger holds no batch to run again."""
     pipeline = replace(scene.pipeline, version=2, reference=('{"0": 0, "1": 0, "2": 0, "3": 0}', '{"0": 9, "1": 9, "2": 9, "3": 9}'))
     with pytest.raises(RangeNotYetConsumedError, match="version 2 has committed no batch"):

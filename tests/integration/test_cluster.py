@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster import Cluster, running_cluster
+from support.spark_cluster import Cluster, running_cluster
 
 from hindcast import catalog
-from hindcast.local import jars
 from hindcast.settings import Settings, project_root
+from hindcast_sandbox import jars
 
 if TYPE_CHECKING:
     from conftest import Broker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from competitive import INPUTS, Ratios, ratios
+from support.competitive_ratios import INPUTS, Ratios, ratios
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

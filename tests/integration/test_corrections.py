@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from one_shard import CrashError, crash_at
 from pyspark.sql import functions as F
-from scene import ONCE, Scene
+from support.replayed_stream import ONCE, ReplayedStream
+from support.shard_harness import CrashError, crash_at
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import CorrectionRefusedError, NothingLateError
-from hindcast.replay.runs import Runs
-from hindcast.serving.corrections import Corrections
+from hindcast.replay.run_table import Runs
+from hindcast.serving.corrected_windows import Corrections
 from hindcast.serving.reading import Reading
-from hindcast.verdict.correct import correct
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
+from hindcast.verdict.apply_correction import correct
 
 pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
@@ -31,7 +31,7 @@ def answer_of(row: dict[str, Any]) -> tuple[tuple[int, str], tuple[Any, ...]]:
     return (int(row["window"]["end"].timestamp() * 1000), row["ticker"]), (row["min_ask"], row["trades"], row["avg_ask"])
 
 
-def read(scene: Scene) -> Answers:
+def read(scene: ReplayedStream) -> Answers:
     """What readers get, the same by Spark and by Arrow; each key once."""
     reading = Reading.pin(scene.settings, scene.pipeline)
     rows = reading.arrow().to_pylist()
@@ -43,11 +43,11 @@ def read(scene: Scene) -> Answers:
     return found
 
 
-def events(scene: Scene) -> list[dict[str, Any]]:
+def events(scene: ReplayedStream) -> list[dict[str, Any]]:
     return ControlTables(scene.settings).rows(ControlTable.EVENTS, [("kind", "=", "windows_corrected")])
 
 
-def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: Scene) -> None:
+def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: ReplayedStream) -> None:
     """Captured is below 1 before and 1 after; done again nothing changes."""
     before = scene.judge()
     assert before["captured"] < 1
@@ -70,7 +70,7 @@ def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: Scen
     assert read(scene) == whole
 
 
-def test_a_late_row_that_comes_after_a_correction_is_corrected_by_the_next(scene: Scene) -> None:
+def test_a_late_row_that_comes_after_a_correction_is_corrected_by_the_next(scene: ReplayedStream) -> None:
     """The second correction begins at the first window that such a row was for; then none waits any more."""
     ends = {int(p): end for p, end in json.loads(Runs(ControlTables(scene.settings)).succeeded(ONCE)["plan"])["end"].items()}
     half = {partition: end // 2 for partition, end in ends.items()}
@@ -91,7 +91,7 @@ def test_a_late_row_that_comes_after_a_correction_is_corrected_by_the_next(scene
         scene.replay("none", late=True)
 
 
-def test_a_run_that_had_read_less_replaces_nothing(scene: Scene) -> None:
+def test_a_run_that_had_read_less_replaces_nothing(scene: ReplayedStream) -> None:
     """Corrections that are applied out of order, as a backfill may: the one that knew more stays."""
     scene.judge()
     correct(scene.settings, scene.pipeline, ONCE)
@@ -102,7 +102,7 @@ def test_a_run_that_had_read_less_replaces_nothing(scene: Scene) -> None:
     assert read(scene) == whole
 
 
-def test_whoever_is_killed_before_the_event_writes_it_the_next_time(scene: Scene) -> None:
+def test_whoever_is_killed_before_the_event_writes_it_the_next_time(scene: ReplayedStream) -> None:
     """The correction is in one commit: it is there, once, and so is its event in the end."""
     scene.judge()
     with pytest.MonkeyPatch.context() as patched:
@@ -116,7 +116,7 @@ def test_whoever_is_killed_before_the_event_writes_it_the_next_time(scene: Scene
     assert len(events(scene)) == 1
 
 
-def test_what_is_not_known_to_be_right_is_never_given_to_readers(scene: Scene) -> None:
+def test_what_is_not_known_to_be_right_is_never_given_to_readers(scene: ReplayedStream) -> None:
     """A run that was not judged, one with unexplained differences, one of another version."""
     with pytest.raises(CorrectionRefusedError, match="it was not judged"):
         correct(scene.settings, scene.pipeline, ONCE)
@@ -129,7 +129,7 @@ def test_what_is_not_known_to_be_right_is_never_given_to_readers(scene: Scene) -
     assert read(scene).keys() == {key for key in scene.stream.table if key[1] != "T1"}
 
 
-def test_a_reading_is_pinned(scene: Scene) -> None:
+def test_a_reading_is_pinned(scene: ReplayedStream) -> None:
     """What is corrected or streamed after it was made is not in it."""
     reading = Reading.pin(scene.settings, scene.pipeline)
     before = reading.arrow()

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from live_stream import ledger, sink_rows
-from one_shard import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
+from hindcast.spark.query_signature import signature_of
 from pyspark.sql import functions as F
-from waiting import wait_until
+from support.live_stream import ledger, sink_rows
+from support.shard_harness import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
+from support.waiting import wait_until
 
 from hindcast.errors import CheckpointRefusedError, OffsetGapError
-from hindcast.stream.takeover import shape_of
 
 SINK_STEPS = ["sink.1", "sink.2", "sink.3", "sink.4", "sink.5", "sink.6"]
 TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]
@@ -126,6 +126,6 @@ def test_a_seed_that_spark_draws_is_no_change_of_the_query(shard: Shard) -> None
     """A random column gets another seed in each session; that is the verdict's matter, and keeps no owner from taking over."""
     transform = shard.pipeline.transform
     random = replace(shard.pipeline, transform=lambda frame: transform(frame.withColumn("ask", F.rand())))
-    prints = {shape_of(shard.spark, replace(random)).fingerprint for _ in range(3)}
+    prints = {signature_of(shard.spark, replace(random)).fingerprint for _ in range(3)}
     assert len(prints) == 1
-    assert prints != {shape_of(shard.spark, shard.pipeline).fingerprint}
+    assert prints != {signature_of(shard.spark, shard.pipeline).fingerprint}

@@ -12,32 +12,33 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from live_stream import ledger
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from workload import Workload, at
+from support.live_stream import ledger
+from support.workload_harness import Workload, at
 
 from hindcast import Mode, Pipeline, Table, Topic, pipeline
-from hindcast.control.ledger import LedgerRow
+from hindcast.replay import hindsight_in_one_query
 from hindcast.replay.batch import answers_url, run_batch
-from hindcast.replay.online import keep_online
+from hindcast.replay.online_answer import keep_online
+from hindcast.replay.recorded_batches import RecordedBatches, recorded_batches
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import plan_replay
+from hindcast.replay.run_replay import plan_replay
 from hindcast.settings import Settings
-from hindcast.stream import at_once, source
-from hindcast.stream.reexecution import RecordedBatches, recorded_batches
+from hindcast.spark import kafka_source
+from hindcast.tables.ledger import LedgerRow
 
 #: A batch of words through a pipeline with state of its own, in a session that has had no stream: what a replay is.
 ALONE = """
 from hindcast import catalog
 from hindcast.settings import Settings, project_root
-from hindcast.stream import session, source
+from hindcast.spark import session, kafka_source
 spark = session.build(Settings(), "alone")
 pipeline = catalog.load(project_root() / "include" / "pipelines")["sentences"]
 session.keep_state_for(spark, pipeline)
 columns = "speaker string, word string, _partition int, _offset long"
 words = spark.createDataFrame([("ann", "It", 0, 0), ("bob", "Yes.", 0, 1), ("ann", "works.", 0, 2)], columns)
-print(sorted(row["sentence"] for row in source.transform([words], pipeline).collect()))
+print(sorted(row["sentence"] for row in kafka_source.transform([words], pipeline).collect()))
 spark.stop()
 """
 
@@ -108,8 +109,8 @@ def recorded(shard: str = "g0.s0") -> LedgerRow:
 )
 def test_a_batch_says_only_what_it_can_tell(spark: SparkSession, declared: Pipeline, shards: int, how: str) -> None:
     """Operators that wait for nothing: all rows. One aggregation on one shard: the closed groups. Whatever else there is: the engine."""
-    everything = source.transform(source.empty(spark, declared), declared)
-    said = at_once.said(everything, declared, [recorded(f"g0.s{number}") for number in range(shards)])
+    everything = kafka_source.transform(kafka_source.empty(spark, declared), declared)
+    said = hindsight_in_one_query.said(everything, declared, [recorded(f"g0.s{number}") for number in range(shards)])
     assert (said is None) == (how == "engine")
     if said is not None:
         assert (said is everything) == (how == "all")

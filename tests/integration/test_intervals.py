@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kafka import KafkaProducer
-from live_stream import on_topic
+from support.live_stream import on_topic
 
 from hindcast import catalog
-from hindcast.control.ledger import Ledger, LedgerRow
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import NothingToReplayError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import run_replay
+from hindcast.replay.run_replay import run_replay
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.schema import ControlTable
 
 if TYPE_CHECKING:
     from conftest import Broker

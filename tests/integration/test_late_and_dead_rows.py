@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 from hindcast import Window, catalog
 from hindcast.pipeline import Pipeline
 from hindcast.settings import project_root
-from hindcast.stream import audit, source
+from hindcast.spark import kafka_source, window_counts
+from hindcast.stream import late_and_dead_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,10 +37,10 @@ def test_the_arithmetic_of_windows_is_sparks_own(spark: SparkSession, pipeline: 
         [(at, late) for at in edges for late in (0, *(int((AT + timedelta(seconds=s)).timestamp() * 1000) for s in range(-6, 12, 3)))],
         "ts timestamp, _late_watermark_ms long",
     )
-    total, late = audit.window_counts(windowed)
+    total, late = window_counts.window_counts(windowed)
     counted = rows.withColumn("_event_at", F.col("ts")).select("ts", "_late_watermark_ms", total.alias("total"), late.alias("late"))
     exploded = (
-        source.assign_windows(rows, windowed)
+        kafka_source.assign_windows(rows, windowed)
         .groupBy("ts", "_late_watermark_ms")
         .agg(F.count("*").alias("total"), F.sum((F.unix_millis("window.end") <= F.col("_late_watermark_ms")).cast("long")).alias("late"))
     )
@@ -75,7 +76,7 @@ def test_poison_is_named_and_its_neighbours_are_unharmed(spark: SparkSession, pi
     values = [value for pair in zip([value for value, _ in POISON], GOOD * 4, strict=False) for value in pair]
     kafka = [(None, value, "trades", 0, offset, AT) for offset, value in enumerate(values)]
     raw = spark.createDataFrame(kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp")
-    parsed = source.parse(raw, pipeline)
+    parsed = kafka_source.parse(raw, pipeline)
     rows = {row["_offset"]: row for row in parsed.collect()}
     for number, (value, reason) in enumerate(POISON):
         row = rows[2 * number]
@@ -83,7 +84,7 @@ def test_poison_is_named_and_its_neighbours_are_unharmed(spark: SparkSession, pi
         assert reason in row["_reason"], value
         assert row["_value"] == value
     assert [row["_offset"] for row in rows.values() if row["_reason"] is None] == [2 * number + 1 for number in range(len(POISON))]
-    filed = audit.dead_letters(parsed.withColumn("_batch", F.lit(1)), pipeline)
+    filed = late_and_dead_rows.dead_letters(parsed.withColumn("_batch", F.lit(1)), pipeline)
     assert filed.count() == len(POISON)
 
 
@@ -95,6 +96,6 @@ def test_a_field_that_must_be_there_and_is_not_is_poison(spark: SparkSession, pi
     values = [f'{{{whole}, "ask": 1.0}}', f"{{{whole}}}", f'{{{whole}, "price": 1.0}}', f'{{{whole}, "ask": null}}', '{"ask": 1.0}']
     kafka = [(None, value.encode(), "trades", 0, offset, AT) for offset, value in enumerate(values)]
     raw = spark.createDataFrame(kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp")
-    reasons = [row["_reason"] for row in source.parse(raw, strict).orderBy("_offset").collect()]
+    reasons = [row["_reason"] for row in kafka_source.parse(raw, strict).orderBy("_offset").collect()]
     assert reasons == [None, "no ask", "no ask", "no ask", "no ts"]
-    assert source.usable(source.parse(raw, strict)).count() == 1
+    assert kafka_source.usable(kafka_source.parse(raw, strict)).count() == 1

@@ -11,11 +11,11 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from hindcast.errors import PrerequisiteError, ServiceError
-from hindcast.local import broker as brokers
-from hindcast.local import jars
-from hindcast.local.load import ensure_topic
-from hindcast.local.processes import Services, members
+from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings
+from hindcast_sandbox import broker as brokers
+from hindcast_sandbox import jars
+from hindcast_sandbox.load import ensure_topic
 
 
 @pytest.fixture

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
-from waiting import wait_until
+from support.waiting import wait_until
 
 from hindcast import catalog
 from hindcast.errors import ServiceError
-from hindcast.local import broker as brokers
-from hindcast.local import jars
-from hindcast.local.generators import GENERATORS, Generator
-from hindcast.local.generators.flaws import POISON
-from hindcast.local.generators.record import Record
-from hindcast.local.generators.trades import trades
-from hindcast.local.load import Account, Load, LoadState, account_path
-from hindcast.local.processes import inherited_environment
 from hindcast.pipeline import TOPIC_STRIDE
+from hindcast.processes.background_services import inherited_environment
 from hindcast.settings import Settings, project_root
-from hindcast.stream import source
+from hindcast.spark import kafka_source
+from hindcast_sandbox import broker as brokers
+from hindcast_sandbox import jars
+from hindcast_sandbox.generators import GENERATORS, Generator
+from hindcast_sandbox.generators.flaws import POISON
+from hindcast_sandbox.generators.record import Record
+from hindcast_sandbox.generators.trades import trades
+from hindcast_sandbox.load import Load, LoadReport, LoadState, report_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def _records(address: str, topic: str, partitions: int = 4) -> list[tuple[int, i
 
 def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Settings) -> None:
     """Each partition holds exactly the offsets of the account, and all counts are those of what was generated."""
-    path = account_path(settings, topic)
+    path = report_path(settings, topic)
     load = Load(broker.bootstrap_servers, topic, path, generator="trades", seed=5, rows_per_second=1_000_000, rows=20_000)
     account = load.run()
     records = _records(broker.bootstrap_servers, topic)
@@ -75,12 +75,12 @@ def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Se
     assert account.late == sum(record.late for record in generated)
     assert account.poison == Counter(record.poison for record in generated if record.poison)
     assert Counter((key, value) for _, _, key, value, _ in records) == Counter((record.key, record.value) for record in generated)
-    assert Account.read(path) == account
+    assert LoadReport.read(path) == account
 
 
 def test_the_account_numbers_the_partitions_across_the_topics(broker: Broker, topic: str, settings: Settings) -> None:
     """Payments and their retries are in two topics of 4 partitions; the account names each one's offsets, the second's from 10,000 on."""
-    path = account_path(settings, topic)
+    path = report_path(settings, topic)
     account = Load(broker.bootstrap_servers, topic, path, generator="payments", rows_per_second=3000, rows=20_000).run()
     for first, name in ((0, topic), (TOPIC_STRIDE, "payments-retry")):
         offsets: dict[int, list[int]] = {}
@@ -97,7 +97,7 @@ def test_the_account_numbers_the_partitions_across_the_topics(broker: Broker, to
 
 def test_a_second_load_goes_on_where_the_first_ended(broker: Broker, topic: str, settings: Settings) -> None:
     """The second account begins at the first one's ends: together they name every offset once."""
-    path = account_path(settings, topic)
+    path = report_path(settings, topic)
     first = Load(broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500).run()
     second = Load(broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500).run()
     assert second.start_offsets == first.end_offsets
@@ -107,7 +107,7 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
     """Over three seconds the pace is kept without drift, and each good row's time is within a second of the broker's."""
     began = time.monotonic()
     account = Load(
-        broker.bootstrap_servers, topic, account_path(settings, topic), generator="trades", rows_per_second=500, seconds=3.0
+        broker.bootstrap_servers, topic, report_path(settings, topic), generator="trades", rows_per_second=500, seconds=3.0
     ).run()
     assert time.monotonic() - began < 20
     assert 1400 <= account.sent <= 1501
@@ -123,18 +123,18 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
 
 def test_sigterm_ends_it_with_a_final_account(broker: Broker, topic: str, settings: Settings) -> None:
     """The service ends with 0 on SIGTERM, and its account is that of the broker, to the row."""
-    path = account_path(settings, topic)
+    path = report_path(settings, topic)
     environment = {**inherited_environment(), **settings.model_copy(update={"bootstrap_servers": broker.bootstrap_servers}).environment()}
-    command = [sys.executable, "-m", "hindcast.local.load", "--topic", topic, "--generator", "trades", "--rows-per-second", "3000"]
+    command = [sys.executable, "-m", "hindcast_sandbox.load", "--topic", topic, "--generator", "trades", "--rows-per-second", "3000"]
     process = subprocess.Popen(command, env=environment)
     try:
-        wait_until(lambda: path.exists() and Account.read(path).sent > 2000, 60, "2000 rows are sent")
+        wait_until(lambda: path.exists() and LoadReport.read(path).sent > 2000, 60, "2000 rows are sent")
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()
-    account = Account.read(path)
+    account = LoadReport.read(path)
     assert account.state is LoadState.FINISHED
     assert account.sent == len(_records(broker.bootstrap_servers, topic))
 
@@ -144,8 +144,8 @@ def test_a_broker_that_dies_and_comes_back_loses_no_row(settings: Settings) -> N
     jars.fetch(settings)
     service = brokers.start(settings)
     address, topic = brokers.address(service), "through-a-kill"
-    load = Load(address, topic, account_path(settings, topic), generator="trades", rows_per_second=500, rows=6000)
-    ended: list[Account] = []
+    load = Load(address, topic, report_path(settings, topic), generator="trades", rows_per_second=500, rows=6000)
+    ended: list[LoadReport] = []
     thread = threading.Thread(target=lambda: ended.append(load.run()))
     try:
         thread.start()
@@ -174,10 +174,10 @@ def test_a_lost_row_is_never_counted_and_fails_loudly(
         yield Record(0.0, b"k", b"x" * 2_000_000)
 
     monkeypatch.setitem(GENERATORS, "oversized", Generator("oversized", ("oversized",), oversized))
-    load = Load(broker.bootstrap_servers, topic, account_path(settings, topic), generator="oversized")
+    load = Load(broker.bootstrap_servers, topic, report_path(settings, topic), generator="oversized")
     with pytest.raises(ServiceError, match="lost rows"):
         load.run()
-    account = Account.read(account_path(settings, topic))
+    account = LoadReport.read(report_path(settings, topic))
     assert (account.state, account.sent) == (LoadState.FAILED, 1)
 
 
@@ -196,7 +196,7 @@ def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, name:
         assert ours
         rows = [(topic.name, 0, number, now, record.key, record.value) for number, record in enumerate(ours)]
         raw = spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, key binary, value binary")
-        found = {row["_offset"]: row["_reason"] for row in source.parse(raw, pipeline, topic).select("_offset", "_reason").collect()}
+        found = {row["_offset"]: row["_reason"] for row in kafka_source.parse(raw, pipeline, topic).select("_offset", "_reason").collect()}
         wrong = {
             (record.poison, found[number], record.value) for number, record in enumerate(ours) if bool(record.poison) != bool(found[number])
         }

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import wait_until
+from support.waiting import wait_until
 
-from hindcast.local import jars, stack
-from hindcast.local.detach import birth
-from hindcast.local.load import Account, LoadState, account_path
-from hindcast.local.processes import MARKER, Services
+from hindcast.processes.background_services import MARKER, Services
+from hindcast.processes.detach import birth
 from hindcast.settings import Settings
+from hindcast_sandbox import jars, stack
+from hindcast_sandbox.load import LoadReport, LoadState, report_path
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def home(settings: Settings) -> Iterator[Settings]:
 
 def _hindcast(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HINDCAST_HOME": str(settings.home), "HINDCAST_JARS_DIR": str(settings.spark_jars_dir)}
-    command = [sys.executable, "-m", "hindcast.cli.app", *arguments]
+    command = [sys.executable, "-m", "hindcast.cli.main", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
 
 
@@ -57,14 +57,14 @@ def test_up_and_down_leave_nothing(home: Settings) -> None:
     assert all(row["state"] == "running" and row["memory_mib"] > 10 for row in rows.values())
     kept = json.loads((home.home / "settings.json").read_text())
     assert kept["bootstrap_servers"] == f"127.0.0.1:{rows['broker']['ports']['kafka']}"
-    wait_until(lambda: Account.read(account_path(home, "trades")).sent > 50, 60, "50 rows are sent")
+    wait_until(lambda: LoadReport.read(report_path(home, "trades")).sent > 50, 60, "50 rows are sent")
     pids = {row["pid"] for row in rows.values()}
     assert pids <= {process.pid for process in _left(home.home)} | {rows["load-trades"]["pid"]}
     assert _hindcast(home, "down").returncode == 0
     assert not [pid for pid in pids if birth(pid)]  # a zombie that init has yet to reap is gone
     assert _left(home.home) == []
     assert Services(home.home).all() == []
-    assert Account.read(account_path(home, "trades")).state is LoadState.FINISHED
+    assert LoadReport.read(report_path(home, "trades")).state is LoadState.FINISHED
     assert _hindcast(home, "down").returncode == 0
 
 

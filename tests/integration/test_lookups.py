@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from hindcast.errors import LookupUnavailableError
 from hindcast.pipeline import Lookup
-from hindcast.stream.lookups import LOOKUPS, read_lookup
+from hindcast.spark.lookups import LOOKUPS, read_lookup
 
 
 @pytest.fixture

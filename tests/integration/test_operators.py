@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from live_stream import delete_records, ledger
-from one_shard import WAIT_SECONDS, CrashError, crash_at
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from waiting import wait_until
-from workload import Workload, at
+from support.live_stream import delete_records, ledger
+from support.shard_harness import WAIT_SECONDS, CrashError, crash_at
+from support.waiting import wait_until
+from support.workload_harness import Workload, at
 
 from hindcast import Format, Lookup, Table, Topic, pipeline
-from hindcast.control.schema import ControlTable
 from hindcast.errors import CheckpointRefusedError, OffsetsLostError, PipelineError
+from hindcast.tables.schema import ControlTable
 
 pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from live_stream import delete_records, ends, ledger, sink_rows
-from one_shard import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
-from waiting import wait_until
+from support.live_stream import delete_records, ends, ledger, sink_rows
+from support.shard_harness import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
+from support.waiting import wait_until
 
 from hindcast.errors import CheckpointRefusedError, OffsetGapError, OffsetsLostError
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
-from live_stream import delete_records
-from one_shard import CrashError, crash_at
+from support.live_stream import delete_records
+from support.shard_harness import CrashError, crash_at
 
 from hindcast import catalog
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, LettersUnprovenError
+from hindcast.kafka.offsets import TopicOffsets
+from hindcast.kafka.redrive import LETTER_HEADER, MARKS, Repaired, redrive, settle
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
-from hindcast.topics.letters import LETTER_HEADER, MARKS, Mended, send_back, settle
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -47,8 +47,8 @@ def stock_stats() -> Pipeline:
     return catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
 
 
-def mended(topic: str, *places: tuple[int, int]) -> list[Mended]:
-    return [Mended((topic, partition, offset), json.dumps({"offset": offset}).encode()) for partition, offset in places]
+def mended(topic: str, *places: tuple[int, int]) -> list[Repaired]:
+    return [Repaired((topic, partition, offset), json.dumps({"offset": offset}).encode()) for partition, offset in places]
 
 
 def arrived(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes, str]]:
@@ -68,8 +68,8 @@ def arrived(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes, str
 def test_a_letter_is_sent_back_once(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
     """To its own partition, with its own key; the second time it is left out."""
     settings, topic = dead
-    assert send_back(settings, stock_stats, mended(topic, (0, 1), (1, 0))) == (2, 0)
-    assert send_back(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (1, 2)
+    assert redrive(settings, stock_stats, mended(topic, (0, 1), (1, 0))) == (2, 0)
+    assert redrive(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (1, 2)
     assert arrived(settings, topic) == [
         (0, b"k0", b'{"offset": 0}', f"{topic}/0/0"),
         (0, b"k0", b'{"offset": 1}', f"{topic}/0/1"),
@@ -83,11 +83,11 @@ def expire(settings: Settings, topic: str) -> None:
         delete_records(settings.bootstrap_servers, topic, offsets.latest(topic))
 
 
-def killed_at(step: int, settings: Settings, pipeline: Pipeline, letters: list[Mended]) -> None:
+def killed_at(step: int, settings: Settings, pipeline: Pipeline, letters: list[Repaired]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         crash_at(patch, f"letters.{step}", 1)
         with pytest.raises(CrashError):
-            send_back(settings, pipeline, letters)
+            redrive(settings, pipeline, letters)
 
 
 @pytest.mark.parametrize("expired", [False, True])
@@ -101,10 +101,10 @@ def test_whoever_is_killed_before_a_step_sends_nothing_twice(
     assert [letter for *_, letter in arrived(settings, topic)] == [f"{topic}/0/0"] * sent
     if expired:
         expire(settings, topic)
-    assert send_back(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
+    assert redrive(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
     there = [f"{topic}/0/0"] if not (sent and expired) else []
     assert [letter for *_, letter in arrived(settings, topic)] == there
-    assert send_back(settings, stock_stats, mended(topic, (0, 0))) == (0, 1)
+    assert redrive(settings, stock_stats, mended(topic, (0, 0))) == (0, 1)
 
 
 @pytest.mark.parametrize("step", [4, 5, 6, 7])
@@ -116,7 +116,7 @@ def test_one_that_takes_over_from_a_killed_one_may_be_killed_too(dead: tuple[Set
     killed_at(step, settings, stock_stats, mended(topic, (0, 0), (0, 1)))
     seen = [letter for *_, letter in arrived(settings, topic)]
     expire(settings, topic)
-    assert send_back(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (3 - 1 - len(seen), 1 + len(seen))
+    assert redrive(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (3 - 1 - len(seen), 1 + len(seen))
     seen += [letter for *_, letter in arrived(settings, topic)]
     assert sorted(seen) == [f"{topic}/0/1", f"{topic}/1/0"]
 
@@ -130,7 +130,7 @@ def test_two_sets_of_tables_on_one_broker_do_not_take_each_others_proof(
     rows = ControlTables(settings).rows(ControlTable.DEAD_LETTERS)
     ControlTables(other).append(ControlTable.DEAD_LETTERS, rows)
     for one in (settings, other):
-        assert send_back(one, stock_stats, mended(topic, (0, 0))) == (1, 0)
+        assert redrive(one, stock_stats, mended(topic, (0, 0))) == (1, 0)
     keys = [tables.open(ControlTable.MENDED_LETTERS).metadata().id for tables in (ControlTables(settings), ControlTables(other))]
     assert {f"{key}/stock_stats".encode() for key in keys} <= marked(settings)
 
@@ -156,24 +156,24 @@ def test_a_proof_that_was_deleted_is_asked_of_a_person(dead: tuple[Settings, str
     with KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers) as admin:
         admin.delete_topics([MARKS])
     with pytest.raises(LettersUnprovenError, match="deadletters settle") as refused:
-        send_back(settings, stock_stats, mended(topic, (0, 0)))
+        redrive(settings, stock_stats, mended(topic, (0, 0)))
     run_id = refused.value.fields["run_id"]
     with pytest.raises(BadInputError, match="waits to be settled"):
         settle(settings, stock_stats, "no-such-run", sent=sent)
     settle(settings, stock_stats, run_id, sent=sent)
-    assert send_back(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
+    assert redrive(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
 
 
 def test_marks_that_retention_would_delete_are_refused(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
     """A topic of marks that somebody made otherwise proves nothing a week later."""
     settings, topic = dead
-    send_back(settings, stock_stats, mended(topic, (0, 0)))
+    redrive(settings, stock_stats, mended(topic, (0, 0)))
     with KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers) as admin:
         resource = ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "delete"})
         admin.alter_configs([resource])
         try:
             with pytest.raises(BadInputError, match=r"cleanup\.policy=delete"):
-                send_back(settings, stock_stats, mended(topic, (0, 1)))
+                redrive(settings, stock_stats, mended(topic, (0, 1)))
         finally:
             admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "compact"})])
 
@@ -183,7 +183,7 @@ def test_what_is_no_dead_letter_is_refused(dead: tuple[Settings, str], stock_sta
     settings, topic = dead
     for wrong, says in ((mended(topic, (0, 7)), "is no dead letter"), (mended(topic, (0, 0), (0, 0)), "is named twice")):
         with pytest.raises(BadInputError, match=says):
-            send_back(settings, stock_stats, wrong)
+            redrive(settings, stock_stats, wrong)
     with pytest.raises(BadInputError, match="Line 3"):
-        Mended.parse('{"topic": "t", "partition": 0}', 3)
+        Repaired.parse('{"topic": "t", "partition": 0}', 3)
     assert arrived(settings, topic) == []

@@ -12,23 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_stream import check_answer, check_filed, delete_records, ledger, sink_rows
-from one_shard import CrashError, Shard, crash_at, parts
-from simulated_stream import Clockwork, Simulated
-from workload import Workload, at
+from hindcast.shards.shard_names import app_id
+from support.live_stream import check_answer, check_filed, delete_records, ledger, sink_rows
+from support.shard_harness import CrashError, Shard, crash_at, parts
+from support.simulated_stream import Clockwork, Simulated
+from support.workload_harness import Workload, at
 
-from hindcast.control.desired import DesiredState, DesiredStates
-from hindcast.control.leases import ShardState
-from hindcast.control.ledger import Ledger
-from hindcast.control.schema import ControlTable
-from hindcast.control.shards import app_id, of_version
-from hindcast.control.tables import ControlTables
 from hindcast.errors import LeaseLostError, RewindRefusedError
+from hindcast.leases.lease import ShardState
+from hindcast.recovery import rewind
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import run_replay
-from hindcast.stream import reset
-from hindcast.stream.audit import Audit
-from hindcast.stream.fenced_table import Fence
+from hindcast.replay.run_replay import run_replay
+from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.resharding import of_version
+from hindcast.stream.late_and_dead_rows import Audit
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import Fence
+from hindcast.tables.ledger import Ledger
+from hindcast.tables.schema import ControlTable
 from hindcast.verdict.judge import judge
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
@@ -55,14 +56,14 @@ def file(shard: Shard) -> None:
         pass
 
 
-def plan(shard: Shard, target: dict[int, int] | datetime | None) -> reset.Plan:
-    return reset.make_plan(shard.settings, shard.store, shard.pipeline, target)
+def plan(shard: Shard, target: dict[int, int] | datetime | None) -> rewind.RewindPlan:
+    return rewind.make_plan(shard.settings, shard.store, shard.pipeline, target)
 
 
 def rewound(shard: Shard, target: dict[int, int] | None) -> dict[str, Any]:
     file(shard)
     pause(shard)
-    return reset.run(shard.settings, shard.store, shard.pipeline, plan(shard, target), by="me", reason="a test")
+    return rewind.run(shard.settings, shard.store, shard.pipeline, plan(shard, target), by="me", reason="a test")
 
 
 def check(shard: Shard) -> None:
@@ -120,10 +121,10 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(shard: 
     before, planned = sorted(sink_rows(shard.settings)), plan(shard, {0: 60, 1: 60})
     for step in range(1, 6):
         crash_at(monkeypatch, f"reset.{step}", 1)
-        what = partial(reset.run, plan=planned, by="me", reason="") if step <= 2 else reset.carry_on
+        what = partial(rewind.run, plan=planned, by="me", reason="") if step <= 2 else rewind.carry_on
         with pytest.raises(CrashError):
             what(shard.settings, shard.store, shard.pipeline)
-        begun = bool(reset.reset.unfinished(shard.store.read().leases, shard.pipeline.name))
+        begun = bool(rewind.rewind_point.unfinished(shard.store.read().leases, shard.pipeline.name))
         assert begun is (step > 1), "the old state, or one that the same call goes on from"
         assert (sorted(sink_rows(shard.settings)) == before) is (step <= 2)
         if begun:
@@ -134,8 +135,8 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(shard: 
         old.sink.commit(Fence(old.lease.epoch, old.batch + 1), [], after=Fence(old.lease.epoch, old.batch))
     late = ledger(shard.settings)[-1]
     Ledger(ControlTables(shard.settings)).append([replace(late, batch=old.batch + 1, sink_version=99)])  # as an owner that wakes files it
-    assert reset.carry_on(shard.settings, shard.store, shard.pipeline) is not None
-    assert reset.carry_on(shard.settings, shard.store, shard.pipeline) is None
+    assert rewind.carry_on(shard.settings, shard.store, shard.pipeline) is not None
+    assert rewind.carry_on(shard.settings, shard.store, shard.pipeline) is None
     shard.serve(second)
     read_once(shard)
     check(shard)
@@ -177,7 +178,7 @@ def test_a_rewind_that_could_not_be_refilled_changes_nothing(shard: Shard) -> No
         plan(shard, last)
     states.set_state(shard.pipeline.name, DesiredState.RUNNING)
     with pytest.raises(RewindRefusedError, match="not paused"):
-        reset.run(shard.settings, shard.store, shard.pipeline, planned, by="me", reason="")
+        rewind.run(shard.settings, shard.store, shard.pipeline, planned, by="me", reason="")
     assert shard.running[-1].sink.version() == version
     shards = {key: (lease.state, lease.epoch) for key, lease in shard.store.read().leases.items() if key.status_type == "shard"}
     assert shards == {key: (leases[key].state, leases[key].epoch) for key in shards}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hindcast.errors import ScratchRefusedError
-from hindcast.stream import scratch
+from hindcast.spark import scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

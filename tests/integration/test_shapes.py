@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from live_stream import check_answer, declare
-from one_shard import Shard
-from shapes import SHAPES, Shape
-from simulated_stream import Clockwork, Record, Simulated, trades
+from support.live_stream import check_answer, declare
+from support.shapes import SHAPES, Shape
+from support.shard_harness import Shard
+from support.simulated_stream import Clockwork, Record, Simulated, trades
 
 from hindcast import catalog
-from hindcast.local.load import ensure_topic
 from hindcast.settings import Settings
-from hindcast.stream import source
+from hindcast.spark import kafka_source
+from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -34,7 +34,7 @@ def test_a_shape_gives_the_answer_of_plain_python(
     shape: Shape,
 ) -> None:
     """Over several batches and a rebuild of the state, with late and poison rows. With fewer records the answer is another."""
-    monkeypatch.setattr(source, "MAX_RECORDS_PER_BATCH", 120)
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_BATCH", 120)
     settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
     settings = settings.model_copy(update={"pipelines_dir": settings.home / "pipelines"})
     topic = topic_factory(partitions=PARTITIONS)

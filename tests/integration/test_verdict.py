@@ -12,16 +12,16 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from scene import LIST, ONCE, Scene
-from simulated_platform import SINK_SCHEMA, publish, sink_row, store
-from simulated_stream import Clockwork, simulate, trades
+from support.replayed_stream import LIST, ONCE, ReplayedStream
+from support.simulated_platform import SINK_SCHEMA, publish, sink_row, store
+from support.simulated_stream import Clockwork, simulate, trades
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, PipelineError, UnknownRunError
 from hindcast.replay.batch import answers_url
-from hindcast.replay.runs import Runs
-from hindcast.replay.versus import versus
+from hindcast.replay.compare_runs import compare_runs
+from hindcast.replay.run_table import Runs
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 from hindcast.verdict.judge import judge
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
@@ -31,13 +31,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def one_key(scene: Scene) -> tuple[int, str]:
+def one_key(scene: ReplayedStream) -> tuple[int, str]:
     """A key of the stream's table that a verdict over all judges."""
     keys = sorted(scene.stream.table)
     return keys[len(keys) // 2]
 
 
-def test_a_healthy_stream_has_no_unexplained_difference(scene: Scene) -> None:
+def test_a_healthy_stream_has_no_unexplained_difference(scene: ReplayedStream) -> None:
     """Every number of the verdict is what the simulation says, and late rows explain all that hindsight changes."""
     verdict = scene.judge()
     online, hindsight = scene.judged(verdict)
@@ -64,7 +64,7 @@ def test_a_healthy_stream_has_no_unexplained_difference(scene: Scene) -> None:
     assert json.loads(verdict["ratios"])["trades"]["worst"] == pytest.approx(min(ratio.values()))
 
 
-def test_both_answers_are_kept(scene: Scene) -> None:
+def test_both_answers_are_kept(scene: ReplayedStream) -> None:
     """The hindcast's table holds hindsight and online, each as the simulation has it; the same run again replaces them."""
     run = scene.replay(ONCE)
     bounds = (run["plan"]["windows_after_ms"], run["plan"]["windows_to_ms"])
@@ -78,7 +78,7 @@ def test_both_answers_are_kept(scene: Scene) -> None:
         assert found == scene.stream.answers(scene.stream.records, *bounds, online=online)
 
 
-def test_a_run_is_a_benchmark(scene: Scene) -> None:
+def test_a_run_is_a_benchmark(scene: ReplayedStream) -> None:
     """Its row of runs has what it cost, what the stream cost over the same batches, and the stream's latency."""
     run = scene.replay("measured")
     assert run["state"] == "succeeded"
@@ -89,25 +89,25 @@ def test_a_run_is_a_benchmark(scene: Scene) -> None:
     assert 2.0 <= run["latency_p50_seconds"] <= run["latency_p95_seconds"]
 
 
-def test_two_runs_of_a_range_are_compared(scene: Scene) -> None:
+def test_two_runs_of_a_range_are_compared(scene: ReplayedStream) -> None:
     """The same code says the same; one value changed by hand is counted with its column; other ranges are refused."""
     again = scene.replay("again")
-    same = versus(scene.settings, scene.pipeline, ONCE, "again")
+    same = compare_runs(scene.settings, scene.pipeline, ONCE, "again")
     rows = again["output_rows"]
     assert (same.results.rows, same.results.equal, same.results.changed) == ((rows, rows), rows, 0)
     assert {row["measure"] for row in same.costs()} == {"rows_per_second", "seconds", "cpu_seconds", "peak_memory_bytes"}
     table = DeltaTable(answers_url(scene.settings, LIST, "again"))
     table.update({"trades": "trades + 1"}, predicate="ticker = 'T1' AND answer = 'hindsight'")
-    changed = versus(scene.settings, scene.pipeline, ONCE, "again").results
+    changed = compare_runs(scene.settings, scene.pipeline, ONCE, "again").results
     assert changed.changed_columns == {"trades": changed.changed}
     assert changed.equal == rows - changed.changed < rows
     ends = {int(p): end // 2 for p, end in again["plan"]["end"].items()}
     scene.replay("half", from_offsets=dict.fromkeys(ends, 0), to_offsets=ends)
     with pytest.raises(BadInputError, match="did not do the same work"):
-        versus(scene.settings, scene.pipeline, ONCE, "half")
+        compare_runs(scene.settings, scene.pipeline, ONCE, "half")
 
 
-def test_a_late_difference_names_its_window_and_its_late_rows(scene: Scene) -> None:
+def test_a_late_difference_names_its_window_and_its_late_rows(scene: ReplayedStream) -> None:
     """A sample says how many rows came after the window was final."""
     scene.judge()
     sample = scene.differences(ONCE, "late_rows")[0]
@@ -116,11 +116,11 @@ def test_a_late_difference_names_its_window_and_its_late_rows(scene: Scene) -> N
     assert {"window", "ticker"} == set(keys)
 
 
-def _delete(scene: Scene, key: tuple[int, str]) -> None:
+def _delete(scene: ReplayedStream, key: tuple[int, str]) -> None:
     _rewrite(scene, lambda rows: [row for row in rows if not _is(row, key)])
 
 
-def _rewrite(scene: Scene, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+def _rewrite(scene: ReplayedStream, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
     rows = DeltaTable(scene.sink).to_pyarrow_table().to_pylist()
     write_deltalake(scene.sink, pa.Table.from_pylist(change(rows), schema=SINK_SCHEMA), mode="overwrite")
 
@@ -129,24 +129,24 @@ def _is(row: dict[str, Any], key: tuple[int, str]) -> bool:
     return row["ticker"] == key[1] and int(row["window"]["end"].timestamp() * 1000) == key[0]
 
 
-def _change(column: str, by: float) -> Callable[[Scene, tuple[int, str]], None]:
-    def change(scene: Scene, key: tuple[int, str]) -> None:
+def _change(column: str, by: float) -> Callable[[ReplayedStream, tuple[int, str]], None]:
+    def change(scene: ReplayedStream, key: tuple[int, str]) -> None:
         _rewrite(scene, lambda rows: [{**row, column: row[column] * by} if _is(row, key) else row for row in rows])
 
     return change
 
 
-def _double(scene: Scene, key: tuple[int, str]) -> None:
+def _double(scene: ReplayedStream, key: tuple[int, str]) -> None:
     row = sink_row(scene.stream, key, scene.stream.table[key])
     write_deltalake(scene.sink, pa.Table.from_pylist([row], schema=SINK_SCHEMA), mode="append")
 
 
-def _extra(scene: Scene, key: tuple[int, str]) -> None:
+def _extra(scene: ReplayedStream, key: tuple[int, str]) -> None:
     row = {**sink_row(scene.stream, key, scene.stream.table[key]), "ticker": "NOBODY"}
     write_deltalake(scene.sink, pa.Table.from_pylist([row], schema=SINK_SCHEMA), mode="append")
 
 
-def _null(scene: Scene, key: tuple[int, str]) -> None:
+def _null(scene: ReplayedStream, key: tuple[int, str]) -> None:
     _rewrite(scene, lambda rows: [{**row, "avg_ask": None} if _is(row, key) else row for row in rows])
 
 
@@ -163,7 +163,7 @@ def _null(scene: Scene, key: tuple[int, str]) -> None:
     ],
 )
 def test_damage_to_the_sink_is_unexplained_and_named(
-    scene: Scene, one_key: tuple[int, str], break_it: Callable[[Scene, tuple[int, str]], None], kind: str, column: str
+    scene: ReplayedStream, one_key: tuple[int, str], break_it: Callable[[ReplayedStream, tuple[int, str]], None], kind: str, column: str
 ) -> None:
     """One damaged row gives exactly one unexplained difference, which names the row, and a verdict that fails with an event."""
     break_it(scene, one_key)
@@ -178,7 +178,7 @@ def test_damage_to_the_sink_is_unexplained_and_named(
     assert ONCE in event["detail"]
 
 
-def test_rounding_is_counted_apart_with_its_size(scene: Scene, one_key: tuple[int, str]) -> None:
+def test_rounding_is_counted_apart_with_its_size(scene: ReplayedStream, one_key: tuple[int, str]) -> None:
     """A difference in the last place passes, but is counted, sized and named."""
     _change("avg_ask", 1 + 2**-52)(scene, one_key)
     verdict = scene.judge()
@@ -189,7 +189,7 @@ def test_rounding_is_counted_apart_with_its_size(scene: Scene, one_key: tuple[in
     assert sample["column"] == "avg_ask"
 
 
-def test_a_transformation_that_is_not_a_function_of_its_input_is_found_out(scene: Scene) -> None:
+def test_a_transformation_that_is_not_a_function_of_its_input_is_found_out(scene: ReplayedStream) -> None:
     """A random column differs in every row: each is unexplained."""
 
     def noisy(frame: DataFrame) -> DataFrame:
@@ -200,7 +200,7 @@ def test_a_transformation_that_is_not_a_function_of_its_input_is_found_out(scene
     assert {sample["column"] for sample in scene.differences("noisy")} == {"avg_ask"}
 
 
-def test_a_column_that_only_one_side_has_is_unexplained(scene: Scene) -> None:
+def test_a_column_that_only_one_side_has_is_unexplained(scene: ReplayedStream) -> None:
     """A changed transformation on an old sink does not pass as equal on what is left."""
 
     def wider(frame: DataFrame) -> DataFrame:
@@ -212,7 +212,7 @@ def test_a_column_that_only_one_side_has_is_unexplained(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [(ControlTable.LATE_ROWS, "late_rows_table"), (ControlTable.DEAD_LETTERS, "dead_letters_table")])
-def test_a_row_that_its_account_lacks_or_has_twice_is_unexplained(scene: Scene, name: ControlTable, kind: str) -> None:
+def test_a_row_that_its_account_lacks_or_has_twice_is_unexplained(scene: ReplayedStream, name: ControlTable, kind: str) -> None:
     """The tables of late and poison rows are held against the replay offset by offset."""
     table = ControlTables(scene.settings).open(name)
     rows = table.to_pyarrow_table().slice(0, 2).to_pylist()
@@ -229,7 +229,7 @@ def test_a_row_that_its_account_lacks_or_has_twice_is_unexplained(scene: Scene, 
     )
 
 
-def test_incremental_verdicts_judge_each_window_once(scene: Scene) -> None:
+def test_incremental_verdicts_judge_each_window_once(scene: ReplayedStream) -> None:
     """Three verdicts in a row judge the windows of one over all, from offsets of their own."""
     whole = scene.judge()
     ends = json.loads(Runs(ControlTables(scene.settings)).succeeded(ONCE)["plan"])["end"]
@@ -245,7 +245,7 @@ def test_incremental_verdicts_judge_each_window_once(scene: Scene) -> None:
         assert sum(part[name] for part in parts) == whole[name], name
 
 
-def test_a_failing_expectation_fails_the_verdict_and_its_page_says_so(scene: Scene) -> None:
+def test_a_failing_expectation_fails_the_verdict_and_its_page_says_so(scene: ReplayedStream) -> None:
     """The pipeline's own expectations are asserted on the judged rows; Data Docs are built with relative links."""
     expectations = ({"type": "expect_column_values_to_be_between", "column": "trades", "min_value": 1_000_000},)
     verdict = replace(scene, pipeline=replace(scene.pipeline, expectations=expectations)).judge()
@@ -260,14 +260,14 @@ def test_a_failing_expectation_fails_the_verdict_and_its_page_says_so(scene: Sce
     assert str(docs) not in index
 
 
-def test_a_share_captured_below_the_floor_fails_the_verdict(scene: Scene) -> None:
+def test_a_share_captured_below_the_floor_fails_the_verdict(scene: ReplayedStream) -> None:
     """captured_floor is an expectation on the verdict."""
     verdict = replace(scene, pipeline=replace(scene.pipeline, captured_floor=1.0)).judge()
     assert verdict["unexplained"] == 0
     assert "captured" in json.loads(verdict["failed"])[0]
 
 
-def test_an_unknown_expectation_and_an_unknown_run_are_refused(scene: Scene) -> None:
+def test_an_unknown_expectation_and_an_unknown_run_are_refused(scene: ReplayedStream) -> None:
     """Before any Spark work starts."""
 
     def never() -> SparkSession:
@@ -280,7 +280,7 @@ def test_an_unknown_expectation_and_an_unknown_run_are_refused(scene: Scene) -> 
         judge(never, scene.settings, scene.pipeline, "none")
 
 
-def test_a_failed_run_leaves_its_row_and_an_event_and_can_be_retried(scene: Scene) -> None:
+def test_a_failed_run_leaves_its_row_and_an_event_and_can_be_retried(scene: ReplayedStream) -> None:
     """The retry of the same run id replays the same offsets."""
 
     def broken(frame: DataFrame) -> DataFrame:
@@ -295,7 +295,7 @@ def test_a_failed_run_leaves_its_row_and_an_event_and_can_be_retried(scene: Scen
 
 
 @pytest.fixture
-def plain(scene: Scene, topic_factory: Callable[..., str]) -> Scene:
+def plain(scene: ReplayedStream, topic_factory: Callable[..., str]) -> ReplayedStream:
     """A stateless pipeline: each usable row goes to the sink as it is, equal rows as often as they came."""
 
     def keep(frame: DataFrame) -> DataFrame:
@@ -326,7 +326,7 @@ def plain(scene: Scene, topic_factory: Callable[..., str]) -> Scene:
     return replace(scene, pipeline=pipeline, stream=stream)
 
 
-def test_a_pipeline_without_windows_is_compared_as_a_multiset(plain: Scene) -> None:
+def test_a_pipeline_without_windows_is_compared_as_a_multiset(plain: ReplayedStream) -> None:
     """Equal rows are no doubles; one row less is missing."""
     verdict = plain.judge("plain", everything=True)
     assert (verdict["unexplained"], verdict["late_rows"], verdict["captured"]) == (0, 0, 1.0)

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
-from live_stream import MODULE
-from one_shard import WAIT_SECONDS, Shard, parts
-from simulated_stream import Clockwork, Record
-from waiting import wait_until
+from support.live_stream import MODULE
+from support.shard_harness import WAIT_SECONDS, Shard, parts
+from support.simulated_stream import Clockwork, Record
+from support.waiting import wait_until
 
 from hindcast import catalog
-from hindcast.control.desired import DesiredStates
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import caught_up
-from hindcast.control.tables import ControlTables
-from hindcast.control.telling import tell
-from hindcast.control.versions import Versions
 from hindcast.errors import BadRangeError, TryLaterError, UnknownVersionError, VersionRefusedError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import run_replay
+from hindcast.replay.run_replay import run_replay
 from hindcast.serving.reading import read
 from hindcast.settings import Settings
-from hindcast.stream import source
+from hindcast.shards.active_version import caught_up
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.version_changes import Versions
+from hindcast.shards.version_events import record_changes
+from hindcast.spark import kafka_source
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock
 from hindcast.verdict.judge import judge
-from hindcast.versions.beginning import begin
-from hindcast.versions.compare import compare_versions
-from hindcast.versions.discarding import discard
+from hindcast.versions.compare_versions import compare_versions
+from hindcast.versions.discard import discard
 from hindcast.versions.listing import list_versions
-from hindcast.versions.promotion import back_out, promote
+from hindcast.versions.promote import back_out, promote
+from hindcast.versions.start import start_version
 
 if TYPE_CHECKING:
     from conftest import Broker
@@ -74,7 +74,7 @@ class Two:
         return Versions(LeaseTable(self.settings))
 
     def begin(self, start: str = "earliest", **given: Any) -> dict[str, Any]:
-        return begin(lambda: self.first.spark, self.settings, NAME, 2, start, **given)
+        return start_version(lambda: self.first.spark, self.settings, NAME, 2, start, **given)
 
     def catch_up(self) -> None:
         """Version 2 reads all that was sent, and what it set aside is filed."""
@@ -92,7 +92,7 @@ class Two:
         for seen in caught_up(LeaseTable(self.settings).leases()):
             noted = self.versions.note_caught_up(seen)
             assert noted is not None
-            tell(ControlTables(self.settings), noted)
+            record_changes(ControlTables(self.settings), noted)
 
     def send(self, records: list[Record]) -> None:
         """More of the feed, read by version 1."""
@@ -126,7 +126,7 @@ def two(
     tmp_path: Path,
 ) -> Iterator[Callable[[str], Two]]:
     """Make both versions on a topic of two partitions; version 1 has read the first half."""
-    monkeypatch.setattr(source, "MAX_RECORDS_PER_BATCH", 80)
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_BATCH", 80)
     made: list[Shard] = []
 
     def make(second: str) -> Two:
@@ -167,7 +167,7 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(two: Call
     with pytest.raises(BadRangeError, match="in the future"):
         pair.begin("2999-01-01T00:00:00+00:00", new_table=True)
     with pytest.raises(UnknownVersionError, match="No file declares version 3"):
-        begin(lambda: pair.first.spark, settings, NAME, 3, "earliest")
+        start_version(lambda: pair.first.spark, settings, NAME, 3, "earliest")
     assert pair.told() == []
     assert pair.begin(new_table=True)["seam_ms"] is None
     with pytest.raises(VersionRefusedError, match="version 2 is catching up beside the active one"):
@@ -189,7 +189,7 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(two: Call
     assert compared["samples"]
     pair.first.send(parts()[1])  # nobody has read it yet: version 1 is first
     pair.first.serve([])
-    monkeypatch.setattr("hindcast.versions.promotion.WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("hindcast.versions.promote.WAIT_SECONDS", 0.3)
     with pytest.raises(VersionRefusedError, match="records behind version 1"):
         promote(settings, NAME, 2)
     pair.catch_up()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from workload import Workload, at
+from support.workload_harness import Workload, at
 
 from hindcast import catalog
-from hindcast.control.schema import ControlTable
 from hindcast.settings import project_root
+from hindcast.tables.schema import ControlTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

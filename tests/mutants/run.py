@@ -41,7 +41,7 @@ _OUTCOMES = {"killed": Outcome.CAUGHT, "timeout": Outcome.CAUGHT, "survived": Ou
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--module", default="", help="examine these only, e.g. control/leases,control/keeper")
+    parser.add_argument("--module", default="", help="examine these only, e.g. leases/lease,shards/coordinator")
     parser.add_argument("--jobs", type=int, default=0, help="mutants that are tried at the same time; by default one for each core")
     parser.add_argument("--keep", type=Path, help="make the scratch tree in this new folder and leave it there, for `mutmut browse`")
     options = parser.parse_args()

@@ -10,7 +10,7 @@ from simulation.ports import Place
 from simulation.worker import SimulatedWorker
 from simulation.world import LEASE_SECONDS, MOST_SHARDS, World
 
-from hindcast.control.leases import LeaseKey
+from hindcast.leases.lease import LeaseKey
 from hindcast.testing import Outcome
 
 

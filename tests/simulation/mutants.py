@@ -12,15 +12,16 @@ from simulation import world
 from simulation.ports import Fence, FencedSink
 from simulation.worker import Consumer, SimulatedWorker
 
-from hindcast.control import balance, keeper, shards, store, versions
-from hindcast.control.desired import desired_key
-from hindcast.control.keeper import Keeper, Step
-from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.observer import Observer
-from hindcast.control.standing import Standing
-from hindcast.control.store import LeaseStore, Snapshot, swap
-from hindcast.control.versions import Versions
 from hindcast.errors import CommitConflictError, CommitUnknownError
+from hindcast.leases import balance, store
+from hindcast.leases.expired_owners import Observer
+from hindcast.leases.lease import Lease, LeaseKey, ShardState, StatusType
+from hindcast.leases.store import LeaseStore, Snapshot, swap
+from hindcast.shards import coordinator, resharding, version_changes
+from hindcast.shards.active_version import Rollout
+from hindcast.shards.coordinator import LeaseCoordinator, Step
+from hindcast.shards.desired_state import desired_key
+from hindcast.shards.version_changes import Versions
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -60,7 +61,7 @@ def _retry_an_unknown_commit_blindly(patch: pytest.MonkeyPatch) -> None:
                 continue
         raise CommitConflictError(table="memory")
 
-    patch.setattr(keeper, "swap", blind)
+    patch.setattr(coordinator, "swap", blind)
 
 
 def _take_an_unknown_commit_for_written(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def _take_an_unknown_commit_for_written(patch: pytest.MonkeyPatch) -> None:
         swap(leases, remember, **options)
         return decided
 
-    patch.setattr(keeper, "swap", trusting)
+    patch.setattr(coordinator, "swap", trusting)
 
 
 def _take_before_expiry(patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +91,7 @@ def _take_before_expiry(patch: pytest.MonkeyPatch) -> None:
 
 
 def _open_a_child_before_its_parent_ends(patch: pytest.MonkeyPatch) -> None:
-    opened = shards.opened
+    opened = resharding.opened
 
     def hasty(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
         ended = {
@@ -98,7 +99,7 @@ def _open_a_child_before_its_parent_ends(patch: pytest.MonkeyPatch) -> None:
         }
         return opened(ended)
 
-    patch.setattr(shards, "opened", hasty)
+    patch.setattr(resharding, "opened", hasty)
 
 
 def _do_not_seal_on_take_over(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def _do_not_seal_on_take_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fence_oneself_after_expiry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keeper, "SELF_FENCE", 1.3)
+    patch.setattr(coordinator, "SELF_FENCE", 1.3)
 
 
 def _take_without_raising_the_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -117,35 +118,35 @@ def _take_without_raising_the_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def _report_a_checkpoint_after_the_lease_was_lost(patch: pytest.MonkeyPatch) -> None:
-    report = Keeper.report
+    report = LeaseCoordinator.report
 
-    def anyway(self: Keeper, key: LeaseKey, *arguments: Any, checkpoint: Mapping[str, Any], **options: Any) -> None:
+    def anyway(self: LeaseCoordinator, key: LeaseKey, *arguments: Any, checkpoint: Mapping[str, Any], **options: Any) -> None:
         report(self, key, *arguments, checkpoint=dict(checkpoint), **options)
         if key not in self._held:
             row = self._store.read().leases[key]
             self._store.commit(self._store.read(), [row.evolve(checkpoint={**row.checkpoint, **checkpoint})])
 
-    patch.setattr(Keeper, "report", anyway)
+    patch.setattr(LeaseCoordinator, "report", anyway)
 
 
 def _report_under_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
-    report = Keeper.report
+    report = LeaseCoordinator.report
 
-    def any_epoch(self: Keeper, key: LeaseKey, epoch: int, **options: Any) -> None:
+    def any_epoch(self: LeaseCoordinator, key: LeaseKey, epoch: int, **options: Any) -> None:
         held = self._held.get(key)
         report(self, key, held.epoch if held else epoch, **options)
 
-    patch.setattr(Keeper, "report", any_epoch)
+    patch.setattr(LeaseCoordinator, "report", any_epoch)
 
 
 def _never_adopt_what_was_handed_over(patch: pytest.MonkeyPatch) -> None:
-    decide = Keeper._decide
+    decide = LeaseCoordinator._decide
 
-    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+    def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
         given = {key for key, row in snapshot.leases.items() if row.lease_owner == self.owner and key not in self._held}
         return [row for row in decide(self, snapshot) if row.key not in given]
 
-    patch.setattr(Keeper, "_decide", decided)
+    patch.setattr(LeaseCoordinator, "_decide", decided)
 
 
 def _never_see_a_dead_workers_slot_as_expired(patch: pytest.MonkeyPatch) -> None:
@@ -154,24 +155,24 @@ def _never_see_a_dead_workers_slot_as_expired(patch: pytest.MonkeyPatch) -> None
 
 
 def _renew_for_ever_what_is_closed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeper, "closed", lambda *_, **__: None)
+    patch.setattr(LeaseCoordinator, "closed", lambda *_, **__: None)
 
 
 def _let_a_clean_stop_wait_for_expiry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeper, "leave", lambda _: None)
+    patch.setattr(LeaseCoordinator, "leave", lambda _: None)
 
 
 def _keep_what_was_taken_while_told_to_stop(patch: pytest.MonkeyPatch) -> None:
-    apply = Keeper._apply
+    apply = LeaseCoordinator._apply
 
-    def unaware(self: Keeper, *arguments: Any) -> Step:
+    def unaware(self: LeaseCoordinator, *arguments: Any) -> Step:
         draining, self._draining = self._draining, False
         try:
             return apply(self, *arguments)
         finally:
             self._draining = draining
 
-    patch.setattr(Keeper, "_apply", unaware)
+    patch.setattr(LeaseCoordinator, "_apply", unaware)
 
 
 def _steal_for_a_difference_of_one(patch: pytest.MonkeyPatch) -> None:
@@ -196,15 +197,15 @@ def _number_batches_from_zero_after_a_take_over(patch: pytest.MonkeyPatch) -> No
 
 
 def _join_whatever_the_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeper, "_seconds_of", lambda self, _: self.lease_seconds)
+    patch.setattr(LeaseCoordinator, "_seconds_of", lambda self, _: self.lease_seconds)
 
 
 def _wait_for_ever_for_a_start(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeper, "begun", lambda *_: None)
+    patch.setattr(LeaseCoordinator, "begun", lambda *_: None)
 
 
 def _see_nothing_to_do_between_renewals(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeper, "look", lambda _: False)
+    patch.setattr(LeaseCoordinator, "look", lambda _: False)
 
 
 def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
@@ -220,32 +221,32 @@ def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def _take_a_slot_in_its_old_epoch(patch: pytest.MonkeyPatch) -> None:
-    decide = Keeper._decide_slot
+    decide = LeaseCoordinator._decide_slot
 
-    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+    def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
         before = {key: row.epoch for key, row in snapshot.leases.items()}
         return [row.evolve(epoch=before.get(row.key, row.epoch)) for row in decide(self, snapshot)]
 
-    patch.setattr(Keeper, "_decide_slot", decided)
+    patch.setattr(LeaseCoordinator, "_decide_slot", decided)
 
 
 def _take_a_slot_that_is_held(patch: pytest.MonkeyPatch) -> None:
-    decide = Keeper._decide_slot
+    decide = LeaseCoordinator._decide_slot
 
-    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+    def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
         found = decide(self, snapshot)
         if any(row.lease_owner == self.owner for row in found):
             return found
         held = [row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and not row.free]
         return [held[0].given_to(self.owner)] if held else found
 
-    patch.setattr(Keeper, "_decide_slot", decided)
+    patch.setattr(LeaseCoordinator, "_decide_slot", decided)
 
 
 def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
-    acquire = Keeper.acquire_slot
+    acquire = LeaseCoordinator.acquire_slot
 
-    def anyway(self: Keeper, wait: Callable[[float], object]) -> bool:
+    def anyway(self: LeaseCoordinator, wait: Callable[[float], object]) -> bool:
         if acquire(self, wait):
             return True
         key = LeaseKey(self._fleet, StatusType.SLOT, "one more")
@@ -253,9 +254,9 @@ def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
         self._slot = key
         return True
 
-    decide = Keeper._decide
+    decide = LeaseCoordinator._decide
 
-    def decided(self: Keeper, snapshot: Snapshot) -> list[Lease]:
+    def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
         slot, held = self._slot, self._held.get(self._slot) if self._slot else None
         if slot is None or slot.status_value != "one more" or held is None:
             return decide(self, snapshot)
@@ -263,26 +264,26 @@ def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
         changes = decide(self, Snapshot({**snapshot.leases, slot: row}, snapshot.token))
         return [change for change in changes if change.key != slot]
 
-    patch.setattr(Keeper, "acquire_slot", anyway)
-    patch.setattr(Keeper, "_decide", decided)
+    patch.setattr(LeaseCoordinator, "acquire_slot", anyway)
+    patch.setattr(LeaseCoordinator, "_decide", decided)
 
 
 def _count_the_deadline_from_after_the_commit(patch: pytest.MonkeyPatch) -> None:
-    apply = Keeper._apply
+    apply = LeaseCoordinator._apply
 
-    def late(self: Keeper, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
+    def late(self: LeaseCoordinator, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
         return apply(self, snapshot, changes, self._clock.monotonic())
 
-    patch.setattr(Keeper, "_apply", late)
+    patch.setattr(LeaseCoordinator, "_apply", late)
 
 
 def _forget_the_seam_on_back_out(patch: pytest.MonkeyPatch) -> None:
     back_out = Versions.back_out
 
-    def forgetful(self: Versions, name: str, **options: Any) -> Standing:
+    def forgetful(self: Versions, name: str, **options: Any) -> Rollout:
         back_out(self, name, **options)
         row = self._store.read().leases[desired_key(name)]
-        standing = Standing.of(row)
+        standing = Rollout.of(row)
         assert standing.beside is not None
         forgotten = replace(standing, beside=replace(standing.beside, seam_ms=None))
         self._store.commit(self._store.read(), [forgotten.written(row)])
@@ -292,16 +293,16 @@ def _forget_the_seam_on_back_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def _begin_from_the_least_floor(patch: pytest.MonkeyPatch) -> None:
-    begun = shards._begun
+    begun = resharding._begun
 
     def least(child: Lease, parents: list[Lease]) -> Lease:
         found = begun(child, parents)
-        had = {partition for parent in parents for partition in parent.detail[shards.PARTITIONS]}
-        floor = min(shards.final_ms(parent, None) for parent in parents)
+        had = {partition for parent in parents for partition in parent.detail[resharding.PARTITIONS]}
+        floor = min(resharding.final_ms(parent, None) for parent in parents)
         floors = {p: known if int(p) in had else floor for p, known in found.checkpoint["floors"].items()}
         return found.evolve(checkpoint={**found.checkpoint, "floors": floors})
 
-    patch.setattr(shards, "_begun", least)
+    patch.setattr(resharding, "_begun", least)
 
 
 def _end_a_superseded_shard_before_its_last_batch(patch: pytest.MonkeyPatch) -> None:
@@ -325,9 +326,9 @@ def _seal_over_whatever_is_recorded(patch: pytest.MonkeyPatch) -> None:
 
 
 def _promote_in_the_middle_of_a_reshard(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(versions, "check_no_reshard", lambda *_: None)
+    patch.setattr(version_changes, "check_no_reshard", lambda *_: None)
     patch.setattr(world, "check_no_reshard", lambda *_: None)
-    patch.setattr(shards, "reading", shards.newest_of_version)
+    patch.setattr(resharding, "reading", resharding.newest_of_version)
 
 
 #: The mutants by what they do wrong. The last ones are faults that other lease libraries have had.

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
+from hindcast.shards.shard_names import shard_version
 from simulation.history import Event, History, Kind, Op, Versioned
 from simulation.topic import MORE_PARTITIONS, PARTITIONS
 
-from hindcast.control.leases import ShardState
-from hindcast.control.shards import shard_version
-from hindcast.control.standing import ChangeKind
+from hindcast.leases.lease import ShardState
+from hindcast.shards.active_version import ChangeKind
 
 
 class Breach(NamedTuple):

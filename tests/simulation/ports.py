@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.store import Snapshot
 from hindcast.errors import FenceMovedError, LeaseLostError, StoreUnavailableError
+from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.leases.store import Snapshot
 from hindcast.testing import MemoryStore, Outcome
 
 #: Of a shard's checkpoint: the last batch that its owner has reported.

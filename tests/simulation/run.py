@@ -6,7 +6,7 @@ import argparse
 import secrets
 import time
 
-from simulation import drawn, search
+from simulation import random_histories, search
 from simulation.mutants import MUTANTS, mutated
 
 #: Seconds between two lines that say how far it is.
@@ -52,12 +52,12 @@ def _told(seed: str, examples: int, steps: int):  # noqa: ANN202 - an iterator o
 
 def _broken(seed: str, steps: int) -> bool:
     """Play one history; where it breaks an oracle, print the fewest actions that do."""
-    workers, shards, actions = drawn.draw(seed, steps)
-    breaches = drawn.play(workers, shards, actions).breaches()
+    workers, shards, actions = random_histories.draw(seed, steps)
+    breaches = random_histories.play(workers, shards, actions).breaches()
     if breaches:
         first = breaches[0]
         print(f"SEED={seed} breaks {first.oracle} at {first.event.at:.1f} s: {first.text}\n  {workers} workers, {shards} shards:")
-        for action in drawn.shrink(workers, shards, actions, first.oracle):
+        for action in random_histories.shrink(workers, shards, actions, first.oracle):
             print(f"  {action}")
     return bool(breaches)
 
@@ -82,7 +82,7 @@ def _mutants(seed: str) -> int:
     missed = 0
     for name in MUTANTS:
         with mutated(name):
-            found = drawn.first_breach(seed, MUTANT_HISTORIES, STEPS)
+            found = random_histories.first_breach(seed, MUTANT_HISTORIES, STEPS)
         missed += found is None
         caught = (
             f"NOT caught in {MUTANT_HISTORIES} histories" if found is None else f"caught by {found[1].oracle} after {found[0]} histories"

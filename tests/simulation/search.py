@@ -16,7 +16,7 @@ from simulation.ports import AWAY, Away
 from simulation.worker import SimulatedWorker
 from simulation.world import LEASE_SECONDS, World
 
-from hindcast.control.leases import LeaseKey
+from hindcast.leases.lease import LeaseKey
 from hindcast.testing import Outcome
 
 #: A step's outcomes: what each of the store's answers is.

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from simulation import drawn, search
+from simulation import random_histories, search
 from simulation.actions import VERSION_WEIGHTS, Action, act
 from simulation.mutants import MUTANTS, mutated
 from simulation.world import MOST_SHARDS, MOST_WORKERS, World
 
-from hindcast.control.standing import ChangeKind
+from hindcast.shards.active_version import ChangeKind
 
-numbers = st.integers(0, drawn.SPREAD - 1)
+numbers = st.integers(0, random_histories.SPREAD - 1)
 actions = st.sampled_from([name for name, weight in VERSION_WEIGHTS.items() for _ in range(weight)])
 #: Drawn histories that are played in all: `make test-fast` plays fewer.
 DRAWN, PARTS = int(os.environ.get("HISTORIES", "1000")), 10
@@ -47,16 +47,16 @@ class LeaseMachine(RuleBasedStateMachine):
 def test_drawn_histories_hold(part: int) -> None:
     """No oracle breaks, whatever the seed."""
     for number in range(DRAWN // PARTS):
-        assert not drawn.play(*drawn.draw(f"{part}/{number}", STEPS)).breaches(), f"SEED={part}/{number}"
+        assert not random_histories.play(*random_histories.draw(f"{part}/{number}", STEPS)).breaches(), f"SEED={part}/{number}"
 
 
 def test_most_histories_that_have_versions_promote_one_and_back_out() -> None:
     """The oracles of readers and promotions see nothing else."""
     seen: Counter[str] = Counter()
     for number in range(60):
-        workers, shards, drawn_actions = drawn.draw(f"versions/{number}", STEPS)
-        if drawn.has_versions(drawn_actions):
-            seen.update({"histories", *drawn.changes(drawn.play(workers, shards, drawn_actions))})
+        workers, shards, drawn_actions = random_histories.draw(f"versions/{number}", STEPS)
+        if random_histories.has_versions(drawn_actions):
+            seen.update({"histories", *random_histories.changes(random_histories.play(workers, shards, drawn_actions))})
     assert seen["histories"] > 20
     for change in (ChangeKind.PROMOTED, ChangeKind.BACKED_OUT):
         assert seen[change] > seen["histories"] / 2, seen
@@ -68,10 +68,10 @@ TestLeaseMachine.settings = settings(
 )
 
 
-@pytest.mark.parametrize("kept", drawn.KEPT)
+@pytest.mark.parametrize("kept", random_histories.KEPT)
 def test_what_was_found_once_stays_mended(kept: str) -> None:
     """Histories that have broken an oracle break none any more."""
-    assert not drawn.play(*drawn.KEPT[kept]).breaches()
+    assert not random_histories.play(*random_histories.KEPT[kept]).breaches()
 
 
 @pytest.mark.parametrize("owned", [False, True], ids=["a free shard", "an owned shard"])
@@ -93,13 +93,13 @@ def test_every_history_of_three_fine_moves_holds() -> None:
 def test_a_mutant_is_caught_by_an_oracle(name: str) -> None:
     """The oracles can fail: with this fault in the code one of them does."""
     with mutated(name):
-        found = drawn.first_breach("mutant", HISTORIES, STEPS)
+        found = random_histories.first_breach("mutant", HISTORIES, STEPS)
     assert found is not None, f"{HISTORIES} histories do not tell the mutant from the code"
 
 
 def test_a_seed_repeats_its_history() -> None:
     """The same seed gives the same actions, and they give the same history."""
-    first, second = (drawn.play(*drawn.draw("7", 40)).history for _ in range(2))
+    first, second = (random_histories.play(*random_histories.draw("7", 40)).history for _ in range(2))
     assert first == second
 
 
@@ -107,8 +107,10 @@ def test_a_breach_is_shrunk_to_what_causes_it() -> None:
     """What is left of a history that breaks an oracle still breaks it, in fewer actions."""
     with mutated("take before expiry"):
         workers, shards, actions = next(
-            history for history in drawn.histories("shrink", STEPS) if "I3 one owner" in {b.oracle for b in drawn.play(*history).breaches()}
+            history
+            for history in random_histories.histories("shrink", STEPS)
+            if "I3 one owner" in {b.oracle for b in random_histories.play(*history).breaches()}
         )
-        fewer = drawn.shrink(workers, shards, actions, "I3 one owner")
+        fewer = random_histories.shrink(workers, shards, actions, "I3 one owner")
         assert len(fewer) < len(actions)
-        assert "I3 one owner" in {breach.oracle for breach in drawn.play(workers, shards, fewer).breaches()}
+        assert "I3 one owner" in {breach.oracle for breach in random_histories.play(workers, shards, fewer).breaches()}

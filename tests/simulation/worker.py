@@ -9,11 +9,11 @@ from typing import TypeVar
 from simulation.history import Event, Kind, Op
 from simulation.ports import BATCH, FaultyStore, Fence, FencedSink, Reached
 
-from hindcast.control import shards
-from hindcast.control.keeper import Keeper, Step
-from hindcast.control.leases import Lease, LeaseKey, StatusType
-from hindcast.control.store import Snapshot
 from hindcast.errors import CommitUnknownError, FenceMovedError, HindcastError, LeaseLostError
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.leases.store import Snapshot
+from hindcast.shards import resharding
+from hindcast.shards.coordinator import LeaseCoordinator, Step
 from hindcast.testing import FakeClock, Outcome
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def first_place(lease: Lease) -> Reached:
 
 
 def wanted(lease: Lease, snapshot: Snapshot) -> bool:
-    return shards.wanted(lease, snapshot, lambda *_: True)
+    return resharding.wanted(lease, snapshot, lambda *_: True)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Consumer:
         return self.after.batch if self.after else 0
 
     def seal(self, sink: FencedSink) -> Fence | None:
-        """Fence older epochs off and go on from what the sink holds, as :func:`hindcast.stream.takeover.seal` does.
+        """Fence older epochs off and go on from what the sink holds, as :func:`hindcast.recovery.takeover.seal` does.
 
         :raises LeaseLostError: where a newer epoch has sealed it already
         """
@@ -89,7 +89,9 @@ class Consumer:
 class SimulatedWorker:
     """One process. ``step`` is its renewal thread, ``work`` its main thread; ``begin``, ``land`` and ``report`` are its queries'."""
 
-    def __init__(self, name: str, clock: FakeClock, rate: float, keeper: Keeper, sink: FencedSink, record: Callable[[Event], None]) -> None:
+    def __init__(
+        self, name: str, clock: FakeClock, rate: float, keeper: LeaseCoordinator, sink: FencedSink, record: Callable[[Event], None]
+    ) -> None:
         """:param rate: seconds on this worker's clock in one true second"""
         self.name, self.clock, self.rate, self.keeper = name, clock, rate, keeper
         self._sink, self._record = sink, record
@@ -132,7 +134,7 @@ class SimulatedWorker:
             self._leave()
 
     def _act(self, step: Step) -> None:
-        self.superseded = shards.superseded(step.leases.values())
+        self.superseded = resharding.superseded(step.leases.values())
         for key in step.lost:
             if key in self.consumers:
                 self._stop(self.consumers[key])

@@ -12,15 +12,15 @@ from simulation.ports import BATCH, FAULTS, FaultyStore, Fence, FencedSink, Reac
 from simulation.topic import MORE_PARTITIONS, PARTITIONS
 from simulation.worker import SimulatedWorker, first_place, wanted
 
-from hindcast.control import shards
-from hindcast.control.desired import DesiredState, desired_key, wanted_versions
-from hindcast.control.keeper import LOOKS, RENEWALS, SETTLE_SECONDS, Keeper
-from hindcast.control.leases import REMOVED, TAKEABLE, Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.standing import Beside, BesideState, Standing, caught_up
-from hindcast.control.versions import Versions, check_no_reshard
 from hindcast.errors import HindcastError, VersionRefusedError
+from hindcast.leases.lease import REMOVED, TAKEABLE, Lease, LeaseKey, ShardState, StatusType
+from hindcast.shards import resharding, shard_names
+from hindcast.shards.active_version import InactiveState, InactiveVersion, Rollout, caught_up
+from hindcast.shards.coordinator import LOOKS, RENEWALS, SETTLE_SECONDS, LeaseCoordinator
+from hindcast.shards.desired_state import DesiredState, desired_key, wanted_versions
+from hindcast.shards.version_changes import Versions, check_no_reshard
 from hindcast.testing import FakeClock, Outcome
-from hindcast.versions.position import Position, position_by
+from hindcast.versions.catch_up import VersionPosition, position_by
 
 LEASE_SECONDS = 10.0
 PERIOD = LEASE_SECONDS / RENEWALS
@@ -73,7 +73,7 @@ class World:
         )
         self.store.commit(self.store.read(), [row])
         self.versions = Versions(self.store)
-        self.keys = [lease.key for lease in shards.create(self.store, PIPELINE, 1, shards_, dict.fromkeys(range(PARTITIONS), 0))]
+        self.keys = [lease.key for lease in resharding.create(self.store, PIPELINE, 1, shards_, dict.fromkeys(range(PARTITIONS), 0))]
         for _ in range(workers):
             self.join()
 
@@ -148,7 +148,7 @@ class World:
         clock.advance(0.0 if self.steady else BOOTED[number % len(BOOTED)] + self.at)
         clock.wall_offset = timedelta(seconds=WALLS[number % len(WALLS)])
         name = f"w{number}"
-        keeper = Keeper(
+        keeper = LeaseCoordinator(
             self.store,
             clock,
             owner=name,
@@ -242,7 +242,7 @@ class World:
         active, *beside = wanted_versions(self.store.rows[desired_key(PIPELINE)])
         version = beside[0] if newer and beside else active
         if self.generations[version] < MOST_GENERATIONS - 1:
-            added = shards.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
+            added = resharding.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
             self.keys += [lease.key for lease in added]
             self.generations[version] += bool(added)
 
@@ -250,7 +250,7 @@ class World:
         """The topic gets more partitions, and each version a generation that has them."""
         self.partitions = MORE_PARTITIONS
         for version in wanted_versions(self.store.rows[desired_key(PIPELINE)]):
-            added = shards.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
+            added = resharding.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
             self.keys += [lease.key for lease in added]
 
     # -- versions --------------------------------------------------------------------------------------------------------------
@@ -264,9 +264,9 @@ class World:
                 self._begin_version(standing, whim)
             elif beside.leaving:
                 self._remove_version(beside.version)
-            elif beside.state is BesideState.WARM and whim % 5:
+            elif beside.state is InactiveState.WARM and whim % 5:
                 self._changed(self.versions.back_out(PIPELINE))
-            elif beside.state is BesideState.WARM:
+            elif beside.state is InactiveState.WARM:
                 self._changed(self.versions.keep_warm(standing, standing.warm_seconds_left))
             elif whim % 9 == 0:
                 self._changed(self.versions.leave(PIPELINE, beside.version))
@@ -275,18 +275,18 @@ class World:
         except VersionRefusedError:
             return
 
-    def _begin_version(self, standing: Standing, whim: int) -> None:
+    def _begin_version(self, standing: Rollout, whim: int) -> None:
         version, late = max(self.seams) + 1, whim % 3
         at = (0, int(self.at) // 2, int(self.at))[late]
         seam_ms = at * 1000 + 1 if late else None
-        beside = Beside(version=version, state=BesideState.CATCHING_UP, shards=1 + whim % 4, tables=(), seam_ms=seam_ms)
+        beside = InactiveVersion(version=version, state=InactiveState.CATCHING_UP, shards=1 + whim % 4, tables=(), seam_ms=seam_ms)
         begun = self.versions.begin(PIPELINE, beside, dict.fromkeys(range(self.partitions), at), columns_from=standing.active)
         self.seams[version] = seam_ms or 0
-        self.keys += [lease.key for lease in shards.of_version(self.store.rows.values(), PIPELINE, version)]
+        self.keys += [lease.key for lease in resharding.of_version(self.store.rows.values(), PIPELINE, version)]
         self._changed(begun)
 
-    def _promote(self, standing: Standing, beside: Beside) -> None:
-        """As :func:`hindcast.versions.promotion.promote` does: wait for a while until the version has read what the active one had."""
+    def _promote(self, standing: Rollout, beside: InactiveVersion) -> None:
+        """As :func:`hindcast.versions.promote.promote` does: wait for a while until the version has read what the active one had."""
         for seen in caught_up(self.store.rows.values()):
             standing = self.versions.note_caught_up(seen) or standing
         check_no_reshard(standing, self.store.rows.values())
@@ -303,19 +303,19 @@ class World:
             promoted = self.versions.promote(PIPELINE, beside.version, (), warm_seconds=60.0, barrier=barrier.offsets, since=since)
             self._changed(promoted)
 
-    def position(self, version: int) -> Position:
+    def position(self, version: int) -> VersionPosition:
         """How far a version is, by the sink and the leases."""
         return position_by(self.store.rows.values(), PIPELINE, version, lambda lease: self.sink.reached.get(lease.key))
 
     def _remove_version(self, version: int) -> None:
-        own = shards.of_version(self.store.rows.values(), PIPELINE, version)
+        own = resharding.of_version(self.store.rows.values(), PIPELINE, version)
         if not any(lease.lease_owner in self.workers for lease in own):
             gone = self.versions.remove(PIPELINE, version)
             self.discarded |= {version}
             self.keys = [key for key in self.keys if key in self.store.rows]
             self._changed(gone)
 
-    def _changed(self, standing: Standing | None) -> None:
+    def _changed(self, standing: Rollout | None) -> None:
         if standing is not None and standing.change is not None:
             earlier = tuple((one.version, one.to_ms) for one in standing.earlier)
             said = Versioned(standing.active, standing.change.kind.value, earlier, dict(self.seams), self.discarded)
@@ -372,12 +372,12 @@ class World:
         return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
 
     def _wanted(self, row: Lease) -> bool:
-        return shards.shard_version(row.status_value) in wanted_versions(self.store.rows[desired_key(PIPELINE)])
+        return shard_names.shard_version(row.status_value) in wanted_versions(self.store.rows[desired_key(PIPELINE)])
 
     def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
         """The shards that are not consumed, and the workers that do not stop, and why."""
         found = [f"{name} was told to stop and does not" for name, worker in self.workers.items() if worker.leaving]
-        superseded = shards.superseded(self.store.rows.values())
+        superseded = resharding.superseded(self.store.rows.values())
         for key, row in self.store.rows.items():
             if not _is_shard(row) or row.state == ShardState.TERMINATED or not self._wanted(row):
                 continue

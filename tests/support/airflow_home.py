@@ -13,6 +13,6 @@ if "HINDCAST_TEST_AIRFLOW_HOME" not in os.environ:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["HINDCAST_TEST_AIRFLOW_HOME"] = os.environ["AIRFLOW_HOME"] = folder
     os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
-    os.environ["AIRFLOW__CORE__PLUGINS_FOLDER"] = str(Path(__file__).resolve().parents[1] / "plugins")
+    os.environ["AIRFLOW__CORE__PLUGINS_FOLDER"] = str(Path(__file__).resolve().parents[2] / "plugins")
     os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
     os.environ["AIRFLOW__API_AUTH__JWT_SECRET"] = "a-secret-of-this-test-run-and-of-no-other-that-is-long-enough-for-hs512"

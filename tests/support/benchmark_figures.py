@@ -25,9 +25,9 @@ class Figure:
 _COLD = """
 import os, sys, time
 import pyarrow.dataset, pyarrow.parquet  # else the first read would import them
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.tables.schema import ControlTable
+from hindcast.tables.control_tables import ControlTables
 from hindcast.settings import Settings
 settings = Settings(home=sys.argv[1])
 read = LeaseTable(settings).leases if sys.argv[2] == "leases" else lambda: ControlTables(settings).rows(ControlTable(sys.argv[2]))

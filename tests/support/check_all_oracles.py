@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import oracles
-from evidence import Evidence, collect
-from fleet import HEALED_SECONDS, LEASE_SECONDS
-from warm import WarmStream
+from support import fault_oracles
+from support.evidence import Evidence, collect
+from support.fleet import HEALED_SECONDS, LEASE_SECONDS
+from support.warm_fleet import WarmStream
 
 
 @dataclass
-class Prove:
+class CheckAllOracles:
     """Lets a stream heal, pauses it, and holds its tables against the oracles; the names of those go to ``record``."""
 
     record: Callable[[str, object], None]
@@ -39,14 +39,14 @@ class Prove:
         stream.pause()
         evidence = collect(stream.settings, stream.name, stream.began_at, stream.fleet.history)
         poison = [record.place for record in stream.sent if record.event_ms is None]
-        oracles.set_aside(evidence, [record.place for record in stream.sent], poison)
-        oracles.written_once(evidence, upserts=stream.shape.upserts)
-        oracles.one_owner(evidence)
-        oracles.never_back(evidence)
-        oracles.ledger_is_the_sinks(evidence)
+        fault_oracles.set_aside(evidence, [record.place for record in stream.sent], poison)
+        fault_oracles.written_once(evidence, upserts=stream.shape.upserts)
+        fault_oracles.one_owner(evidence)
+        fault_oracles.never_back(evidence)
+        fault_oracles.ledger_is_the_sinks(evidence)
         stream.check()
         if live:
-            oracles.alive(evidence, LEASE_SECONDS)
-        oracles.told(evidence, "shard_taken", *kinds)
+            fault_oracles.alive(evidence, LEASE_SECONDS)
+        fault_oracles.told(evidence, "shard_taken", *kinds)
         self.record("oracles", "I1 I2 I3 I4 I5 " + ("I6 I7" if live else "I7"))
         return evidence

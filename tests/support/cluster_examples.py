@@ -16,18 +16,19 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-import one_shard
 import structlog
 from kafka import KafkaProducer
 from structlog.testing import capture_logs
-from workload import Workload, renamed
+from support import shard_harness
+from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
-from hindcast.local.generators import GENERATORS
-from hindcast.local.generators.record import Record
 from hindcast.pipeline import TOPIC_STRIDE, Topic
 from hindcast.settings import Settings, project_root
-from hindcast.stream import rehearsal, session
+from hindcast.spark import session
+from hindcast.stream import warmup
+from hindcast_sandbox.generators import GENERATORS
+from hindcast_sandbox.generators.record import Record
 
 SEED = 5
 PARTITIONS = 2
@@ -77,7 +78,7 @@ def run(spark: Any, settings: Settings, name: str) -> dict[str, Any]:
     parts = [list(islice(feed, PART_ROWS)) for _ in range(PARTS)]
     send(workload, names, parts[0])
     with capture_logs() as said:
-        rehearsal.rehearse(spark, settings, workload.pipeline)
+        warmup.warm_up(spark, settings, workload.pipeline)
     unrehearsed = [line["event"] + " " + str(line.get("reason", "")) for line in said if line["log_level"] == "warning"]
     read(workload)
     send(workload, names, parts[1])
@@ -87,8 +88,8 @@ def run(spark: Any, settings: Settings, name: str) -> dict[str, Any]:
 
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    rehearsal.BATCHES, rehearsal.TIMEOUT_SECONDS = 2, WAIT_SECONDS  # to the end, however slow the machine
-    one_shard.WAIT_SECONDS = WAIT_SECONDS
+    warmup.BATCHES, warmup.TIMEOUT_SECONDS = 2, WAIT_SECONDS  # to the end, however slow the machine
+    shard_harness.WAIT_SECONDS = WAIT_SECONDS
     settings = Settings(trigger_seconds=0.0)
     spark = session.build(settings, "examples", options=session.QUICK_COMPILER)
     for line in sys.stdin:

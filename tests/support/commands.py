@@ -21,7 +21,7 @@ def run_command(settings: Settings, *arguments: str, seconds: float = COMMAND_SE
 
     :raises AssertionError: it did not end in time; with the stacks of its threads, those of its JVM too
     """
-    command = [sys.executable, "-m", "hindcast.cli.app", *arguments]
+    command = [sys.executable, "-m", "hindcast.cli.main", *arguments]
     environment = {**os.environ, **settings.environment(), "PYTHONFAULTHANDLER": "1"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process:

@@ -18,10 +18,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
-from hindcast.control.schema import LEASES_RETENTION_SECONDS, ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
+from hindcast.tables.schema import LEASES_RETENTION_SECONDS, ControlTable
 
 Place = tuple[int, int]  # partition, offset
 #: The application under which files are joined; everything else that is committed is a shard's.

@@ -8,17 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from fleet import WORKER, Fleet, Stream
-from waiting import wait_until
+from support.fleet import WORKER, Fleet, Stream
+from support.waiting import wait_until
 
-from hindcast.control.leases import StatusType
 from hindcast.errors import HindcastError
+from hindcast.leases.lease import StatusType
 
 LINES = 25
 EVENTS = 15
 
 
-def account(stream: Stream) -> str:
+def failure_report(stream: Stream) -> str:
     """Its leases, the fleet's newest events, the ends of its workers' logs, and where the threads of the workers that still ran stood.
 
     These workers are ended by it.

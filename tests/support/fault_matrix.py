@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import runs
-from shapes import SHAPES
+from support import fault_runs
+from support.shapes import SHAPES
 
 ROWS = {
     "F1": "kill -9 of a worker and its JVM in the middle of a batch",
@@ -160,22 +160,22 @@ class Matrix:
     def pytest_sessionstart(self) -> None:
         """What is tested is what stands here now."""
         if self.record:
-            self._began = runs.standing()
+            self._began = fault_runs.standing()
 
     def pytest_sessionfinish(self) -> None:
         if not self.record:
             return
         commit, dirty = self._began
-        dirty = dirty or runs.standing() != self._began  # workers that started later have read other code
+        dirty = dirty or fault_runs.standing() != self._began  # workers that started later have read other code
         at = datetime.now(UTC).isoformat(timespec="seconds")
         form = "quick" if self.quick else "long"
         made = [
-            runs.Run(one.row, one.what, one.shape, one.seed, form, commit, dirty, one.state, round(one.seconds, 1), at, one.why)
+            fault_runs.Run(one.row, one.what, one.shape, one.seed, form, commit, dirty, one.state, round(one.seconds, 1), at, one.why)
             for one in self.outcomes
             if one.state in {"passed", "failed"}
         ]
-        runs.append(made)
-        runs.PAGE.write_text(runs.page(ROWS, runs.read()))
+        fault_runs.append(made)
+        fault_runs.PAGE.write_text(fault_runs.page(ROWS, fault_runs.read()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line

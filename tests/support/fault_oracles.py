@@ -1,7 +1,7 @@
 """The oracles: pure functions of what the tables say. Each raises an AssertionError that names what is wrong, or returns nothing.
 
 Sets of real offsets throughout, never counts alone. The exact answer (I5, and the rest of I1 and I2) is that of
-:func:`live_stream.check_answer`, which plain Python works out.
+:func:`support.live_stream.check_answer`, which plain Python works out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from evidence import COMPACTION, Evidence, LeaseSeen, Place, SinkCommit
+from support.evidence import COMPACTION, Evidence, LeaseSeen, Place, SinkCommit
 
 #: I6: a shard may be without a living owner for two leases. A busy machine of two cores may add this.
 BUSY_SECONDS = 3.0

@@ -170,7 +170,7 @@ def _failures(rows: dict[str, str], runs: Sequence[Run]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    from matrix import ROWS
+    from support.fault_matrix import ROWS
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cause", help="why a recorded failure failed; needs --row and --seed")

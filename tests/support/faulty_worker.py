@@ -1,7 +1,8 @@
 """A worker whose stores, wall clock or steps fail once a test says so. Run as a program, in the place of ``spark_apps/consume.py``.
 
-It looks for ``<pid>.json`` in the folder ``FAULTS``, before each commit and each step; a test writes it with :func:`warm.WarmFleet.arm`
-and takes it away again. Without it the worker is like any other. The stores behind it are the real ones. The file is an object of:
+It looks for ``<pid>.json`` in the folder ``FAULTS``, before each commit and each step; a test writes it with
+:func:`support.warm_fleet.WarmFleet.arm` and takes it away again. Without it the worker is like any other. The stores behind it are the real
+ones. The file is an object of:
 
 - ``lease``, ``sink``, ``ledger``, ``audit``: a store. ``before`` is the share of its commits that fail unwritten, ``after`` of those that
   are written and then fail, ``slow_seconds`` the longest wait before a commit;
@@ -29,9 +30,10 @@ import deltalake.table
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from hindcast import clock, steps
-from hindcast.control import tables
+from hindcast import clock
+from hindcast.processes import crash_points
 from hindcast.settings import project_root
+from hindcast.tables import control_tables
 
 FAULTS = "FAULTS"
 #: The stores whose commits fail, by what stands in their tables' addresses.
@@ -116,10 +118,10 @@ class Faults:
 
 def arm(faults: Faults) -> None:
     """Put the faults in the way of the real calls. Before the worker's modules are loaded: they take some of these by name."""
-    steps.reach = faults.reach
+    crash_points.reach = faults.reach
     really = DeltaTable.create_write_transaction
     merge_really, execute_really = DeltaTable.merge, deltalake.table.TableMerger.execute
-    write_really = tables.write_deltalake
+    write_really = control_tables.write_deltalake
 
     def transaction(table: DeltaTable, *arguments: Any, **named: Any) -> None:
         faults.committed(table.table_uri, lambda: really(table, *arguments, **named))
@@ -139,7 +141,7 @@ def arm(faults: Faults) -> None:
     DeltaTable.create_write_transaction = transaction  # type: ignore[method-assign]
     DeltaTable.merge = merge  # type: ignore[method-assign]
     deltalake.table.TableMerger.execute = execute  # type: ignore[method-assign]
-    tables.write_deltalake = write
+    control_tables.write_deltalake = write
     now_really = clock.SystemClock.now
     clock.SystemClock.now = lambda self: faults.wall(now_really(self))  # type: ignore[method-assign]
 

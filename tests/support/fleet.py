@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from live_stream import all_filed, check_answer, check_filed, ends, ledger, produce, sink_rows
-from shapes import APPEND, Shape
-from simulated_stream import Clockwork, Record, Simulated, trades
-from waiting import wait_until
+from support.live_stream import all_filed, check_answer, check_filed, ends, ledger, produce, sink_rows
+from support.shapes import APPEND, Shape
+from support.simulated_stream import Clockwork, Record, Simulated, trades
+from support.waiting import wait_until
 
 from hindcast import catalog
-from hindcast.control.desired import DesiredState, DesiredStates
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import NOT_HELD, Lease, StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import NOT_HELD, Lease, StatusType
 from hindcast.settings import Settings, project_root
+from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 #: A machine that does much else needs longer ones: what the tests wait for is in proportion.
 LEASE_SECONDS = float(os.environ.get("TEST_LEASE_SECONDS", "3"))

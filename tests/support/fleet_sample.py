@@ -6,14 +6,14 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hindcast.control.desired import ACTIVE
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, ShardState, StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.control.store import swap
-from hindcast.control.tables import ControlTables
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, ShardState, StatusType
+from hindcast.leases.store import swap
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import ACTIVE
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.schema import ControlTable
 
 RUN = "stock_stats-20261120T100000-abc123"
 FAILED_RUN = "stock_stats-20261120T110000-def456"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hindcast.control import shards
-from hindcast.control.leases import Lease, LeaseKey, StatusType
-from hindcast.control.store import LeaseStore
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.leases.store import LeaseStore
+from hindcast.shards import resharding
 
 
 def add_shards(store: LeaseStore, count: int) -> list[LeaseKey]:
     """Shards of one pipeline that nobody owns yet, each with a partition."""
-    return [lease.key for lease in shards.create(store, "p", 1, count, dict.fromkeys(range(count), 0))]
+    return [lease.key for lease in resharding.create(store, "p", 1, count, dict.fromkeys(range(count), 0))]
 
 
 def row(store: LeaseStore, key: LeaseKey) -> Lease:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from hindcast.control.ledger import LedgerRow, Offsets
+from hindcast.tables.ledger import LedgerRow, Offsets
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

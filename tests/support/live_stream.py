@@ -1,6 +1,7 @@
 """A real stream under test: records on a real topic, shards consumed by a real query, and the answer they must give.
 
-The answer comes from plain Python (:mod:`simulated_stream`) and the ledger's batches: which row was late follows from which batch read it.
+The answer comes from plain Python (:mod:`support.simulated_stream`) and the ledger's batches: which row was late follows from which batch
+read it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from hindcast.shards.shard_names import app_id
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
-from shapes import APPEND, Shape
-from simulated_stream import Record, Simulated
+from support.shapes import APPEND, Shape
+from support.simulated_stream import Record, Simulated
 
-from hindcast.control.ledger import Ledger, LedgerRow
-from hindcast.control.schema import ControlTable
-from hindcast.control.shards import app_id
-from hindcast.control.tables import ControlTables
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.stream.fenced_table import Fence
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import Fence
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.schema import ControlTable
 
 #: A pipeline module like the example's, for a topic of the test's own.
 MODULE = APPEND.module("{name}", "{topic}", "{version}", "{shards}")  # type: ignore[arg-type] - to be formatted again

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.ledger import Ledger
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import ServiceError
-from hindcast.local import airflow
-from hindcast.local.processes import Service, Services
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.processes.background_services import Service, Services
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger
+from hindcast.tables.schema import ControlTable
+from hindcast_sandbox import airflow
 
 #: For a slow machine that does much else: a day's backfill takes 340 s on two busy cores. Nothing waits longer than its condition takes.
 DEADLINE_SECONDS = 900.0

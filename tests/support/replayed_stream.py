@@ -9,15 +9,15 @@ from typing import Any
 
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from simulated_stream import Simulated
+from support.simulated_stream import Simulated
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import run_replay
-from hindcast.replay.runs import Runs
+from hindcast.replay.run_replay import run_replay
+from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 from hindcast.verdict.judge import judge
 
 LIST = "stock_stats"
@@ -26,7 +26,7 @@ ONCE = "once"
 
 
 @dataclass(frozen=True)
-class Scene:
+class ReplayedStream:
     """A stream that has run: its pipeline, its settings, and what the simulation says of it."""
 
     spark: SparkSession

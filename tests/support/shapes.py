@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from simulated_stream import Clockwork, Record, answer
+from support.simulated_stream import Clockwork, Record, answer
 
 from hindcast.pipeline import TOPIC_STRIDE
 

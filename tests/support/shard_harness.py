@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from live_stream import check_answer, check_filed, ends, produce
-from shapes import APPEND, Shape
-from simulated_stream import Clockwork, Record, Simulated, trades
-from waiting import wait_until
+from support.live_stream import check_answer, check_filed, ends, produce
+from support.shapes import APPEND, Shape
+from support.simulated_stream import Clockwork, Record, Simulated, trades
+from support.waiting import wait_until
 
-from hindcast import steps
-from hindcast.control import shards
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease
-from hindcast.control.ledger import Ledger
-from hindcast.control.store import LeaseStore, Snapshot
-from hindcast.control.tables import ControlTables
+from hindcast.leases.lease import Lease
+from hindcast.leases.store import LeaseStore, Snapshot
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
+from hindcast.processes import crash_points
 from hindcast.settings import Settings
-from hindcast.stream.audit import Audit
-from hindcast.stream.consumer import ShardConsumer
-from hindcast.stream.cpu import CpuMeter
+from hindcast.shards import resharding, shard_names
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.stream.batch_cpu import CpuMeter
+from hindcast.stream.late_and_dead_rows import Audit
+from hindcast.stream.shard_runner import ShardRunner
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger
 from hindcast.testing import FakeClock, MemoryStore
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Shard:
     clock: FakeClock = field(default_factory=FakeClock)
     owners: int = 0
     sent: list[Record] = field(default_factory=list)
-    running: list[ShardConsumer] = field(default_factory=list)
+    running: list[ShardRunner] = field(default_factory=list)
     shape: Shape = APPEND
 
     def send(self, records: list[Record]) -> None:
@@ -65,11 +65,11 @@ class Shard:
         """Partition -> the offset after the last record that was sent."""
         return ends(self.sent)
 
-    def own(self) -> ShardConsumer:
+    def own(self) -> ShardRunner:
         """A new owner takes the shard over; the one before is dead and its lease expired."""
         start = {topic * TOPIC_STRIDE + number: 0 for topic in range(len(self.pipeline.topics)) for number in range(self.partitions)}
-        shards.create(self.store, self.pipeline.name, self.pipeline.version, 1, start)
-        keeper = Keeper(
+        resharding.create(self.store, self.pipeline.name, self.pipeline.version, 1, start)
+        keeper = LeaseCoordinator(
             self.store,
             self.clock,
             owner=f"v{self.pipeline.version}-w{self.owners}",
@@ -85,18 +85,18 @@ class Shard:
         self.clock.advance(10.5)
         keeper.step()
         keeper.step()
-        versions_own = shards.of_version(self.store.read().leases.values(), self.pipeline.name, self.pipeline.version)
+        versions_own = resharding.of_version(self.store.read().leases.values(), self.pipeline.name, self.pipeline.version)
         (lease,) = [row for row in versions_own if row.lease_owner == keeper.owner]
         ledger_of = Ledger(ControlTables(self.settings))
         meter = CpuMeter(self.clock, lambda: 0.0)
-        made = ShardConsumer(self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, meter)
+        made = ShardRunner(self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, meter)
         self.running.append(made)
         return made
 
     def _mine(self, lease: Lease, _: Snapshot) -> bool:
-        return shards.shard_version(lease.status_value) == self.pipeline.version
+        return shard_names.shard_version(lease.status_value) == self.pipeline.version
 
-    def consume(self, owner: ShardConsumer) -> None:
+    def consume(self, owner: ShardRunner) -> None:
         """Wait until the owner has committed all that was sent."""
 
         def done() -> bool:
@@ -116,14 +116,14 @@ class Shard:
         self.retire(owner)
         return reason
 
-    def die(self, owner: ShardConsumer) -> None:
+    def die(self, owner: ShardRunner) -> None:
         """Stop the query and forget what the owner had queued, as a killed process would."""
         if owner._rerun is not None:
             owner._rerun.stop()
         if owner._query is not None:
             owner._query.stop()
 
-    def retire(self, owner: ShardConsumer) -> None:
+    def retire(self, owner: ShardRunner) -> None:
         """Stop cleanly once idle."""
         owner.drain()
         wait_until(lambda: owner.drained, WAIT_SECONDS, "the batch in hand has ended")
@@ -153,10 +153,10 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
     def die(*_: object) -> None:
         raise CrashError(step)
 
-    monkeypatch.setattr(steps, "_step", step)
-    monkeypatch.setattr(steps, "_count", str(time))
-    monkeypatch.setattr(steps.os, "kill", die)
-    steps._reached.clear()
+    monkeypatch.setattr(crash_points, "_step", step)
+    monkeypatch.setattr(crash_points, "_count", str(time))
+    monkeypatch.setattr(crash_points.os, "kill", die)
+    crash_points._reached.clear()
 
 
 def newest_file(folder: Path, log: str) -> Path:

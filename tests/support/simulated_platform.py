@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from kafka import KafkaProducer
-from simulated_stream import Answer, Key, Record, Simulated
+from support.simulated_stream import Answer, Key, Record, Simulated
 
-from hindcast.control.ledger import Ledger, LedgerRow, offsets_to_json
-from hindcast.control.schema import SCHEMAS, ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow, offsets_to_json
+from hindcast.tables.schema import SCHEMAS, ControlTable
 
 INSTANT = pa.timestamp("us", tz="UTC")
 SINK_SCHEMA = pa.schema(

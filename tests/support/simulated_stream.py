@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from hindcast.control.ledger import LedgerRow
+from hindcast.tables.ledger import LedgerRow
 
 #: Midnight UTC of yesterday: a real broker deletes what is older than its retention.
 BASE_MS = int(time.time() // 86_400 - 1) * 86_400_000

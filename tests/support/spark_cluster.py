@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 import pyspark
-from waiting import wait_until
+from support.waiting import wait_until
 
-from hindcast.local.ports import free_ports
 from hindcast.settings import project_root
+from hindcast_sandbox.ports import free_ports
 
 START_SECONDS = 120.0
 CORES = 2
@@ -109,6 +109,6 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _listens(cluster: Cluster) -> bool:
-    from hindcast.local.ports import listens
+    from hindcast_sandbox.ports import listens
 
     return listens(cluster.port) and listens(cluster.pages_port)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence import LeaseHistory
-from faulty_worker import BROKEN, FAULTS
-from fleet import HEALED_SECONDS, LEASE_SECONDS, SHARDS, START_SECONDS, Fleet, Stream, Worker
-from waiting import wait_until
+from support.evidence import LeaseHistory
+from support.faulty_worker import BROKEN, FAULTS
+from support.fleet import HEALED_SECONDS, LEASE_SECONDS, SHARDS, START_SECONDS, Fleet, Stream, Worker
+from support.waiting import wait_until
 
-from hindcast.control.keeper import STARTING
-from hindcast.control.leases import StatusType
+from hindcast.leases.lease import StatusType
+from hindcast.shards.coordinator import STARTING
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 TAKEN_SECONDS = LEASE_SECONDS + HEALED_SECONDS
@@ -58,7 +58,7 @@ class WarmFleet(Fleet):
         return [process for process in self.alive() if process.pid in pids]
 
     def arm(self, processes: Sequence[Worker] | None = None, **faults: Any) -> None:
-        """Make these workers, all by default, faulty from now on: see :mod:`faulty_worker`."""
+        """Make these workers, all by default, faulty from now on: see :mod:`support.faulty_worker`."""
         for process in self.alive() if processes is None else processes:
             file = self._faults / f"{process.pid}.json"
             beside = file.with_suffix(".new")

@@ -11,15 +11,15 @@ from typing import Any
 
 from deltalake import DeltaTable
 from kafka import KafkaProducer
-from one_shard import Shard
+from support.shard_harness import Shard
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
-from hindcast.local.load import ensure_topic
 from hindcast.pipeline import TOPIC_STRIDE, Lookup, Pipeline
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run import run_replay
+from hindcast.replay.run_replay import run_replay
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 from hindcast.verdict.judge import judge
+from hindcast_sandbox.load import ensure_topic
 
 #: The moment from which hand-made rows count their seconds.
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)

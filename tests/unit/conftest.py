@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from command_line import Ended, Hindcast
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
+from support.command_line import Ended, Hindcast
 
-from hindcast.control.keeper import Keeper
-from hindcast.control.store import LeaseStore
+from hindcast.leases.store import LeaseStore
 from hindcast.settings import Settings
+from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
-Make = Callable[..., Keeper]
+Make = Callable[..., LeaseCoordinator]
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def keeper(store: MemoryStore, clock: FakeClock) -> Make:
         slot: bool = True,
         identity: dict[str, object] | None = None,
         **options: Any,
-    ) -> Keeper:
-        made = Keeper(
+    ) -> LeaseCoordinator:
+        made = LeaseCoordinator(
             of or store,
             clock,
             owner=owner,
@@ -65,7 +65,7 @@ def keeper(store: MemoryStore, clock: FakeClock) -> Make:
 @pytest.fixture
 def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hindcast:
     """Run a command in this test's home."""
-    from hindcast.cli.app import run
+    from hindcast.cli.main import run
 
     monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
 

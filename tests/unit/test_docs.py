@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 
 from hindcast import catalog
-from hindcast.cli.app import app
-from hindcast.control.events import EventKind
+from hindcast.cli.main import app
+from hindcast.tables.event_log import EventKind
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])

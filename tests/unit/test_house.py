@@ -138,8 +138,8 @@ def helpless_events(files: Files) -> Iterator[str]:
 def own_readings(files: Files) -> Iterator[str]:
     """Delta tables read in another way than by the one function that lets a process end as soon as it has read."""
     for path, text in _python(files, *CODE):
-        if path != "include/hindcast/control/tables.py" and "to_pyarrow_" in text:
-            yield f"{path} reads a Delta table by deltalake's own file system: use hindcast.control.tables.arrow_dataset"
+        if path != "include/hindcast/tables/control_tables.py" and "to_pyarrow_" in text:
+            yield f"{path} reads a Delta table by deltalake's own file system: use hindcast.tables.control_tables.arrow_dataset"
 
 
 def _imports(text: str) -> Iterator[tuple[str, int]]:
@@ -152,7 +152,7 @@ def _imports(text: str) -> Iterator[tuple[str, int]]:
 
 #: Each rule with files that break it in exactly one place.
 RULES: list[tuple[Rule, dict[str, str]]] = [
-    (vague_names, {"include/hindcast/control/lease_utils.py": "", "include/hindcast/control/leases.py": ""}),
+    (vague_names, {"include/hindcast/control/lease_utils.py": "", "include/hindcast/leases/lease.py": ""}),
     (registry_hosts, {"Makefile": f"INDEX = https://{REGISTRIES[0]}/simple", "docs/a.md": "the registry"}),
     (machine_paths, {"docs/a.md": "cd /" + "root/hindcast", "docs/b.md": "https://host/root/page and $HOME/root/x"}),
     (unexplained_sleeps, {"tests/a.py": "time.sleep(1)\n", "tests/b.py": "# the clock itself is under test\ntime.sleep(1)\n"}),

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hindcast import catalog
-from hindcast.control.archives import archive_url
-from hindcast.control.schema import ControlTable
 from hindcast.errors import BadNameError, BadTopicNameError, PipelineError, PipelineMistakesError, UnknownPipelineError
-from hindcast.local.load import account_path
 from hindcast.pipeline import CONTROL_TABLES, TOPIC_STRIDE, Topic, check_name, check_topic, parse_duration, parse_start
 from hindcast.settings import Settings
+from hindcast.tables.archive_schema import archive_url
+from hindcast.tables.schema import ControlTable
+from hindcast_sandbox.load import report_path
 
 GOOD = """
 from hindcast import Table, Topic, Window, pipeline
@@ -287,7 +287,7 @@ def test_a_topic_may_have_any_name_that_kafka_allows(tmp_path: Path, settings: S
     assert found.errors == {}
     assert found["one"].source.name == name
     assert archive_url(settings, name).endswith(f"/archive/{name}")
-    assert account_path(settings, name).name == f"{name}.json"
+    assert report_path(settings, name).name == f"{name}.json"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "é", "a\n"])

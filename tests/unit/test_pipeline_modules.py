@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hindcast import catalog
-from hindcast.control.desired import DesiredStates
-from hindcast.control.lease_table import LeaseTable
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
-from hindcast.stream.deployed import Deployed
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.stream.loaded_pipelines import LoadedPipelines
 
 PIPELINE = """
 from hindcast import Table, Topic, pipeline
@@ -151,7 +151,7 @@ def test_a_new_version_with_a_new_helper_is_deployed(tmp_path: Path, settings: S
     folder = tmp_path / "pipelines"
     write(folder, "lib/prices.py", "RATE = 1")
     pipeline_of(folder, "from lib.prices import RATE", "RATE")
-    deployed, store = Deployed(folder), LeaseTable(settings)
+    deployed, store = LoadedPipelines(folder), LeaseTable(settings)
     before: Any = deployed.of("one", 1).transform
     DesiredStates(store).declare(deployed.of("one", 1), 1)
     write(folder, "lib/prices.py", "RATE = 2")
@@ -170,7 +170,7 @@ def test_a_new_version_with_a_new_helper_is_deployed(tmp_path: Path, settings: S
 def test_a_helpers_functions_are_pickled_by_value(tmp_path: Path) -> None:
     """A process that has neither the folder nor Hindcast runs them, with the modules that they refer to."""
     cloudpickle = pytest.importorskip("pyspark.cloudpickle")
-    from hindcast.stream.source import carry_code
+    from hindcast.spark.kafka_source import carry_code
 
     write(tmp_path, "rates.py", "RATE = 6\n")
     write(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hindcast.cli.app import run
+from hindcast.cli.main import run
 from hindcast.errors import SettingsRefusedError
 from hindcast.settings import Settings
 

@@ -20,7 +20,7 @@ SHOWN_SAMPLES = 5
 SHOWN_CHARACTERS = 160
 REASON_CHARACTERS = 500
 #: The XCom that holds the answer.
-ANSWER = "answer"
+DECISION = "answer"
 
 _CAUSES = {
     "late_in_one_version": "a row came late for one of the versions alone",
@@ -28,7 +28,7 @@ _CAUSES = {
 }
 
 
-class Answer(StrEnum):
+class Decision(StrEnum):
     """What a person may answer, each with the task that does it."""
 
     PROMOTE = "Promote"
@@ -41,7 +41,7 @@ class ApprovePromotionOperator(HITLBranchOperator):
     Without an answer in time nothing is changed and the task fails. A promotion of a version that was not
     proved needs a reason; the form asks for it.
 
-    Pushes {answer, despite, who} as the XCom :data:`ANSWER`: a branching task ends by an exception of
+    Pushes {answer, despite, who} as the XCom :data:`DECISION`: a branching task ends by an exception of
     Airflow's, so it returns nothing.
 
     :param verdict: the new version's own verdict, as the task that judged it returned it
@@ -59,7 +59,7 @@ class ApprovePromotionOperator(HITLBranchOperator):
         verdict: Any,
         comparison: Any,
         hours: Any,
-        tasks: Mapping[Answer, str],
+        tasks: Mapping[Decision, str],
         **kwargs: Any,
     ) -> None:
         # Airflow gives the DAG's params to each of its tasks; they are no fields of this form.
@@ -73,7 +73,7 @@ class ApprovePromotionOperator(HITLBranchOperator):
         )
         super().__init__(
             subject=f"Shall the new version of {pipeline} be promoted?",
-            options=[answer.value for answer in Answer],
+            options=[answer.value for answer in Decision],
             options_mapping={answer.value: task for answer, task in tasks.items()},
             params={"despite": despite},
             **kwargs,
@@ -95,7 +95,7 @@ class ApprovePromotionOperator(HITLBranchOperator):
         """
         params = event.get("params_input") or {}
         despite = str(params.get("despite") or "").strip()
-        promotes = event.get("chosen_options") == [Answer.PROMOTE.value]
+        promotes = event.get("chosen_options") == [Decision.PROMOTE.value]
         unproved = problems(self.verdict, self.comparison)
         if promotes and unproved and not despite:
             raise AirflowFailException(
@@ -107,7 +107,7 @@ class ApprovePromotionOperator(HITLBranchOperator):
             user = event.get("responded_by_user") or {}
             who = str(user.get("name") or user.get("id") or "")
             answer = {"answer": event["chosen_options"][0], "despite": despite, "who": who}
-            context["ti"].xcom_push(key=ANSWER, value=answer)
+            context["ti"].xcom_push(key=DECISION, value=answer)
         return super().execute_complete(context, event)
 
     def process_trigger_event_error(self, event: dict[str, Any]) -> None:
@@ -144,9 +144,9 @@ def approval_text(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
     paragraphs = [_summary(comparison, new, old), _proof(verdict, comparison)]
     paragraphs.extend(table for table in _tables(comparison, new, old) if table)
     paragraphs.append(
-        f"*{Answer.PROMOTE}* makes {new} the active one: readers switch at once, {old} is kept warm, "
+        f"*{Decision.PROMOTE}* makes {new} the active one: readers switch at once, {old} is kept warm, "
         "and a verdict that fails within the watch returns to it. "
-        f"*{Answer.DISCARD}* removes {new} with its shards, checkpoints and tables."
+        f"*{Decision.DISCARD}* removes {new} with its shards, checkpoints and tables."
     )
     return "\n\n".join(paragraphs)
 

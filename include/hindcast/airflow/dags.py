@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param, XComArg
 
-from hindcast.airflow.approval import ANSWER, Answer, ApprovePromotionOperator
+from hindcast.airflow.approval import DECISION, ApprovePromotionOperator, Decision
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.operators import (
     ArchiveOperator,
@@ -31,7 +31,7 @@ from hindcast.airflow.reprocessing import (
     WatchPromotedOperator,
 )
 from hindcast.airflow.scheduling import ASKED_FIRST, SpreadCronTimetable
-from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator
+from hindcast.airflow.supervision.operators import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 
@@ -338,11 +338,11 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
             verdict=judge.output,
             comparison=compare.output,
             hours="{{ params.approval_hours }}",
-            tasks={Answer.PROMOTE: "promote", Answer.DISCARD: "discard"},
+            tasks={Decision.PROMOTE: "promote", Decision.DISCARD: "discard"},
             **RETRIES,
         )
         promote = PromoteVersionOperator(
-            task_id="promote", approval=XComArg(approve, ANSWER), caught_up=caught_up.output, **about
+            task_id="promote", approval=XComArg(approve, DECISION), caught_up=caught_up.output, **about
         )
         discard = DiscardVersionOperator(task_id="discard", **about)
         # In no pool: it may have to return to the old version, and must not wait for a replay to end.

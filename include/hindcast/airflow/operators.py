@@ -13,22 +13,22 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
 from hindcast.airflow.assets import hindcast_asset
-from hindcast.airflow.children import Child, Ended
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.replay_trigger import ConsumedTrigger, Wait
+from hindcast.airflow.spark_subprocess import Ended, SparkSubprocess
 from hindcast.catalog import load
-from hindcast.control.lease_table import read_leases
-from hindcast.control.maintenance import maintain
-from hindcast.control.runs import BadEnd, RunKind, RunState, close_run
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import active_pipeline
-from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
+from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline, Policy, check_name, check_topic
-from hindcast.replay.awaited import Awaited, look
 from hindcast.replay.request import ReplayRequest, new_run_id
-from hindcast.replay.runs import Runs
+from hindcast.replay.run_table import Runs
+from hindcast.replay.wait_for_stream import Awaited, read_progress
 from hindcast.settings import Settings
+from hindcast.shards.active_version import active_pipeline
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.retention import maintain
+from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
+from hindcast.tables.schema import ControlTable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -59,10 +59,10 @@ class AppOperator(BaseOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._child: Child | None = None
+        self._child: SparkSubprocess | None = None
 
     def run_app(self, arguments: Sequence[str]) -> Ended:
-        self._child = Child(Settings(), self.app, arguments)
+        self._child = SparkSubprocess(Settings(), self.app, arguments)
         _log.info("Running the application.", app=self.app, arguments=list(arguments))
         return self._child.run(_log.info)
 
@@ -157,7 +157,7 @@ class AwaitingOperator(ReplayAppOperator):
         version = int(awaited["version"])
         until = datetime.fromisoformat(began) + timedelta(seconds=settings.replay_wait_seconds)
         if datetime.now(UTC) >= until:
-            progress = look(settings, Awaited.from_json(awaited))
+            progress = read_progress(settings, Awaited.from_json(awaited))
             self._give_up(run_id, version, paused=progress.paused, why=ended.reason)
         _log.info(
             f"{ended.reason} Waiting for it until {until.isoformat()}; this task needs no slot meanwhile."

@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 @cache
 def _application() -> FastAPI:
-    from hindcast.airflow.pages.app import create_app
+    from hindcast.airflow.pages.web import create_app
 
     return create_app()
 

@@ -15,7 +15,7 @@ import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from hindcast.errors import HindcastError
-from hindcast.replay.awaited import Awaited, Progress, look
+from hindcast.replay.wait_for_stream import Awaited, Progress, read_progress
 from hindcast.settings import Settings
 
 #: Between two reads of the tables: at first, and at most.
@@ -37,7 +37,7 @@ class ConsumedTrigger(BaseTrigger):
 
     Its event is JSON: {wait: met or over, paused: whether the pipeline is paused, text: how far it is}.
 
-    :param awaited: :meth:`hindcast.replay.awaited.Awaited.to_json`
+    :param awaited: :meth:`hindcast.replay.wait_for_stream.Awaited.to_json`
     :param until: the limit, ISO 8601
     :param tries: how often this replay has waited before. Each time the first read comes later: the trigger
         may call a wait met although the replay disagrees, and such a wait must cost little
@@ -63,7 +63,7 @@ class ConsumedTrigger(BaseTrigger):
             left = (until - datetime.now(UTC)).total_seconds()
             await asyncio.sleep(max(min(wait, left), 0.0))
             try:
-                progress = await asyncio.to_thread(look, Settings(), awaited)
+                progress = await asyncio.to_thread(read_progress, Settings(), awaited)
             except (HindcastError, OSError) as error:  # a store that is away says nothing about the stream
                 _log.warning("The stream cannot be read just now; the trigger retries.", reason=str(error))
             if progress.met:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 from airflow.sdk.exceptions import AirflowFailException
 
-from hindcast.airflow.approval import Answer
-from hindcast.airflow.children import Ended
+from hindcast.airflow.approval import Decision
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.operators import TRIED_AGAIN, AppOperator, given
+from hindcast.airflow.spark_subprocess import Ended
 from hindcast.airflow.version_triggers import (
     News,
     PromotedTrigger,
@@ -26,15 +26,15 @@ from hindcast.airflow.version_triggers import (
     look_at_promoted,
     look_at_shadow,
 )
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.standing import SHADOW, ChangeKind, Standing
-from hindcast.control.tables import ControlTables
-from hindcast.control.telling import tell
-from hindcast.control.versions import Versions
 from hindcast.errors import BadInputError, BadRangeError, VerdictFailedError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import Settings
-from hindcast.versions.discarding import discard
+from hindcast.shards.active_version import SHADOW, ChangeKind, Rollout
+from hindcast.shards.version_changes import Versions
+from hindcast.shards.version_events import record_changes
+from hindcast.tables.control_tables import ControlTables
+from hindcast.versions.discard import discard
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -78,7 +78,7 @@ class _VersionOperator(AppOperator):
     def number(self) -> int:
         return int(self.version)
 
-    def standing(self) -> Standing:
+    def standing(self) -> Rollout:
         with refusals():
             return Versions(LeaseTable(Settings())).of(self.pipeline)
 
@@ -235,7 +235,7 @@ class PromoteVersionOperator(_VersionOperator):
         self.caught_up = caught_up
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        if self.approval["answer"] != Answer.PROMOTE:
+        if self.approval["answer"] != Decision.PROMOTE:
             raise AirflowFailException(
                 "Nobody approved the promotion. Clear the task that asks, and answer it."
             )
@@ -247,7 +247,7 @@ class PromoteVersionOperator(_VersionOperator):
             # A child that failed is no fault if the version is active: another one was faster.
             if standing.active != self.number or not ended.exit_code:
                 result = self.result_of(ended)
-        change = tell(ControlTables(Settings()), standing).change
+        change = record_changes(ControlTables(Settings()), standing).change
         promotion: dict[str, Any] = {
             "change": "",
             "since": standing.changes,
@@ -277,7 +277,7 @@ class DiscardVersionOperator(_VersionOperator):
         beside = standing.beside
         is_beside = beside is not None and beside.version == self.number
         if standing.active != self.number and not is_beside:
-            tell(ControlTables(Settings()), standing)
+            record_changes(ControlTables(Settings()), standing)
             _log.info(f"Version {self.number} of {self.pipeline} is gone already.")
             return {
                 "pipeline": self.pipeline,
@@ -339,7 +339,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
 
         Such a try may have been killed before it wrote the event.
         """
-        standing = tell(ControlTables(Settings()), self.standing())
+        standing = record_changes(ControlTables(Settings()), self.standing())
         last = ""
         if standing.change is not None:
             last = standing.change.sentence
@@ -355,7 +355,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
             versions = Versions(LeaseTable(settings))
             since = self.promoted["change"]
             standing = versions.back_out(self.pipeline, who=f"the watch: {why}", since=since)
-        tell(ControlTables(settings), standing)
+        record_changes(ControlTables(settings), standing)
         raise AirflowFailException(
             f"{self.pipeline} was backed out to version {standing.active}: "
             f"version {self.number} was promoted, and {why}. "

@@ -2,7 +2,7 @@
 
 The child gets a process group of its own, so that killing the task also ends the JVM. It gets none of
 Airflow's variables: it has no business with Airflow's database or keys. It ends with its task, even if
-SIGKILL ends that (:mod:`hindcast.leave`).
+SIGKILL ends that (:mod:`hindcast.processes.end_with_parent`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hindcast.leave import FOLLOWS
-from hindcast.local.processes import inherited_environment
+from hindcast.processes.background_services import inherited_environment
+from hindcast.processes.end_with_parent import FOLLOWS
 from hindcast.settings import Settings, project_root
 
 #: Between asking a child to end and killing it: a Spark session takes some seconds to stop.
@@ -50,7 +50,7 @@ class Ended:
         return self.last_lines[-1]
 
 
-class Child:
+class SparkSubprocess:
     """One child process. A signal handler may call :meth:`kill` while :meth:`run` waits."""
 
     def __init__(self, settings: Settings, script: str, arguments: Sequence[str]) -> None:

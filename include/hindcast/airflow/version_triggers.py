@@ -17,14 +17,14 @@ from typing import Any
 import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from hindcast.control import shards
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import BesideState
-from hindcast.control.tables import ControlTables
-from hindcast.control.versions import Versions
 from hindcast.errors import HindcastError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
+from hindcast.shards import resharding
+from hindcast.shards.active_version import InactiveState
+from hindcast.shards.version_changes import Versions
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 #: Between two reads of the tables: at first, and at most. Catching up takes minutes to days.
 FIRST_WAIT_SECONDS = 1.0
@@ -53,15 +53,15 @@ def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str,
     beside = standing.beside
     if beside is None or beside.version != version:
         return {"news": News.GONE.value}
-    if beside.leaving or beside.state is BesideState.WARM:
+    if beside.leaving or beside.state is InactiveState.WARM:
         return {"news": News.GONE.value}
-    if beside.state is BesideState.LIVE:
+    if beside.state is InactiveState.LIVE:
         assert standing.change is not None
         return {"news": News.LIVE.value, "since": standing.change.id}
 
     lag = 0
     held = 0
-    for lease in shards.newest_of_version(store.leases(), pipeline, version):
+    for lease in resharding.newest_of_version(store.leases(), pipeline, version):
         lag += int(lease.detail.get("lag_records") or 0)
         if lease.lease_owner:
             held += 1

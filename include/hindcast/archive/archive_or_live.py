@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hindcast.control.ledger import Offsets
+from hindcast.tables.ledger import Offsets
 
 Range = tuple[int, int]
 #: In order, none empty, no two that touch.

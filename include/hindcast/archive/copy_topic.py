@@ -25,19 +25,20 @@ from typing import Any
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
-from hindcast.archive.account import Account, Gap
-from hindcast.archive.ranges import next_step
+from hindcast.archive.archive_or_live import next_step
+from hindcast.archive.manifest import Gap, Manifest
 from hindcast.archive.table import ArchiveTable
-from hindcast.control.archives import ARCHIVE_SCHEMA, BOUNDED
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.ledger import Offsets
-from hindcast.control.tables import ControlTables
+from hindcast.delta.files import DataFile
 from hindcast.errors import ArchiveFailedError, ArchiveRefusedError, BadInputError, HindcastError, innermost
+from hindcast.kafka.offsets import TopicOffsets
+from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
-from hindcast.steps import reach
-from hindcast.stream.files import DataFile, write_files
-from hindcast.stream.source import kafka_range
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.spark.kafka_source import kafka_range
+from hindcast.spark.parquet_writer import write_files
+from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.ledger import Offsets
 
 _log = structlog.get_logger(__name__)
 
@@ -107,7 +108,7 @@ class _Copy:
         whole = account.as_row()
         return {"topic": self._topic, **done, "ranges": whole["ranges"], "gaps": whole["gaps"]}
 
-    def _step(self, account: Account, start: Offsets, end: Offsets, target: Mapping[int, int]) -> None:
+    def _step(self, account: Manifest, start: Offsets, end: Offsets, target: Mapping[int, int]) -> None:
         reach("archive.2")  # 2. files that nobody sees yet
         try:
             files = self._write(account, start, end)
@@ -129,14 +130,14 @@ class _Copy:
         _log.info("Archived a step.", topic=self._topic, rows=rows, bytes=size, end=end, offsets_left=left)
         reach("archive.5")  # 5. on to the next
 
-    def _write(self, account: Account, start: Offsets, end: Offsets) -> list[DataFile]:
+    def _write(self, account: Manifest, start: Offsets, end: Offsets) -> list[DataFile]:
         begin = {partition: offset for partition, offset in start.items() if offset < end[partition]}
         if not begin:
             return []
         frame = _columns(kafka_range(self._spark, self._settings, self._topic, begin, end, headers=True))
         return write_files(frame, self._table.url, self._table.storage_options, f"c{account.number + 1}", bounded=BOUNDED)
 
-    def _check_topic(self, account: Account) -> None:
+    def _check_topic(self, account: Manifest) -> None:
         """:raises ArchiveRefusedError: where the archive is of another topic of the same name"""
         latest = self._offsets.latest(self._topic)
         behind = [partition for partition, end in account.ends.items() if latest.get(partition, 0) < end]
@@ -149,7 +150,7 @@ class _Copy:
             cure = f"Restore the topic, or move the archive {self._table.url} away, where no replay needs it any more, to begin a new one."
             raise ArchiveRefusedError(topic=self._topic, problem=f"{what}: the topic was made anew or has lost records", cure=cure)
 
-    def _accept(self, account: Account, lost: Sequence[Gap], reason: str) -> None:
+    def _accept(self, account: Manifest, lost: Sequence[Gap], reason: str) -> None:
         """Go on behind the gaps.
 
         :raises ArchiveRefusedError: where no reason was given

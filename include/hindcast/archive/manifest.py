@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from hindcast.archive.ranges import Ranges, extended
-from hindcast.control.ledger import Offsets
+from hindcast.archive.archive_or_live import Ranges, extended
+from hindcast.tables.ledger import Offsets
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Gap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class Manifest:
     """All that was archived of a topic, by its own partitions; ends are exclusive.
 
     ``number`` counts the commits and ``step`` names the last one, so that whoever wrote it knows it again. ``ends``: where the archive goes

@@ -12,21 +12,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from hindcast.archive.account import Account
-from hindcast.archive.ranges import Ranges
+from hindcast.archive.archive_or_live import Ranges
+from hindcast.archive.manifest import Manifest
 from hindcast.archive.table import ArchiveTable
-from hindcast.control.archives import archived_topics
-from hindcast.control.ledger import Offsets
+from hindcast.delta.files import filesystem
 from hindcast.errors import ArchiveDamagedError, StoreUnavailableError, UnknownArchiveError
 from hindcast.settings import Settings
-from hindcast.stream.files import filesystem
+from hindcast.tables.archive_schema import archived_topics
+from hindcast.tables.ledger import Offsets
 
 
 @dataclass(frozen=True)
-class Holdings:
+class ArchiveSnapshot:
     """One version of an archive, by the topic's own partitions."""
 
-    account: Account
+    account: Manifest
     table: DeltaTable
     storage_options: dict[str, str]
 
@@ -77,7 +77,7 @@ class Holdings:
         return least
 
 
-def holdings(settings: Settings, topic: str) -> Holdings | None:
+def read_snapshot(settings: Settings, topic: str) -> ArchiveSnapshot | None:
     """What the topic's archive holds; None where there is none.
 
     :raises ArchiveDamagedError: where it lacks records that it held, or has more
@@ -91,9 +91,9 @@ def holdings(settings: Settings, topic: str) -> Holdings | None:
     rows = sum(pa.table(opened.get_add_actions())["num_records"].to_pylist())
     if rows != account.rows:
         raise ArchiveDamagedError(topic=topic, found=rows, known=account.rows, table=table.url)
-    return Holdings(account, opened, settings.storage_options)
+    return ArchiveSnapshot(account, opened, settings.storage_options)
 
 
 def listing(settings: Settings) -> list[dict[str, Any]]:
-    """One row for each archive, as :meth:`~hindcast.archive.account.Account.as_row` gives it."""
+    """One row for each archive, as :meth:`~hindcast.archive.manifest.Manifest.as_row` gives it."""
     return [ArchiveTable(settings, topic).account().as_row() for topic in archived_topics(settings)]

@@ -1,8 +1,8 @@
 """The Delta table of an archive, which grows at its end alone and by one writer at a time.
 
-Each commit carries the :class:`~hindcast.archive.account.Account` of the whole archive in its metadata, so the newest one says all. A
+Each commit carries the :class:`~hindcast.archive.manifest.Manifest` of the whole archive in its metadata, so the newest one says all. A
 commit lands on the very version of the table that it was decided on, or not at all, and takes the next number of the table's application
-transaction (see :mod:`hindcast.stream.fenced_table`): of two archivers that read the same account one writes, and the other reads again.
+transaction (see :mod:`hindcast.tables.fenced_sink`): of two archivers that read the same account one writes, and the other reads again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from hindcast.archive.account import Account
-from hindcast.control.archives import ARCHIVE_SCHEMA, archive_url
-from hindcast.control.commits import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
-from hindcast.control.tables import refuse_empty_commits
+from hindcast.archive.manifest import Manifest
+from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
+from hindcast.delta.files import DataFile
 from hindcast.errors import ArchiveRefusedError, StoreUnavailableError, UnknownArchiveError
 from hindcast.pipeline import check_topic
+from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
-from hindcast.steps import reach
-from hindcast.stream.files import DataFile
+from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, archive_url
+from hindcast.tables.control_tables import refuse_empty_commits
 
 APP = "archive"
 
@@ -59,7 +59,7 @@ class ArchiveTable:
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
 
-    def account(self) -> Account:
+    def account(self) -> Manifest:
         """What the archive holds now.
 
         :raises UnknownArchiveError: where there is none
@@ -67,21 +67,21 @@ class ArchiveTable:
         """
         return self.account_of(self.open())
 
-    def account_of(self, table: DeltaTable) -> Account:
+    def account_of(self, table: DeltaTable) -> Manifest:
         """What the archive held in the version of this handle."""
         recorded = table.transaction_version(APP)
         if recorded is None:
-            return Account(topic=self.topic)
+            return Manifest(topic=self.topic)
         for entry in commits_down(self.open(), table.version()):  # by another handle: on this one a commit may be about to land
             if METADATA_KEY in entry:
-                account = Account.from_metadata(entry[METADATA_KEY])
+                account = Manifest.from_metadata(entry[METADATA_KEY])
                 if account.number == recorded:
                     return account
                 break
         problem = f"commit {recorded} of {self.url} is no longer in the table's log, so where the archive ends is not known"
         raise ArchiveRefusedError(topic=self.topic, problem=problem, cure="Restore the files of its _delta_log.")
 
-    def commit(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
+    def commit(self, before: Manifest, after: Manifest, files: Sequence[DataFile]) -> bool:
         """Write the files and the account ``after`` in one commit; return whether they are written.
 
         They are not where somebody else has committed since ``before`` was read. A compaction of the table is no such commit.
@@ -90,7 +90,7 @@ class ArchiveTable:
         """
         return until_it_lands(self.url, lambda: self._commit_once(before, after, files), StoreUnavailableError)
 
-    def _commit_once(self, before: Account, after: Account, files: Sequence[DataFile]) -> bool:
+    def _commit_once(self, before: Manifest, after: Manifest, files: Sequence[DataFile]) -> bool:
         reach("archive.3")  # 3. on one handle: does the archive still end where this step begins?
         table = self.open()
         now = self.account_of(table)

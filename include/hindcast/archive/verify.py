@@ -9,18 +9,18 @@ import structlog
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from hindcast.archive.account import Account
-from hindcast.archive.copying import STEP_OFFSETS
-from hindcast.archive.ranges import next_step
+from hindcast.archive.archive_or_live import next_step
+from hindcast.archive.copy_topic import STEP_OFFSETS
+from hindcast.archive.manifest import Manifest
 from hindcast.archive.table import ArchiveTable
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.ledger import Offsets
-from hindcast.control.tables import ControlTables
 from hindcast.errors import ArchiveFailedError, HindcastError, innermost
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.settings import Settings
-from hindcast.stream.session import cached
-from hindcast.stream.source import archived_range, kafka_range
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.spark.kafka_source import archived_range, kafka_range
+from hindcast.spark.session import cached
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.ledger import Offsets
 
 _log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ def differs_cure(settings: Settings, topic: str) -> str:
     return f"Somebody wrote to {url} or to the topic's files: restore that table, or move it away and archive the topic anew."
 
 
-def _common(account: Account, earliest: Offsets) -> tuple[Offsets, Offsets]:
+def _common(account: Manifest, earliest: Offsets) -> tuple[Offsets, Offsets]:
     """[start, end) of each partition that both hold. A gap of the archive lies before what the topic still holds."""
     last = {partition: ranges[-1] for partition, ranges in account.ranges.items() if partition in earliest}
     both = {partition: (max(first, earliest[partition]), end) for partition, (first, end) in last.items() if earliest[partition] < end}

@@ -11,8 +11,8 @@ from hindcast.cli.listings import show
 from hindcast.cli.names import meant
 from hindcast.cli.options import EveryOption, FormatOption, WatchOption, WideOption
 from hindcast.cli.output import Format, Output
-from hindcast.cli.streams import run_app
-from hindcast.cli.table import Columns
+from hindcast.cli.pipelines import run_app
+from hindcast.cli.text_table import Columns
 from hindcast.errors import BadInputError, UnknownArchiveError
 from hindcast.pipeline import check_topic
 from hindcast.settings import Settings
@@ -69,7 +69,7 @@ def list_archives(
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
-        from hindcast.archive.holdings import listing
+        from hindcast.archive.snapshot import listing
 
         return listing(settings)
 
@@ -81,7 +81,7 @@ def list_archives(
 @app.command()
 def verify(topic: TopicArgument, output: FormatOption = Format.TABLE) -> None:
     """Compare the archive with the topic over the offsets that both still hold. Exits 3 if they differ."""
-    from hindcast.control.archives import archived_topics
+    from hindcast.tables.archive_schema import archived_topics
 
     check_topic(topic)
     archived = archived_topics(Settings())

@@ -22,7 +22,7 @@ from hindcast.cli.options import (
     since_when,
 )
 from hindcast.cli.output import Format, Output
-from hindcast.cli.table import Columns
+from hindcast.cli.text_table import Columns
 from hindcast.errors import BadInputError
 from hindcast.settings import Settings
 
@@ -91,7 +91,7 @@ def replay(
     however many people run it.
     """
     from hindcast import catalog
-    from hindcast.topics.letters import check_letters, letters_of, send_back
+    from hindcast.kafka.redrive import check_letters, letters_of, redrive
 
     settings = Settings()
     declared = catalog.load(settings.pipelines_dir)[pipeline]
@@ -100,7 +100,7 @@ def replay(
         check_letters(settings, declared, repaired)
         Output(output).row({"pipeline": pipeline, "letters": len(repaired), "dry_run": True})
         return
-    sent, before = send_back(settings, declared, repaired)
+    sent, before = redrive(settings, declared, repaired)
     Output(output).row({"pipeline": pipeline, "sent": sent, "sent_before": before})
 
 
@@ -131,11 +131,11 @@ def settle(pipeline: PipelineArgument, run_id: RunArgument, sent: SentOption) ->
     that proves it was deleted.
     """
     from hindcast import catalog
-    from hindcast.topics import letters
+    from hindcast.kafka import redrive
 
     settings = Settings()
     declared = catalog.load(settings.pipelines_dir)[pipeline]
-    letters.settle(settings, declared, run_id, sent=sent)
+    redrive.settle(settings, declared, run_id, sent=sent)
     outcome = "sent"
     if not sent:
         outcome = "not sent"

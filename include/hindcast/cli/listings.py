@@ -28,14 +28,14 @@ from hindcast.cli.options import (
     since_when,
 )
 from hindcast.cli.output import Format, Output, missing_home
-from hindcast.cli.table import Columns
+from hindcast.cli.text_table import Columns
 from hindcast.errors import BadInputError, StoreUnavailableError
 from hindcast.pipeline import Pipeline, check_name
 from hindcast.settings import Settings
 
 if TYPE_CHECKING:
-    from hindcast.control.desired import Desired
-    from hindcast.control.leases import Lease
+    from hindcast.leases.lease import Lease
+    from hindcast.shards.desired_state import Desired
 
 _T = TypeVar("_T")
 
@@ -139,8 +139,8 @@ def pipelines(
 def _pipelines(settings: Settings) -> list[dict[str, Any]]:
     """A row for each pipeline, then one for each file that was refused."""
     from hindcast import catalog
-    from hindcast.control.desired import desired_of
-    from hindcast.control.lease_table import read_leases
+    from hindcast.leases.delta_store import read_leases
+    from hindcast.shards.desired_state import desired_of
 
     found = catalog.load(settings.pipelines_dir)
     desired = desired_of(_read(lambda: read_leases(settings)))
@@ -199,7 +199,7 @@ def leases(
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
-        from hindcast.control.lease_table import read_leases
+        from hindcast.leases.delta_store import read_leases
 
         found = _read(lambda: read_leases(settings))
         rows = [_lease(lease) for lease in found if pipeline in ("", lease.stream_id)]
@@ -289,8 +289,8 @@ def verdicts(
 
 def _check_run(settings: Settings, run: str) -> None:
     """:raises UnknownNameError: if no replay and no verdict has that id"""
-    from hindcast.control.schema import ControlTable
-    from hindcast.control.tables import ControlTables
+    from hindcast.tables.control_tables import ControlTables
+    from hindcast.tables.schema import ControlTable
 
     tables = ControlTables(settings)
 
@@ -318,8 +318,8 @@ def corrections(
 
     def read() -> list[dict[str, Any]]:
         from hindcast import catalog
-        from hindcast.control.tables import utc_from_ms
-        from hindcast.serving.corrections import Corrections
+        from hindcast.serving.corrected_windows import Corrections
+        from hindcast.tables.control_tables import utc_from_ms
 
         found = catalog.load(settings.pipelines_dir)
         chosen = found.every()
@@ -343,13 +343,13 @@ def corrections(
 
 
 def _severities(incomplete: str) -> list[str]:
-    from hindcast.control.events import Severity
+    from hindcast.tables.event_log import Severity
 
     return _beginning_with(incomplete, Severity)
 
 
 def _kinds(incomplete: str) -> list[str]:
-    from hindcast.control.events import EventKind
+    from hindcast.tables.event_log import EventKind
 
     return _beginning_with(incomplete, EventKind)
 
@@ -385,7 +385,7 @@ def events(
     every: EveryOption = 2.0,
 ) -> None:
     """List what happened, and what to do about it."""
-    from hindcast.control.events import EventKind, Severity
+    from hindcast.tables.event_log import EventKind, Severity
 
     if severity:
         check_known("severity", severity, Severity)
@@ -445,8 +445,8 @@ def newest(
     :param equal: the value that a column must have; an empty one filters nothing
     :raises UnknownPipelineError: if there is no row, and no file, lease or other row is of that pipeline
     """
-    from hindcast.control.schema import SCHEMAS, ControlTable
-    from hindcast.control.tables import Condition, ControlTables
+    from hindcast.tables.control_tables import Condition, ControlTables
+    from hindcast.tables.schema import SCHEMAS, ControlTable
 
     if pipeline:
         check_name("pipeline", pipeline)

@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from hindcast.cli import archives, deadletters, listings, operations, runs, streams, versions
+from hindcast.cli import archives, deadletters, listings, pipelines, runs, sandbox, versions
 from hindcast.cli.names import did_you_mean
 from hindcast.cli.options import ARCHIVES, RECORDS, REPLAYS, VERSIONS
 from hindcast.errors import HindcastError, UnknownPipelineError
-from hindcast.leave import leave
+from hindcast.processes.end_with_parent import exit_now
 
 app = typer.Typer(
     name="hindcast",
@@ -27,7 +27,7 @@ app = typer.Typer(
         "75 try again later."
     ),
 )
-for commands in (streams.app, listings.app, versions.app, operations.app):
+for commands in (pipelines.app, listings.app, versions.app, sandbox.app):
     app.registered_commands.extend(commands.registered_commands)
 app.add_typer(runs.app, name="runs", rich_help_panel=REPLAYS)
 app.add_typer(versions.listing, name="versions", rich_help_panel=VERSIONS)
@@ -91,7 +91,7 @@ def main() -> None:
     results.
     """
     exit_code = run(before=_log_to_stderr)
-    leave(exit_code)
+    exit_now(exit_code)
 
 
 def _log_to_stderr() -> None:

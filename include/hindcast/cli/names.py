@@ -49,8 +49,8 @@ def check_pipeline(settings: Settings, name: str, rows_of: Iterable[str] = ()) -
     :raises UnknownPipelineError: if it is none of them
     """
     from hindcast import catalog
-    from hindcast.control.lease_table import read_leases
-    from hindcast.control.leases import StatusType
+    from hindcast.leases.delta_store import read_leases
+    from hindcast.leases.lease import StatusType
 
     check_name("pipeline", name)
     found = catalog.load(settings.pipelines_dir)

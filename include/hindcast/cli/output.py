@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from hindcast.cli.table import Columns, lay_out
+from hindcast.cli.text_table import Columns, lay_out
 
 #: Columns of the control tables whose text is JSON.
 JSON_COLUMNS = frozenset(

@@ -36,8 +36,8 @@ from hindcast.pipeline import Pipeline, check_name
 from hindcast.settings import Settings, project_root
 
 if TYPE_CHECKING:
-    from hindcast.control.lease_table import LeaseTable
-    from hindcast.control.leases import Lease
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.leases.lease import Lease
     from hindcast.replay.request import ReplayRequest
 
 FromOffsets = Annotated[
@@ -82,7 +82,7 @@ CorrectedRun = Annotated[
     str, typer.Option("--run", help="give readers the results of this replay, which was judged")
 ]
 
-#: A shard's name; see :mod:`hindcast.control.shards`.
+#: A shard's name; see :mod:`hindcast.shards.resharding`.
 SHARD = re.compile(r"v\d+\.g\d+\.s\d+")
 
 #: From one attempt of a replay that came too early to the next: each starts Spark.
@@ -93,8 +93,8 @@ app = typer.Typer()
 
 def _active(settings: Settings, pipeline: str) -> Pipeline:
     from hindcast import catalog
-    from hindcast.control.lease_table import read_leases
-    from hindcast.control.standing import active_pipeline
+    from hindcast.leases.delta_store import read_leases
+    from hindcast.shards.active_version import active_pipeline
 
     return active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), pipeline)
 
@@ -183,9 +183,9 @@ def reshard(
     With --wait: until a worker holds each of the new shards.
     """
     from hindcast.cli.waiting import dealt, until
-    from hindcast.control.desired import DesiredStates
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.leases.delta_store import LeaseTable
     from hindcast.pipeline import check
+    from hindcast.shards.desired_state import DesiredStates
 
     settings = Settings()
     declared = _active(settings, pipeline)
@@ -216,8 +216,8 @@ def rebuild(
     With --wait: until the state is rebuilt.
     """
     from hindcast.cli.waiting import rebuilt, until
-    from hindcast.control.desired import DesiredStates
-    from hindcast.control.lease_table import LeaseTable, read_leases
+    from hindcast.leases.delta_store import LeaseTable, read_leases
+    from hindcast.shards.desired_state import DesiredStates
 
     settings = Settings()
     leases = read_leases(settings)
@@ -236,14 +236,14 @@ def _shards_to_rebuild(leases: Iterable[Lease], declared: Pipeline, shard: str) 
 
     :raises BadInputError: if the pipeline has no such live shard, or none at all
     """
-    from hindcast.control import shards
-    from hindcast.control.leases import NOT_HELD
+    from hindcast.leases.lease import NOT_HELD
+    from hindcast.shards import resharding, shard_names
 
     pipeline = declared.name
     version = declared.version
     if SHARD.fullmatch(shard):
-        version = shards.shard_version(shard)
-    declared_shards = shards.of_version(leases, pipeline, version)
+        version = shard_names.shard_version(shard)
+    declared_shards = resharding.of_version(leases, pipeline, version)
     current = [lease.status_value for lease in declared_shards if lease.state not in NOT_HELD]
     if not current and version == declared.version:
         problem = f"{pipeline} has no shards yet"
@@ -287,8 +287,8 @@ def rewind(
     command completes it. --abandon calls it off, as long as its table is not restored yet.
     """
     from hindcast.cli.waiting import let_go, until
-    from hindcast.control.lease_table import LeaseTable
-    from hindcast.stream import reset
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.recovery import rewind
 
     settings = Settings()
     declared = _active(settings, pipeline)
@@ -309,12 +309,12 @@ def rewind(
     if not leased:
         problem = f"{pipeline} is not rewound: it has never run, and it is not paused"
         raise BadInputError(problem=problem, cure=f"`hindcast resume {pipeline}` starts it.")
-    plan = reset.make_plan(settings, store, declared, target)
+    plan = rewind.make_plan(settings, store, declared, target)
     Output(output).row(plan.as_dict())
     if dry_run:
         return
     confirm(f"hindcast rewind {pipeline}", "Take that back and read it again?", yes=yes)
-    reset.run(settings, store, declared, plan, by=_user_and_host(), reason=reason)
+    rewind.run(settings, store, declared, plan, by=_user_and_host(), reason=reason)
     print(
         f"{pipeline} is rewound to {plan.to}. `hindcast resume {pipeline}` starts it again.", file=sys.stderr
     )
@@ -324,12 +324,12 @@ def _abandon_rewind(
     settings: Settings, store: LeaseTable, declared: Pipeline, reason: str, output: Format
 ) -> None:
     """:raises BadInputError: if no rewind of the pipeline was cut short"""
-    from hindcast.stream import reset
+    from hindcast.recovery import rewind
 
     pipeline = declared.name
     abandoned = None
     if store.exists():
-        abandoned = reset.abandon(settings, store, declared, by=_user_and_host(), reason=reason)
+        abandoned = rewind.abandon(settings, store, declared, by=_user_and_host(), reason=reason)
     if abandoned is None:
         problem = f"No rewind of {pipeline} was cut short"
         raise BadInputError(problem=problem, cure="There is nothing to call off.")
@@ -340,9 +340,9 @@ def _abandon_rewind(
 
 def _complete_rewind(settings: Settings, store: LeaseTable, declared: Pipeline, output: Format) -> bool:
     """Complete a rewind that was cut short; whether there was one."""
-    from hindcast.stream import reset
+    from hindcast.recovery import rewind
 
-    done = reset.carry_on(settings, store, declared)
+    done = rewind.carry_on(settings, store, declared)
     if done is None:
         return False
     name = f"An earlier rewind of {declared.name} to {done['to']}"
@@ -413,7 +413,7 @@ def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -
     """Replay the pipeline's reference range, as a batch and with its recorded batches. `hindcast runs
     compare` compares two versions.
     """
-    from hindcast.replay.reference import request_of
+    from hindcast.replay.benchmark import request_of
 
     request_of(_active(Settings(), pipeline))  # check before any work starts
     run_app("replay.py", ["benchmark", "--pipeline", pipeline], output)
@@ -523,9 +523,9 @@ def correct(
 def _apply_correction(pipeline: str, run: str, output: Format, *, yes: bool, dry_run: bool) -> None:
     """Give readers the results of a replay that was judged already."""
     from hindcast import catalog
-    from hindcast.control.tables import ControlTables
-    from hindcast.replay.runs import Runs
-    from hindcast.verdict.correct import correct as apply
+    from hindcast.replay.run_table import Runs
+    from hindcast.tables.control_tables import ControlTables
+    from hindcast.verdict.apply_correction import correct as apply
 
     settings = Settings()
     replays = Runs(ControlTables(settings))
@@ -578,9 +578,9 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
     """Run a command that replays. A failed run gets its row in ``runs`` and an event, even if its process was
     killed.
     """
-    from hindcast.control.runs import BadEnd, close_run
-    from hindcast.control.tables import ControlTables
     from hindcast.errors import VerdictFailedError
+    from hindcast.tables.control_tables import ControlTables
+    from hindcast.tables.run_states import BadEnd, close_run
 
     arguments = [command, *asked.to_arguments()]
     wait_seconds = 0.0
@@ -609,9 +609,9 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
 def _want(settings: Settings, pipeline: str, state: str) -> None:
     """Set the desired state of the pipeline and print it."""
     from hindcast import catalog
-    from hindcast.control.desired import DesiredState, DesiredStates
-    from hindcast.control.lease_table import LeaseTable
-    from hindcast.control.reset import unfinished
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.recovery.rewind_point import unfinished
+    from hindcast.shards.desired_state import DesiredState, DesiredStates
 
     declared = catalog.load(settings.pipelines_dir)[pipeline]
     store = LeaseTable(settings)

@@ -19,7 +19,7 @@ from hindcast.cli.options import (
     since_when,
 )
 from hindcast.cli.output import Format, Output
-from hindcast.cli.table import Columns
+from hindcast.cli.text_table import Columns
 from hindcast.errors import BadInputError
 from hindcast.settings import Settings
 
@@ -76,7 +76,7 @@ def runs(
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
-        from hindcast.replay.runs import newest_by_run
+        from hindcast.replay.run_table import newest_by_run
 
         found = newest(settings, "runs", "started_at", pipeline=pipeline, since=since_when(since))
         return newest_by_run(found)[:limit]
@@ -103,11 +103,11 @@ def compare(
 ) -> None:
     """Compare two replays of the same range: rows/s, CPU, memory and results. Exits 0 whatever they say."""
     from hindcast import catalog
-    from hindcast.control.runs import RunKind
-    from hindcast.control.tables import ControlTables
     from hindcast.pipeline import check_name
-    from hindcast.replay.runs import Runs
-    from hindcast.replay.versus import versus
+    from hindcast.replay.compare_runs import compare_runs
+    from hindcast.replay.run_table import Runs
+    from hindcast.tables.control_tables import ControlTables
+    from hindcast.tables.run_states import RunKind
 
     settings = Settings()
     if bool(benchmark) == bool(second):
@@ -115,7 +115,7 @@ def compare(
         raise BadInputError(problem="Two runs are compared", cure=cure)
     replays = Runs(ControlTables(settings))
     if benchmark:
-        from hindcast.replay.reference import newest_pair
+        from hindcast.replay.benchmark import newest_pair
 
         name = check_name("pipeline", benchmark)
         recent = replays.recent(name, RunKind.BENCHMARK, _BENCHMARKS)
@@ -124,7 +124,7 @@ def compare(
     newer = replays.succeeded(check_name("run", second))
     pipelines = catalog.load(settings.pipelines_dir)
     declared = pipelines.of(newer["pipeline"], newer["version"])
-    found = versus(settings, declared, first, second)
+    found = compare_runs(settings, declared, first, second)
     if plot is not None:
         _chart(found.as_dict()).write_html(plot, include_plotlyjs=True)
     if output is Format.JSON:

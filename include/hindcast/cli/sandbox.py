@@ -10,7 +10,7 @@ import typer
 from hindcast.cli.listings import show
 from hindcast.cli.options import MACHINE, EveryOption, FormatOption, PipelineArgument, WatchOption, WideOption
 from hindcast.cli.output import Format, Output
-from hindcast.cli.table import Columns
+from hindcast.cli.text_table import Columns
 from hindcast.errors import PrerequisiteError
 from hindcast.settings import Settings
 
@@ -61,7 +61,7 @@ def up(
     """Start the embedded broker, Airflow and load as detached services. Services that run already keep
     running.
     """
-    from hindcast.local import stack
+    from hindcast_sandbox import stack
 
     settings = Settings()
     if workers:
@@ -86,7 +86,7 @@ def up(
 @app.command(rich_help_panel=MACHINE)
 def down() -> None:
     """Stop everything that `up` or `demo` started, and check that nothing is left."""
-    from hindcast.local import stack
+    from hindcast_sandbox import stack
 
     stack.down(Settings(), say=say)
 
@@ -102,7 +102,7 @@ def status(
     settings = Settings()
 
     def read() -> list[dict[str, Any]]:
-        from hindcast.local import stack
+        from hindcast_sandbox import stack
 
         return stack.status(settings)
 
@@ -116,7 +116,7 @@ def doctor(output: FormatOption = Format.TABLE, wide: WideOption = False) -> Non
     """Check the prerequisites; print what is missing and how to get it."""
     from dataclasses import asdict
 
-    from hindcast.local.doctor import State, examine
+    from hindcast_sandbox.doctor import State, examine
 
     findings = examine(Settings())
     rows = [asdict(finding) for finding in findings]
@@ -145,10 +145,10 @@ def load(
     from rich.console import Console
 
     from hindcast import catalog
-    from hindcast.control.lease_table import read_leases
-    from hindcast.control.standing import active_pipeline
-    from hindcast.local import load as loads
-    from hindcast.local import stack
+    from hindcast.leases.delta_store import read_leases
+    from hindcast.shards.active_version import active_pipeline
+    from hindcast_sandbox import load as loads
+    from hindcast_sandbox import stack
 
     settings = Settings()
     pipelines = catalog.load(settings.pipelines_dir)
@@ -158,7 +158,7 @@ def load(
     console = Console(stderr=True, highlight=False)
     with console.status(f"Reaching the broker at {servers}") as line:
 
-        def show_progress(account: loads.Account) -> None:
+        def show_progress(account: loads.LoadReport) -> None:
             topics = ", ".join(run.topics.values())
             counts = f"{account.late:,} late, {account.poison_total:,} poison"
             line.update(f"{account.sent:,} rows sent to {topics}: {counts}")
@@ -166,7 +166,7 @@ def load(
         run = loads.Load(
             servers,
             topic,
-            loads.account_path(settings, topic),
+            loads.report_path(settings, topic),
             seed=seed,
             rows_per_second=rows_per_second,
             rows=rows,
@@ -191,6 +191,6 @@ def demo(
 
     Without --once it runs until Ctrl-C, or until `hindcast down` in another terminal.
     """
-    from hindcast.local import demo as demos
+    from hindcast_sandbox import demo as demos
 
     demos.run(Settings(), pipeline, once=once, seconds=seconds, rows_per_second=rows_per_second, seed=seed)

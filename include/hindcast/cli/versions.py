@@ -25,8 +25,8 @@ from hindcast.cli.options import (
     YesOption,
 )
 from hindcast.cli.output import Format, Output
-from hindcast.cli.streams import run_app
-from hindcast.cli.table import Columns
+from hindcast.cli.pipelines import run_app
+from hindcast.cli.text_table import Columns
 from hindcast.pipeline import check_name
 from hindcast.settings import Settings
 
@@ -144,8 +144,8 @@ def promote(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Make the inactive version the active one. Readers switch at once; the old one is kept warm."""
-    from hindcast.versions.plans import plan_promotion
-    from hindcast.versions.promotion import promote as act
+    from hindcast.versions.dry_run import plan_promotion
+    from hindcast.versions.promote import promote as act
 
     settings = Settings()
     why = despite.strip()
@@ -168,8 +168,8 @@ def back_out(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Return to the version that was active before the last promotion. Readers switch at once."""
-    from hindcast.versions.plans import plan_back_out
-    from hindcast.versions.promotion import back_out as act
+    from hindcast.versions.dry_run import plan_back_out
+    from hindcast.versions.promote import back_out as act
 
     settings = Settings()
     plan = plan_back_out(settings, check_name("pipeline", pipeline))
@@ -191,8 +191,8 @@ def discard(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Discard the inactive version: its shards, checkpoints and tables."""
-    from hindcast.versions.discarding import discard as act
-    from hindcast.versions.plans import plan_discard
+    from hindcast.versions.discard import discard as act
+    from hindcast.versions.dry_run import plan_discard
 
     settings = Settings()
     plan = plan_discard(settings, check_name("pipeline", pipeline), version)

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from hindcast.control.leases import Lease, LeaseKey, StatusType
 from hindcast.errors import BadInputError, WaitedInVainError
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.settings import Settings
 
 _POLL_SECONDS = 0.25
@@ -41,8 +41,8 @@ def until(
 def let_go(settings: Settings, pipeline: str) -> Look:
     """No live worker holds a shard of the pipeline. The lease of a dead owner expires on our own clock."""
     from hindcast.clock import SystemClock
-    from hindcast.control.lease_table import read_leases
-    from hindcast.control.observer import Observer
+    from hindcast.leases.delta_store import read_leases
+    from hindcast.leases.expired_owners import Observer
 
     observer = Observer(SystemClock(), settings.lease_seconds)
 
@@ -64,7 +64,7 @@ def consumed(settings: Settings, pipeline: str) -> Look:
 
     The returned function raises :class:`BadInputError` if a shard is refused.
     """
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.leases.delta_store import LeaseTable
 
     store = LeaseTable(settings)
 
@@ -82,8 +82,8 @@ def _without_owner(pipeline: str, lease: Lease) -> str:
 
     :raises BadInputError: if the shard is refused
     """
-    from hindcast.control.desired import REFUSED
-    from hindcast.control.leases import ShardState
+    from hindcast.leases.lease import ShardState
+    from hindcast.shards.desired_state import REFUSED
 
     shard = lease.status_value
     refusal = lease.detail.get(REFUSED)
@@ -100,8 +100,8 @@ def _without_owner(pipeline: str, lease: Lease) -> str:
 
 def drained(settings: Settings, pipeline: str) -> Look:
     """Each shard has reached the end of its topic, and no live worker holds it any more."""
-    from hindcast.control.desired import DRAINED
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.shards.desired_state import DRAINED
 
     store = LeaseTable(settings)
     find_holder = let_go(settings, pipeline)
@@ -119,13 +119,13 @@ def drained(settings: Settings, pipeline: str) -> Look:
 
 def _newest_shards(leases: Mapping[LeaseKey, Lease], pipeline: str) -> tuple[list[str], list[Lease]]:
     """Which desired versions have no shards yet, and the newest shards of the others."""
-    from hindcast.control import shards
-    from hindcast.control.desired import desired_key, wanted_versions
+    from hindcast.shards import resharding
+    from hindcast.shards.desired_state import desired_key, wanted_versions
 
     missing: list[str] = []
     found: list[Lease] = []
     for version in wanted_versions(leases[desired_key(pipeline)]):
-        own = shards.newest_of_version(leases.values(), pipeline, version)
+        own = resharding.newest_of_version(leases.values(), pipeline, version)
         if not own:
             missing.append(f"version {version} has no shards yet: a worker makes them")
         found.extend(own)
@@ -134,14 +134,14 @@ def _newest_shards(leases: Mapping[LeaseKey, Lease], pipeline: str) -> tuple[lis
 
 def dealt(settings: Settings, pipeline: str, version: int, count: int) -> Look:
     """The version's newest generation has so many shards, none waits for its parents, and all have owners."""
-    from hindcast.control import shards
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.shards import resharding
 
     store = LeaseTable(settings)
     find_unowned = consumed(settings, pipeline)
 
     def look() -> str:
-        found = len(shards.newest_of_version(store.leases(), pipeline, version))
+        found = len(resharding.newest_of_version(store.leases(), pipeline, version))
         if found != count:
             problem = f"its number of shards is {found}"
             return f"{problem}: a worker of the running pipeline writes the {count} new ones"
@@ -152,8 +152,8 @@ def dealt(settings: Settings, pipeline: str, version: int, count: int) -> Look:
 
 def rebuilt(settings: Settings, pipeline: str, request: str, asked: list[str]) -> Look:
     """Each of these shards has met the request."""
-    from hindcast.control.desired import REBUILD
-    from hindcast.control.lease_table import LeaseTable
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.shards.desired_state import REBUILD
 
     store = LeaseTable(settings)
 
@@ -170,17 +170,17 @@ def rebuilt(settings: Settings, pipeline: str, request: str, asked: list[str]) -
 
 def caught_up(settings: Settings, pipeline: str, version: int) -> Look:
     """The inactive version has read up to the end of its topic, or is the active one already."""
-    from hindcast.control.lease_table import LeaseTable
-    from hindcast.control.standing import BesideState, standings
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.shards.active_version import InactiveState, rollouts
 
     store = LeaseTable(settings)
 
     def look() -> str:
-        standing = standings(store.leases())[pipeline]
+        standing = rollouts(store.leases())[pipeline]
         if standing.active == version:
             return ""
         inactive = standing.beside
-        if inactive and inactive.version == version and inactive.state is BesideState.LIVE:
+        if inactive and inactive.version == version and inactive.state is InactiveState.LIVE:
             return ""
         return f"version {version} is catching up"
 

@@ -39,13 +39,13 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, BrokerUnavailableError, LettersUnprovenError
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
+from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
-from hindcast.steps import reach
-from hindcast.topics.offsets import TopicOffsets
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 #: Headers of a repaired record: the run that sent it, and its dead letter as ``topic/partition/offset``.
 RUN_HEADER = "hindcast-run"
@@ -67,7 +67,7 @@ Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Mended:
+class Repaired:
     """One repaired letter: the place of the dead one, and the new value (None: a tombstone).
 
     ``key`` is the key in the file, which must be the letter's own; None if the file has none.
@@ -78,7 +78,7 @@ class Mended:
     key: bytes | None = None
 
     @classmethod
-    def parse(cls, line: str, number: int) -> Mended:
+    def parse(cls, line: str, number: int) -> Repaired:
         """One line of a file, as :meth:`of` takes it.
 
         :raises BadInputError: naming the line
@@ -90,7 +90,7 @@ class Mended:
         return cls.of(row, f"Line {number}")
 
     @classmethod
-    def of(cls, row: Any, where: str) -> Mended:
+    def of(cls, row: Any, where: str) -> Repaired:
         """A letter from a JSON object with topic, partition, offset and value.
 
         The value is text, an object that is sent as JSON, or null. If it is null, ``value_base64`` may have
@@ -123,7 +123,7 @@ def _no_letter(where: str, error: Exception) -> BadInputError:
     return BadInputError(problem=f"{where} is no repaired letter ({error!r})", cure=f"Write {form}.")
 
 
-def letters_of(text: str) -> list[Mended]:
+def letters_of(text: str) -> list[Repaired]:
     """The letters of a file: JSON objects one after the other (one a line, or over several), or arrays of
     them.
 
@@ -133,7 +133,7 @@ def letters_of(text: str) -> list[Mended]:
     :raises BadInputError: naming the line on which the invalid one begins
     """
     decoder = json.JSONDecoder()
-    found: dict[Mended, None] = {}
+    found: dict[Repaired, None] = {}
     begin = _skip_space(text, 0)
     while begin < len(text):
         line = text.count("\n", 0, begin) + 1
@@ -143,10 +143,10 @@ def letters_of(text: str) -> list[Mended]:
             raise _no_letter(f"Line {line}", error) from error
         if isinstance(value, list):
             for number, row in enumerate(value, 1):
-                letter = Mended.of(row, f"Object {number} of the array in line {line}")
+                letter = Repaired.of(row, f"Object {number} of the array in line {line}")
                 found[letter] = None
         else:
-            letter = Mended.of(value, f"Line {line}")
+            letter = Repaired.of(value, f"Line {line}")
             found[letter] = None
         begin = _skip_space(text, end)
     return list(found)
@@ -159,7 +159,7 @@ def _skip_space(text: str, at: int) -> int:
     return match.end()
 
 
-def send_back(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) -> tuple[int, int]:
+def redrive(settings: Settings, pipeline: Pipeline, mended: Sequence[Repaired]) -> tuple[int, int]:
     """Send the letters that were not sent before.
 
     :returns: how many were sent now, and how many had been sent before
@@ -179,10 +179,10 @@ def send_back(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) 
     return len(fresh), len(mended) - len(fresh)
 
 
-def check_letters(settings: Settings, pipeline: Pipeline, mended: Sequence[Mended]) -> None:
+def check_letters(settings: Settings, pipeline: Pipeline, mended: Sequence[Repaired]) -> None:
     """Check that the letters could be sent back; nothing is sent.
 
-    :raises BadInputError: as :func:`send_back`
+    :raises BadInputError: as :func:`redrive`
     """
     _keys(ControlTables(settings), pipeline, mended)
 
@@ -206,7 +206,7 @@ def settle(settings: Settings, pipeline: Pipeline, run_id: str, *, sent: bool) -
         _note(tables, pipeline, run_id, state, row["letters"], row["ends"])
 
 
-def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Mended]) -> dict[Place, bytes | None]:
+def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired]) -> dict[Place, bytes | None]:
     """The keys of the pipeline's dead letters, by place.
 
     :raises BadInputError: if a repaired letter is none of them, is named twice, or has another key
@@ -254,10 +254,7 @@ def _make_marks(settings: Settings) -> None:
         reason = f"{type(error).__name__}: {error}"
         raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=reason) from error
     if policy != _COMPACT:
-        problem = (
-            f"The topic {MARKS} has {_CLEANUP}={policy}, "
-            "so the proof that a letter was sent would not be kept"
-        )
+        problem = f"The topic {MARKS} has {_CLEANUP}={policy}, so the proof that a letter was sent would not be kept"
         raise BadInputError(problem=problem, cure=f"Set {_CLEANUP}={_COMPACT} on it.")
 
 
@@ -319,13 +316,7 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
     with TopicOffsets(settings) as offsets:
         same = began.get("marks") == offsets.identity(MARKS)
     if not same:
-        raise LettersUnprovenError(
-            pipeline=pipeline.name,
-            run_id=row["run_id"],
-            marks=MARKS,
-            letters=row["letters"],
-            header=RUN_HEADER,
-        )
+        raise LettersUnprovenError(pipeline=pipeline.name, run_id=row["run_id"], marks=MARKS, letters=row["letters"], header=RUN_HEADER)
     try:
         return _has_mark(settings, row["run_id"], int(began["offset"]))
     except (KafkaError, OSError) as error:
@@ -360,7 +351,7 @@ def _send(
     tables: ControlTables,
     pipeline: Pipeline,
     producer: KafkaProducer,
-    letters: Sequence[Mended],
+    letters: Sequence[Repaired],
     keys: Mapping[Place, bytes | None],
 ) -> None:
     """Steps 4 to 7."""
@@ -392,22 +383,13 @@ def _send(
     _note(tables, pipeline, run_id, SENT, places, ends)
 
 
-def _note(
-    tables: ControlTables, pipeline: Pipeline, run_id: str, state: str, letters: str, ends: str
-) -> dict[str, Any]:
+def _note(tables: ControlTables, pipeline: Pipeline, run_id: str, state: str, letters: str, ends: str) -> dict[str, Any]:
     """Append a row of the run and return it.
 
     :param letters: the places of its letters, as JSON
     :param ends: the identity and the end of the topic of marks before the run, as JSON
     """
-    row = {
-        "run_id": run_id,
-        "pipeline": pipeline.name,
-        "state": state,
-        "letters": letters,
-        "ends": ends,
-        "noted_at": datetime.now(UTC),
-    }
+    row = {"run_id": run_id, "pipeline": pipeline.name, "state": state, "letters": letters, "ends": ends, "noted_at": datetime.now(UTC)}
     tables.append(ControlTable.MENDED_LETTERS, [row])
     return row
 
@@ -422,11 +404,7 @@ def _producer(settings: Settings, pipeline: Pipeline) -> Iterator[KafkaProducer]
     servers = settings.bootstrap_servers
     producer = None
     try:
-        producer = KafkaProducer(
-            bootstrap_servers=servers.split(","),
-            transactional_id=f"hindcast-mend-{pipeline.name}",
-            acks="all",
-        )
+        producer = KafkaProducer(bootstrap_servers=servers.split(","), transactional_id=f"hindcast-mend-{pipeline.name}", acks="all")
         producer.init_transactions()
         yield producer
     except (KafkaError, OSError) as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from hindcast.control.leases import TAKEABLE, Lease
-from hindcast.control.observer import Observer
-from hindcast.control.store import shuffled
+from hindcast.leases.expired_owners import Observer
+from hindcast.leases.lease import TAKEABLE, Lease
+from hindcast.leases.store import shuffled
 
 
 def target(leases: int, workers: int) -> int:

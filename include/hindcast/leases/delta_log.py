@@ -1,7 +1,7 @@
 """The log of ``leases`` on a local disk, followed entry by entry: what a worker does that looks at the leases many times a second.
 
 Delta's own reader lists the log, makes a snapshot and plans a scan: 6 ms for what one small entry says, 1 ms where nothing is new. The
-entries that a :class:`hindcast.control.lease_table.LeaseTable` and its upkeep write are read here as the protocol has them
+entries that a :class:`hindcast.leases.delta_store.LeaseTable` and its upkeep write are read here as the protocol has them
 (Delta's PROTOCOL.md, "Delta Log Entries" and "Actions"): a whole overwrite names the one file that is the table from then on, and a vacuum
 names none. Anything else is left to Delta's reader, and so is a store that is not a local disk.
 """

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.schema import INSTANT, SCHEMA_VERSION, SCHEMAS, ControlTable
+from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.tables.schema import INSTANT, SCHEMA_VERSION, SCHEMAS, ControlTable
 
 _SCHEMA = SCHEMAS[ControlTable.LEASES]
 #: How to find each column's value in a lease, or, of those that hold JSON, in its texts.

@@ -17,14 +17,14 @@ from deltalake.transaction import AddAction
 from pyarrow.fs import PyFileSystem
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.control.lease_log import newer, newest
-from hindcast.control.lease_rows import LeaseRows
-from hindcast.control.leases import Lease
-from hindcast.control.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable
-from hindcast.control.store import Snapshot, after
-from hindcast.control.tables import ControlTables, arrow_dataset
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
+from hindcast.leases.delta_log import newer, newest
+from hindcast.leases.delta_rows import LeaseRows
+from hindcast.leases.lease import Lease
+from hindcast.leases.store import Snapshot, after
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable
 
 #: A commit that lands later than this after its read is not believed: the log of a version is deleted after the retention, and a
 #: process that slept that long may have written where a version had been. Half of it, so that clocks may differ by the other half.
@@ -58,7 +58,7 @@ class LeaseTable:
         self.upkeep = self._tables.upkeep[ControlTable.LEASES]
 
     def read(self) -> Snapshot:
-        """See :meth:`hindcast.control.store.LeaseStore.read`. The token is the version that was read."""
+        """See :meth:`hindcast.leases.store.LeaseStore.read`. The token is the version that was read."""
         with self._lock:
             now = self._clock.monotonic()
             try:
@@ -101,7 +101,7 @@ class LeaseTable:
             self._rows_version = version
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
-        """See :meth:`hindcast.control.store.LeaseStore.commit`."""
+        """See :meth:`hindcast.leases.store.LeaseStore.commit`."""
         merged = after(snapshot.leases, changes)
         with self._lock:
             if self._rows_version != snapshot.token:

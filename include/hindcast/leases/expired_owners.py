@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from hindcast.clock import Clock
-from hindcast.control.leases import Lease, LeaseKey, StatusType
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
 
 
 class Observer:

@@ -14,8 +14,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from hindcast.control.schema import SCHEMA_VERSION
 from hindcast.errors import SchemaVersionError
+from hindcast.tables.schema import SCHEMA_VERSION
 
 
 class StatusType(StrEnum):

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from hindcast.control.leases import REMOVED, Lease, LeaseKey
 from hindcast.errors import CommitConflictError, CommitUnknownError
+from hindcast.leases.lease import REMOVED, Lease, LeaseKey
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ import psutil
 import structlog
 
 from hindcast.errors import ServiceError
-from hindcast.local import detach
 from hindcast.pipeline import check_name
+from hindcast.processes import detach
 from hindcast.settings import Settings, project_root
 
 #: Marks every process of a service, whatever its session or parent.

@@ -1,8 +1,8 @@
 """Start a process that is nobody's child. A program of its own: reads one JSON object on stdin, prints one
 on stdout.
 
-:mod:`hindcast.local.processes` starts it in a new session, so that the kill of the starter's process group
-cannot part the new process from its record. In order:
+:mod:`hindcast.processes.background_services` starts it in a new session, so that the kill of the starter's
+process group cannot part the new process from its record. In order:
 
 1. start the process in a new session, with no inherited file but its log;
 2. write its record (pid and birth), atomically;

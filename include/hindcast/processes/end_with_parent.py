@@ -12,7 +12,7 @@ from typing import NoReturn
 FOLLOWS = "HINDCAST_FOLLOWS_STDIN"
 
 
-def follow() -> None:
+def end_with_parent() -> None:
     """If a task started this process, end it and all of its group as soon as the task is gone, even by
     SIGKILL.
 
@@ -28,7 +28,7 @@ def _end_with_stdin() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def leave(exit_code: int) -> NoReturn:
+def exit_now(exit_code: int) -> NoReturn:
     """Flush the output and end now, without the interpreter's own shutdown.
 
     A thread of delta-rs may still hold an Arrow buffer after a write has returned. If it releases it during

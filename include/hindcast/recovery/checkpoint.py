@@ -17,10 +17,10 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from hindcast.control.ledger import Offsets
 from hindcast.errors import CheckpointDamagedError
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline, Topic
-from hindcast.stream.source import of_topic, offsets_option
+from hindcast.spark.kafka_source import of_topic, offsets_option
+from hindcast.tables.ledger import Offsets
 
 _FORMAT = "v1"
 _SHUFFLES = "spark.sql.shuffle.partitions"

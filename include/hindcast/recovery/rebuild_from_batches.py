@@ -1,10 +1,11 @@
 """Make a shard's state anew where it depends on which rows came together: run every batch that the sink holds once more.
 
-1. The shard's batches are read from their topics into files, one a batch (:mod:`hindcast.stream.reexecution`);
+1. The shard's batches are read from their topics into files, one a batch (:mod:`hindcast.replay.recorded_batches`);
 2. the pipeline's query runs over them in the shard's new checkpoint folder, and its results are thrown away: the sink has them. Spark
    numbers the batches as it did the first time, so its batch N is the sink's N + 1;
 3. in Spark's plan of the last batch the files give way to the offsets of the topics that the batch had read to
-   (:meth:`hindcast.stream.wal.SparkCheckpoint.adopt`): the next start of the query goes on there, with the state that the batches left.
+   (:meth:`hindcast.recovery.checkpoint.SparkCheckpoint.adopt`): the next start of the query goes on there, with the state that the batches
+   left.
 
 That may take as long as the stream was busy, so a thread of its own does it while the worker goes on. A crash in between leaves a folder
 that no commit of the sink names; the next owner begins again, in a folder of its own epoch.
@@ -20,13 +21,13 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from hindcast.control.ledger import LedgerRow
 from hindcast.pipeline import Pipeline, Topic
+from hindcast.processes.crash_points import reach
+from hindcast.recovery.checkpoint import SparkCheckpoint
+from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.settings import Settings
-from hindcast.steps import reach
-from hindcast.stream import files
-from hindcast.stream.reexecution import recorded_batches
-from hindcast.stream.wal import SparkCheckpoint
+from hindcast.spark import parquet_writer
+from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
 
@@ -34,7 +35,7 @@ _LOOK_SECONDS = 1
 _SAY_SECONDS = 10.0
 
 
-class Rerun:
+class RebuildFromBatches:
     """One shard's batches, first to last, run again from the moment this is made until :attr:`ended`."""
 
     def __init__(
@@ -93,7 +94,7 @@ class Rerun:
 
 
 def _throw_away(frame: DataFrame, _: int) -> None:
-    files.run(frame)
+    parquet_writer.run(frame)
 
 
 def _topics_of(query: StreamingQuery, pipeline: Pipeline) -> list[Topic]:

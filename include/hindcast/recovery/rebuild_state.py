@@ -19,16 +19,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from hindcast.control.history import History
-from hindcast.control.leases import Lease
-from hindcast.control.ledger import Offsets, by_partition
-from hindcast.control.shards import ends, final_ms, newest_generation
 from hindcast.errors import OffsetsLostError, ReshardRefusedError
+from hindcast.leases.lease import Lease
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline
+from hindcast.shards.resharding import ends, final_ms, newest_generation
+from hindcast.tables.ledger import Offsets, by_partition
+from hindcast.tables.ledger_history import History
 
 
 @dataclass(frozen=True)
-class Incarnation:
+class CheckpointRef:
     """One life of a shard's query: the folder of its Spark checkpoint ("" before it has one), what to add to Spark's batch numbers to get
     the sink's, and by partition the floor in epoch milliseconds.
     """

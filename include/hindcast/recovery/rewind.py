@@ -10,7 +10,7 @@ between two steps leaves what the next call of :func:`carry_on` goes on from; th
 3. The same fence for the late and poison rows, then those of the batches that were taken back are deleted.
 4. The ledger is told, by a row for each shard: whoever reads it leaves the batches out, also those that an older owner still files.
 5. One commit of the leases: the new shards are OPEN. They rewind for their state like those of a reshard
-   (:mod:`hindcast.stream.rewind`).
+   (:mod:`hindcast.recovery.rebuild_state`).
 
 Until step 2 has landed there is a way back (:func:`abandon`), for a rewind that somebody thinks better of, or that cannot be completed:
 
@@ -40,29 +40,29 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from hindcast.control import reset
-from hindcast.control.applications import applications
-from hindcast.control.commits import METADATA_KEY, commits_down
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.history import History
-from hindcast.control.leases import Lease
-from hindcast.control.ledger import Ledger, Offsets, by_partition, offsets_to_json
-from hindcast.control.schema import ControlTable
-from hindcast.control.shards import RESET, app_id, newest_of_version
-from hindcast.control.store import LeaseStore
-from hindcast.control.tables import ControlTables, utc_from_ms
-from hindcast.control.upkeep import COMPACTION
+from hindcast.delta.application_ids import applications
+from hindcast.delta.commit import METADATA_KEY, commits_down
+from hindcast.delta.files import filesystem
 from hindcast.errors import FenceMovedError, OffsetsLostError, RewindRefusedError, StoreUnavailableError
+from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.leases.lease import Lease
+from hindcast.leases.store import LeaseStore
 from hindcast.pipeline import Pipeline
+from hindcast.processes.crash_points import reach
+from hindcast.recovery import rebuild_state, rewind_point
 from hindcast.settings import Settings
-from hindcast.steps import reach
-from hindcast.stream import rewind
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
-from hindcast.stream.files import filesystem
-from hindcast.topics.offsets import TopicOffsets, across
+from hindcast.shards.resharding import RESET, newest_of_version
+from hindcast.shards.shard_names import app_id
+from hindcast.tables.compaction import COMPACTION
+from hindcast.tables.control_tables import ControlTables, utc_from_ms
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import Ledger, Offsets, by_partition, offsets_to_json
+from hindcast.tables.ledger_history import History
+from hindcast.tables.schema import ControlTable
 
 _ATTEMPTS = 20
-#: The application id of a pipeline's shard (:func:`hindcast.control.shards.app_id`).
+#: The application id of a pipeline's shard (:func:`hindcast.shards.shard_names.app_id`).
 _SHARD = re.compile(r"(?P<pipeline>[^/]+)/v(?P<version>\d+)/[^/]+")
 #: How far from the sink's retention a file must be that a rewind is to name again: when it is planned, and when its commit is made. The
 #: second one covers the longest vacuum and what the clocks of two hosts differ by.
@@ -77,12 +77,12 @@ _FILED = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RewindPlan:
     """What a rewind would do. ``to`` is what was asked; ``committed`` is up to where each partition is read now."""
 
     pipeline: str
     to: str
-    cut: reset.Cut
+    cut: rewind_point.RewindPoint
     shards: tuple[Lease, ...]
     committed: Offsets
     rows_before: int
@@ -108,7 +108,7 @@ class Plan:
         return sum(self.committed.get(p, offset) - offset for p, offset in self.cut.offsets.items())
 
 
-def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target: Mapping[int, int] | datetime | None) -> Plan:
+def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target: Mapping[int, int] | datetime | None) -> RewindPlan:
     """What it would take to rewind to these offsets, to the records of this broker timestamp, or (None) to the stream's beginning.
 
     :raises RewindRefusedError: where it would lead forward, the pipeline is not paused, or what was taken back could not be read again
@@ -116,11 +116,11 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
     to = "the beginning" if target is None else target.isoformat() if isinstance(target, datetime) else offsets_to_json(target)
     refused = {"pipeline": pipeline.name, "to": to}
     leases = store.read().leases
-    if reset.unfinished(leases, pipeline.name):
+    if rewind_point.unfinished(leases, pipeline.name):
         problem = "an earlier rewind was cut short"
         cure = f"`hindcast rewind {pipeline.name}` carries it to its end; with --abandon it calls it off, if its table is not put back yet."
         raise RewindRefusedError(**refused, problem=problem, cure=cure)
-    reset.check_still(pipeline.name, pipeline.version, to, leases)
+    rewind_point.check_still(pipeline.name, pipeline.version, to, leases)
     shards = tuple(newest_of_version(leases.values(), pipeline.name, pipeline.version))
     rows = Ledger(ControlTables(settings)).batches(pipeline.name, pipeline.version)
     history = History.of(rows)
@@ -139,7 +139,7 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
         if offset > history.committed.get(partition, 0):
             problem = f"partition {pipeline.place(partition)} is read up to {history.committed.get(partition, 0)}, before {offset}"
             raise RewindRefusedError(**refused, problem=problem, cure="A rewind leads back: give smaller offsets.")
-    found = reset.cut(rows, target, reset.starts(shards))
+    found = rewind_point.find(rows, target, rewind_point.starts(shards))
     if not found.undone:
         raise RewindRefusedError(**refused, problem="nothing was read after it", cure="Give an earlier place.")
     _check_kind(pipeline, found, refused)
@@ -151,7 +151,7 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
     kept = _kept_files(settings, pipeline, found.sink_version, {**refused, "cure": elsewhere})
     _check_age(before, kept, PLAN_MARGIN_HOURS, {**refused, "cure": elsewhere}, found.sink_version)
     rows_before = sum(pa.table(before.get_add_actions())["num_records"].to_pylist())
-    return Plan(
+    return RewindPlan(
         pipeline=pipeline.name,
         to=to,
         cut=found,
@@ -162,7 +162,7 @@ def make_plan(settings: Settings, store: LeaseStore, pipeline: Pipeline, target:
     )
 
 
-def _check_kind(pipeline: Pipeline, cut: reset.Cut, refused: dict[str, str]) -> None:
+def _check_kind(pipeline: Pipeline, cut: rewind_point.RewindPoint, refused: dict[str, str]) -> None:
     cure = "Rewind it to the beginning (`--to earliest`), or raise its version, with a new sink table."
     if cut.kept and pipeline.re_execute:
         problem = "its state depends on which rows came together, so it can only begin anew"
@@ -191,14 +191,14 @@ def _check_alone(settings: Settings, pipeline: Pipeline, refused: dict[str, str]
         raise RewindRefusedError(**refused, problem=problem, cure=cure)
 
 
-def _check_refill(pipeline: Pipeline, cut: reset.Cut, earliest: Offsets, latest: Offsets, refused: dict[str, str]) -> None:
+def _check_refill(pipeline: Pipeline, cut: rewind_point.RewindPoint, earliest: Offsets, latest: Offsets, refused: dict[str, str]) -> None:
     """A stream reads its topic alone: what only the archive holds is the batch's to replay."""
     if lost := [p for p, offset in cut.offsets.items() if p not in latest or latest[p] < offset]:
         problem = f"the topic's partition {pipeline.place(lost[0])} does not reach offset {cut.offsets[lost[0]]}: it was made anew"
         raise RewindRefusedError(**refused, problem=problem, cure="Restore the topic, or give the pipeline a new version.")
-    start = rewind.start_of(pipeline, History.of(cut.kept), cut.offsets, cut.floors)
+    start = rebuild_state.start_of(pipeline, History.of(cut.kept), cut.offsets, cut.floors)
     try:
-        rewind.check_retained(pipeline, "all shards", start, {p: max(latest[p], o + 1) for p, o in start.items()}, earliest)
+        rebuild_state.check_retained(pipeline, "all shards", start, {p: max(latest[p], o + 1) for p, o in start.items()}, earliest)
     except OffsetsLostError as error:
         archived = sorted(topic.name for topic in pipeline.topics if topic.archive)
         cure = f"Rewind to a later place: the topic begins at {offsets_to_json(earliest)}, and open windows need rows of before it."
@@ -208,7 +208,12 @@ def _check_refill(pipeline: Pipeline, cut: reset.Cut, earliest: Offsets, latest:
 
 
 def _check_filed(
-    settings: Settings, pipeline: Pipeline, cut: reset.Cut, shards: tuple[Lease, ...], last: Mapping[str, int], refused: dict[str, str]
+    settings: Settings,
+    pipeline: Pipeline,
+    cut: rewind_point.RewindPoint,
+    shards: tuple[Lease, ...],
+    last: Mapping[str, int],
+    refused: dict[str, str],
 ) -> None:
     """What is kept must be whole: in the ledger, and its late and poison rows in their tables."""
     cure = f"`hindcast resume {pipeline.name}`, and pause it again after some seconds."
@@ -224,8 +229,8 @@ def _check_filed(
                 raise RewindRefusedError(**refused, problem=f"late and poison rows of {shard} are not all filed yet", cure=cure)
 
 
-def run(settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: Plan, *, by: str, reason: str) -> dict[str, Any]:
-    """Do what was planned; return :meth:`Plan.as_dict` as it was done.
+def run(settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: RewindPlan, *, by: str, reason: str) -> dict[str, Any]:
+    """Do what was planned; return :meth:`RewindPlan.as_dict` as it was done.
 
     :raises RewindRefusedError: where the pipeline was resumed since, or another has written to its tables
     """
@@ -234,7 +239,7 @@ def run(settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: Plan, *
     # Told before the first step: one that is cut short must not go unnoticed.
     _tell(settings, EventKind.PIPELINE_REWINDING, f"{by} rewinds {pipeline.name} to {plan.to}: {reason or 'no reason given'}.", record)
     reach("reset.1")  # 1. the leases: nobody can take what is to be taken back
-    reset.begin(store, pipeline.name, pipeline.version, plan.shards, plan.cut, record)
+    rewind_point.begin(store, pipeline.name, pipeline.version, plan.shards, plan.cut, record)
     done = carry_on(settings, store, pipeline)
     assert done is not None
     return done
@@ -254,7 +259,7 @@ class Begun:
 
 def _begun(store: LeaseStore, pipeline: Pipeline) -> Begun | None:
     leases = store.read().leases
-    waiting = reset.unfinished(leases, pipeline.name)
+    waiting = rewind_point.unfinished(leases, pipeline.name)
     if not waiting:
         return None
     ended = [lease for lease in leases.values() if any(lease.status_value in child.parent_shard_ids for child in waiting)]
@@ -277,7 +282,7 @@ def abandon(settings: Settings, store: LeaseStore, pipeline: Pipeline, *, by: st
     reach("abandon.1")  # 1. the sink: step 2 of the rewind lands no more
     _decided_anew(settings.table("sinks", pipeline.sink.name), lambda: _call_off(settings, pipeline, begun))
     reach("abandon.2")  # 2. the leases as they were
-    reset.undo(store, pipeline.name, str(begun.told["id"]))
+    rewind_point.undo(store, pipeline.name, str(begun.told["id"]))
     message = f"{by} called off the rewind of {pipeline.name} to {begun.told['to']}: {reason or 'no reason given'}."
     _tell(settings, EventKind.PIPELINE_REWIND_ABANDONED, message, begun.told)
     return dict(begun.told)
@@ -308,11 +313,13 @@ def carry_on(settings: Settings, store: LeaseStore, pipeline: Pipeline) -> dict[
     reach("reset.4")  # 4. the ledger
     kept = {**dict.fromkeys(epochs, 0), **{shard: int(batch) for shard, batch in told["last"].items()}}
     Ledger(tables).append(
-        reset.reset_row(pipeline.name, pipeline.version, pipeline.source.name, shard, batch, epochs.get(shard, 0), offsets, sink_version)
+        rewind_point.reset_row(
+            pipeline.name, pipeline.version, pipeline.source.name, shard, batch, epochs.get(shard, 0), offsets, sink_version
+        )
         for shard, batch in kept.items()
     )
     reach("reset.5")  # 5. the shards that read it again
-    reset.end(store, pipeline.name, str(told["id"]))
+    rewind_point.end(store, pipeline.name, str(told["id"]))
     message = f"{pipeline.name} was rewound to {told['to']} by {told['by']}: {told['reason'] or 'no reason given'}."
     _tell(settings, EventKind.PIPELINE_REWOUND, message, told)
     return dict(told)

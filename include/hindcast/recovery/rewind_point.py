@@ -1,4 +1,4 @@
-"""Where a rewound pipeline goes on, and the shards that do it. Pure Python; the protocol is in :mod:`hindcast.stream.reset`.
+"""Where a rewound pipeline goes on, and the shards that do it. Pure Python; the protocol is in :mod:`hindcast.recovery.rewind`.
 
 A sink's version holds whole batches of all shards, so a pipeline is rewound to the sink as it was after one of its batches: what came
 later is taken back, and read again. Each shard is followed by one of a new generation, which begins where that version had left its
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from hindcast.control.desired import DesiredState, desired_key
-from hindcast.control.history import History
-from hindcast.control.leases import REMOVED, Lease, ShardState, StatusType
-from hindcast.control.ledger import LedgerRow, Offsets, by_partition
-from hindcast.control.shards import MODULUS, PARTITIONS, RESET, newest_of_version, shard_generation, shard_name, shard_version
-from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import RewindRefusedError
+from hindcast.leases.lease import REMOVED, Lease, ShardState, StatusType
+from hindcast.leases.store import LeaseStore, Snapshot, swap
+from hindcast.shards.desired_state import DesiredState, desired_key
+from hindcast.shards.resharding import MODULUS, PARTITIONS, RESET, newest_of_version
+from hindcast.shards.shard_names import shard_generation, shard_name, shard_version
+from hindcast.tables.ledger import LedgerRow, Offsets, by_partition
+from hindcast.tables.ledger_history import History
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class RewindPoint:
     """A version of the sink to go back to. ``sink_version`` is -1 where nothing is kept, not even the first batch.
 
     ``offsets`` and ``floors``: by partition where reading goes on, and what was final there. ``last``: shard -> its last batch that is
@@ -37,7 +38,7 @@ class Cut:
     undone: tuple[LedgerRow, ...]
 
 
-def cut(rows: Sequence[LedgerRow], target: Mapping[int, int] | None, begun: Mapping[int, int]) -> Cut:
+def find(rows: Sequence[LedgerRow], target: Mapping[int, int] | None, begun: Mapping[int, int]) -> RewindPoint:
     """The newest version of the sink of which no batch had read past ``target``; nothing is kept where that is None.
 
     :param rows: the ledger's rows of one version of a pipeline
@@ -49,7 +50,7 @@ def cut(rows: Sequence[LedgerRow], target: Mapping[int, int] | None, begun: Mapp
     kept, undone = ordered[:number], ordered[number:]
     chains, begins = History.of(kept).chains, {**begun, **History.of(ordered).first}
     final_ms = max((chain[-1].watermark_ms for chain in chains.values()), default=0)
-    return Cut(
+    return RewindPoint(
         sink_version=kept[-1].sink_version if kept else -1,
         offsets={p: chains[p][-1].end if p in chains else begins[p] for p in sorted(begins)},
         # A partition that came later takes keys of others: what was final for one of them stays so.
@@ -94,7 +95,7 @@ def check_still(pipeline: str, version: int, to: str, leases: Mapping[Any, Lease
             raise RewindRefusedError(**refused, problem=f"{lease.status_value} waits for its parents", cure=cure)
 
 
-def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Lease], cut: Cut, record: Mapping[str, Any]) -> None:
+def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Lease], cut: RewindPoint, record: Mapping[str, Any]) -> None:
     """Step 1: put waiting shards in the place of the planned ones, in one commit.
 
     :param planned: the shards as they were when the cut was decided
@@ -120,7 +121,7 @@ def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Leas
     swap(store, decide)
 
 
-def _follower(lease: Lease, index: int, generation: int, cut: Cut, told: Mapping[str, Any]) -> Lease:
+def _follower(lease: Lease, index: int, generation: int, cut: RewindPoint, told: Mapping[str, Any]) -> Lease:
     partitions: list[int] = lease.detail[PARTITIONS]
     checkpoint: dict[str, Any] = {
         "start_offsets": {str(p): cut.offsets[p] for p in partitions},

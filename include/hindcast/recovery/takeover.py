@@ -1,13 +1,13 @@
 """Taking a shard over: from the moment its lease is ours to the moment its query may start.
 
-1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.control.keeper`).
+1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.shards.coordinator`).
 2. *Seal* the sink: an empty commit of (our epoch, last batch), right after the shard's commits that were read before it. From here on
    no commit of an older epoch can land, so what was read is final, whatever a paused owner does on waking. A sink that lacks a batch
    of the ledger, be it of another shard, is refused and left as it is.
 3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are added from the
    metadata of the commits that were read.
 4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has none yet; a damaged one,
-   or one that an operator wants rebuilt, is as good as none: the state is made anew by rewinding (:mod:`hindcast.stream.rewind`).
+   or one that an operator wants rebuilt, is as good as none: the state is made anew by rewinding (:mod:`hindcast.recovery.rebuild_state`).
 5. Start the query; its first batch must begin where the sink ends.
 """
 
@@ -24,19 +24,19 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from hindcast.control.leases import Lease
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
-from hindcast.control.shards import shard_version
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, PipelineError, SinkCommitsLostError
+from hindcast.leases.lease import Lease
 from hindcast.pipeline import FORM, Mode, Pipeline
-from hindcast.steps import reach
-from hindcast.stream import source
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
-from hindcast.stream.rewind import Incarnation
+from hindcast.processes.crash_points import reach
+from hindcast.recovery.rebuild_state import CheckpointRef
+from hindcast.shards.shard_names import shard_version
+from hindcast.spark import kafka_source
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, by_partition
 
 
 @dataclass(frozen=True)
-class Position:
+class ShardPosition:
     """Where a shard stands: the last batch its sink holds (0 before the first), the offsets up to which it was read, the watermark
     under which that batch emitted, and the query that wrote it.
     """
@@ -44,7 +44,7 @@ class Position:
     fence: Fence
     end_offsets: Offsets
     watermark_ms: int
-    incarnation: Incarnation
+    incarnation: CheckpointRef
 
     @property
     def spark_batch(self) -> int | None:
@@ -71,7 +71,7 @@ class Position:
 
 def seal(
     sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]
-) -> tuple[Position, list[BatchCommit]]:
+) -> tuple[ShardPosition, list[BatchCommit]]:
     """Step 2: fence all older epochs off and return where the shard stands from now on for good, and its batches after the last one that
     the ledger has, the oldest first.
 
@@ -101,7 +101,7 @@ def seal(
                 cure=cure,
             )
         start = last.end_offsets if last else by_partition(lease.checkpoint["start_offsets"])
-        life = Incarnation(last.checkpoint, last.base, last.floors) if last else _first_incarnation(lease)
+        life = CheckpointRef(last.checkpoint, last.base, last.floors) if last else _first_incarnation(lease)
         batch = recorded.batch if recorded else 0
         if filed > batch:  # a seal on top would stay when the lost commit is restored
             raise OffsetGapError(
@@ -139,13 +139,13 @@ def seal(
         except FenceMovedError:
             continue  # an older owner committed while we were reading: it was in time, so read again what it wrote
         missing = [commit for commit in reversed(commits) if commit.kind == "batch" and commit.batch > filed]
-        return Position(fence, start, watermark, life), missing
+        return ShardPosition(fence, start, watermark, life), missing
 
 
-def _first_incarnation(lease: Lease) -> Incarnation:
+def _first_incarnation(lease: Lease) -> CheckpointRef:
     """Before the first batch: a shard of the first generation begins with nothing, a later one must rewind."""
     floors = by_partition(lease.checkpoint.get("floors", {}))
-    return Incarnation("", 0, floors) if lease.parent_shard_ids else Incarnation(lease.status_value, 1, floors)
+    return CheckpointRef("", 0, floors) if lease.parent_shard_ids else CheckpointRef(lease.status_value, 1, floors)
 
 
 def repair_ledger(ledger: Ledger, pipeline: Pipeline, missing: Sequence[BatchCommit]) -> list[LedgerRow]:
@@ -179,7 +179,7 @@ _SEEDS = re.compile(r"\b(randn?|random|randstr|uuid|shuffle)\([^()]*\)")
 
 
 @dataclass(frozen=True)
-class Shape:
+class QuerySignature:
     """A pipeline's query as a session sees it: the sink's columns, and what its Spark checkpoints belong to, as a short hash."""
 
     schema: pa.Schema
@@ -187,7 +187,7 @@ class Shape:
 
 
 @cache
-def shape_of(spark: SparkSession, pipeline: Pipeline) -> Shape:
+def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     """Analyse the transformation of no rows; once a session, as a shard that changes hands waits for it.
 
     The hash is of the analysed plan and the declaration around it. The plan's expression numbers (``ask#12``) and the seeds that Spark
@@ -201,7 +201,7 @@ def shape_of(spark: SparkSession, pipeline: Pipeline) -> Shape:
     sink = (pipeline.sink.keys, pipeline.sink.mode)
     declared = (topics, pipeline.event_time, pipeline.watermark, pipeline.window, sink, pipeline.max_future)
     shuffles = spark.conf.get("spark.sql.shuffle.partitions")
-    return Shape(table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16])
+    return QuerySignature(table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16])
 
 
 def table_schema(frame: DataFrame) -> pa.Schema:
@@ -214,8 +214,8 @@ def table_schema(frame: DataFrame) -> pa.Schema:
 
 def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
-        rows = source.empty(spark, pipeline)
-        result = source.transform([source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)
+        rows = kafka_source.empty(spark, pipeline)
+        result = kafka_source.transform([kafka_source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)
         problem = "; ".join(
             f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})"
             for key in pipeline.sink.keys

@@ -3,7 +3,7 @@
 Kafka is read once. The parsed rows are cached (memory, then local disk), because three jobs need them: the counts, the rows set aside, and
 the two answers, which are written by one job. Both tables are written as the sinks are: files by the executors, one commit by delta-rs.
 
-Where results depend on batches, no batch says the online answer; a verdict has it made (:mod:`hindcast.replay.online`).
+Where results depend on batches, no batch says the online answer; a verdict has it made (:mod:`hindcast.replay.online_answer`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
+from hindcast.delta import files
 from hindcast.errors import BadInputError, ReplayFailedError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.placed import is_corrected, lost_windows, place
-from hindcast.replay.planner import Plan
+from hindcast.replay import hindsight_in_one_query
+from hindcast.replay.planner import ReplayPlan
+from hindcast.replay.recorded_batches import recorded_batches
+from hindcast.replay.window_attribution import attribute, is_corrected, lost_windows
 from hindcast.settings import Settings
-from hindcast.stream import at_once, files, session, source, takeover
-from hindcast.stream.reexecution import recorded_batches
-from hindcast.stream.source import PLACE_COLUMNS, assign_windows, in_common, read_topics, transform, usable
+from hindcast.spark import kafka_source, parquet_writer, query_signature, session
+from hindcast.spark.kafka_source import PLACE_COLUMNS, assign_windows, in_common, read_topics, transform, usable
 
 _log = structlog.get_logger(__name__)
 
@@ -67,12 +69,12 @@ def answers_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
     return settings.table("hindcasts", plan_pipeline, run_id)
 
 
-def set_aside_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
+def side_rows_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
     """The Delta table of a run's poison and late records, by partition and offset."""
     return settings.table("hindcast_rows", plan_pipeline, run_id)
 
 
-def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> Counted:
+def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
     """Replay the plan and write both tables of the run, in place of what an earlier try of the same run wrote.
 
     :raises ReplayFailedError: where a record was read that no batch of the ledger holds
@@ -80,9 +82,9 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
     with _read(spark, settings, pipeline, plan) as (rows, topics):
         counted = _count(rows, pipeline, plan, run_id)
         _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
-        aside = _set_aside(rows, pipeline, plan)
+        aside = _side_rows(rows, pipeline, plan)
         some = counted.dead_letters + counted.late_rows + counted.late_judged_rows > 0
-        _write(settings, aside if some else spark.createDataFrame([], aside.schema), set_aside_url(settings, plan.pipeline, run_id))
+        _write(settings, aside if some else spark.createDataFrame([], aside.schema), side_rows_url(settings, plan.pipeline, run_id))
         with _answers(spark, settings, pipeline, plan, rows, topics, some_late=counted.late_judged_rows > 0) as answers:
             written = _write(settings, _together(pipeline, *answers), answers_url(settings, plan.pipeline, run_id), by=ANSWER)
     counted = replace(counted, output_rows=sum(file.rows for file in written if file.partition[ANSWER] == Answer.HINDSIGHT))
@@ -91,21 +93,23 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
 
 
 @contextmanager
-def _read(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan) -> Iterator[tuple[DataFrame, list[DataFrame]]]:
+def _read(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan) -> Iterator[tuple[DataFrame, list[DataFrame]]]:
     """All records, placed, and the usable rows of each topic; each topic is read once, and kept for as long as the context lasts."""
     parsed = read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams)
     size = F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0))
     if len(parsed) == 1:
-        with session.cached(place(spark, parsed[0].withColumn("_bytes", size).drop("_topic", "_key", "_value"), plan, pipeline)) as rows:
+        with session.cached(
+            attribute(spark, parsed[0].withColumn("_bytes", size).drop("_topic", "_key", "_value"), plan, pipeline)
+        ) as rows:
             yield rows, [usable(rows)]
         return
     with ExitStack() as kept:
         topics = [kept.enter_context(session.cached(frame.withColumn("_bytes", size).drop("_topic", "_key", "_value"))) for frame in parsed]
         common = ("_partition", "_offset", "_timestamp", "_event_at", "_reason", "_bytes")
-        yield place(spark, in_common(topics, common), plan, pipeline), [usable(frame) for frame in topics]
+        yield attribute(spark, in_common(topics, common), plan, pipeline), [usable(frame) for frame in topics]
 
 
-def _count(rows: DataFrame, pipeline: Pipeline, plan: Plan, run_id: str) -> Counted:
+def _count(rows: DataFrame, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
     inside, poison = F.col("_inside"), F.col("_reason").isNotNull()
     latency = F.when(inside, (F.unix_micros("_committed_at") - F.unix_micros("_timestamp")) / 1_000_000)
     percentiles = F.percentile_approx(latency, [0.5, 0.95], 1000).alias("latency")
@@ -136,7 +140,7 @@ def _count(rows: DataFrame, pipeline: Pipeline, plan: Plan, run_id: str) -> Coun
     return Counted(**sums, output_rows=0, latency_p50_seconds=p50, latency_p95_seconds=p95, reasons=reasons)
 
 
-def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
+def _side_rows(rows: DataFrame, pipeline: Pipeline, plan: ReplayPlan) -> DataFrame:
     """Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows (ends, in ms, of those that it is lost for)."""
     windows = F.array().cast("array<long>")
     if pipeline.window is not None:
@@ -156,7 +160,14 @@ def _set_aside(rows: DataFrame, pipeline: Pipeline, plan: Plan) -> DataFrame:
 
 @contextmanager
 def _answers(
-    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, rows: DataFrame, topics: list[DataFrame], *, some_late: bool
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    plan: ReplayPlan,
+    rows: DataFrame,
+    topics: list[DataFrame],
+    *,
+    some_late: bool,
 ) -> Iterator[tuple[DataFrame, DataFrame | None]]:
     """The answer in hindsight and the online one, None where that is the same; what they are read from lasts as long as the context."""
     if pipeline.window is not None:
@@ -172,9 +183,9 @@ def _answers(
         return
     session.keep_state_for(spark, pipeline)
     everything = _transformed(topics, pipeline, hindsight=True)
-    hindsight = everything if pipeline.hindsight else at_once.said(everything, pipeline, plan.recorded)
+    hindsight = everything if pipeline.hindsight else hindsight_in_one_query.said(everything, pipeline, plan.recorded)
     # No rows yet, but columns: those of the table are of the types that hold both answers.
-    online = spark.createDataFrame([], transform(source.empty(spark, pipeline), pipeline).schema)
+    online = spark.createDataFrame([], transform(kafka_source.empty(spark, pipeline), pipeline).schema)
     if hindsight is not None:
         yield hindsight, online
         return
@@ -203,7 +214,7 @@ def _together(pipeline: Pipeline, hindsight: DataFrame, online: DataFrame | None
     return first.unionByName(second)
 
 
-def write_answer(settings: Settings, plan: Plan, run_id: str, frame: DataFrame, answer: Answer) -> int:
+def write_answer(settings: Settings, plan: ReplayPlan, run_id: str, frame: DataFrame, answer: Answer) -> int:
     """Write a frame as the run's only answer; return its rows."""
     named = frame.withColumn(ANSWER, F.lit(answer.value))
     return sum(file.rows for file in _write(settings, named, answers_url(settings, plan.pipeline, run_id), by=ANSWER))
@@ -211,9 +222,9 @@ def write_answer(settings: Settings, plan: Plan, run_id: str, frame: DataFrame, 
 
 def _write(settings: Settings, frame: DataFrame, url: str, by: str = "") -> list[files.DataFile]:
     """Write the frame in the place of what the table holds: executors write files, and one commit names them (as the sink's batches do)."""
-    options, schema = settings.storage_options, takeover.table_schema(frame)
+    options, schema = settings.storage_options, query_signature.table_schema(frame)
     partitions = [by] if by else []
     table = DeltaTable.create(url, schema, mode="overwrite", partition_by=partitions, storage_options=options or None)
-    written = files.write_files(frame, url, options, "part", by=by)
+    written = parquet_writer.write_files(frame, url, options, "part", by=by)
     table.create_write_transaction([file.as_action() for file in written], "overwrite", table.schema(), partitions)
     return written

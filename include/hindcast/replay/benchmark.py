@@ -1,6 +1,6 @@
 """Replays as benchmarks: a pipeline's reference range, once as a batch and once through the streaming engine with the recorded batches.
 
-Both are rows of ``runs`` with the versions of pipeline, Spark and platform; :mod:`hindcast.replay.versus` compares two of them.
+Both are rows of ``runs`` with the versions of pipeline, Spark and platform; :mod:`hindcast.replay.compare_runs` compares two of them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from hindcast.control.runs import RunKind
 from hindcast.errors import BadInputError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Answer, Counted, write_answer
-from hindcast.replay.planner import Plan
+from hindcast.replay.planner import ReplayPlan
+from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.request import ReplayRequest, new_run_id
-from hindcast.replay.run import Replayed, run_replay
+from hindcast.replay.run_replay import Replayed, run_replay
 from hindcast.settings import Settings
-from hindcast.stream.reexecution import recorded_batches
+from hindcast.tables.run_states import RunKind
 
 
 def request_of(pipeline: Pipeline) -> ReplayRequest:
@@ -48,7 +48,7 @@ def run_reference(session: Callable[[], SparkSession], settings: Settings, pipel
     return [batch, run_replay(session, settings, pipeline, request_of(pipeline), RunKind.RE_EXECUTION, run_recorded)]
 
 
-def run_recorded(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str) -> Counted:
+def run_recorded(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
     """Run the batches that read the range again, and write all rows of their results as the run's answer.
 
     State begins with the first of them: the windows at the edge of a range that is not the stream's beginning lack the rows before it.

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from hindcast.control.tables import ControlTables, arrow_dataset
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer
-from hindcast.replay.runs import Runs
+from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
 
 MEASURES = ("rows_per_second", "seconds", "cpu_seconds", "peak_memory_bytes")
 
@@ -42,7 +42,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Versus:
+class RunComparison:
     """Both rows of ``runs``, and how their results compare."""
 
     first: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Versus:
         }
 
 
-def versus(settings: Settings, pipeline: Pipeline, first: str, second: str) -> Versus:
+def compare_runs(settings: Settings, pipeline: Pipeline, first: str, second: str) -> RunComparison:
     """Compare two runs.
 
     :raises UnknownRunError: where one of them has not succeeded
@@ -82,7 +82,7 @@ def versus(settings: Settings, pipeline: Pipeline, first: str, second: str) -> V
     if different := [name for name in ("topic", "read_from", "start", "end") if plans[0][name] != plans[1][name]]:
         said = f"{first} and {second} did not do the same work: {', '.join(different)} differ"
         raise BadInputError(problem=said, cure="Replay one of them over the offsets of the other: `hindcast runs --output json` has them.")
-    return Versus(*rows, results=_results(_answer(settings, rows[0]), _answer(settings, rows[1]), list(pipeline.sink.keys)))
+    return RunComparison(*rows, results=_results(_answer(settings, rows[0]), _answer(settings, rows[1]), list(pipeline.sink.keys)))
 
 
 def _answer(settings: Settings, row: Mapping[str, Any]) -> list[dict[str, Any]]:

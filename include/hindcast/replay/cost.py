@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from hindcast.control.ledger import LedgerRow
+from hindcast.tables.ledger import LedgerRow
 
 #: A run is slow when its rows/s fall below the median of earlier ones by more than this; equal runs on 2 shared cores differ by up to 20 %.
 SLOW_BAND = 0.30

@@ -7,7 +7,7 @@ no watermark, so it also says what the stream still waits to say. By operator:
 - one aggregation that is appended says a group once the watermark has passed its time: of the batch's rows those are taken whose time
   the watermark of the last recorded batch has passed. One shard only, as shards have watermarks of their own;
 - anything else (outer joins, timers, deduplication within the watermark, one aggregation after another, running results) is left to the
-  engine (:meth:`hindcast.stream.reexecution.RecordedBatches.run`).
+  engine (:meth:`hindcast.replay.recorded_batches.RecordedBatches.run`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from hindcast.control.ledger import LedgerRow
 from hindcast.pipeline import Mode, Pipeline
-from hindcast.stream import source
+from hindcast.spark import kafka_source
+from hindcast.tables.ledger import LedgerRow
 
 #: Operators of Spark's analysed plans that work row by row.
 _STATELESS = frozenset({"EventTimeWatermark", "Filter", "Generate", "Project", "StreamingRelationV2", "SubqueryAlias", "Union"})
@@ -35,7 +35,7 @@ def said(everything: DataFrame, pipeline: Pipeline, recorded: Sequence[LedgerRow
     """Of the batch query's rows those that a stream had said by the end of the recorded batches; None where a batch cannot tell."""
     if pipeline.sink.mode is not Mode.APPEND:
         return None
-    result = source.result(source.unread(everything.sparkSession, pipeline), pipeline, {})
+    result = kafka_source.result(kafka_source.unread(everything.sparkSession, pipeline), pipeline, {})
     waiting = [node for node in _keeping_state(result._jdf.queryExecution().analyzed()) if not _is_prompt(node)]
     if not waiting:
         return everything

@@ -13,21 +13,21 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from hindcast.archive.holdings import Holdings, holdings
-from hindcast.control.commits import METADATA_KEY, newest_commits
-from hindcast.control.history import History
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets, Undone, by_partition
-from hindcast.control.schema import ControlTable
-from hindcast.control.shards import app_id
-from hindcast.control.tables import ControlTables, arrow_dataset
+from hindcast.archive.snapshot import ArchiveSnapshot, read_snapshot
+from hindcast.delta.commit import METADATA_KEY, newest_commits
 from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
+from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
-from hindcast.replay.planner import Facts
+from hindcast.replay.planner import ReplayInputs
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.runs import Runs
-from hindcast.serving.corrections import NOTHING, Corrected, Corrections
+from hindcast.replay.run_table import Runs
+from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
-from hindcast.topics.offsets import TopicOffsets, across
+from hindcast.shards.shard_names import app_id
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, Undone, by_partition
+from hindcast.tables.ledger_history import History
+from hindcast.tables.schema import ControlTable
 
 _BATCH_BITS = 32  # a transaction's version is epoch << 32 | batch; see hindcast.stream's commit protocol
 
@@ -42,7 +42,7 @@ def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
     return replace(request, from_offsets=start, to_offsets=end, everything=False, since_last_verdict=False, late=False)
 
 
-def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Facts:
+def read_inputs(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> ReplayInputs:
     """Read all facts. The sink's version is read after the ledger, so that it holds every batch that the ledger names.
 
     :raises UnknownTopicError, BrokerUnavailableError, StoreUnavailableError: where a source of facts is missing or away
@@ -50,7 +50,7 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     tables = ControlTables(settings)
     ledger = Ledger(tables)
     rows, undone = ledger.batches(pipeline.name, pipeline.version), ledger.undone(pipeline.name, pipeline.version)
-    filed = filed_batches(tables, rows)
+    filed = audited_batches(tables, rows)
     with TopicOffsets(settings) as topic:
         earliest, latest = across(pipeline, topic.earliest), across(pipeline, topic.latest)
         archives = _archives(settings, pipeline, topic, earliest)
@@ -63,7 +63,7 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     except RangeNotYetConsumedError:  # the stream has not begun: the planner knows whether that matters
         sink = None
     corrected = Corrections(settings, pipeline).current() if pipeline.window is not None else NOTHING
-    return Facts(
+    return ReplayInputs(
         history=History.of(rows),
         earliest=earliest,
         latest=latest,
@@ -82,14 +82,14 @@ def gather(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> Fa
     )
 
 
-def _archives(settings: Settings, pipeline: Pipeline, topic: TopicOffsets, earliest: Offsets) -> dict[str, Holdings]:
+def _archives(settings: Settings, pipeline: Pipeline, topic: TopicOffsets, earliest: Offsets) -> dict[str, ArchiveSnapshot]:
     """By topic what its archive holds, of those topics that have dropped records and have an archive."""
     dropped = {pipeline.topics[partition // TOPIC_STRIDE].name for partition, offset in earliest.items() if offset > 0}
-    found = {name: holdings(settings, name) for name in dropped}
+    found = {name: read_snapshot(settings, name) for name in dropped}
     return {name: held for name, held in found.items() if held is not None and held.is_of(topic.identity(name))}
 
 
-def _at_time(topic: TopicOffsets, archives: Mapping[str, Holdings], name: str, at: datetime) -> Offsets:
+def _at_time(topic: TopicOffsets, archives: Mapping[str, ArchiveSnapshot], name: str, at: datetime) -> Offsets:
     """The first offset of each partition at or after a moment, of what the topic and its archive hold."""
     found = topic.at_time(name, at)
     if name not in archives:
@@ -138,7 +138,7 @@ def first_uncorrected_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corr
     return min(found, default=None)
 
 
-def filed_batches(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
+def audited_batches(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
     applications = {row.shard: app_id(row.pipeline, row.shard) for row in rows}
     filed = dict.fromkeys(applications, 2**_BATCH_BITS)
     for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):

@@ -14,13 +14,13 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from hindcast.control.ledger import LedgerRow, Offsets
 from hindcast.errors import HindcastError, ReplayFailedError, innermost
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url
+from hindcast.replay.recorded_batches import RecordedBatches, recorded_batches
 from hindcast.settings import Settings
-from hindcast.stream import files
-from hindcast.stream.reexecution import RecordedBatches, recorded_batches
+from hindcast.spark import parquet_writer
+from hindcast.tables.ledger import LedgerRow, Offsets
 
 _log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ def _add(recorded: RecordedBatches, table: DeltaTable, url: str, settings: Setti
     kept = {field.name: field.dataType for field in recorded.spark.read.format("delta").load(url).schema.fields}
     columns = [F.col(f"`{name}`").cast(kind).alias(name) for name, kind in kept.items() if name != ANSWER]
     online = recorded.run().select(*columns, F.lit(Answer.ONLINE.value).alias(ANSWER))
-    written = files.write_files(online, url, settings.storage_options, "part", by=ANSWER)
+    written = parquet_writer.write_files(online, url, settings.storage_options, "part", by=ANSWER)
     if not written:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Decide what a replay reads and which windows it judges, before any Spark starts. Pure Python; see :mod:`hindcast.replay.facts`.
+"""Decide what a replay reads and which windows it judges, before any Spark starts. Pure Python; see :mod:`hindcast.replay.inputs`.
 
 Let ``horizon(offsets)`` be the end of the last window that was final once the stream had read up to ``offsets``. A replay of [start, end)
 judges the windows with ``horizon(start) < window end <= horizon(end)``: every row that the stream may have counted in one of them was read
@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from hindcast.archive import ranges
-from hindcast.archive.ranges import Range, Ranges
-from hindcast.control.history import History, Segment
-from hindcast.control.ledger import LedgerRow, Offsets, by_partition, offsets_to_json
+from hindcast.archive import archive_or_live
+from hindcast.archive.archive_or_live import Range, Ranges
 from hindcast.errors import BadRangeError, NothingLateError, NothingToReplayError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.awaited import Awaited
 from hindcast.replay.request import ReplayRequest
-from hindcast.serving.corrections import NOTHING, Corrected, CorrectedRange
+from hindcast.replay.wait_for_stream import Awaited
+from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
+from hindcast.tables.ledger import LedgerRow, Offsets, by_partition, offsets_to_json
+from hindcast.tables.ledger_history import History, Segment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ReplayInputs:
     """All that a plan depends on, read once.
 
     ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the sink's newest version, read
@@ -54,18 +54,18 @@ class Facts:
 
     def missing(self, partition: int, start: int, end: int) -> Ranges:
         """What of a partition's [start, end) neither the topic nor its archive holds, in order."""
-        return ranges.missing(self.archived.get(partition, ()), self.earliest[partition], start, end)
+        return archive_or_live.missing(self.archived.get(partition, ()), self.earliest[partition], start, end)
 
     def seams(self, start: Offsets, end: Offsets) -> Offsets:
         """By partition, up to where [start, end) is read from the archive."""
         return {
-            partition: ranges.seam(self.archived.get(partition, ()), self.earliest[partition], offset, end[partition])
+            partition: archive_or_live.seam(self.archived.get(partition, ()), self.earliest[partition], offset, end[partition])
             for partition, offset in start.items()
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReplayPlan:
     """What a replay does. Offsets are partition -> offset, ends exclusive; the bounds of windows are epoch milliseconds of window *end*.
 
     ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``. [read_from, seams) is read from
@@ -112,7 +112,7 @@ class Plan:
         }
 
 
-def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
+def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -> ReplayPlan:
     """The plan of a request.
 
     :raises BadRangeError: where the range is reversed, empty, of unknown partitions, before the stream's beginning or no longer retained
@@ -149,7 +149,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> Plan:
             length_ms = int(pipeline.window.length.total_seconds() * 1000)
             read_from = history.first_needed(start, dict.fromkeys(start, windows_after_ms - length_ms + 1))
     _check_retained(request, facts, read_from, end)
-    return Plan(
+    return ReplayPlan(
         pipeline=pipeline.name,
         version=pipeline.version,
         topic=pipeline.source.name,
@@ -179,7 +179,7 @@ def not_yet(pipeline: Pipeline, problem: str, **awaited: Any) -> RangeNotYetCons
     return RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem, awaited=what)
 
 
-def _check_begun(pipeline: Pipeline, request: ReplayRequest, facts: Facts) -> None:
+def _check_begun(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -> None:
     """An interval that ended before the stream's first offset has no result, and never will: waiting for one would be in vain.
 
     :raises NothingToReplayError: if the interval is one
@@ -203,12 +203,12 @@ def _left_out(asked: Offsets, begun: Offsets) -> str:
     return f"the stream began later, so offsets {', '.join(before)} are left out" if before else ""
 
 
-def _partitions(facts: Facts) -> list[int]:
+def _partitions(facts: ReplayInputs) -> list[int]:
     """The topic's partitions that hold, or held, records. One without any has no windows to wait for."""
     return sorted(partition for partition in facts.latest if partition in facts.history.chains or facts.latest[partition] > 0)
 
 
-def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
+def _range(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
     history = facts.history
     if waiting := [pipeline.place(partition) for partition in partitions if partition not in history.chains]:
         topics = ", ".join(topic.name for topic in pipeline.topics)
@@ -234,7 +234,7 @@ def _range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions:
     return start, end
 
 
-def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
+def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
     assert request.from_time is not None and request.to_time is not None
     if request.from_time >= request.to_time:
         raise BadRangeError(range=request.describe(), problem="it does not end after it begins", cure="Give --to-time after --from-time.")
@@ -254,7 +254,7 @@ def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: Facts, partit
     return start, end
 
 
-def _check_partitions(request: ReplayRequest, facts: Facts, partitions: Sequence[int]) -> None:
+def _check_partitions(request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]) -> None:
     for option, offsets in (("--from-offsets", request.from_offsets or {}), ("--to-offsets", request.to_offsets or {})):
         cure = f"Name these partitions: {', '.join(map(str, partitions))}."
         if unknown := sorted(set(offsets) - set(facts.latest)):
@@ -272,7 +272,7 @@ def _check_order(request: ReplayRequest, start: Offsets, end: Offsets) -> None:
         raise BadRangeError(range=request.describe(), problem="it is empty", cure="End offsets are exclusive: give greater ones.")
 
 
-def _check_consumed(pipeline: Pipeline, facts: Facts, end: Offsets) -> None:
+def _check_consumed(pipeline: Pipeline, facts: ReplayInputs, end: Offsets) -> None:
     committed, filed = facts.history.committed, facts.history.audited(facts.filed)
     for partition, offset in end.items():
         if offset > committed[partition]:
@@ -285,7 +285,7 @@ def _check_consumed(pipeline: Pipeline, facts: Facts, end: Offsets) -> None:
             raise not_yet(pipeline, problem, batches=_unfiled(facts, end))
 
 
-def _unfiled(facts: Facts, end: Offsets) -> dict[str, int]:
+def _unfiled(facts: ReplayInputs, end: Offsets) -> dict[str, int]:
     """Shard -> its last batch below ``end``, of the shards of which such a batch is not filed yet."""
     last: dict[str, int] = {}
     for partition, offset in end.items():
@@ -295,7 +295,7 @@ def _unfiled(facts: Facts, end: Offsets) -> dict[str, int]:
     return {shard: batch for shard, batch in sorted(last.items()) if batch > facts.filed.get(shard, -1)}
 
 
-def _check_retained(request: ReplayRequest, facts: Facts, read_from: Offsets, end: Offsets) -> None:
+def _check_retained(request: ReplayRequest, facts: ReplayInputs, read_from: Offsets, end: Offsets) -> None:
     for partition, offset in read_from.items():
         if (begun := facts.history.first[partition]) > offset:
             problem = f"the stream began partition {partition} at offset {begun}, so {offset} to {begun} were never its input"
@@ -309,7 +309,7 @@ def _check_retained(request: ReplayRequest, facts: Facts, read_from: Offsets, en
             _refuse_gap(request, facts, partition, *gaps)
 
 
-def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, *gaps: Range) -> None:
+def _refuse_gap(request: ReplayRequest, facts: ReplayInputs, partition: int, *gaps: Range) -> None:
     gone = f"the topic no longer holds {' and '.join(f'{first} to {last}' for first, last in gaps)}"
     no_archive = "its archive does not either" if facts.archived.get(partition) else "it has no archive of them"
     problem = f"its windows need partition {partition} from offset {gaps[0][0]}, and {gone}; {no_archive}"
@@ -319,7 +319,7 @@ def _refuse_gap(request: ReplayRequest, facts: Facts, partition: int, *gaps: Ran
 
 
 def _whole_commits(
-    pipeline: Pipeline, request: ReplayRequest, facts: Facts, start: Offsets, end: Offsets
+    pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, start: Offsets, end: Offsets
 ) -> tuple[Offsets, Offsets, int, tuple[LedgerRow, ...]]:
     """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its beginning, up to a version of
     the sink that holds whole batches below ``end`` and nothing else.

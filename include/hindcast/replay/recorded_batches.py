@@ -9,12 +9,13 @@ stream should have said. The ledger knows which offsets each batch read, so
 3. a batch that comes after the last recorded one (Spark lets go of what the last watermark closed) is left out.
 
 The answer in hindsight is the same with the fewest batches: all but the last at once, then the last, so that both end under the same
-watermark and what was still open in the stream is open here too. Mostly a batch query says it for less (:mod:`hindcast.stream.at_once`).
+watermark and what was still open in the stream is open here too. Mostly a batch query says it for less
+(:mod:`hindcast.replay.hindsight_in_one_query`).
 
 Three use it: a verdict for the online answer and to find out what is not deterministic, a replay whose hindsight no batch query says, and
-a shard that has lost its state (:mod:`hindcast.stream.rerun`).
+a shard that has lost its state (:mod:`hindcast.recovery.rebuild_from_batches`).
 
-The files lie in the job's folder, which driver and executors share (:func:`hindcast.stream.scratch.folder`), so it runs on any Spark
+The files lie in the job's folder, which driver and executors share (:func:`hindcast.spark.scratch.folder`), so it runs on any Spark
 master.
 """
 
@@ -37,10 +38,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
-from hindcast.control.ledger import LedgerRow, Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
 from hindcast.settings import Settings
-from hindcast.stream import files, scratch, session, source
+from hindcast.spark import kafka_source, parquet_writer, scratch, session
+from hindcast.tables.ledger import LedgerRow, Offsets
 
 _log = structlog.get_logger(__name__)
 
@@ -66,7 +67,7 @@ def recorded_batches(
     """The records of [start, end) in files, by shard and batch, for as long as the context lasts.
 
     :param rows: the batches that read them
-    :param seams: see :func:`hindcast.stream.source.records`
+    :param seams: see :func:`hindcast.spark.kafka_source.records`
     :param at_once: deal them as the fewest batches
     """
     with scratch.folder(spark) as folder:
@@ -76,7 +77,7 @@ def recorded_batches(
         most = 2 if at_once else len(max(by_shard.values(), key=len, default=[]))
         recorded = RecordedBatches(spark, pipeline, folder, {shard: min(len(rows), most) for shard, rows in by_shard.items()})
         for topic in pipeline.topics:
-            raw = source.records(spark, settings, pipeline, topic, start, end, seams)
+            raw = kafka_source.records(spark, settings, pipeline, topic, start, end, seams)
             recorded.keep(topic, raw, by_shard)
         yield recorded
 
@@ -120,7 +121,7 @@ class RecordedBatches:
             if number < count:
                 frame.withColumn(_BATCH, F.lit(number)).write.mode("append").parquet(self.folder.at("rows"))
             else:
-                files.run(frame)
+                parquet_writer.run(frame)
 
         started = time.monotonic()
         self.begin(shard, self.folder.at(f"checkpoint/{shard}"), save).awaitTermination()
@@ -133,13 +134,13 @@ class RecordedBatches:
             line = f"lines/{shard}/{topic.name}"
             self._line_up(line, f"kept/{topic.name}/_shard={shard}", self.counts[shard])
             raw = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1).parquet(self.folder.at(line))
-            frames.append(source.parse(raw, self.pipeline, topic))
+            frames.append(kafka_source.parse(raw, self.pipeline, topic))
         session.keep_state_for(self.spark, self.pipeline)
         return (
-            source.result(frames, self.pipeline, {})
+            kafka_source.result(frames, self.pipeline, {})
             .writeStream.queryName(f"re-execution of {self.pipeline.name}.{shard}")
             .foreachBatch(save)
-            .outputMode(source.output_mode(self.pipeline))
+            .outputMode(kafka_source.output_mode(self.pipeline))
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
             .start()

@@ -11,18 +11,18 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.runs import BadEnd, RunKind, RunState, close_run
-from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError, NothingToReplayError, ReplayFailedError, TryLaterError, innermost
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Counted, answers_url, run_batch
-from hindcast.replay.benchmark import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
-from hindcast.replay.facts import gather, settle
-from hindcast.replay.planner import Plan, make_plan
+from hindcast.replay.cost import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
+from hindcast.replay.inputs import read_inputs, settle
+from hindcast.replay.planner import ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest, new_run_id
-from hindcast.replay.runs import Runs
+from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
 
 _log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ class Replayed:
     """A replay that succeeded."""
 
     run_id: str
-    plan: Plan
+    plan: ReplayPlan
     counted: Counted
     row: dict[str, Any]
 
@@ -42,19 +42,19 @@ class Replayed:
         return {**shown, "plan": json.loads(self.row["plan"]), "versions": json.loads(self.row["versions"])}
 
 
-def plan_replay(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> tuple[str, Plan]:
+def plan_replay(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> tuple[str, ReplayPlan]:
     """The run's id and its plan; starts no JVM.
 
     :raises BadRangeError, RangeNotYetConsumedError: see :func:`hindcast.replay.planner.make_plan`
     """
     named = replace(request, run_id=request.run_id or new_run_id(pipeline.name, datetime.now(UTC)))
     settled = settle(named, Runs(ControlTables(settings)))
-    plan = make_plan(pipeline, settled, gather(settings, pipeline, settled))
+    plan = make_plan(pipeline, settled, read_inputs(settings, pipeline, settled))
     return named.run_id, replace(plan, asked=request.describe())
 
 
 #: Runs a plan under a run id, and counts.
-Work = Callable[[SparkSession, Settings, Pipeline, Plan, str], Counted]
+Work = Callable[[SparkSession, Settings, Pipeline, ReplayPlan, str], Counted]
 
 
 def run_replay(
@@ -127,7 +127,7 @@ def run_replay(
     return Replayed(run_id, plan, counted, done)
 
 
-def _first_row(settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str, kind: RunKind) -> dict[str, Any]:
+def _first_row(settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str, kind: RunKind) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "pipeline": pipeline.name,
@@ -141,7 +141,7 @@ def _first_row(settings: Settings, pipeline: Pipeline, plan: Plan, run_id: str, 
     }
 
 
-def _cost(meter: Meter, plan: Plan, counted: Counted) -> dict[str, Any]:
+def _cost(meter: Meter, plan: ReplayPlan, counted: Counted) -> dict[str, Any]:
     """``rows_per_second`` counts every record read, also those before the start that only feed windows."""
     seconds, stream = meter.seconds(), StreamCost.of(plan.batches)
     return {

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from hindcast.control.ledger import Offsets, Undone
-from hindcast.control.runs import RunKind, RunState
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import Condition, ControlTables
 from hindcast.errors import UnknownRunError
 from hindcast.replay.planner import recorded_offsets
+from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.ledger import Offsets, Undone
+from hindcast.tables.run_states import RunKind, RunState
+from hindcast.tables.schema import ControlTable
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from hindcast.control.desired import DesiredState, desired_of
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.ledger import Ledger, Offsets, by_partition
-from hindcast.control.schema import ControlTable
-from hindcast.control.shards import app_id
-from hindcast.control.tables import ControlTables
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import DesiredState, desired_of
+from hindcast.shards.shard_names import app_id
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, Offsets, by_partition
+from hindcast.tables.schema import ControlTable
 
 #: The tables that the audit files rows into. Each remembers, for each shard, ``epoch << 32 | batch`` of the last batch that it has.
 _FILED_INTO = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
@@ -55,7 +55,7 @@ class Progress:
     text: str
 
 
-def look(settings: Settings, awaited: Awaited) -> Progress:
+def read_progress(settings: Settings, awaited: Awaited) -> Progress:
     """One look at the tables. It costs the newest batch of each shard, however long the wait or the ledger is."""
     tables = ControlTables(settings)
     desired = desired_of(LeaseTable(settings).leases()).get(awaited.pipeline)

@@ -13,17 +13,17 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.pipeline import Pipeline
-from hindcast.replay.planner import Plan
-from hindcast.stream.audit import late_at_all
+from hindcast.replay.planner import ReplayPlan
+from hindcast.spark.window_counts import late_at_all
 
-#: What :func:`place` adds. ``_late_us`` is the late watermark in microseconds, ``_windows_*`` count a row's windows: those that were
+#: What :func:`attribute` adds. ``_late_us`` is the late watermark in microseconds, ``_windows_*`` count a row's windows: those that were
 #: final when it came, those that the plan judges, and those that are both.
 PLACED = ("_late_us", "_committed_at", "_inside", "_windows_late", "_windows_judged", "_windows_late_judged")
 _PER_BUCKET = 2  # batches to compare with in a bucket of average size
 _SEGMENT_SCHEMA = "_p int, _bucket long, _from long, _to long, _late_us long, _committed_at timestamp, _inside boolean"
 
 
-def place(spark: SparkSession, parsed: DataFrame, plan: Plan, pipeline: Pipeline) -> DataFrame:
+def attribute(spark: SparkSession, parsed: DataFrame, plan: ReplayPlan, pipeline: Pipeline) -> DataFrame:
     """The parsed records with the :data:`PLACED` columns; ``_late_us`` is null for a record that no batch of the ledger has read.
 
     ``_inside`` is false for records before ``plan.start``, which were read for their windows only.
@@ -45,12 +45,12 @@ def _names() -> list[str]:
     return [column.split()[0] for column in _SEGMENT_SCHEMA.split(", ")]
 
 
-def _bucket_width(plan: Plan) -> int:
+def _bucket_width(plan: ReplayPlan) -> int:
     records = sum(segment.end - segment.start for segment in plan.segments)
     return max(1, records * _PER_BUCKET // max(1, len(plan.segments)))
 
 
-def _rows(plan: Plan, width: int) -> Iterator[tuple[object, ...]]:
+def _rows(plan: ReplayPlan, width: int) -> Iterator[tuple[object, ...]]:
     for segment in plan.segments:
         begin, end = max(segment.start, plan.read_from[segment.partition]), min(segment.end, plan.end[segment.partition])
         border = min(max(plan.start[segment.partition], begin), end)
@@ -59,7 +59,7 @@ def _rows(plan: Plan, width: int) -> Iterator[tuple[object, ...]]:
                 yield segment.partition, bucket, first, last, segment.late_ms * 1000, segment.row.committed_at, inside
 
 
-def _window_counts(plan: Plan, pipeline: Pipeline) -> dict[str, Column]:
+def _window_counts(plan: ReplayPlan, pipeline: Pipeline) -> dict[str, Column]:
     """By arithmetic on microseconds, without making a row for each window.
 
     The windows of a moment t end at first, first + slide, ..., last, with first = t - pmod(t - length, slide) + slide and
@@ -95,14 +95,14 @@ def _window_ends(pipeline: Pipeline) -> tuple[str, str, int]:
     return f"({time} - pmod({time} - {length}L, {slide}L) + {slide}L)", f"({time} - pmod({time}, {slide}L) + {length}L)", slide
 
 
-def lost_windows(plan: Plan, pipeline: Pipeline) -> str:
+def lost_windows(plan: ReplayPlan, pipeline: Pipeline) -> str:
     """The ends, in microseconds, of a usable row's judged windows that it came too late for and no correction has it in: an array."""
     first, last, slide = _window_ends(pipeline)
     wanted = f"e > {plan.windows_after_ms * 1000}L AND e <= least({plan.windows_to_ms * 1000}L, _late_us)"
     return f"filter(sequence({first}, {last}, {slide}L), e -> {wanted} AND NOT {is_corrected(plan, 'e')})"
 
 
-def is_corrected(plan: Plan, end: str) -> str:
+def is_corrected(plan: ReplayPlan, end: str) -> str:
     """Whether a correction of the window with that end (microseconds) was made of a range that holds the row: a condition, never null."""
     conditions = []
     for one in plan.corrected:

@@ -20,11 +20,11 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from hindcast.control.commits import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
-from hindcast.control.ledger import Offsets, by_partition, offsets_to_json
+from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
 from hindcast.errors import StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
+from hindcast.tables.ledger import Offsets, by_partition, offsets_to_json
 
 #: Columns beside the sink's: the window's end in epoch microseconds, the run that set the row, and when.
 WINDOW_END, RUN_ID, CORRECTED_AT = "_window_end_us", "_run_id", "_corrected_at"

@@ -17,13 +17,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast import catalog
 from hindcast.catalog import Catalog
-from hindcast.control.lease_table import read_leases
-from hindcast.control.standing import Standing, standings
-from hindcast.control.tables import arrow_dataset
 from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline
-from hindcast.serving.corrections import RUN_ID, WINDOW_END, Corrected, Corrections
+from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, Corrections
 from hindcast.settings import Settings
+from hindcast.shards.active_version import Rollout, rollouts
+from hindcast.tables.control_tables import arrow_dataset
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ class Reading:
         return self.earlier[-1].to_ms if self.earlier else None
 
     def spark(self, session: SparkSession) -> DataFrame:
-        """The view as a Spark frame; the session has Delta (see :mod:`hindcast.stream.session`)."""
+        """The view as a Spark frame; the session has Delta (see :mod:`hindcast.spark.session`)."""
         from pyspark.sql import functions as F
 
         frame = self._spark(session)
@@ -156,17 +156,17 @@ def read(pipeline: str, settings: Settings | None = None) -> Reading:
     """
     settings = settings or Settings()
     found = catalog.load(settings.pipelines_dir)
-    standing = standings(read_leases(settings)).get(pipeline)
+    standing = rollouts(read_leases(settings)).get(pipeline)
     while True:
         try:
             return _pinned(settings, found, pipeline, standing)
         except BadInputError:
-            before, standing = standing, standings(read_leases(settings)).get(pipeline)
+            before, standing = standing, rollouts(read_leases(settings)).get(pipeline)
             if standing == before:  # else it was discarded after another was promoted
                 raise
 
 
-def _pinned(settings: Settings, found: Catalog, name: str, standing: Standing | None) -> Reading:
+def _pinned(settings: Settings, found: Catalog, name: str, standing: Rollout | None) -> Reading:
     if standing is None:
         return Reading.pin(settings, found[name])
     parts: list[Part] = []

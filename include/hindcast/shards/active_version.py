@@ -13,16 +13,16 @@ from enum import StrEnum
 from typing import Any, Self
 
 from hindcast.catalog import Catalog
-from hindcast.control import shards
-from hindcast.control.desired import BESIDE, desired_key, rows_of
-from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.ledger import Offsets
+from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.pipeline import Pipeline
+from hindcast.shards import resharding, shard_names
+from hindcast.shards.desired_state import BESIDE, desired_key, rows_of
+from hindcast.tables.ledger import Offsets
 
 EARLIER, CHANGE = "earlier", "change"
 
 
-class BesideState(StrEnum):
+class InactiveState(StrEnum):
     """Why a version is consumed beside the active one."""
 
     CATCHING_UP = "catching_up"  # it has not read up to the topic's end yet
@@ -31,7 +31,7 @@ class BesideState(StrEnum):
 
 
 #: A version beside the active one that readers have not had, or have no longer.
-SHADOW = frozenset({BesideState.CATCHING_UP, BesideState.LIVE})
+SHADOW = frozenset({InactiveState.CATCHING_UP, InactiveState.LIVE})
 
 
 class ChangeKind(StrEnum):
@@ -46,7 +46,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class ServedUntil:
     """Readers get the windows that end by ``to_ms``, and after the earlier ones', from this version's table."""
 
     version: int
@@ -54,26 +54,26 @@ class Earlier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class InactiveVersion:
     """The version beside the active one.
 
     :param tables: what it writes, as folder and name below the root, e.g. ``sinks/stock_stats_v2``
     :param seam_ms: its first complete window ends after it; None where it lacks nothing that the active version has
     :param until: when a warm version's time is over, for people: by the clock of whoever promoted. What decides is
-        :attr:`Standing.warm_seconds_left`
-    :param warmed_seconds: for how long a warm version was seen to be warm, as far as it was noted (:mod:`hindcast.control.warm_time`)
+        :attr:`Rollout.warm_seconds_left`
+    :param warmed_seconds: for how long a warm version was seen to be warm, as far as it was noted (:mod:`hindcast.shards.warm_time`)
     :param earlier: where readers had older windows from while it was active, to go back to
     :param leaving: it is being discarded: nobody consumes it
     """
 
     version: int
-    state: BesideState
+    state: InactiveState
     shards: int
     tables: tuple[str, ...]
     seam_ms: int | None = None
     until: datetime | None = None
     warmed_seconds: float = 0.0
-    earlier: tuple[Earlier, ...] = ()
+    earlier: tuple[ServedUntil, ...] = ()
     leaving: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -84,10 +84,10 @@ class Beside:
         return cls(
             **{
                 **entry,
-                "state": BesideState(entry["state"]),
+                "state": InactiveState(entry["state"]),
                 "tables": tuple(entry["tables"]),
                 "until": datetime.fromisoformat(entry["until"]) if entry["until"] else None,
-                "earlier": tuple(Earlier(**one) for one in entry["earlier"]),
+                "earlier": tuple(ServedUntil(**one) for one in entry["earlier"]),
             }
         )
 
@@ -134,15 +134,15 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class Rollout:
     """The versions of one pipeline at one moment."""
 
     pipeline: str
     active: int
     shards: int
     tables: tuple[str, ...] = ()  # of the active version, where a promotion wrote them down
-    beside: Beside | None = None
-    earlier: tuple[Earlier, ...] = ()
+    beside: InactiveVersion | None = None
+    earlier: tuple[ServedUntil, ...] = ()
     change: Change | None = None
 
     @classmethod
@@ -153,8 +153,8 @@ class Standing:
             active=int(row.detail["version"]),
             shards=int(row.detail["shards"]),
             tables=tuple(row.detail.get("tables", ())),
-            beside=Beside.of(beside) if beside else None,
-            earlier=tuple(Earlier(**one) for one in row.detail.get(EARLIER, ())),
+            beside=InactiveVersion.of(beside) if beside else None,
+            earlier=tuple(ServedUntil(**one) for one in row.detail.get(EARLIER, ())),
             change=Change.of(change) if change else None,
         )
 
@@ -167,7 +167,7 @@ class Standing:
     def warm_sign(self) -> tuple[str, float] | None:
         """What of a warm version an observer sees unchanged; None where no version is kept warm."""
         beside = self.beside
-        if beside is None or beside.state is not BesideState.WARM or beside.leaving or self.change is None:
+        if beside is None or beside.state is not InactiveState.WARM or beside.leaving or self.change is None:
             return None
         return self.change.id, beside.warmed_seconds
 
@@ -192,9 +192,9 @@ class Standing:
         return row.renewed(detail=detail, updated_at=self.change.at if self.change else row.updated_at)
 
 
-def standings(leases: Iterable[Lease]) -> dict[str, Standing]:
+def rollouts(leases: Iterable[Lease]) -> dict[str, Rollout]:
     """The versions of each pipeline, from the leases of one read."""
-    return {row.stream_id: Standing.of(row) for row in rows_of(leases)}
+    return {row.stream_id: Rollout.of(row) for row in rows_of(leases)}
 
 
 def tables_of(pipeline: Pipeline) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ def tables_of(pipeline: Pipeline) -> tuple[str, ...]:
     return (*(f"sinks/{table.name}" for table in pipeline.tables), f"corrections/{pipeline.sink.name}")
 
 
-def tables_at(found: Catalog, standing: Standing) -> tuple[str, ...]:
+def tables_at(found: Catalog, standing: Rollout) -> tuple[str, ...]:
     """The same of the active version."""
     return standing.tables or tables_of(found.of(standing.pipeline, standing.active))
 
@@ -214,22 +214,22 @@ def active_pipeline(catalog: Catalog, leases: Iterable[Lease], name: str, versio
     :raises UnknownVersionError: where none declares that version
     """
     declared = catalog[name]
-    standing = standings(leases).get(name)
+    standing = rollouts(leases).get(name)
     return catalog.of(name, version or (standing.active if standing else declared.version))
 
 
-def caught_up(leases: Iterable[Lease]) -> list[Standing]:
+def caught_up(leases: Iterable[Lease]) -> list[Rollout]:
     """The pipelines whose shadow has just reached the end of its topic: the last plan of each of its shards took all that there was, or it
     has read as far as the active version.
     """
     found = list(leases)
     reached = []
-    for standing in standings(found).values():
-        if standing.beside is None or standing.beside.state is not BesideState.CATCHING_UP or standing.beside.leaving:
+    for standing in rollouts(found).values():
+        if standing.beside is None or standing.beside.state is not InactiveState.CATCHING_UP or standing.beside.leaving:
             continue
-        own = shards.newest_of_version(found, standing.pipeline, standing.beside.version)
-        active = shards.reading(found, standing.pipeline, standing.active)
-        read = {partition: end for lease in active for partition, end in shards.ends(lease).items()}
+        own = resharding.newest_of_version(found, standing.pipeline, standing.beside.version)
+        active = resharding.reading(found, standing.pipeline, standing.active)
+        read = {partition: end for lease in active for partition, end in resharding.ends(lease).items()}
         if own and all(lease.checkpoint.get("batch") and _at_the_end(lease, read) for lease in own):
             reached.append(standing)
     return reached
@@ -238,11 +238,11 @@ def caught_up(leases: Iterable[Lease]) -> list[Standing]:
 def _at_the_end(lease: Lease, read: Mapping[str, int]) -> bool:
     if lease.detail.get("lag_records") == 0:
         return True
-    return bool(read) and all(end >= read.get(partition, 0) for partition, end in shards.ends(lease).items())
+    return bool(read) and all(end >= read.get(partition, 0) for partition, end in resharding.ends(lease).items())
 
 
 def is_shadow(leases: Mapping[LeaseKey, Lease], shard: Lease) -> bool:
     """Whether a shard is of a version that readers do not have, from the leases of one read."""
     row = leases.get(desired_key(shard.stream_id))
-    beside = Standing.of(row).beside if row else None
-    return beside is not None and beside.state in SHADOW and beside.version == shards.shard_version(shard.status_value)
+    beside = Rollout.of(row).beside if row else None
+    return beside is not None and beside.state in SHADOW and beside.version == shard_names.shard_version(shard.status_value)

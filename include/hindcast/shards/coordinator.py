@@ -6,7 +6,7 @@ One step of the protocol, all in ONE commit (design: the taker and renewer of KC
 2. every lease held: renew (counter + 1, with its checkpoint), or learn that it was lost (another owner or epoch);
 3. a lease that was asked for (``lease_stealer``) or must be given up is closed by its consumer first, then transferred
    (owner = stealer, epoch + 1) or released (no owner);
-4. open the shards whose parents have ended (:mod:`hindcast.control.shards`); take free and expired leases up to the target
+4. open the shards whose parents have ended (:mod:`hindcast.shards.resharding`); take free and expired leases up to the target
    (epoch + 1); if there is none, ask the richest workers for what it lacks. A step takes and asks for no more shards than this worker
    can start soon: a shard that waits for its start stands still, and another worker could have it;
 5. commit on the snapshot that was read; on a conflict or an unknown outcome begin again at 1.
@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hindcast.clock import Clock
-from hindcast.control import balance, shards
-from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.observer import Observer
-from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import LeaseLostError, LeaseSecondsDifferError
+from hindcast.leases import balance
+from hindcast.leases.expired_owners import Observer
+from hindcast.leases.lease import Lease, LeaseKey, ShardState, StatusType
+from hindcast.leases.store import LeaseStore, Snapshot, swap
+from hindcast.shards import resharding
 
 #: In a slot's detail: its worker cannot consume yet, so it takes no shard, and the others deal as if it were not there.
 STARTING = "starting"
@@ -77,7 +78,7 @@ class Step:
     leases: dict[LeaseKey, Lease] = field(default_factory=dict)
 
 
-class Keeper:
+class LeaseCoordinator:
     """Holds a slot of the fleet and a fair share of the shards. Its methods may be called from any thread."""
 
     def __init__(
@@ -229,7 +230,7 @@ class Keeper:
 
     def _look_at(self, snapshot: Snapshot) -> bool:
         self._observer.observe(snapshot.leases.values())
-        superseded = shards.superseded(snapshot.leases.values())
+        superseded = resharding.superseded(snapshot.leases.values())
         for key, held in self._held.items():
             row = snapshot.leases.get(key)
             if row is None or not self._owns(row, held):
@@ -241,7 +242,7 @@ class Keeper:
         wanted = [row for row in snapshot.leases.values() if self._is_wanted_shard(row, snapshot)]
         given = any(row.lease_owner == self.owner and row.key not in self._held for row in wanted)
         takes = self._room() > 0 and balance.to_take(wanted, self.owner, self._live_workers(snapshot), self._observer)
-        return given or bool(takes) or bool(shards.opened(snapshot.leases))
+        return given or bool(takes) or bool(resharding.opened(snapshot.leases))
 
     def _room(self) -> int:
         """How many shards more may wait for their start."""
@@ -298,7 +299,7 @@ class Keeper:
             changes |= {row.key: self._declined(row) for row in mine if row.key not in changes}
         if self._draining or self._slot not in changes or self._held[self._slot].detail.get(STARTING):
             return list(changes.values())
-        changes |= {lease.key: lease for lease in shards.opened({**snapshot.leases, **changes})}
+        changes |= {lease.key: lease for lease in resharding.opened({**snapshot.leases, **changes})}
         rows = [changes.get(key, row) for key, row in snapshot.leases.items()]
         wanted = [row for row in rows if self._is_wanted_shard(row, snapshot)]  # as this step leaves them: a refusal counts at once
         for row in rows:
@@ -338,7 +339,7 @@ class Keeper:
 
     def _apply(self, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
         written = {lease.key: lease for lease in changes}
-        superseded = shards.superseded(snapshot.leases.values())
+        superseded = resharding.superseded(snapshot.leases.values())
         self._idle = None, 0.0
         gained, lost, close = [], [], []
         for key, held in list(self._held.items()):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from hindcast.control.leases import Lease, LeaseKey, StatusType
-from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import UnknownPipelineError
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.pipeline import Pipeline
 
 #: The one row of a pipeline that says what is wanted of its active version.
@@ -20,7 +20,7 @@ REFUSED, DRAINED = "refused", "drained"
 #: In the wanted row's detail: shard -> the request to rebuild it. In a shard's detail: the request that was met.
 REBUILD = "rebuild"
 _MARKS = frozenset({REFUSED, DRAINED})
-#: In the wanted row's detail: the version beside the active one (:mod:`hindcast.control.versions`), with its own number of shards.
+#: In the wanted row's detail: the version beside the active one (:mod:`hindcast.shards.version_changes`), with its own number of shards.
 BESIDE = "beside"
 
 

@@ -8,7 +8,7 @@ Resharding writes a new generation beside the old one:
 1. one commit adds the children, in WAIT, each naming as parents the shards that had its keys: these are *superseded* from now on;
 2. a superseded shard's owner ends the batch in hand, files what was late or poison, and gives the lease up as TERMINATED;
 3. once all parents of a child are TERMINATED, the next step of any worker opens it: it begins at the offsets where they ended, with
-   their watermarks as its *floors*, and rewinds for the state that they leave (:mod:`hindcast.stream.rewind`).
+   their watermarks as its *floors*, and rewinds for the state that they leave (:mod:`hindcast.recovery.rebuild_state`).
 
 A key must stay within one shard, or two shards would each emit a part of its windows. Kafka's producers put a key into partition
 ``hash mod partitions``; when partitions are added, keys move, but ``hash`` modulo the greatest common divisor of the old and the new
@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
-from hindcast.control.desired import DRAINED, REFUSED, DesiredState, desired_key, rows_of, wanted_versions
-from hindcast.control.leases import NOT_HELD, Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.ledger import Offsets
-from hindcast.control.store import LeaseStore, Snapshot, swap
 from hindcast.errors import BadInputError
+from hindcast.leases.lease import NOT_HELD, Lease, LeaseKey, ShardState, StatusType
+from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.pipeline import TOPIC_STRIDE
+from hindcast.shards.desired_state import DRAINED, REFUSED, DesiredState, desired_key, rows_of, wanted_versions
+from hindcast.tables.ledger import Offsets
 
 
 def shard_name(version: int, generation: int, index: int) -> str:
@@ -52,7 +52,7 @@ def app_id(pipeline: str, shard: str) -> str:
 #: In a shard's detail: keys never leave the partitions that are equal modulo this.
 MODULUS = "modulus"
 PARTITIONS = "partitions"
-#: In a waiting shard's detail: the reset that it belongs to (:mod:`hindcast.control.reset`), which opens it itself.
+#: In a waiting shard's detail: the reset that it belongs to (:mod:`hindcast.recovery.rewind_point`), which opens it itself.
 RESET = "reset"
 
 

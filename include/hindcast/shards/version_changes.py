@@ -1,6 +1,6 @@
 """Change which versions of a pipeline are wanted: the active one, which readers get, and at most one beside it.
 
-All of it is in the one row that says what is wanted of the pipeline (:mod:`hindcast.control.standing`), so each change is one
+All of it is in the one row that says what is wanted of the pipeline (:mod:`hindcast.shards.active_version`), so each change is one
 compare-and-swap, and whoever reads that row reads a consistent answer:
 
 - *begin* puts a new version beside the active one, with its shards; it is ``CATCHING_UP``, then ``LIVE``;
@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from hindcast.control import shards
-from hindcast.control.desired import desired_key
-from hindcast.control.leases import REMOVED, Lease
-from hindcast.control.ledger import Offsets
-from hindcast.control.standing import SHADOW, Beside, BesideState, Change, ChangeKind, Earlier, Standing, standings
-from hindcast.control.store import LeaseStore, Snapshot, swap
-from hindcast.control.tables import utc_from_ms
 from hindcast.errors import UnknownPipelineError, VersionRefusedError
+from hindcast.leases.lease import REMOVED, Lease
+from hindcast.leases.store import LeaseStore, Snapshot, swap
+from hindcast.shards import resharding
+from hindcast.shards.active_version import SHADOW, Change, ChangeKind, InactiveState, InactiveVersion, Rollout, ServedUntil, rollouts
+from hindcast.shards.desired_state import desired_key
+from hindcast.tables.control_tables import utc_from_ms
+from hindcast.tables.ledger import Offsets
 
 
 class Versions:
@@ -33,39 +33,39 @@ class Versions:
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
 
-    def of(self, name: str) -> Standing:
+    def of(self, name: str) -> Rollout:
         """:raises UnknownPipelineError: where nothing was ever wanted of it"""
         return _standing(self._store.read(), name)[1]
 
-    def begin(self, name: str, beside: Beside, start: Offsets, *, columns_from: int, who: str = "") -> Standing:
+    def begin(self, name: str, beside: InactiveVersion, start: Offsets, *, columns_from: int, who: str = "") -> Rollout:
         """Put a version beside the active one, with its shards, in one commit.
 
         :param columns_from: the active version whose columns it was checked against
         :raises VersionRefusedError: where it is no newer than the active one, or one is beside it already
         """
 
-        def decide(standing: Standing, snapshot: Snapshot) -> tuple[Standing, list[Lease]]:
+        def decide(standing: Rollout, snapshot: Snapshot) -> tuple[Rollout, list[Lease]]:
             check_room(standing, beside.version)
             refused = Refusal(name, beside.version, "started")
             if standing.active != columns_from:
                 raise refused(f"version {standing.active} became active meanwhile", "Start it again.")
-            if shards.of_version(snapshot.leases.values(), name, beside.version):
+            if resharding.of_version(snapshot.leases.values(), name, beside.version):
                 raise refused("it has shards already", "Raise the version: a version is never used for something else.")
             change = _change(standing, ChangeKind.STARTED, beside.version, standing.active, who, offsets=start)
-            first = shards.first_generation(name, beside.version, beside.shards, start)
+            first = resharding.first_generation(name, beside.version, beside.shards, start)
             return replace(standing, beside=beside, change=change), first
 
         return self._swap(name, decide)
 
-    def note_caught_up(self, seen: Standing) -> Standing | None:
+    def note_caught_up(self, seen: Rollout) -> Rollout | None:
         """Say that the version beside has reached its topic's end; None where somebody else was faster."""
 
-        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]] | None:
+        def decide(standing: Rollout, _: Snapshot) -> tuple[Rollout, list[Lease]] | None:
             beside = standing.beside
-            if beside is None or seen.beside is None or (beside.version, beside.state) != (seen.beside.version, BesideState.CATCHING_UP):
+            if beside is None or seen.beside is None or (beside.version, beside.state) != (seen.beside.version, InactiveState.CATCHING_UP):
                 return None
             change = _change(standing, ChangeKind.CAUGHT_UP, beside.version, standing.active)
-            return replace(standing, beside=replace(beside, state=BesideState.LIVE), change=change), []
+            return replace(standing, beside=replace(beside, state=InactiveState.LIVE), change=change), []
 
         return self._try(seen.pipeline, decide)
 
@@ -80,7 +80,7 @@ class Versions:
         since: str,
         who: str = "",
         despite: str = "",
-    ) -> Standing:
+    ) -> Rollout:
         """Make the version beside the active one: the swap by which readers switch.
 
         :param tables: what the version that is active now writes
@@ -92,16 +92,16 @@ class Versions:
             either waits for its parents
         """
 
-        def decide(standing: Standing, snapshot: Snapshot) -> tuple[Standing, list[Lease]]:
+        def decide(standing: Rollout, snapshot: Snapshot) -> tuple[Rollout, list[Lease]]:
             beside = check_shadow(standing, version, "promoted")
             if not despite:
                 check_no_reshard(standing, snapshot.leases.values())
             if standing.change is None or standing.change.id != since:
                 raise Refusal(name, version, "promoted")("something changed while it was looked at", "See `hindcast versions`; try again.")
             change = _change(standing, ChangeKind.PROMOTED, version, version, who, despite=despite, offsets=barrier)
-            old = Beside(
+            old = InactiveVersion(
                 version=standing.active,
-                state=BesideState.WARM,
+                state=InactiveState.WARM,
                 shards=standing.shards,
                 tables=tables,
                 until=change.at + timedelta(seconds=warm_seconds),
@@ -122,16 +122,16 @@ class Versions:
 
         return self._swap(name, decide)
 
-    def back_out(self, name: str, *, who: str = "", since: str = "") -> Standing:
+    def back_out(self, name: str, *, who: str = "", since: str = "") -> Rollout:
         """Make the warm version the active one again; the other goes on beside it.
 
         :param since: the id of the promotion that is to be undone; without it the last one is
         :raises VersionRefusedError: where no version is kept warm, or another change came after that promotion
         """
 
-        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]]:
+        def decide(standing: Rollout, _: Snapshot) -> tuple[Rollout, list[Lease]]:
             warm = standing.beside
-            if warm is None or warm.state is not BesideState.WARM or warm.leaving:
+            if warm is None or warm.state is not InactiveState.WARM or warm.leaving:
                 problem = "no version before it is kept warm"
                 cure = f"`hindcast versions --pipeline {name}` lists what there is; the old rules can be started as a new version."
                 raise Refusal(name, standing.active, "backed out")(problem, cure)
@@ -140,7 +140,9 @@ class Versions:
                 raise Refusal(name, standing.active, "backed out")("something changed since that promotion", cure)
             # What it lacks against the version that it goes back beside: whatever readers had from others while it was active.
             seam_ms = standing.earlier[-1].to_ms if standing.earlier else None
-            newer = Beside(version=standing.active, state=BesideState.LIVE, shards=standing.shards, tables=standing.tables, seam_ms=seam_ms)
+            newer = InactiveVersion(
+                version=standing.active, state=InactiveState.LIVE, shards=standing.shards, tables=standing.tables, seam_ms=seam_ms
+            )
             change = _change(standing, ChangeKind.BACKED_OUT, standing.active, warm.version, who)
             return (
                 replace(
@@ -151,13 +153,13 @@ class Versions:
 
         return self._swap(name, decide)
 
-    def keep_warm(self, seen: Standing, seconds: float) -> Standing | None:
+    def keep_warm(self, seen: Rollout, seconds: float) -> Rollout | None:
         """Note that the warm version was seen for so long as it was in ``seen``, and end it where its time is over.
 
         :returns: None where there is none any more, or where somebody else has noted some of that time
         """
 
-        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]] | None:
+        def decide(standing: Rollout, _: Snapshot) -> tuple[Rollout, list[Lease]] | None:
             if standing.warm_sign is None or standing.warm_sign != seen.warm_sign:
                 return None
             assert standing.beside is not None
@@ -168,13 +170,13 @@ class Versions:
 
         return self._try(seen.pipeline, decide)
 
-    def leave(self, name: str, version: int) -> Standing:
+    def leave(self, name: str, version: int) -> Rollout:
         """Want nobody to consume the version beside any more: the first half of discarding it.
 
         :raises VersionRefusedError: where it is active, not there, or readers still get windows from it
         """
 
-        def decide(standing: Standing, _: Snapshot) -> tuple[Standing, list[Lease]] | None:
+        def decide(standing: Rollout, _: Snapshot) -> tuple[Rollout, list[Lease]] | None:
             refused, beside = Refusal(name, version, "discarded"), standing.beside
             if version == standing.active:
                 raise refused("it is the active one", f"`hindcast back-out {name}` returns to the one before, while that is kept warm.")
@@ -189,26 +191,26 @@ class Versions:
 
         return self._try(name, decide) or self.of(name)
 
-    def remove(self, name: str, version: int, *, who: str = "") -> Standing | None:
+    def remove(self, name: str, version: int, *, who: str = "") -> Rollout | None:
         """Remove the version beside and its shards: the second half of discarding it; None where that is done already."""
 
-        def decide(standing: Standing, snapshot: Snapshot) -> tuple[Standing, list[Lease]] | None:
+        def decide(standing: Rollout, snapshot: Snapshot) -> tuple[Rollout, list[Lease]] | None:
             if standing.beside is None or standing.beside.version != version or not standing.beside.leaving:
                 return None
-            gone = [lease.evolve(state=REMOVED) for lease in shards.of_version(snapshot.leases.values(), name, version)]
+            gone = [lease.evolve(state=REMOVED) for lease in resharding.of_version(snapshot.leases.values(), name, version)]
             change = _change(standing, ChangeKind.DISCARDED, version, standing.active, who)
             return replace(standing, beside=None, change=change), gone
 
         return self._try(name, decide)
 
-    def _swap(self, name: str, decide: Callable[[Standing, Snapshot], tuple[Standing, list[Lease]]]) -> Standing:
+    def _swap(self, name: str, decide: Callable[[Rollout, Snapshot], tuple[Rollout, list[Lease]]]) -> Rollout:
         found = self._try(name, decide)
         assert found is not None
         return found
 
-    def _try(self, name: str, decide: Callable[[Standing, Snapshot], tuple[Standing, list[Lease]] | None]) -> Standing | None:
+    def _try(self, name: str, decide: Callable[[Rollout, Snapshot], tuple[Rollout, list[Lease]] | None]) -> Rollout | None:
         """Decide and commit once; the standing that was written, None where nothing had to be."""
-        wrote: list[Standing] = []
+        wrote: list[Rollout] = []
         token = uuid.uuid4().hex
 
         def once(snapshot: Snapshot) -> list[Lease]:
@@ -227,7 +229,7 @@ class Versions:
         return wrote[-1] if wrote else None
 
 
-def check_room(standing: Standing, version: int) -> None:
+def check_room(standing: Rollout, version: int) -> None:
     """:raises VersionRefusedError: where the version is no newer than the active one, or another is beside that already"""
     refused, beside = Refusal(standing.pipeline, version, "started"), standing.beside
     if version <= standing.active:
@@ -240,7 +242,7 @@ def check_room(standing: Standing, version: int) -> None:
     raise refused(f"version {beside.version} {what} beside the active one", cure)
 
 
-def check_shadow(standing: Standing, version: int, action: str) -> Beside:
+def check_shadow(standing: Rollout, version: int, action: str) -> InactiveVersion:
     """The version beside the active one, where it is a shadow.
 
     :raises VersionRefusedError: where it is not
@@ -254,7 +256,7 @@ def check_shadow(standing: Standing, version: int, action: str) -> Beside:
     return beside
 
 
-def check_no_reshard(standing: Standing, leases: Iterable[Lease]) -> None:
+def check_no_reshard(standing: Rollout, leases: Iterable[Lease]) -> None:
     """Neither the active version nor the one beside it is in the middle of a reshard.
 
     :raises VersionRefusedError: where a shard of one waits for its parents
@@ -262,7 +264,7 @@ def check_no_reshard(standing: Standing, leases: Iterable[Lease]) -> None:
     assert standing.beside is not None
     found, new = list(leases), standing.beside.version
     for version in (standing.active, new):
-        if waits := shards.waiting(found, standing.pipeline, version):
+        if waits := resharding.waiting(found, standing.pipeline, version):
             names = ", ".join(lease.status_value for lease in waits)
             problem = f"version {version} is being resharded: {names} must wait for the shards before to end"
             cure = 'Try again in a moment; `hindcast leases` shows what is not TERMINATED yet. Or give --despite "reason".'
@@ -279,24 +281,24 @@ class Refusal:
         return VersionRefusedError(**self._fields, problem=problem, cure=cure)
 
 
-def _standing(snapshot: Snapshot, name: str) -> tuple[Lease, Standing]:
+def _standing(snapshot: Snapshot, name: str) -> tuple[Lease, Rollout]:
     row = snapshot.leases.get(desired_key(name))
     if row is None:
-        raise UnknownPipelineError(pipeline=name, known=", ".join(sorted(standings(snapshot.leases.values()))) or "none")
-    return row, Standing.of(row)
+        raise UnknownPipelineError(pipeline=name, known=", ".join(sorted(rollouts(snapshot.leases.values()))) or "none")
+    return row, Rollout.of(row)
 
 
-def _joined(standing: Standing, seam_ms: int | None) -> tuple[Earlier, ...]:
+def _joined(standing: Rollout, seam_ms: int | None) -> tuple[ServedUntil, ...]:
     """Where readers get the windows up to the seam from, once the version beside is active."""
     if seam_ms is None:
         return ()
-    kept = tuple(Earlier(one.version, min(one.to_ms, seam_ms)) for one in standing.earlier)
-    whole = (*kept, Earlier(standing.active, seam_ms))
+    kept = tuple(ServedUntil(one.version, min(one.to_ms, seam_ms)) for one in standing.earlier)
+    whole = (*kept, ServedUntil(standing.active, seam_ms))
     return tuple(one for number, one in enumerate(whole) if not number or one.to_ms > whole[number - 1].to_ms)
 
 
 def _change(
-    standing: Standing, kind: ChangeKind, version: int, active: int, who: str = "", *, despite: str = "", offsets: Offsets | None = None
+    standing: Rollout, kind: ChangeKind, version: int, active: int, who: str = "", *, despite: str = "", offsets: Offsets | None = None
 ) -> Change:
     return Change(
         id=uuid.uuid4().hex[:12],

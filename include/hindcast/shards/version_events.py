@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Standing
-from hindcast.control.tables import ControlTables
+from hindcast.shards.active_version import Rollout
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.schema import ControlTable
 
 
-def tell(tables: ControlTables, standing: Standing) -> Standing:
+def record_changes(tables: ControlTables, standing: Rollout) -> Rollout:
     """Write the event of the last change, unless it is there; return the standing."""
     change = standing.change
     if change is None or _told(tables, standing.pipeline, change.kind.value, change.id):

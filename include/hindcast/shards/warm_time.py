@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hindcast.clock import Clock
-from hindcast.control.leases import Lease
-from hindcast.control.standing import Standing, standings
+from hindcast.leases.lease import Lease
+from hindcast.shards.active_version import Rollout, rollouts
 
 #: A worker that has seen a version warm for so long writes it down: what its own end may lose, at the price of a commit.
 NOTED_SECONDS = 600.0
@@ -27,7 +27,7 @@ class WarmTime:
         self._clock = clock
         self._since: dict[str, tuple[tuple[str, float], float]] = {}
 
-    def seen(self, leases: Iterable[Lease]) -> list[tuple[Standing, float]]:
+    def seen(self, leases: Iterable[Lease]) -> list[tuple[Rollout, float]]:
         """The pipelines whose warm version has been seen for long enough to note it, or to end it, and for how many seconds it was.
 
         The first look at a row sees no time at all.
@@ -35,7 +35,7 @@ class WarmTime:
         now = self._clock.monotonic()
         since: dict[str, tuple[tuple[str, float], float]] = {}
         found = []
-        for name, standing in standings(leases).items():
+        for name, standing in rollouts(leases).items():
             sign = standing.warm_sign
             if sign is None:
                 continue

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from hindcast.control.ledger import LedgerRow
+from hindcast.tables.ledger import LedgerRow
 
 _OBSERVED = "source"
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from hindcast.errors import PrerequisiteError
 from hindcast.pipeline import Pipeline, Table, Topic, Window, pipeline
 from hindcast.settings import Settings
-from hindcast.stream import files, session, source
+from hindcast.spark import kafka_source, parquet_writer, session
 
 _log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ def make(settings: Settings, say: Callable[[str], None] = print) -> None:
     with tempfile.TemporaryDirectory(prefix="hindcast-practice-") as folder:
         draft = Path(folder) / "classes.jsa"
         own = settings.model_copy(update={"home": Path(folder), "jars_dir": settings.spark_jars_dir})
-        command = [sys.executable, "-m", "hindcast.stream.class_archive", str(draft)]
+        command = [sys.executable, "-m", "hindcast.spark.jvm_class_archive", str(draft)]
         try:
             ended = subprocess.run(
                 command, env={**os.environ, **own.environment()}, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
@@ -95,7 +95,7 @@ def rehearse(spark: SparkSession, folder: Path) -> None:
     rows.repartition(4).write.parquet(str(folder / "rows"))
     for one in (practice, replace(practice, name="first", window=None, re_execute=True, transform=_first_of_each)):
         _stream(spark, one, rows, folder / one.name)
-    batch = source.result([source.parse(spark.read.parquet(str(folder / "rows")), practice)], practice, {})
+    batch = kafka_source.result([kafka_source.parse(spark.read.parquet(str(folder / "rows")), practice)], practice, {})
     _write(batch, folder / "batch")
     write_deltalake(folder / "table", pa.table({"n": [1, 2, 3]}))
     table = spark.read.format("delta").option("versionAsOf", "0").load(str(folder / "table"))
@@ -104,16 +104,16 @@ def rehearse(spark: SparkSession, folder: Path) -> None:
 
 def _write(frame: DataFrame, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_files(frame, folder.as_uri(), {}, "b")
+    parquet_writer.write_files(frame, folder.as_uri(), {}, "b")
 
 
 def _stream(spark: SparkSession, one: Pipeline, rows: DataFrame, folder: Path) -> None:
     raw = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(str(folder.parent / "rows"))
     session.keep_state_for(spark, one)
     query = (
-        source.result([source.parse(raw, one)], one, {})
+        kafka_source.result([kafka_source.parse(raw, one)], one, {})
         .writeStream.foreachBatch(lambda frame, _: _write(frame, folder / "out"))
-        .outputMode(source.output_mode(one))
+        .outputMode(kafka_source.output_mode(one))
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()

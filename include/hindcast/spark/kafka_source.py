@@ -17,12 +17,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
 
-from hindcast.control.archives import archive_url
 from hindcast.ddl import columns_text, quoted
 from hindcast.pipeline import TOPIC_STRIDE, Format, Lookup, Mode, Pipeline, Topic
 from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
-from hindcast.stream.lookups import read_lookup
+from hindcast.spark.lookups import read_lookup
+from hindcast.tables.archive_schema import archive_url
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
 #: Those that a transformation is given beside the topic's own: the place and the broker's time of a record.
@@ -164,11 +164,11 @@ def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> Dat
         F.col("timestamp").alias("_timestamp"),
         F.col("key").alias("_key"),
         F.col("value").alias("_value"),
-        _PARSERS[topic.format](F.col("value"), topic).alias("_record"),
+        PARSERS[topic.format](F.col("value"), topic).alias("_record"),
     )
     columns = [F.col("_record")[name].alias(name) for name in topic.columns]
     event_at = F.col("_record")[pipeline.event_time_of(topic)]
-    return located.select(*SOURCE_COLUMNS, *columns, event_at.alias("_event_at"), _reason(pipeline, topic).alias("_reason"))
+    return located.select(*SOURCE_COLUMNS, *columns, event_at.alias("_event_at"), refusal_reason(pipeline, topic).alias("_reason"))
 
 
 def _json(value: Column, topic: Topic) -> Column:
@@ -200,14 +200,14 @@ def _avro(value: Column, topic: Topic) -> Column:
     return from_avro(value, topic.avro_schema, {"mode": "PERMISSIVE"})
 
 
-_PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {Format.JSON: _json, Format.TEXT: _text, Format.AVRO: _avro}
+PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {Format.JSON: _json, Format.TEXT: _text, Format.AVRO: _avro}
 
 
 def _struct(topic: Topic) -> str:
     return ", ".join(f"{quoted(name)}: {kind}" for name, kind in topic.columns.items())
 
 
-def _reason(pipeline: Pipeline, topic: Topic) -> Column:
+def refusal_reason(pipeline: Pipeline, topic: Topic) -> Column:
     record, event_time = F.col("_record"), pipeline.event_time_of(topic)
     limit_seconds = pipeline.future_limit.total_seconds()
     latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(int(limit_seconds * 1_000_000)))

@@ -17,7 +17,7 @@ from deltalake.transaction import AddAction
 from pyarrow.fs import FileSystem, PyFileSystem
 from pyspark.sql import DataFrame
 
-from hindcast.control.statistics import statistics
+from hindcast.delta.column_statistics import statistics
 
 _SCHEMA = "path string, size long, rows long, stats string, partition string"
 #: A task begins a new file after so many rows, or so many bytes in memory, so that neither a file nor a task grows without bound.
@@ -50,7 +50,7 @@ def write_files(
 
     :param prefix: the beginning of each file's name, for people who look into the folder
     :param by: a text column by whose values the table is partitioned; the files have it in their partition alone
-    :param bounded: see :func:`hindcast.control.statistics.statistics`
+    :param bounded: see :func:`hindcast.delta.column_statistics.statistics`
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

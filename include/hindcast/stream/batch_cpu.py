@@ -23,7 +23,7 @@ from hindcast.clock import Clock
 READING_SECONDS = 0.1
 
 
-class Account:
+class CpuShare:
     """One shard's part. Made by :meth:`CpuMeter.opened`."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class CpuMeter:
     def __init__(self, clock: Clock, read: Callable[[], float] | None = None) -> None:
         """:param read: CPU of the process since it began, in seconds; :func:`cpu_seconds` if it is not given"""
         self._clock, self._read = clock, read or cpu_seconds
-        self._accounts: list[Account] = []
+        self._accounts: list[CpuShare] = []
         self._moved_at = self._read_at = clock.monotonic()
         self._read_cpu = 0.0
         self._lock = threading.Lock()
 
-    def opened(self) -> Account:
+    def opened(self) -> CpuShare:
         """A shard's query starts."""
         with self._lock:
             if self._accounts:
@@ -52,11 +52,11 @@ class CpuMeter:
             else:
                 self._moved_at = self._read_at = self._clock.monotonic()
                 self._read_cpu = self._read()
-            account = Account()
+            account = CpuShare()
             self._accounts.append(account)
             return account
 
-    def closed(self, account: Account) -> None:
+    def closed(self, account: CpuShare) -> None:
         """Its query has stopped; what it has not taken goes to the others with the next reading."""
         with self._lock:
             if account not in self._accounts:
@@ -68,19 +68,19 @@ class CpuMeter:
                 other.cpu_seconds += account.cpu_seconds / len(self._accounts)
             account.cpu_seconds = 0.0
 
-    def began(self, account: Account) -> None:
+    def began(self, account: CpuShare) -> None:
         """A batch of it begins."""
         with self._lock:
             self._pass_time()
             account.running = True
 
-    def ended(self, account: Account) -> None:
+    def ended(self, account: CpuShare) -> None:
         """Its batch has ended, well or not."""
         with self._lock:
             self._pass_time()
             account.running = False
 
-    def taken(self, account: Account) -> float:
+    def taken(self, account: CpuShare) -> float:
         """What the shard's batches have cost since it was last asked, in seconds."""
         with self._lock:
             self._pass_time()

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from hindcast.control.ledger import LedgerRow
-from hindcast.control.schema import SCHEMAS, ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.ddl import quoted
 from hindcast.errors import FenceMovedError
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import files, session, source, takeover
-from hindcast.stream.fenced_table import Fence, FencedTable
+from hindcast.spark import kafka_source, parquet_writer, query_signature, session
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import Fence, FencedTable
+from hindcast.tables.ledger import LedgerRow
+from hindcast.tables.schema import SCHEMAS, ControlTable
 
 #: Batches that one pass takes together: each is a row of a broadcast join.
 BATCHES_PER_PASS = 64
 
 
 @dataclass(frozen=True)
-class _Account:
+class _SideTable:
     """One table that rows are filed into: which of the located rows, and whether these batches can have any."""
 
     table: FencedTable
@@ -43,10 +43,10 @@ class Audit:
         self.give_way: Callable[[], object] = lambda: None  # between the parts of a pass; may wait
         tables = ControlTables(settings)
 
-        def account(name: ControlTable, rows: Callable[..., DataFrame], may_have: Callable[[Sequence[LedgerRow]], bool]) -> _Account:
+        def account(name: ControlTable, rows: Callable[..., DataFrame], may_have: Callable[[Sequence[LedgerRow]], bool]) -> _SideTable:
             tables.open(name)
             table = FencedTable(tables.url(name), settings.storage_options, app)
-            return _Account(table, lambda located, last: _as_table(rows(located, pipeline), name, last), may_have)
+            return _SideTable(table, lambda located, last: _as_table(rows(located, pipeline), name, last), may_have)
 
         self._accounts = [
             account(ControlTable.DEAD_LETTERS, dead_letters, lambda batches: any(row.poison_rows != 0 for row in batches)),
@@ -54,8 +54,8 @@ class Audit:
         ]
         if pipeline.late is not None and pipeline.late_sink is not None:
             table = FencedTable(settings.table("sinks", pipeline.late_sink.name), settings.storage_options, app)
-            table.create(takeover.table_schema(self._handled(source.empty(spark, pipeline)[0])))
-            self._accounts.append(_Account(table, lambda located, _: self._handled(_late(located, pipeline)), self._may_be_late))
+            table.create(query_signature.table_schema(self._handled(kafka_source.empty(spark, pipeline)[0])))
+            self._accounts.append(_SideTable(table, lambda located, _: self._handled(_late(located, pipeline)), self._may_be_late))
 
     def run(self, batches: Sequence[LedgerRow]) -> int:
         """File what is not filed yet of these batches (all that the shard committed after filed ones, in order); return up to which it is.
@@ -77,7 +77,7 @@ class Audit:
                 self.give_way()
                 if account.may_have(todo):
                     name = f"{todo[-1].shard}-e{self._epoch}-b{target.batch}"
-                    written = files.write_files(account.frame(fresh, todo[-1]), table.url, table.storage_options, name)
+                    written = parquet_writer.write_files(account.frame(fresh, todo[-1]), table.url, table.storage_options, name)
                 try:
                     table.commit(target, written, after=before)
                 except FenceMovedError:
@@ -88,7 +88,7 @@ class Audit:
         """Write what a pass would file of this batch into a folder that nobody reads."""
         with session.cached(self._unaccounted([batch])) as rows:
             for number, account in enumerate(self._accounts):
-                files.write_files(account.frame(rows, batch), url, self._settings.storage_options, f"a{number}")
+                parquet_writer.write_files(account.frame(rows, batch), url, self._settings.storage_options, f"a{number}")
 
     def filed(self) -> int:
         """The last batch of the shard whose late and poison rows are filed; 0 before the first."""
@@ -103,8 +103,8 @@ class Audit:
 
     def _handled(self, late: DataFrame) -> DataFrame:
         assert self._pipeline.late is not None
-        source.carry_code()
-        return self._pipeline.late(late.select(*map(quoted, self._pipeline.source.columns), *source.PLACE_COLUMNS))
+        kafka_source.carry_code()
+        return self._pipeline.late(late.select(*map(quoted, self._pipeline.source.columns), *kafka_source.PLACE_COLUMNS))
 
     def _unaccounted(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches that some account has to name, as :meth:`_located` gives them."""
@@ -121,7 +121,7 @@ class Audit:
             if row.end_offsets[partition] > row.start_offsets[partition]
         ]
         lookup = self._spark.createDataFrame(ranges, "p int, s long, e long, _batch long, _late_watermark_ms long")
-        rows = source.in_common(source.read_topics(self._spark, self._settings, self._pipeline, start, end))
+        rows = kafka_source.in_common(kafka_source.read_topics(self._spark, self._settings, self._pipeline, start, end))
         within = (F.col("_partition") == F.col("p")) & (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))
         return rows.join(F.broadcast(lookup), within).drop("p", "s", "e")
 

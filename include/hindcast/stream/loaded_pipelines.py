@@ -8,12 +8,12 @@ from pathlib import Path
 
 from hindcast import catalog
 from hindcast.catalog import Catalog
-from hindcast.control.desired import rows_of, wanted_versions
-from hindcast.control.leases import Lease
+from hindcast.leases.lease import Lease
 from hindcast.pipeline import Pipeline
+from hindcast.shards.desired_state import rows_of, wanted_versions
 
 
-class Deployed:
+class LoadedPipelines:
     """The versions in a folder, each as it was when it was first loaded: a query goes on with the code that it was started with.
 
     ``look`` is called by one thread; the others may ask at any time.

@@ -27,26 +27,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from hindcast.clock import Clock
-from hindcast.control.history import History
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets, by_partition
-from hindcast.control.shards import app_id, shard_version
 from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, StoreUnavailableError
+from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.leases.lease import Lease
 from hindcast.pipeline import Mode, Pipeline, Topic
+from hindcast.processes.crash_points import reach
+from hindcast.recovery import rebuild_state, takeover
+from hindcast.recovery.checkpoint import SparkCheckpoint
+from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
 from hindcast.settings import Settings
-from hindcast.steps import reach
-from hindcast.stream import files, measure, rewind, session, source, takeover
-from hindcast.stream.cpu import Account, CpuMeter
-from hindcast.stream.fenced_table import BatchCommit, Data, Fence, FencedTable, Upsert
-from hindcast.stream.rerun import Rerun
-from hindcast.stream.wal import SparkCheckpoint
-from hindcast.topics.offsets import TopicOffsets, across
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.shard_names import app_id, shard_version
+from hindcast.spark import batch_metrics, kafka_source, parquet_writer, query_signature, session
+from hindcast.stream.batch_cpu import CpuMeter, CpuShare
+from hindcast.tables.fenced_sink import BatchCommit, Data, Fence, FencedTable, Upsert
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, by_partition
+from hindcast.tables.ledger_history import History
 
 _log = structlog.get_logger(__name__)
 
 
-class ShardConsumer:
+class ShardRunner:
     """Consumes one shard from take-over to hand-over. ``start`` blocks until the query runs; the query runs in Spark's threads."""
 
     def __init__(
@@ -55,7 +56,7 @@ class ShardConsumer:
         settings: Settings,
         pipeline: Pipeline,
         lease: Lease,
-        keeper: Keeper,
+        keeper: LeaseCoordinator,
         ledger: Ledger,
         clock: Clock,
         meter: CpuMeter,
@@ -63,15 +64,15 @@ class ShardConsumer:
         self.pipeline, self.lease = pipeline, lease
         self._spark, self._settings, self._keeper, self._ledger, self._clock = spark, settings, keeper, ledger, clock
         self._meter = meter
-        self._account: Account | None = None  # its part of the process's CPU, once its query runs
+        self._account: CpuShare | None = None  # its part of the process's CPU, once its query runs
         self.app = app_id(pipeline.name, lease.status_value)
         self.sink = FencedTable(settings.table("sinks", pipeline.sink.name), settings.storage_options, self.app)
         self._wal: SparkCheckpoint | None = None
         self._query: StreamingQuery | None = None
-        self._position: takeover.Position | None = None
+        self._position: takeover.ShardPosition | None = None
         self._start: Offsets = {}
         self._prepared: tuple[tuple[Offsets, Offsets], DataFrame] | None = None  # for a start and floors, the query's frame
-        self._rerun: Rerun | None = None  # while it runs there is no query
+        self._rerun: RebuildFromBatches | None = None  # while it runs there is no query
         self._refusal: Exception | None = None
         self._draining = threading.Event()
         self._rows: list[LedgerRow] = []  # committed, not yet in the ledger; the last may still lack what Spark measured
@@ -85,11 +86,11 @@ class ShardConsumer:
     # -- life --------------------------------------------------------------------------------------------------------------
 
     def seal(self) -> str:
-        """Take the shard over, steps 2 and 3 of :mod:`hindcast.stream.takeover`; return the query's fingerprint.
+        """Take the shard over, steps 2 and 3 of :mod:`hindcast.recovery.takeover`; return the query's fingerprint.
 
         :raises HindcastError: where the sink is not this shard's any more
         """
-        shape = takeover.shape_of(self._spark, self.pipeline)
+        shape = query_signature.signature_of(self._spark, self.pipeline)
         self.sink.create(shape.schema)
         batches = self._ledger.newest(self.pipeline.name, shard_version(self.lease.status_value))
         self._position, missing = takeover.seal(self.sink, self.pipeline, self.lease, self._keeper.owner, batches)
@@ -109,7 +110,7 @@ class ShardConsumer:
         self._prepared = place, self._frame(*place)
 
     def start(self, rebuild: str = "", *, allowed: Callable[[], object] = lambda: None) -> str:
-        """Take the shard over and start its query (the steps are in :mod:`hindcast.stream.takeover`).
+        """Take the shard over and start its query (the steps are in :mod:`hindcast.recovery.takeover`).
 
         :param rebuild: why its state is to be made anew; empty where its checkpoint is to be gone on with
         :param allowed: called once the sink is sealed; waits for what is done beside, and raises where nothing must be read
@@ -147,7 +148,7 @@ class ShardConsumer:
         self._query = (
             frame.writeStream.queryName(f"{self.pipeline.name}.{self.lease.status_value}")
             .foreachBatch(self._commit_batch)
-            .outputMode(source.output_mode(self.pipeline))
+            .outputMode(kafka_source.output_mode(self.pipeline))
             .option("checkpointLocation", self._wal.url)
             .trigger(processingTime=f"{self._settings.trigger_seconds} seconds")
             .start()
@@ -167,26 +168,28 @@ class ShardConsumer:
         return ""
 
     def _rewind(self) -> Offsets:
-        """Make a checkpoint from which the state comes anew (the steps are in :mod:`hindcast.stream.rewind`, or in
-        :mod:`hindcast.stream.rerun`); return where it reads from.
+        """Make a checkpoint from which the state comes anew (the steps are in :mod:`hindcast.recovery.rebuild_state`, or in
+        :mod:`hindcast.recovery.rebuild_from_batches`); return where it reads from.
 
         :raises OffsetsLostError: where the topic no longer holds what that needs; nothing was changed
         """
         assert self._position is not None
         position, shard = self._position, self.lease.status_value
         floors, ends = position.floors(), position.end_offsets
-        start = rewind.start_of(self.pipeline, History.of(self._ledger.batches(self.pipeline.name, self.pipeline.version)), ends, floors)
+        start = rebuild_state.start_of(
+            self.pipeline, History.of(self._ledger.batches(self.pipeline.name, self.pipeline.version)), ends, floors
+        )
         with TopicOffsets(self._settings) as offsets:
-            rewind.check_retained(self.pipeline, shard, start, ends, across(self.pipeline, offsets.earliest))
+            rebuild_state.check_retained(self.pipeline, shard, start, ends, across(self.pipeline, offsets.earliest))
         folder = f"{shard}.r{position.fence.batch}.e{self.lease.epoch}"
         self._wal = self._checkpoint(folder)
         if self.pipeline.re_execute:
-            life = rewind.Incarnation(folder, 1, {})
+            life = rebuild_state.CheckpointRef(folder, 1, {})
             self._wal.remove()
             if history := self._ledger.batches(self.pipeline.name, self.pipeline.version, shard):
-                self._rerun = Rerun(self._spark, self._settings, self.pipeline, self._wal, history)
+                self._rerun = RebuildFromBatches(self._spark, self._settings, self.pipeline, self._wal, history)
         else:
-            life = rewind.Incarnation(folder, position.fence.batch, floors)
+            life = rebuild_state.CheckpointRef(folder, position.fence.batch, floors)
             self._wal.begin(self._spark, ends)
         self._position = replace(position, incarnation=life)
         return start
@@ -197,11 +200,11 @@ class ShardConsumer:
 
     def _frame(self, start: Offsets, floors: Offsets) -> DataFrame:
         parsed = [self._observed(index, topic, start) for index, topic in enumerate(self.pipeline.topics)]
-        return source.result(parsed, self.pipeline, floors)
+        return kafka_source.result(parsed, self.pipeline, floors)
 
     def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
-        raw = source.stream(self._spark, self._settings, self.pipeline, topic, start, self.most_records)
-        return measure.observed(source.parse(raw, self.pipeline, topic), index)
+        raw = kafka_source.stream(self._spark, self._settings, self.pipeline, topic, start, self.most_records)
+        return batch_metrics.observed(kafka_source.parse(raw, self.pipeline, topic), index)
 
     def drain(self) -> None:
         """Let the batch in hand end and begin no other."""
@@ -257,7 +260,7 @@ class ShardConsumer:
     def lag_records(self) -> int | None:
         """How many records the topic's end was ahead when the last batch was planned; None before it."""
         progress = self._query.lastProgress if self._query is not None else None
-        return measure.lag_records(progress) if progress is not None else None
+        return batch_metrics.lag_records(progress) if progress is not None else None
 
     # -- a batch -------------------------------------------------------------------------------------------------------------
 
@@ -287,7 +290,7 @@ class ShardConsumer:
         fence = Fence(epoch, spark_batch + position.incarnation.base)
         plan = self._wal.planned(spark_batch)
         if fence.batch <= position.fence.batch:
-            files.run(frame)  # the sink holds this batch, or it is the one that rewinds: only Spark's state needs it
+            parquet_writer.run(frame)  # the sink holds this batch, or it is the one that rewinds: only Spark's state needs it
             return
         start = self._wal.planned(spark_batch - 1).end_offsets if spark_batch else by_partition(self.lease.checkpoint["start_offsets"])
         position.check_follows(self.pipeline, self.lease, fence.batch, start)
@@ -316,7 +319,7 @@ class ShardConsumer:
         if version < 0:
             version = next(self.sink.commits()).sink_version
         reach("sink.5")  # 5. for the ledger and the lease, with the next renewal
-        self._position = takeover.Position(fence, plan.end_offsets, watermark_ms, position.incarnation)
+        self._position = takeover.ShardPosition(fence, plan.end_offsets, watermark_ms, position.incarnation)
         self._note(commit, version, started_at, time.monotonic() - started)
         reach("sink.6")  # 6. Spark's commit log, once this returns
 
@@ -324,7 +327,7 @@ class ShardConsumer:
         """The batch's rows as the sink takes them, and how many there are."""
         if self.pipeline.sink.mode is Mode.APPEND:
             name = f"{self.lease.status_value}-e{fence.epoch}-b{fence.batch}"
-            written = files.write_files(frame, self.sink.url, self.sink.storage_options, name)
+            written = parquet_writer.write_files(frame, self.sink.url, self.sink.storage_options, name)
             return written, sum(file.rows for file in written)
         rows = frame.toArrow()
         if not rows.num_rows:
@@ -367,7 +370,7 @@ class ShardConsumer:
             if progress is None or not self._rows or self._position is None or self._rows[-1].input_rows is not None:
                 return
             if progress["batchId"] + self._position.incarnation.base == self._rows[-1].batch:
-                self._rows[-1] = measure.completed(self._rows[-1], progress, len(self.pipeline.topics))
+                self._rows[-1] = batch_metrics.completed(self._rows[-1], progress, len(self.pipeline.topics))
 
     def flush(self) -> None:
         """Write the queued ledger rows. The newest waits for Spark's measurements while its query runs.

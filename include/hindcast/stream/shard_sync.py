@@ -1,6 +1,6 @@
 """The shards that one worker consumes: start, watch and stop their queries, and tell the keeper when a lease may go.
 
-All methods but :meth:`Consumers.audit` are called from the worker's main thread. The start of a query takes about a second, and a worker
+All methods but :meth:`ShardSync.audit` are called from the worker's main thread. The start of a query takes about a second, and a worker
 may gain hundreds of shards: they wait in a queue, and the main thread starts one, acts on the renewals since, and starts the next.
 """
 
@@ -19,13 +19,6 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock
-from hindcast.control import shards
-from hindcast.control.desired import DRAINED, REBUILD, REFUSED
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.ledger import Ledger, Offsets, by_partition
-from hindcast.control.tables import ControlTables
 from hindcast.errors import (
     BrokerUnavailableError,
     CommitConflictError,
@@ -37,15 +30,22 @@ from hindcast.errors import (
     StoreUnavailableError,
     innermost,
 )
+from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import source
-from hindcast.stream.audit import Audit
-from hindcast.stream.consumer import ShardConsumer
-from hindcast.stream.cpu import CpuMeter
-from hindcast.stream.deployed import Deployed
-from hindcast.stream.precedence import Precedence
-from hindcast.topics.offsets import TopicOffsets, across
+from hindcast.shards import resharding, shard_names
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.desired_state import DRAINED, REBUILD, REFUSED
+from hindcast.spark import kafka_source
+from hindcast.stream.batch_cpu import CpuMeter
+from hindcast.stream.late_and_dead_rows import Audit
+from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.stream.shard_runner import ShardRunner
+from hindcast.stream.takeover_priority import TakeoverPriority
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.ledger import Ledger, Offsets, by_partition
 
 _log = structlog.get_logger(__name__)
 
@@ -65,7 +65,7 @@ DAMAGED = "damaged"
 
 @dataclass
 class _Running:
-    consumer: ShardConsumer
+    consumer: ShardRunner
     audit: Audit
     filed: int | None = None  # the last batch whose late and poison rows are filed, where it is known
     rebuilt: str = ""  # the newest request to rebuild when it was started
@@ -134,15 +134,15 @@ class Backoff:
         return now >= self.until.get(key, 0.0)
 
 
-class Consumers:
+class ShardSync:
     """One query for each shard held."""
 
     def __init__(
         self,
         spark: SparkSession,
         settings: Settings,
-        deployed: Deployed,
-        keeper: Keeper,
+        deployed: LoadedPipelines,
+        keeper: LeaseCoordinator,
         events: EventLog,
         clock: Clock,
         backoff: Backoff,
@@ -161,7 +161,7 @@ class Consumers:
         self._settling: list[_Running] = []  # given up or lost, with late and poison rows still to be filed
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
         self._auditing = threading.Lock()
-        self._precedence = Precedence(clock)
+        self._precedence = TakeoverPriority(clock)
         self._meter = CpuMeter(clock)
         self.superseded: frozenset[LeaseKey] = frozenset()  # shards of an older generation: to be ended
         self.leaving = False  # the worker stops: the next owner ends what is superseded
@@ -170,10 +170,10 @@ class Consumers:
     def versions(self) -> set[tuple[str, int]]:
         """The pipelines and versions of which shards are held."""
         held = [*list(self._running), *list(self._waiting)]
-        return {(key.stream_id, shards.shard_version(key.status_value)) for key in held}
+        return {(key.stream_id, shard_names.shard_version(key.status_value)) for key in held}
 
     def _pipeline(self, key: LeaseKey) -> Pipeline:
-        return self._deployed.of(key.stream_id, shards.shard_version(key.status_value))
+        return self._deployed.of(key.stream_id, shard_names.shard_version(key.status_value))
 
     @property
     def any(self) -> bool:
@@ -215,8 +215,8 @@ class Consumers:
         """
         self._precedence.begin(lease.key)
         pipeline = self._pipeline(lease.key)
-        consumer = ShardConsumer(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, self._meter)
-        consumer.most_records = source.MAX_RECORDS_PER_SHADOW_BATCH if shadow else 0
+        consumer = ShardRunner(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, self._meter)
+        consumer.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH if shadow else 0
         consumer.give_way = self._precedence.give_way
         # A pool for each query: Spark's fair scheduler then shares the cores between the shards of this worker.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", consumer.app)
@@ -475,7 +475,7 @@ def _is_refusal(error: BaseException) -> bool:
 def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> None:
     """:raises OffsetsLostError: where the topic no longer holds, or does not reach, the offset at which the shard must go on"""
     earliest, latest = across(pipeline, topics.earliest), across(pipeline, topics.latest)
-    for partition, offset in by_partition(shards.ends(lease)).items():
+    for partition, offset in by_partition(resharding.ends(lease)).items():
         topic, number = pipeline.topics[partition // TOPIC_STRIDE].name, partition % TOPIC_STRIDE
         lost = {"topic": topic, "partition": number, "pipeline": pipeline.name, "shard": lease.status_value, "start": offset}
         if partition not in latest:

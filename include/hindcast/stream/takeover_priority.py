@@ -10,13 +10,13 @@ import threading
 from collections.abc import Iterable
 
 from hindcast.clock import Clock
-from hindcast.control.leases import LeaseKey
+from hindcast.leases.lease import LeaseKey
 
 #: The longest that anything gives way, counted from the last shard taken: one without new records commits nothing.
 SECONDS = 3.0
 
 
-class Precedence:
+class TakeoverPriority:
     """Which shards stand still. Safe for threads."""
 
     def __init__(self, clock: Clock) -> None:

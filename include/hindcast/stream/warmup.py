@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
-from hindcast.control.ledger import LedgerRow, Offsets
+from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import files, scratch, session, source, takeover
-from hindcast.stream.audit import Audit
-from hindcast.topics.offsets import TopicOffsets, across
+from hindcast.spark import kafka_source, parquet_writer, query_signature, scratch, session
+from hindcast.stream.late_and_dead_rows import Audit
+from hindcast.tables.ledger import LedgerRow, Offsets
 
 _log = structlog.get_logger(__name__)
 
@@ -28,10 +28,10 @@ BATCHES = 8
 TIMEOUT_SECONDS = 40.0
 
 
-def rehearse(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None:
+def warm_up(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None:
     """Run the pipeline's query and its audit for nothing but their effect on this process. Never raises: it is only practice."""
     try:
-        takeover.shape_of(spark, pipeline)
+        query_signature.signature_of(spark, pipeline)
         with TopicOffsets(settings) as offsets:
             earliest, latest = across(pipeline, offsets.earliest), across(pipeline, offsets.latest)
         start = {partition: max(earliest[partition], end - RECORDS) for partition, end in latest.items()}
@@ -44,16 +44,18 @@ def rehearse(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> Non
 
 def _run(spark: SparkSession, settings: Settings, pipeline: Pipeline, start: dict[int, int], folder: scratch.Folder) -> None:
     def write(frame: DataFrame, number: int) -> None:
-        files.write_files(frame, folder.url, settings.storage_options, f"b{number}")
+        parquet_writer.write_files(frame, folder.url, settings.storage_options, f"b{number}")
 
     most = max(1, RECORDS * len(start) // BATCHES)
-    parsed = [source.parse(source.stream(spark, settings, pipeline, topic, start, most), pipeline, topic) for topic in pipeline.topics]
-    frame = source.result(parsed, pipeline, {})
+    parsed = [
+        kafka_source.parse(kafka_source.stream(spark, settings, pipeline, topic, start, most), pipeline, topic) for topic in pipeline.topics
+    ]
+    frame = kafka_source.result(parsed, pipeline, {})
     session.keep_state_for(spark, pipeline)
     query = (
         frame.writeStream.queryName(f"rehearsal of {pipeline.name}")
         .foreachBatch(write)
-        .outputMode(source.output_mode(pipeline))
+        .outputMode(kafka_source.output_mode(pipeline))
         .option("checkpointLocation", folder.at("checkpoint"))
         .trigger(availableNow=True)
         .start()

@@ -22,29 +22,30 @@ import structlog
 from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.control import shards
-from hindcast.control.desired import DesiredState, desired_of, rebuild_request, rows_of, wanted_versions
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.history import History
-from hindcast.control.keeper import STARTING, Keeper, Step
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, LeaseKey, StatusType
-from hindcast.control.ledger import Ledger
-from hindcast.control.standing import caught_up, is_shadow
-from hindcast.control.store import Snapshot
-from hindcast.control.tables import ControlTables
-from hindcast.control.telling import tell
-from hindcast.control.versions import Versions
-from hindcast.control.warm_time import WarmTime
 from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError, LeaseSecondsDifferError, StoreUnavailableError
-from hindcast.leave import leave
+from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.leases.store import Snapshot
 from hindcast.pipeline import Pipeline, parse_start
+from hindcast.processes.end_with_parent import exit_now
+from hindcast.recovery import rebuild_state
 from hindcast.settings import Settings
-from hindcast.stream import rewind, session
-from hindcast.stream.consumers import Backoff, Consumers, Pace
-from hindcast.stream.deployed import Deployed
-from hindcast.stream.rehearsal import rehearse
-from hindcast.topics.offsets import TopicOffsets, across
+from hindcast.shards import resharding
+from hindcast.shards.active_version import caught_up, is_shadow
+from hindcast.shards.coordinator import STARTING, LeaseCoordinator, Step
+from hindcast.shards.desired_state import DesiredState, desired_of, rebuild_request, rows_of, wanted_versions
+from hindcast.shards.version_changes import Versions
+from hindcast.shards.version_events import record_changes
+from hindcast.shards.warm_time import WarmTime
+from hindcast.spark import session
+from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.stream.shard_sync import Backoff, Pace, ShardSync
+from hindcast.stream.warmup import warm_up
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.ledger import Ledger
+from hindcast.tables.ledger_history import History
 
 _log = structlog.get_logger(__name__)
 
@@ -72,7 +73,7 @@ class Worker:
         self._warm_time = WarmTime(self._clock)
         self._ledger = Ledger(self._tables)
         self._events = EventLog(self._tables, self.id, self._clock)
-        self._deployed = Deployed(settings.pipelines_dir)
+        self._deployed = LoadedPipelines(settings.pipelines_dir)
         self._backoff, self._pace = Backoff(), Pace(settings.lease_seconds)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -82,7 +83,7 @@ class Worker:
         self._failure: Exception | None = None  # what ended another thread than the main one, and which:
         self._failed_thread = ""
         identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat(), STARTING: True}
-        self._keeper = Keeper(
+        self._keeper = LeaseCoordinator(
             self._store,
             self._clock,
             owner=self.id,
@@ -144,8 +145,8 @@ class Worker:
         )
         return 0 if clean else 1
 
-    def _consumers(self, spark: SparkSession) -> Consumers:
-        return Consumers(
+    def _consumers(self, spark: SparkSession) -> ShardSync:
+        return ShardSync(
             spark,
             self._settings,
             self._deployed,
@@ -174,7 +175,7 @@ class Worker:
                     try:
                         self._say_that_it_failed(name, error)
                     finally:
-                        leave(1)
+                        exit_now(1)
 
         threading.Thread(target=guarded, name=name, daemon=True).start()
 
@@ -198,12 +199,12 @@ class Worker:
         for name, version in [(row.stream_id, version) for row in rows for version in wanted_versions(row)]:
             self._come_round()
             if self._deployed.has(name, version) and not self._stop.is_set():
-                rehearse(spark, self._settings, self._deployed.of(name, version))
+                warm_up(spark, self._settings, self._deployed.of(name, version))
         self._come_round()
 
     # -- main --------------------------------------------------------------------------------------------------------------
 
-    def _serve(self, consumers: Consumers) -> bool:
+    def _serve(self, consumers: ShardSync) -> bool:
         """Until it is to stop: act on each renewal, look after the queries, start one that waits. False where the slot was lost.
 
         A worker may gain hundreds of shards: what a renewal has changed is acted on between any two starts.
@@ -230,7 +231,7 @@ class Worker:
                 self._woken.wait(TICK_SECONDS)
                 self._woken.clear()
 
-    def _act_on_steps(self, consumers: Consumers) -> None:
+    def _act_on_steps(self, consumers: ShardSync) -> None:
         """Who holds what is acted on step by step; what is wanted, and what is to be made, by the newest of them alone."""
         newest: Step | None = None
         while not self._steps.empty():
@@ -239,8 +240,8 @@ class Worker:
         if newest is not None:
             self._look_after(newest, consumers)
 
-    def _hand_over(self, step: Step, consumers: Consumers) -> None:
-        consumers.superseded = frozenset(shards.superseded(step.leases.values()))
+    def _hand_over(self, step: Step, consumers: ShardSync) -> None:
+        consumers.superseded = frozenset(resharding.superseded(step.leases.values()))
         for key in step.lost:
             consumers.lose(key)
         for key in step.close:
@@ -249,7 +250,7 @@ class Worker:
             if lease.status_type is StatusType.SHARD and not consumers.leaving:
                 consumers.take(lease, request=rebuild_request(step.leases, lease.key), shadow=is_shadow(step.leases, lease))
 
-    def _look_after(self, step: Step, consumers: Consumers) -> None:
+    def _look_after(self, step: Step, consumers: ShardSync) -> None:
         for name, version in self._deployed.look(step.leases.values()):
             self._say_once(
                 EventKind.PIPELINE_REFUSED,
@@ -263,7 +264,7 @@ class Worker:
         except BrokerUnavailableError as error:  # each further question would wait as long for its answer
             _log.warning("The broker does not answer; the next renewal asks again.", worker=self.id, reason=str(error))
 
-    def _make_shards(self, step: Step, consumers: Consumers) -> None:
+    def _make_shards(self, step: Step, consumers: ShardSync) -> None:
         """What is wanted of the shards and needs the topics' offsets.
 
         :raises BrokerUnavailableError: the rest was not asked for
@@ -274,10 +275,10 @@ class Worker:
         drained = {desired.pipeline for desired in desired_of(step.leases.values()).values() if desired.state is DesiredState.DRAINED}
         for lease in mine:
             consumers.drain_to_end(lease.key, wanted=lease.stream_id in drained)
-        for name, version, count in shards.pipelines_without_shards(Snapshot(step.leases)):
+        for name, version, count in resharding.pipelines_without_shards(Snapshot(step.leases)):
             self._come_round()
             self._create_shards(name, version, count)
-        for name, version, count in shards.to_reshard(step.leases.values()):
+        for name, version, count in resharding.to_reshard(step.leases.values()):
             self._come_round()
             self._reshard(name, version, count)
 
@@ -288,9 +289,9 @@ class Worker:
         changes += [(seen, partial(self._versions.keep_warm, seen, seconds)) for seen, seconds in warm]
         for seen, change in changes:
             try:
-                tell(self._tables, seen)  # whoever made the change before may have been killed first
+                record_changes(self._tables, seen)  # whoever made the change before may have been killed first
                 if (standing := change()) is not None:
-                    tell(self._tables, standing)
+                    record_changes(self._tables, standing)
             except HindcastError as error:
                 _log.warning("What has become of a version could not be noted; the next renewal tries again.", reason=str(error))
 
@@ -300,7 +301,7 @@ class Worker:
         try:
             with TopicOffsets(self._settings) as offsets:
                 start = _start_of(self._deployed.of(name, version), offsets)
-            created = shards.create(self._store, name, version, count, start)
+            created = resharding.create(self._store, name, version, count, start)
         except HindcastError as error:
             self._say_once(
                 EventKind.SHARD_REFUSED, f"The shards of {name} could not be created: {error}", "It is tried again at each renewal.", name
@@ -321,9 +322,9 @@ class Worker:
         try:
             with TopicOffsets(self._settings) as offsets:
                 earliest = across(pipeline, offsets.earliest)
-            leases = shards.of_version(self._store.leases(), name, version)
-            rewind.check_reshard(pipeline, History.of(self._ledger.batches(name, version)), leases, earliest)
-            created = shards.reshard(self._store, name, version, count, earliest)
+            leases = resharding.of_version(self._store.leases(), name, version)
+            rebuild_state.check_reshard(pipeline, History.of(self._ledger.batches(name, version)), leases, earliest)
+            created = resharding.reshard(self._store, name, version, count, earliest)
         except HindcastError as error:
             cure = "It is tried again at each renewal: nothing has changed."
             self._say_once(EventKind.RESHARD_REFUSED, f"{name} could not be resharded: {error}", cure, name)
@@ -331,17 +332,17 @@ class Worker:
                 raise
             return
         if created:
-            dealt = "; ".join(f"{lease.status_value} has {lease.detail[shards.PARTITIONS]}" for lease in created)
+            dealt = "; ".join(f"{lease.status_value} has {lease.detail[resharding.PARTITIONS]}" for lease in created)
             self._events.record(EventKind.SHARDS_CREATED, f"{name} is resharded for {len(earliest)} partitions: {dealt}.", pipeline=name)
 
-    def _look_for_partitions(self, consumers: Consumers) -> None:
+    def _look_for_partitions(self, consumers: ShardSync) -> None:
         """Reshard a pipeline of which shards are held here, and whose topic has partitions that no shard has."""
         leases = self._store.leases()
         wanted = {(row.stream_id, version): count for row in rows_of(leases) for version, count in wanted_versions(row).items()}
         with TopicOffsets(self._settings) as offsets:
             for name, version in consumers.versions() & wanted.keys():
-                current = shards.newest_of_version(leases, name, version)
-                had = {partition for lease in current for partition in lease.detail[shards.PARTITIONS]}
+                current = resharding.newest_of_version(leases, name, version)
+                had = {partition for lease in current for partition in lease.detail[resharding.PARTITIONS]}
                 if current and across(self._deployed.of(name, version), offsets.earliest).keys() - had:
                     self._reshard(name, version, wanted[name, version])
 
@@ -352,7 +353,9 @@ class Worker:
 
     def _wanted(self, lease: Lease, snapshot: Snapshot) -> bool:
         held_here = lease.lease_owner == self.id
-        return shards.wanted(lease, snapshot, self._deployed.has) and (held_here or self._backoff.over(lease.key, self._clock.monotonic()))
+        return resharding.wanted(lease, snapshot, self._deployed.has) and (
+            held_here or self._backoff.over(lease.key, self._clock.monotonic())
+        )
 
     # -- the other threads ---------------------------------------------------------------------------------------------------
 
@@ -372,7 +375,7 @@ class Worker:
             except HindcastError as error:
                 _log.warning("The leases could not be renewed; trying again.", worker=self.id, reason=str(error))
 
-    def _audit(self, consumers: Consumers) -> None:
+    def _audit(self, consumers: ShardSync) -> None:
         while not self._ended.is_set():
             consumers.audit_due.wait(self._settings.audit_seconds)
             while self._keeper.suspects() and not self._ended.is_set():

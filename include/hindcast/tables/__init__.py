@@ -1,1 +1,1 @@
-"""The control plane: who owns what, how far it is, and what happened. Pure Python and deltalake; no JVM, no scheduler."""
+"""The tables: columns, rows and upkeep of what the platform writes about itself, and the fenced sink. No Spark."""

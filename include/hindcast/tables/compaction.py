@@ -27,9 +27,9 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import PyFileSystem
 
-from hindcast.control.schema import APPENDED_RETENTION_HOURS, ControlTable
-from hindcast.control.statistics import statistics
+from hindcast.delta.column_statistics import statistics
 from hindcast.errors import StoreUnavailableError
+from hindcast.tables.schema import APPENDED_RETENTION_HOURS, ControlTable
 
 _log = structlog.get_logger(__name__)
 
@@ -125,7 +125,7 @@ def _decided_anew(open_table: OpenTable, work: Callable[[DeltaTable], _T]) -> _T
     return work(open_table())
 
 
-class Upkeep:
+class Compactor:
     """Tidies one table now and then, behind the back of those who write it."""
 
     def __init__(self, name: ControlTable, open_table: OpenTable, storage_options: dict[str, str]) -> None:

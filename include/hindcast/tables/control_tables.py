@@ -21,10 +21,10 @@ from pyarrow.parquet import filters_to_expression
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
-from hindcast.control.upkeep import Upkeep
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
+from hindcast.tables.compaction import Compactor
+from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
 
 #: One condition of a read: (column, one of = != < <= > >= in, value); conditions are joined by AND. Values are never put into SQL.
 Condition = tuple[str, str, Any]
@@ -52,7 +52,7 @@ class ControlTables:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._appended: dict[ControlTable, DeltaTable] = {}
-        self.upkeep = {name: Upkeep(name, partial(self.open, name), settings.storage_options) for name in tuple(ControlTable)}
+        self.upkeep = {name: Compactor(name, partial(self.open, name), settings.storage_options) for name in tuple(ControlTable)}
 
     def url(self, name: ControlTable) -> str:
         return self._settings.table("control", name)

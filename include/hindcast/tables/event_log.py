@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import StoreUnavailableError
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 _log = structlog.get_logger(__name__)
 

@@ -17,12 +17,12 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from hindcast.control.commits import METADATA_KEY, commits_down, create_table, until_it_lands
-from hindcast.control.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
-from hindcast.control.tables import refuse_empty_commits, utc_from_ms
+from hindcast.delta.commit import METADATA_KEY, commits_down, create_table, until_it_lands
+from hindcast.delta.files import DataFile
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
-from hindcast.steps import reach
-from hindcast.stream.files import DataFile
+from hindcast.processes.crash_points import reach
+from hindcast.tables.control_tables import refuse_empty_commits, utc_from_ms
+from hindcast.tables.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 _NOT_IN_LEDGER = frozenset({"kind", "committed_ms", "checkpoint", "base"})
@@ -47,7 +47,7 @@ class Fence(NamedTuple):
 class BatchCommit:
     """What a commit says of itself in the table's log. Watermarks are epoch milliseconds of event time; ends are exclusive.
 
-    ``checkpoint``, ``base`` and ``floors`` are the :class:`~hindcast.stream.rewind.Incarnation` that wrote it.
+    ``checkpoint``, ``base`` and ``floors`` are the :class:`~hindcast.recovery.rebuild_state.CheckpointRef` that wrote it.
     """
 
     kind: str
@@ -132,7 +132,7 @@ class FencedTable:
     def commit(self, fence: Fence, data: Data, metadata: str = "", *, after: Fence | None = None) -> int:
         """Write the data and the fence in one commit; return its version, or -1 where this very fence is recorded already.
 
-        The steps are those of the sink's protocol (see :mod:`hindcast.stream.consumer`).
+        The steps are those of the sink's protocol (see :mod:`hindcast.stream.shard_runner`).
 
         :param after: the place that must be recorded when the commit lands; another one raises
         :raises LeaseLostError: where a later epoch is recorded; nothing was written

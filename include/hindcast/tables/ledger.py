@@ -11,8 +11,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import Condition, ControlTables
+from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.schema import ControlTable
 
 #: Offsets of one topic: partition -> offset. An end is exclusive: the offset of the next record to read.
 Offsets = dict[int, int]
@@ -35,7 +35,7 @@ def by_partition(recorded: Mapping[str, int]) -> Offsets:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow:
-    """One committed batch. See :data:`hindcast.control.schema.SCHEMAS` for the meaning and unit of each column."""
+    """One committed batch. See :data:`hindcast.tables.schema.SCHEMAS` for the meaning and unit of each column."""
 
     pipeline: str
     version: int

@@ -1,6 +1,6 @@
 """What the ledger says about a stream's past: which offsets each batch read, and which windows were final after it.
 
-Pure Python over :class:`~hindcast.control.ledger.LedgerRow`.
+Pure Python over :class:`~hindcast.tables.ledger.LedgerRow`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hindcast.control.ledger import LedgerRow, Offsets
+from hindcast.tables.ledger import LedgerRow, Offsets
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast import catalog
-from hindcast.control.archives import BOUNDED, archive_url, archived_topics
-from hindcast.control.runs import BENCHMARKS, RunState
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import Condition, ControlTables
-from hindcast.control.upkeep import compact
 from hindcast.settings import Settings
+from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
+from hindcast.tables.compaction import compact
+from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.run_states import BENCHMARKS, RunState
+from hindcast.tables.schema import ControlTable
 
 _log = structlog.get_logger(__name__)
 

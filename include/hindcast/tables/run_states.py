@@ -10,10 +10,10 @@ from enum import StrEnum
 
 import structlog
 
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, StoreUnavailableError, TryLaterError
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.schema import ControlTable
 
 _log = structlog.get_logger(__name__)
 

@@ -31,7 +31,7 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
 
 
 SCHEMAS: dict[ControlTable, pa.Schema] = {
-    # All that is leased, one row each; key = the first three columns. See hindcast.control.leases.
+    # All that is leased, one row each; key = the first three columns. See hindcast.leases.lease.
     ControlTable.LEASES: _schema(
         stream_id=TEXT,
         status_type=TEXT,
@@ -181,7 +181,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         key=pa.binary(),
         value=pa.binary(),
     ),
-    # One row for each step of a run that sends mended letters back; see hindcast.topics.letters. letters and ends (of the marks) are JSON.
+    # One row for each step of a run that sends mended letters back; see hindcast.kafka.redrive. letters and ends (of the marks) are JSON.
     ControlTable.MENDED_LETTERS: _schema(
         run_id=TEXT, pipeline=TEXT, state=TEXT, letters=TEXT, ends=TEXT, noted_at=INSTANT, schema_version=COUNT
     ),

@@ -2,7 +2,7 @@
 
 1. The run was judged, and nothing of its verdict is unexplained: the batch and the stream agree on all but what came late;
 2. its answer takes the place of the stream's result, or of an older correction, for its windows, in one commit
-   (:meth:`hindcast.serving.corrections.Corrections.replace`). All of them are final: a plan judges no open window;
+   (:meth:`hindcast.serving.corrected_windows.Corrections.replace`). All of them are final: a plan judges no open window;
 3. an event says so. Whoever is killed between 2 and 3 does both again: 2 then changes nothing, and 3 finds that the event is missing.
 """
 
@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from hindcast.control.events import EventKind, EventLog
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables, arrow_dataset, utc_from_ms
 from hindcast.errors import CorrectionRefusedError
 from hindcast.pipeline import Pipeline
+from hindcast.processes.crash_points import reach
 from hindcast.replay.batch import ANSWER, Answer, answers_url
 from hindcast.replay.planner import recorded_offsets
-from hindcast.replay.runs import Runs
-from hindcast.serving.corrections import Corrected, CorrectedRange, Corrections, stamped
+from hindcast.replay.run_table import Runs
+from hindcast.serving.corrected_windows import Corrected, CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
-from hindcast.steps import reach
+from hindcast.tables.control_tables import ControlTables, arrow_dataset, utc_from_ms
+from hindcast.tables.event_log import EventKind, EventLog
+from hindcast.tables.schema import ControlTable
 
 
 def correct(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:

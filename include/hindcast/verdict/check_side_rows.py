@@ -9,10 +9,10 @@ import pandas as pd
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables, arrow_dataset
-from hindcast.replay.batch import set_aside_url
+from hindcast.replay.batch import side_rows_url
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.schema import ControlTable
 from hindcast.verdict.compare import Cause, Difference, Kind
 
 #: What the replay calls it, the table in which the audit files it, and the kind of a difference between them.
@@ -28,7 +28,7 @@ def check_accounts(
     Both sides are sets of (partition, offset), 16 bytes a row in memory.
     """
     tables, count, named = ControlTables(settings), 0, list[Difference]()
-    own = arrow_dataset(DeltaTable(set_aside_url(settings, pipeline, run_id), storage_options=settings.storage_options or None))
+    own = arrow_dataset(DeltaTable(side_rows_url(settings, pipeline, run_id), storage_options=settings.storage_options or None))
     for kind, table, difference in ACCOUNTS:
         mine = own.to_table(columns=PLACE, filter=(pc.field("kind") == kind) & pc.field("inside")).to_pandas()
         of_pipeline = (pc.field("pipeline") == pipeline) & (pc.field("version") == version)

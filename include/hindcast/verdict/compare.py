@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, NumericType
 
-from hindcast.stream.session import cached
+from hindcast.spark.session import cached
 
 #: A greater relative difference between two doubles is never rounding. Adding n numbers in another order moves the sum by less than
 #: n * 1.1e-16 of the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2): enough for 9,000 rows.

@@ -16,25 +16,25 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.lease_table import read_leases
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import standings
-from hindcast.control.tables import ControlTables, arrow_dataset, utc_from_ms
 from hindcast.errors import BadInputError
+from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Mode, Pipeline
-from hindcast.replay.batch import ANSWER, Answer, answers_url, set_aside_url
-from hindcast.replay.online import keep_online
+from hindcast.replay.batch import ANSWER, Answer, answers_url, side_rows_url
+from hindcast.replay.online_answer import keep_online
 from hindcast.replay.planner import recorded_offsets
-from hindcast.replay.runs import Runs
-from hindcast.serving.corrections import NOTHING
+from hindcast.replay.recorded_batches import recorded_batches
+from hindcast.replay.run_table import Runs
+from hindcast.serving.corrected_windows import NOTHING
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
-from hindcast.stream.reexecution import recorded_batches
+from hindcast.shards.active_version import rollouts
+from hindcast.tables.control_tables import ControlTables, arrow_dataset, utc_from_ms
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets
+from hindcast.tables.schema import ControlTable
+from hindcast.verdict.check_side_rows import check_accounts
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
 from hindcast.verdict.expectations import check_types, columns_of, validate
-from hindcast.verdict.explain import check_accounts
 
 _log = structlog.get_logger(__name__)
 
@@ -91,7 +91,7 @@ def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pip
     """
     check_types(pipeline)
     tables = ControlTables(settings)
-    standing = standings(read_leases(settings)).get(pipeline.name)
+    standing = rollouts(read_leases(settings)).get(pipeline.name)
     case = _Case.of(Runs(tables).succeeded(run_id))
     if case.row["pipeline"] != pipeline.name:
         raise BadInputError(
@@ -158,7 +158,7 @@ def _compare(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: 
         stream = stream.where(F.col("window.end").between(*_bounds(case)))
         windows = (
             spark.read.format("delta")
-            .load(set_aside_url(settings, pipeline.name, case.run_id))
+            .load(side_rows_url(settings, pipeline.name, case.run_id))
             .select(F.explode("windows").alias("end_ms"))
         )
         late = windows.groupBy("end_ms").agg(F.count("*").alias("late_rows"))

@@ -8,15 +8,15 @@ from typing import Protocol
 
 from deltalake.exceptions import TableNotFoundError
 
-from hindcast.control import shards
-from hindcast.control.leases import Lease
-from hindcast.control.ledger import Offsets, by_partition
+from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
-from hindcast.stream.fenced_table import BatchCommit, FencedTable
+from hindcast.shards import resharding, shard_names
+from hindcast.tables.fenced_sink import BatchCommit, FencedTable
+from hindcast.tables.ledger import Offsets, by_partition
 
 
 @dataclass(frozen=True)
-class Position:
+class VersionPosition:
     """Up to which offsets a version has committed, and by partition which windows are final: those that end at or before it (epoch
     milliseconds). A partition of which nothing was read yet closes no window and is left out of ``final_ms``.
     """
@@ -29,16 +29,16 @@ class Position:
         """All windows that end at or before it are final; 0 for none."""
         return min(self.final_ms.values(), default=0)
 
-    def behind(self, other: Position) -> int:
+    def behind(self, other: VersionPosition) -> int:
         """How many records the other has read that this one has not."""
         return sum(max(0, end - self.offsets.get(partition, 0)) for partition, end in other.offsets.items())
 
-    def covers(self, other: Position) -> bool:
+    def covers(self, other: VersionPosition) -> bool:
         """Whether it has read all that the other has, and closed every window that the other has closed."""
         return self.behind(other) == 0 and self.horizon_ms >= other.horizon_ms
 
 
-def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: str, version: int) -> Position:
+def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: str, version: int) -> VersionPosition:
     """Where a version stands.
 
     :param sink: the name of its table
@@ -46,7 +46,7 @@ def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: s
     """
 
     def last(lease: Lease) -> BatchCommit | None:
-        table = FencedTable(settings.table("sinks", sink), settings.storage_options, shards.app_id(pipeline, lease.status_value))
+        table = FencedTable(settings.table("sinks", sink), settings.storage_options, shard_names.app_id(pipeline, lease.status_value))
         try:
             return next(table.commits(), None)
         except TableNotFoundError:
@@ -66,17 +66,17 @@ class Commit(Protocol):
     def floors(self) -> Offsets: ...
 
 
-def position_by(leases: Iterable[Lease], pipeline: str, version: int, last_commit: Callable[[Lease], Commit | None]) -> Position:
+def position_by(leases: Iterable[Lease], pipeline: str, version: int, last_commit: Callable[[Lease], Commit | None]) -> VersionPosition:
     """Where a version stands, by the last commit of each shard. What a shard was dealt that waits for its parents stands where those do."""
     offsets: Offsets = {}
     final_ms: Offsets = {}
-    for lease in shards.reading(leases, pipeline, version):
+    for lease in resharding.reading(leases, pipeline, version):
         last = last_commit(lease)
-        ends = last.end_offsets if last else by_partition(shards.ends(lease))
+        ends = last.end_offsets if last else by_partition(resharding.ends(lease))
         begun = by_partition(lease.checkpoint["start_offsets"])
         offsets |= ends
         for partition, end in ends.items():
             if lease.parent_shard_ids or end > begun[partition]:
                 own = max(last.watermark_ms, last.floors.get(partition, 0)) if last else 0
-                final_ms[partition] = max(own, shards.final_ms(lease, str(partition)))
-    return Position(offsets, final_ms)
+                final_ms[partition] = max(own, resharding.final_ms(lease, str(partition)))
+    return VersionPosition(offsets, final_ms)

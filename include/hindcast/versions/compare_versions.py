@@ -20,20 +20,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast import catalog
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.history import History
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.ledger import Ledger, Offsets, offsets_to_json
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Standing
-from hindcast.control.tables import ControlTables, utc_from_ms
-from hindcast.control.telling import tell
-from hindcast.control.versions import Refusal, Versions
 from hindcast.errors import TryLaterError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.pipeline import Mode, Pipeline
-from hindcast.replay.facts import filed_batches
+from hindcast.replay.inputs import audited_batches
 from hindcast.settings import Settings
-from hindcast.stream.session import cached
+from hindcast.shards.active_version import Rollout
+from hindcast.shards.version_changes import Refusal, Versions
+from hindcast.shards.version_events import record_changes
+from hindcast.spark.session import cached
+from hindcast.tables.control_tables import ControlTables, utc_from_ms
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.ledger import Ledger, Offsets, offsets_to_json
+from hindcast.tables.ledger_history import History
+from hindcast.tables.schema import ControlTable
 from hindcast.verdict.compare import Comparison, Kind, Sides, compare
 
 SAMPLES = 20
@@ -58,7 +58,7 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     :raises TryLaterError: where there is nothing yet that both have read
     """
     found = catalog.load(settings.pipelines_dir)
-    standing = tell(ControlTables(settings), Versions(LeaseTable(settings)).of(name))
+    standing = record_changes(ControlTables(settings), Versions(LeaseTable(settings)).of(name))
     if standing.beside is None:
         cure = f"`hindcast reprocess {name}` starts a new version."
         raise Refusal(name, standing.active, "compared")("no version is beside it", cure)
@@ -110,12 +110,12 @@ def _comparisons(tables: ControlTables, name: str) -> list[dict[str, Any]]:
     return [json.loads(event["detail"])["comparison"] for event in events]
 
 
-def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, standing: Standing) -> _Barrier:
+def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, standing: Rollout) -> _Barrier:
     assert standing.beside is not None
     histories = []
     for one in (new, old):
         rows = Ledger(tables).batches(one.name, one.version)
-        filed = filed_batches(tables, rows)
+        filed = audited_batches(tables, rows)
         histories.append(History.of(row for row in rows if row.batch <= filed[row.shard]))
     read = [history.committed for history in histories]
     offsets = {partition: min(read[0].get(partition, 0), read[1].get(partition, 0)) for partition in read[0].keys() | read[1].keys()}

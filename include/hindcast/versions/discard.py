@@ -22,15 +22,15 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.control import shards
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.observer import Observer
-from hindcast.control.tables import ControlTables
-from hindcast.control.telling import tell
-from hindcast.control.versions import Versions
 from hindcast.errors import TryLaterError
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.expired_owners import Observer
+from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
-from hindcast.steps import reach
+from hindcast.shards import resharding
+from hindcast.shards.version_changes import Versions
+from hindcast.shards.version_events import record_changes
+from hindcast.tables.control_tables import ControlTables
 
 POLL_SECONDS = 0.1
 #: A batch in hand may take some seconds to end, beside the lease of a worker that died.
@@ -48,7 +48,7 @@ def discard(
     """
     store = LeaseTable(settings)
     versions = Versions(store)
-    tell(ControlTables(settings), versions.of(name))
+    record_changes(ControlTables(settings), versions.of(name))
     reach("discard.1")
     standing = versions.leave(name, version)
     assert standing.beside is not None
@@ -62,7 +62,7 @@ def discard(
     reach("discard.4")
     gone = versions.remove(name, version, who=who) or versions.of(name)
     reach("discard.5")
-    tell(ControlTables(settings), gone)
+    record_changes(ControlTables(settings), gone)
     return {"pipeline": name, "version": version, "active": gone.active, "deleted": deleted}
 
 
@@ -72,7 +72,7 @@ def _wait_until_free(store: LeaseTable, settings: Settings, name: str, version: 
     while True:
         leases = store.leases()
         observer.observe(leases)
-        held = [lease for lease in shards.of_version(leases, name, version) if observer.alive(lease)]
+        held = [lease for lease in resharding.of_version(leases, name, version) if observer.alive(lease)]
         if not held:
             return
         if clock.monotonic() >= deadline:

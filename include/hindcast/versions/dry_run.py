@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hindcast import catalog
-from hindcast.control.desired import desired_key
-from hindcast.control.lease_table import read_leases
-from hindcast.control.leases import Lease
-from hindcast.control.standing import ChangeKind, tables_at
-from hindcast.control.store import Snapshot
-from hindcast.control.versions import Refusal, Versions, check_shadow
+from hindcast.leases.delta_store import read_leases
+from hindcast.leases.lease import Lease
+from hindcast.leases.store import Snapshot
 from hindcast.settings import Settings
-from hindcast.versions.position import position
-from hindcast.versions.promotion import check_proved
+from hindcast.shards.active_version import ChangeKind, tables_at
+from hindcast.shards.desired_state import desired_key
+from hindcast.shards.version_changes import Refusal, Versions, check_shadow
+from hindcast.versions.catch_up import position
+from hindcast.versions.promote import check_proved
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Rehearsal:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DryRun:
     """``sentence`` says what would happen; ``done``: it has happened already, by the last change."""
 
     sentence: str
@@ -41,13 +41,13 @@ class Plan:
     done: bool = False
 
 
-def plan_promotion(settings: Settings, name: str, version: int, *, despite: str = "") -> Plan:
+def plan_promotion(settings: Settings, name: str, version: int, *, despite: str = "") -> DryRun:
     """:raises VersionRefusedError: if it would be refused; whether it reads fast enough is seen when it is done"""
     snapshot, versions = _rehearse(settings, name, version, "promoted")
     standing = versions.of(name)
     row = {"pipeline": name, "version": version, "before": standing.active}
     if standing.active == version and standing.change is not None and standing.change.kind is ChangeKind.PROMOTED:
-        return Plan(f"{name}: version {version} is active already", {**row, "promoted": False}, done=True)
+        return DryRun(f"{name}: version {version} is active already", {**row, "promoted": False}, done=True)
     beside = check_shadow(standing, version, "promoted")
     tables = tables_at(catalog.load(settings.pipelines_dir), standing)
     if not despite:
@@ -64,29 +64,29 @@ def plan_promotion(settings: Settings, name: str, version: int, *, despite: str 
     )
     warm = f"version {standing.active} is kept warm for {settings.warm_seconds:g} s"
     sentence = f"{name}: version {version} becomes the active one, readers switch at once, {warm}"
-    return Plan(sentence, {**row, "promoted": True, "behind_records": new.behind(old), "warm_until": until.isoformat()})
+    return DryRun(sentence, {**row, "promoted": True, "behind_records": new.behind(old), "warm_until": until.isoformat()})
 
 
-def plan_back_out(settings: Settings, name: str) -> Plan:
+def plan_back_out(settings: Settings, name: str) -> DryRun:
     """:raises VersionRefusedError: if it would be refused"""
     _, versions = _rehearse(settings, name, 0, "backed out")
     standing = versions.of(name)
     if standing.change is not None and standing.change.kind is ChangeKind.BACKED_OUT and standing.beside is not None:
         row = {"pipeline": name, "version": standing.active, "before": standing.beside.version, "backed_out": False}
-        return Plan(f"{name}: version {standing.active} is active again already", row, done=True)
+        return DryRun(f"{name}: version {standing.active} is active again already", row, done=True)
     back = versions.back_out(name)
     sentence = f"{name}: readers return to version {back.active} at once, version {standing.active} goes on beside it"
-    return Plan(sentence, {"pipeline": name, "version": back.active, "before": standing.active, "backed_out": True})
+    return DryRun(sentence, {"pipeline": name, "version": back.active, "before": standing.active, "backed_out": True})
 
 
-def plan_discard(settings: Settings, name: str, version: int) -> Plan:
+def plan_discard(settings: Settings, name: str, version: int) -> DryRun:
     """:raises VersionRefusedError: if it would be refused"""
     _, versions = _rehearse(settings, name, version, "discarded")
     standing = versions.leave(name, version)
     assert standing.beside is not None
     tables = list(standing.beside.tables)
     sentence = f"{name}: the shards, checkpoints and tables of version {version} are deleted ({', '.join(tables)})"
-    return Plan(sentence, {"pipeline": name, "version": version, "active": standing.active, "deletes": tables})
+    return DryRun(sentence, {"pipeline": name, "version": version, "active": standing.active, "deletes": tables})
 
 
 def _rehearse(settings: Settings, name: str, version: int, action: str) -> tuple[Snapshot, Versions]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hindcast import catalog
-from hindcast.control import shards
-from hindcast.control.lease_table import read_leases
-from hindcast.control.leases import Lease
-from hindcast.control.standing import Standing, standings, tables_of
+from hindcast.leases.delta_store import read_leases
+from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
+from hindcast.shards import resharding
+from hindcast.shards.active_version import Rollout, rollouts, tables_of
 
 ACTIVE, DISCARDING, OLDER, DECLARED = "active", "discarding", "older", "declared"
 COLUMNS = ["pipeline", "version", "state", "lag_records", "watermark_ms", "table", "warm_until", "seam_ms", "readers_to_ms"]
@@ -24,7 +24,7 @@ def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
     """
     found = catalog.load(settings.pipelines_dir)
     leases = read_leases(settings)
-    known = standings(leases)
+    known = rollouts(leases)
     declared = {(one.name, one.version): tables_of(one)[0] for one in found.every()}
     if name:
         found.versions(name)
@@ -34,11 +34,11 @@ def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
     return [_row(leases, known.get(one), one, version, declared.get((one, version), "")) for one, version in every if name in ("", one)]
 
 
-def _row(leases: list[Lease], standing: Standing | None, name: str, version: int, table: str) -> dict[str, Any]:
-    own = shards.newest_of_version(leases, name, version)
+def _row(leases: list[Lease], standing: Rollout | None, name: str, version: int, table: str) -> dict[str, Any]:
+    own = resharding.newest_of_version(leases, name, version)
     beside = standing.beside if standing and standing.beside and standing.beside.version == version else None
     lags = [int(lease.detail.get("lag_records") or 0) for lease in own]
-    offsets = {partition: end for lease in own for partition, end in shards.ends(lease).items()}
+    offsets = {partition: end for lease in own for partition, end in resharding.ends(lease).items()}
     readers_to = [one.to_ms for one in standing.earlier if one.version == version] if standing else []
     return {
         "pipeline": name,
@@ -54,7 +54,7 @@ def _row(leases: list[Lease], standing: Standing | None, name: str, version: int
     }
 
 
-def _state(standing: Standing | None, version: int) -> str:
+def _state(standing: Rollout | None, version: int) -> str:
     if standing is None:
         return DECLARED
     if version == standing.active:

@@ -20,17 +20,17 @@ from collections.abc import Callable
 from typing import Any
 
 from hindcast import catalog
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import BesideState, ChangeKind, Standing, tables_at
-from hindcast.control.tables import ControlTables, utc_from_ms
-from hindcast.control.telling import tell
-from hindcast.control.versions import Refusal, Versions, check_no_reshard, check_shadow
 from hindcast.errors import VersionRefusedError
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
-from hindcast.steps import reach
-from hindcast.versions.compare import newest_comparison
-from hindcast.versions.position import Position, position
+from hindcast.shards.active_version import ChangeKind, InactiveState, Rollout, tables_at
+from hindcast.shards.version_changes import Refusal, Versions, check_no_reshard, check_shadow
+from hindcast.shards.version_events import record_changes
+from hindcast.tables.control_tables import ControlTables, utc_from_ms
+from hindcast.tables.schema import ControlTable
+from hindcast.versions.catch_up import VersionPosition, position
+from hindcast.versions.compare_versions import newest_comparison
 
 #: How long a version that has caught up may take to read what the active one had read: some batches of each.
 WAIT_SECONDS = 15.0
@@ -57,7 +57,7 @@ def promote(
     began = time.monotonic()
     store = LeaseTable(settings)
     versions = Versions(store)
-    standing = tell(ControlTables(settings), versions.of(name))
+    standing = record_changes(ControlTables(settings), versions.of(name))
     if standing.active == version and standing.change is not None and standing.change.kind is ChangeKind.PROMOTED:
         return {"pipeline": name, "version": version, "promoted": False, "seconds": round(time.monotonic() - began, 3)}
     beside = check_shadow(standing, version, "promoted")
@@ -95,7 +95,7 @@ def promote(
     )
     swapped = time.monotonic()
     reach("promote.5")
-    tell(ControlTables(settings), promoted)
+    record_changes(ControlTables(settings), promoted)
     assert promoted.beside is not None and promoted.beside.until is not None
     return {
         "pipeline": name,
@@ -118,12 +118,12 @@ def back_out(settings: Settings, name: str, *, who: str = "") -> dict[str, Any]:
     """
     began = time.monotonic()
     versions = Versions(LeaseTable(settings))
-    standing = tell(ControlTables(settings), versions.of(name))
+    standing = record_changes(ControlTables(settings), versions.of(name))
     done = standing.change is not None and standing.change.kind is ChangeKind.BACKED_OUT
     if not done:
         standing = versions.back_out(name, who=who)
         reach("back_out.2")
-        tell(ControlTables(settings), standing)
+        record_changes(ControlTables(settings), standing)
     assert standing.beside is not None
     return {
         "pipeline": name,
@@ -134,12 +134,12 @@ def back_out(settings: Settings, name: str, *, who: str = "") -> dict[str, Any]:
     }
 
 
-def check_proved(settings: Settings, standing: Standing, version: int) -> None:
+def check_proved(settings: Settings, standing: Rollout, version: int) -> None:
     """:raises VersionRefusedError: where the version's newest verdict or comparison since it caught up is missing or failed"""
     refused, name = Refusal(standing.pipeline, version, "promoted"), standing.pipeline
     despite = 'or give --despite "reason"'
     change = standing.change
-    if change is None or standing.beside is None or standing.beside.state is not BesideState.LIVE:
+    if change is None or standing.beside is None or standing.beside.state is not InactiveState.LIVE:
         raise refused("it has not caught up with its topic", f"`hindcast versions --pipeline {name}` shows its lag; wait, {despite}.")
     tables = ControlTables(settings)
     verdict = newest_verdict(tables, name, version, change.number)
@@ -157,7 +157,7 @@ def check_proved(settings: Settings, standing: Standing, version: int) -> None:
         raise refused(f"the comparison with version {standing.active} failed: {'; '.join(compared['failed'])}", cure)
 
 
-def _is_resharded(store: LeaseTable, standing: Standing) -> bool:
+def _is_resharded(store: LeaseTable, standing: Rollout) -> bool:
     try:
         check_no_reshard(standing, store.leases())
     except VersionRefusedError:
@@ -174,7 +174,7 @@ def newest_verdict(tables: ControlTables, name: str, version: int, change: int) 
     return max(rows, key=lambda row: (row["number"], not row["passed"]), default=None)
 
 
-def _check_caught_up(standing: Standing, version: int, now: Position, barrier: Position) -> None:
+def _check_caught_up(standing: Rollout, version: int, now: VersionPosition, barrier: VersionPosition) -> None:
     refused, name = Refusal(standing.pipeline, version, "promoted"), standing.pipeline
     cure = f'Wait until `hindcast versions --pipeline {name}` shows no lag, or give --despite "reason".'
     if not now.covers(barrier):
@@ -189,5 +189,5 @@ def _check_caught_up(standing: Standing, version: int, now: Position, barrier: P
         raise refused(f"readers will get the windows that end by {until} from version {standing.active}, where some are open", cure)
 
 
-def _position(settings: Settings, store: LeaseTable, name: str, version: int, tables: tuple[str, ...]) -> Position:
+def _position(settings: Settings, store: LeaseTable, name: str, version: int, tables: tuple[str, ...]) -> VersionPosition:
     return position(settings, tables[0].removeprefix("sinks/"), store.leases(), name, version)

@@ -11,17 +11,17 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
 from hindcast import catalog
-from hindcast.control.history import History, may_hold
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.ledger import Ledger, LedgerRow, Offsets
-from hindcast.control.standing import Beside, BesideState, tables_of
-from hindcast.control.tables import ControlTables
-from hindcast.control.telling import tell
-from hindcast.control.versions import Refusal, Versions, check_room
 from hindcast.errors import BadRangeError, TryLaterError
+from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
-from hindcast.topics.offsets import TopicOffsets, across
+from hindcast.shards.active_version import InactiveState, InactiveVersion, tables_of
+from hindcast.shards.version_changes import Refusal, Versions, check_room
+from hindcast.shards.version_events import record_changes
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets
+from hindcast.tables.ledger_history import History, may_hold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 START_FORM = 'Give --from earliest, a time with an offset from UTC, or offsets of each partition: {"0": 100, "1": 200}.'
 
 
-def begin(
+def start_version(
     session: Callable[[], SparkSession], settings: Settings, name: str, version: int, start: str, *, new_table: bool = False, who: str = ""
 ) -> dict[str, Any]:
     """Begin the version as a shadow; its workers take it up within seconds.
@@ -42,7 +42,7 @@ def begin(
     """
     found = catalog.load(settings.pipelines_dir)
     versions = Versions(LeaseTable(settings))
-    standing = tell(ControlTables(settings), versions.of(name))
+    standing = record_changes(ControlTables(settings), versions.of(name))
     pipeline, active = found.of(name, version), found.of(name, standing.active)
     check_room(standing, version)
     _check_unused(settings, pipeline)
@@ -52,8 +52,10 @@ def begin(
     seam_ms = seam_of(pipeline, active, history, offsets)
     before, after = columns_of(session, settings, active, stored=True), columns_of(session, settings, pipeline)
     new = _check_columns(pipeline, active, before, after, new_table=new_table, seam=seam_ms is not None)
-    beside = Beside(version=version, state=BesideState.CATCHING_UP, shards=pipeline.shards, tables=tables_of(pipeline), seam_ms=seam_ms)
-    begun = tell(ControlTables(settings), versions.begin(name, beside, offsets, columns_from=active.version, who=who))
+    beside = InactiveVersion(
+        version=version, state=InactiveState.CATCHING_UP, shards=pipeline.shards, tables=tables_of(pipeline), seam_ms=seam_ms
+    )
+    begun = record_changes(ControlTables(settings), versions.begin(name, beside, offsets, columns_from=active.version, who=who))
     return {
         "pipeline": name,
         "version": version,
@@ -152,9 +154,9 @@ def columns_of(session: Callable[[], SparkSession], settings: Settings, pipeline
         except TableNotFoundError:
             schema = None
     if schema is None:
-        from hindcast.stream.takeover import shape_of
+        from hindcast.spark.query_signature import signature_of
 
-        schema = Schema.from_arrow(shape_of(session(), pipeline).schema)
+        schema = Schema.from_arrow(signature_of(session(), pipeline).schema)
     return {field.name: field.type.to_json().strip('"') for field in schema.fields}
 
 

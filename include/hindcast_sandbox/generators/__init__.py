@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from hindcast.local.generators import clicks, parcels, payments, rentals, sentences, trades, web_log, words
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators import clicks, parcels, payments, rentals, sentences, trades, web_log, words
+from hindcast_sandbox.generators.record import Record
 
 #: (seed, rows a second on all topics together, event time of the first row) -> endless records, ordered by
 #: ``due_seconds``.

@@ -19,8 +19,8 @@ from datetime import datetime, timedelta
 from heapq import heappop, heappush
 from itertools import count
 
-from hindcast.local.generators.flaws import json_record
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators.flaws import json_record
+from hindcast_sandbox.generators.record import Record
 
 SEARCHES_TOPIC = "searches"
 PROFILES_TOPIC = "profiles"

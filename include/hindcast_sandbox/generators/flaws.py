@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators.record import Record
 
 LATE_SHARE = 0.02
 LATE_SECONDS = 60.0  # a late row is late by up to this
@@ -117,7 +117,7 @@ def _far_future(fields: Fields) -> bytes:
 NO_VALUE = "no value"
 WRONG_TYPE = "wrong type"
 #: What is wrong -> the value of a row that is wrong in this way. Each must be poison by the rules of
-#: hindcast.stream.source; an integration test checks that.
+#: hindcast.spark.kafka_source; an integration test checks that.
 POISON: dict[str, Callable[[Fields], bytes | None]] = {
     "cut off": _cut_off,
     "not json": _not_json,

@@ -16,8 +16,8 @@ from heapq import heappop, heappush
 from itertools import count
 from math import ceil
 
-from hindcast.local.generators.flaws import json_record
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators.flaws import json_record
+from hindcast_sandbox.generators.record import Record
 
 RETRY_TOPIC = "payments-retry"
 MOST_STEPS = 4

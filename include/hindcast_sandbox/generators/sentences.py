@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 
-from hindcast.local.generators.flaws import json_record
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators.flaws import json_record
+from hindcast_sandbox.generators.record import Record
 
 #: Under Kafka's own partitioner these fall on all of 4 partitions.
 SPEAKERS = ("ada", "ben", "cleo", "dora", "emil", "finn", "greta", "hugo", "ines", "jonas", "kira", "leo")

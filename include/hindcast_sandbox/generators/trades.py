@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import count
 
-from hindcast.local.generators.flaws import json_record
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators.flaws import json_record
+from hindcast_sandbox.generators.record import Record
 
 #: Under Kafka's own partitioner these fall on all of 4 partitions: 3, 2, 2 and 3 of them.
 TICKERS = ("ACME", "BOLT", "CLAY", "DELT", "ECHO", "FLUX", "GRID", "HALO", "IBEX", "JADE")

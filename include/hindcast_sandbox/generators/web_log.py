@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import count, product
 
-from hindcast.local.generators.flaws import FAR_FUTURE, LATE_SHARE, POISON_SHARE, set_back
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators.flaws import FAR_FUTURE, LATE_SHARE, POISON_SHARE, set_back
+from hindcast_sandbox.generators.record import Record
 
 _ADDRESSES = tuple(f"10.{number % 7}.{number % 11}.{number}" for number in range(1, 41))
 _MACHINES = ("ada", "dial7", "proxy-2", "www", "lib")

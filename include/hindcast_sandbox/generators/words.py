@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import count
 
-from hindcast.local.generators.flaws import json_record
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators.flaws import json_record
+from hindcast_sandbox.generators.record import Record
 
 #: The first comes most often, the n-th one n-th as often.
 SENTENCES = (

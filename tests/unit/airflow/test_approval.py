@@ -6,12 +6,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import airflow_home  # noqa: F401 - before Airflow
 import pytest
+import support.airflow_home  # noqa: F401 - before Airflow
 from airflow.providers.standard.operators import hitl
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError, TaskAwaitingInput
 
-from hindcast.airflow.approval import Answer, ApprovePromotionOperator, approval_text, escaped
+from hindcast.airflow.approval import ApprovePromotionOperator, Decision, approval_text, escaped
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -50,13 +50,13 @@ def approve() -> Callable[..., ApprovePromotionOperator]:
             verdict={**VERDICT, **(verdict or {})},
             comparison={**COMPARISON, **(comparison or {})},
             hours="2.5",
-            tasks={Answer.PROMOTE: "promote", Answer.DISCARD: "discard"},
+            tasks={Decision.PROMOTE: "promote", Decision.DISCARD: "discard"},
         )
 
     return make
 
 
-def answer(option: Answer, despite: str = "") -> dict[str, Any]:
+def answer(option: Decision, despite: str = "") -> dict[str, Any]:
     """How Airflow resumes the task."""
     return {
         "chosen_options": [option.value],
@@ -90,8 +90,8 @@ def test_it_waits_for_the_stated_time_and_holds_no_slot(approve: Callable[..., A
     assert asked[0]["body"] == approval_text(VERDICT, COMPARISON)
 
 
-@pytest.mark.parametrize(("option", "task"), [(Answer.PROMOTE, "promote"), (Answer.DISCARD, "discard")])
-def test_an_answer_leads_to_its_task(approve: Callable[..., Any], branched: list[str], option: Answer, task: str) -> None:
+@pytest.mark.parametrize(("option", "task"), [(Decision.PROMOTE, "promote"), (Decision.DISCARD, "discard")])
+def test_an_answer_leads_to_its_task(approve: Callable[..., Any], branched: list[str], option: Decision, task: str) -> None:
     """And says who gave it."""
     instance = Instance()
     approve().execute_complete({"ti": instance}, answer(option))
@@ -113,13 +113,13 @@ def test_what_is_not_proved_needs_a_reason(
     task = approve(verdict, comparison)
     for blank in ("", "  "):
         with pytest.raises(AirflowFailException, match=words) as refused:
-            task.execute_complete({}, answer(Answer.PROMOTE, blank))
+            task.execute_complete({}, answer(Decision.PROMOTE, blank))
     assert "Nothing has changed. Clear this task" in str(refused.value)
     assert branched == []
     instance = Instance()
-    task.execute_complete({"ti": instance}, answer(Answer.PROMOTE, " the old one was wrong "))
+    task.execute_complete({"ti": instance}, answer(Decision.PROMOTE, " the old one was wrong "))
     assert instance.pushed["answer"]["despite"] == "the old one was wrong"
-    task.execute_complete({"ti": instance}, answer(Answer.DISCARD))
+    task.execute_complete({"ti": instance}, answer(Decision.DISCARD))
     assert branched == ["promote", "discard"]
 
 
@@ -135,7 +135,7 @@ def test_no_answer_in_time_changes_nothing(approve: Callable[..., Any], branched
 def test_an_answer_that_is_no_text_is_refused(approve: Callable[..., Any], branched: list[str], despite: Any) -> None:
     """The REST API takes anything; the form's rule is kept here."""
     with pytest.raises(ParamValidationError):
-        approve().execute_complete({"ti": Instance()}, {**answer(Answer.PROMOTE), "params_input": {"despite": despite}})
+        approve().execute_complete({"ti": Instance()}, {**answer(Decision.PROMOTE), "params_input": {"despite": despite}})
     assert branched == []
 
 

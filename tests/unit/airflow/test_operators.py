@@ -10,14 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import airflow_home  # noqa: F401 - before Airflow
 import pytest
+import support.airflow_home  # noqa: F401 - before Airflow
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
-from fleet_sample import FAILED_RUN, desired, difference, put, slot
 from structlog.testing import capture_logs
+from support.fleet_sample import FAILED_RUN, desired, difference, put, slot
 
-from hindcast.airflow import children, supervision
+from hindcast.airflow import spark_subprocess
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.operators import (
     ArchiveOperator,
@@ -27,16 +27,17 @@ from hindcast.airflow.operators import (
     RangeChoice,
     ValidateOperator,
 )
-from hindcast.airflow.supervision import ReconcileOperator, WatchFleetOperator, starting_workers
+from hindcast.airflow.supervision import operators
+from hindcast.airflow.supervision.operators import ReconcileOperator, WatchFleetOperator, starting_workers
 from hindcast.clock import SystemClock
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import ChildFailedError, TryLaterError
-from hindcast.local.processes import Service
-from hindcast.replay.awaited import Awaited
-from hindcast.replay.runs import newest_by_run
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.processes.background_services import Service
+from hindcast.replay.run_table import newest_by_run
+from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings, project_root
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -67,7 +68,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
 def app(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Say how the replay application is to end. Its arguments are in its result."""
     (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(children, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
 
     def ends(exit_code: int, last_words: str = "", **result: Any) -> None:
         code = f"""
@@ -272,13 +273,13 @@ def test_a_replay_that_is_killed_is_listed_as_failed(
 ) -> None:
     """By SIGKILL, as the kernel does where memory is short, before or after it wrote what it plans: no process is left to say so."""
     (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(children, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
     (tmp_path / "spark_apps" / "replay.py").write_text(
         f"""
 import os, signal, sys
 from datetime import UTC, datetime
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.tables.schema import ControlTable
+from hindcast.tables.control_tables import ControlTables
 from hindcast.settings import Settings
 run_id = sys.argv[sys.argv.index("--run-id") + 1]
 row = {{"run_id": run_id, "pipeline": "stock_stats", "version": 3, "state": "planned", "started_at": datetime.now(UTC)}}
@@ -357,7 +358,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Service]:
         launched.append(service)
         return service
 
-    monkeypatch.setattr(supervision, "launch_worker", launch)
+    monkeypatch.setattr(operators, "launch_worker", launch)
     return launched
 
 
@@ -432,7 +433,7 @@ def test_a_launched_process_without_a_slot_counts_as_starting(home: Settings) ->
     import os
     import socket
 
-    from hindcast.local import detach
+    from hindcast.processes import detach
 
     me = Service(
         name="worker-x",

@@ -8,21 +8,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import airflow_home  # noqa: F401 - before Airflow
 import pytest
+import support.airflow_home  # noqa: F401 - before Airflow
 from airflow._shared.module_loading import import_string
-from fleet_sample import desired, put
-from simulated_stream import simulate, trades
+from hindcast.shards.shard_names import app_id
 from structlog.testing import capture_logs
+from support.fleet_sample import desired, put
+from support.simulated_stream import simulate, trades
 
 from hindcast.airflow import replay_trigger
 from hindcast.airflow.replay_trigger import ConsumedTrigger
-from hindcast.control.ledger import Ledger
-from hindcast.control.schema import ControlTable
-from hindcast.control.shards import app_id
-from hindcast.control.tables import ControlTables
-from hindcast.replay.awaited import Awaited
+from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger
+from hindcast.tables.schema import ControlTable
 
 NAME = "stock_stats"
 SHARD = "v1.g0.s0"
@@ -139,7 +139,7 @@ async def test_it_ends_at_the_limit_and_says_whether_the_pipeline_is_paused(sett
 async def test_a_store_that_is_away_ends_no_wait(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks again."""
     looks: list[Exception | None] = [OSError("away"), None]
-    look = replay_trigger.look
+    look = replay_trigger.read_progress
 
     def flaky(*arguments: Any) -> Any:
         error = looks.pop(0) if looks else None
@@ -147,6 +147,6 @@ async def test_a_store_that_is_away_ends_no_wait(settings: Settings, monkeypatch
             raise error
         return look(*arguments)
 
-    monkeypatch.setattr(replay_trigger, "look", flaky)
+    monkeypatch.setattr(replay_trigger, "read_progress", flaky)
     Ledger(ControlTables(settings)).append(STREAM.ledger)
     assert (await fired(trigger(offsets={0: 1})))["wait"] == "met"

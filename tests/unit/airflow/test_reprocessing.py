@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import airflow_home  # noqa: F401 - before Airflow
 import pytest
+import support.airflow_home  # noqa: F401 - before Airflow
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
-from fleet_sample import desired, put, verdict
+from support.fleet_sample import desired, put, verdict
 
-from hindcast.airflow import children
+from hindcast.airflow import spark_subprocess
 from hindcast.airflow.reprocessing import (
     AwaitCaughtUpOperator,
     CompareVersionsOperator,
@@ -25,13 +25,13 @@ from hindcast.airflow.reprocessing import (
     StartVersionOperator,
     WatchPromotedOperator,
 )
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Beside, BesideState, Standing
-from hindcast.control.tables import ControlTables
-from hindcast.control.versions import Versions
 from hindcast.errors import ChildFailedError, TryLaterError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
+from hindcast.shards.active_version import InactiveState, InactiveVersion, Rollout
+from hindcast.shards.version_changes import Versions
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -39,16 +39,16 @@ NAME = "stock_stats"
 TASK = {"task_id": "task", "pipeline": NAME, "version": "2"}
 #: What spark_apps/versions.py does in the end when it begins, and when it promotes.
 BEGIN = """
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.standing import Beside, BesideState
-from hindcast.control.versions import Versions
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.shards.active_version import InactiveVersion, InactiveState
+from hindcast.shards.version_changes import Versions
 from hindcast.settings import Settings
-beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
+beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
 Versions(LeaseTable(Settings())).begin("stock_stats", beside, {0: 0}, columns_from=1)
 """
 SWAP = """
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.versions import Versions
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.shards.version_changes import Versions
 from hindcast.settings import Settings
 given = dict(argument[2:].split("=", 1) for argument in sys.argv if argument.startswith("--") and "=" in argument)
 Versions(LeaseTable(Settings())).promote(
@@ -100,7 +100,7 @@ sys.exit(ending)
 @pytest.fixture
 def app(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
     (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(children, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
     return App(tmp_path)
 
 
@@ -116,7 +116,7 @@ def versions(settings: Settings) -> Versions:
 
 
 def begin(settings: Settings) -> None:
-    beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
+    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
     versions(settings).begin(NAME, beside, {0: 0}, columns_from=1)
 
 
@@ -145,7 +145,7 @@ def told(settings: Settings, kind: str) -> list[dict[str, Any]]:
     return ControlTables(settings).rows(ControlTable.EVENTS, [("kind", "=", kind)])
 
 
-def standing(settings: Settings) -> Standing:
+def standing(settings: Settings) -> Rollout:
     return versions(settings).of(NAME)
 
 
@@ -372,7 +372,7 @@ def test_killed_between_the_back_out_and_its_event(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(reprocessing, "tell", die)
+        patch.setattr(reprocessing, "record_changes", die)
         with pytest.raises(KeyboardInterrupt):
             watch().seen(context, {"news": "failed", "run_id": "bad", "unexplained": 4})
     assert (standing(home).active, told(home, "version_backed_out")) == (1, [])

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-import airflow_home  # noqa: F401 - before Airflow
 import pendulum
 import pytest
+import support.airflow_home  # noqa: F401 - before Airflow
 import time_machine
 from airflow.timetables.base import TimeRestriction
 

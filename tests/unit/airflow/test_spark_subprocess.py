@@ -14,25 +14,25 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hindcast.airflow import children
-from hindcast.airflow.children import Child
+from hindcast.airflow import spark_subprocess
+from hindcast.airflow.spark_subprocess import SparkSubprocess
 from hindcast.settings import Settings
 
 
 @pytest.fixture
-def child_factory(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Child]:
+def child_factory(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SparkSubprocess]:
     """A child that runs this code as spark_apps/app.py."""
     (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(children, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
 
-    def make(code: str, *arguments: str) -> Child:
+    def make(code: str, *arguments: str) -> SparkSubprocess:
         (tmp_path / "spark_apps" / "app.py").write_text("import json, os, subprocess, sys, time\n" + code)
-        return Child(settings, "app.py", arguments)
+        return SparkSubprocess(settings, "app.py", arguments)
 
     return make
 
 
-def test_progress_is_told_and_the_last_line_is_the_result(child_factory: Callable[..., Child]) -> None:
+def test_progress_is_told_and_the_last_line_is_the_result(child_factory: Callable[..., SparkSubprocess]) -> None:
     """Each line of stderr as it comes; of stdout, only the last one counts."""
     told: list[str] = []
     ended = child_factory(
@@ -43,7 +43,7 @@ def test_progress_is_told_and_the_last_line_is_the_result(child_factory: Callabl
     assert ended.result == {"rows": 3}
 
 
-def test_arguments_reach_it_as_they_are(child_factory: Callable[..., Child]) -> None:
+def test_arguments_reach_it_as_they_are(child_factory: Callable[..., SparkSubprocess]) -> None:
     """No shell stands between: what a person typed into a form is one argument."""
     hostile = '{"0": 1}; rm -rf ~ $(id) `id` | & > x'
     assert (child_factory("print(json.dumps({'got': sys.argv[1:]}))", "--from-offsets", hostile).run(lambda _: None)).result == {
@@ -51,14 +51,14 @@ def test_arguments_reach_it_as_they_are(child_factory: Callable[..., Child]) -> 
     }
 
 
-def test_the_exit_code_and_the_last_words_are_kept(child_factory: Callable[..., Child]) -> None:
+def test_the_exit_code_and_the_last_words_are_kept(child_factory: Callable[..., SparkSubprocess]) -> None:
     """A child that fails without a result says why on stderr."""
     ended = child_factory('print("no such offset", file=sys.stderr); print("not json"); sys.exit(75)').run(lambda _: None)
     assert (ended.exit_code, ended.result, ended.reason) == (75, None, "no such offset")
 
 
 def test_it_knows_the_settings_and_nothing_of_airflow(
-    child_factory: Callable[..., Child], monkeypatch: pytest.MonkeyPatch, settings: Settings
+    child_factory: Callable[..., SparkSubprocess], monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     """Airflow's database address and keys stay with Airflow."""
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "secret")
@@ -69,7 +69,7 @@ def test_it_knows_the_settings_and_nothing_of_airflow(
     assert result["HINDCAST_HOME"] == str(settings.home)
 
 
-def test_much_output_on_both_pipes_does_not_block(child_factory: Callable[..., Child]) -> None:
+def test_much_output_on_both_pipes_does_not_block(child_factory: Callable[..., SparkSubprocess]) -> None:
     """Both pipes are read at once."""
     ended = child_factory('for i in range(20000): print("o" * 50); print("e" * 50, file=sys.stderr)\nprint(json.dumps({"ok": 1}))').run(
         lambda _: None
@@ -77,9 +77,11 @@ def test_much_output_on_both_pipes_does_not_block(child_factory: Callable[..., C
     assert ended.result == {"ok": 1}
 
 
-def test_killing_it_ends_its_children_too(child_factory: Callable[..., Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killing_it_ends_its_children_too(
+    child_factory: Callable[..., SparkSubprocess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The JVM is a child of the child; one that ignores SIGTERM is killed after the grace."""
-    monkeypatch.setattr(children, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(spark_subprocess, "GRACE_SECONDS", 0.5)
     pid_file = tmp_path / "pid"
     code = f"""
 import signal
@@ -89,7 +91,7 @@ open({str(pid_file)!r} + ".new", "w").write(str(child.pid)); os.rename({str(pid_
 time.sleep(600)
 """
     child = child_factory(code)
-    ended: list[children.Ended] = []
+    ended: list[spark_subprocess.Ended] = []
     runner = threading.Thread(target=lambda: ended.append(child.run(lambda _: None)))
     runner.start()
     deadline = time.monotonic() + 20
@@ -107,7 +109,7 @@ def test_a_child_ends_with_a_task_that_was_killed(settings: Settings, tmp_path: 
     """SIGKILL lets the task tell nobody; its child sees that its stdin ends."""
     (tmp_path / "spark_apps").mkdir()
     (tmp_path / "spark_apps" / "app.py").write_text(
-        "import os, sys, time\nfrom hindcast.leave import follow\nfollow()\n"
+        "import os, sys, time\nfrom hindcast.processes.end_with_parent import follow\nfollow()\n"
         "print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     )
     task = (

@@ -7,19 +7,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import airflow_home  # noqa: F401 - before Airflow
 import pytest
+import support.airflow_home  # noqa: F401 - before Airflow
 from airflow._shared.module_loading import import_string
-from fleet_sample import desired, put, verdict
+from support.fleet_sample import desired, put, verdict
 
 from hindcast.airflow import version_triggers
 from hindcast.airflow.version_triggers import PromotedTrigger, ShadowTrigger, look_at_promoted
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Beside, BesideState, Change
-from hindcast.control.tables import ControlTables
-from hindcast.control.versions import Versions
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
+from hindcast.shards.active_version import Change, InactiveState, InactiveVersion
+from hindcast.shards.version_changes import Versions
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 NAME = "stock_stats"
 DEADLINE_SECONDS = 20
@@ -33,7 +33,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
     monkeypatch.setattr(version_triggers, "MOST_WAIT_SECONDS", 0.1)
     made = Settings()
     put(made, desired())
-    beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
+    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
     versions(made).begin(NAME, beside, {0: 0}, columns_from=1)
     return made
 

@@ -13,23 +13,24 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from one_shard import CrashError, crash_at
+from hindcast.delta.files import DataFile
+from support.shard_harness import CrashError, crash_at
 
-from hindcast.archive import copying
-from hindcast.archive.account import Account
-from hindcast.archive.copying import archive_topic
-from hindcast.archive.holdings import holdings
+from hindcast.archive import copy_topic
+from hindcast.archive.copy_topic import archive_topic
+from hindcast.archive.manifest import Manifest
+from hindcast.archive.snapshot import read_snapshot
 from hindcast.archive.table import ArchiveTable
-from hindcast.cli.app import run
-from hindcast.control import upkeep
-from hindcast.control.archives import ARCHIVE_SCHEMA, BOUNDED, archive_url, archived_topics
-from hindcast.control.maintenance import maintain
-from hindcast.control.schema import ControlTable
-from hindcast.control.statistics import statistics
-from hindcast.control.tables import ControlTables
+from hindcast.cli.main import run
+from hindcast.delta.column_statistics import statistics
 from hindcast.errors import ArchiveDamagedError, ArchiveFailedError, ArchiveRefusedError, BadInputError, BadNameError, UnknownArchiveError
 from hindcast.settings import Settings
-from hindcast.stream.files import DataFile, _write_file
+from hindcast.spark.parquet_writer import _write_file
+from hindcast.tables import compaction
+from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url, archived_topics
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.retention import maintain
+from hindcast.tables.schema import ControlTable
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 STEPS = [f"archive.{number}" for number in range(1, 6)]
@@ -75,7 +76,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> FakeTopic:
     """The topic that the copies of this test read, without Spark."""
     fake = FakeTopic({0: 0, 1: 0}, {0: 10, 1: 7})
 
-    def write(copy: Any, account: Account, start: dict[int, int], end: dict[int, int]) -> list[DataFile]:
+    def write(copy: Any, account: Manifest, start: dict[int, int], end: dict[int, int]) -> list[DataFile]:
         files = []
         for partition, offset in start.items():
             rows = [row(*place) for place in fake.rows({partition: offset}, end)]
@@ -84,8 +85,8 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> FakeTopic:
                 files.append(_write_file(table, copy._table.url, {}, "c", BOUNDED))
         return files
 
-    monkeypatch.setattr(copying, "TopicOffsets", lambda _: fake)
-    monkeypatch.setattr(copying._Copy, "_write", write)
+    monkeypatch.setattr(copy_topic, "TopicOffsets", lambda _: fake)
+    monkeypatch.setattr(copy_topic._Copy, "_write", write)
     return fake
 
 
@@ -220,7 +221,7 @@ def test_a_topic_that_drops_records_under_the_reader_says_so(settings: Settings,
         topic.earliest_[0] = 13
         raise RuntimeError("Caused by: OffsetOutOfRange")
 
-    monkeypatch.setattr(copying._Copy, "_write", fails)
+    monkeypatch.setattr(copy_topic._Copy, "_write", fails)
     with pytest.raises(ArchiveFailedError, match="dropped offsets 10 to 13 of partition 0"):
         archive(settings)
 
@@ -250,13 +251,13 @@ def test_a_moment_has_an_offset_in_the_archive(settings: Settings, topic: FakeTo
     """The first record at or after it, before the given ends; none where there is none."""
     topic.latest_ = {0: 60, 1: 7}
     archive(settings, step_offsets=9)
-    held = holdings(settings, "t")
+    held = read_snapshot(settings, "t")
     assert held is not None
     assert held.at_time(at(-5), {0: 60, 1: 7}) == {0: 1, 1: 1}
     assert held.at_time(at(5) + timedelta(microseconds=999), {0: 60, 1: 7}) == {0: 5, 1: 5}
     assert held.at_time(at(30), {0: 60, 1: 7}) == {0: 31}
     assert held.at_time(at(30), {0: 31, 1: 7}) == {}
-    assert holdings(settings, "other") is None
+    assert read_snapshot(settings, "other") is None
     assert held.is_of("first")
     assert held.is_of("")
     assert not held.is_of("second")
@@ -267,7 +268,7 @@ def test_an_archive_that_lost_records_serves_no_replay(settings: Settings, topic
     archive(settings)
     DeltaTable(archive_url(settings, "t")).delete("partition = 1")
     with pytest.raises(ArchiveDamagedError, match="holds 6 records, its commits wrote 10"):
-        holdings(settings, "t")
+        read_snapshot(settings, "t")
 
 
 def test_timestamps_out_of_order_do_not_hide_a_record(settings: Settings) -> None:
@@ -279,7 +280,7 @@ def test_timestamps_out_of_order_do_not_hide_a_record(settings: Settings) -> Non
     files = [_write_file(part, table.url, {}, "c", BOUNDED) for part in rows]
     start = table.account()
     table.commit(start, start.with_step("a", {0: 0}, {0: 6}, rows=6, size=1, newest_at=""), files)
-    held = holdings(settings, "t")
+    held = read_snapshot(settings, "t")
     assert held is not None
     assert [held.at_time(at(s), {0: 6}).get(0) for s in (0, 3, 51, 99, 100)] == [0, 1, 4, 4, None]
 
@@ -307,7 +308,7 @@ def test_upkeep_keeps_an_archive_exact_and_in_order(settings_factory: Callable[.
     assert done["files_before"] > 10
     assert places(settings) == topic.held()
     assert ArchiveTable(settings, "t").account() == account
-    held = holdings(settings, "t")
+    held = read_snapshot(settings, "t")
     assert held is not None
     assert held.at_time(at(30), {0: 60, 1: 40}) == {0: 31, 1: 31}
     topic.latest_ = {0: 70, 1: 40}
@@ -324,7 +325,7 @@ def test_a_compaction_is_no_other_archiver(settings: Settings, topic: FakeTopic,
     def meets(table: DeltaTable, *args: Any, **kwargs: Any) -> None:
         if not compacted:
             compacted.append(1)
-            upkeep.compact(DeltaTable(table.table_uri), {}, BOUNDED)
+            compaction.compact(DeltaTable(table.table_uri), {}, BOUNDED)
         commit(table, *args, **kwargs)
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", meets)

@@ -8,32 +8,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hindcast.archive import ranges
-from hindcast.archive.account import Account, Gap
+from hindcast.archive import archive_or_live
+from hindcast.archive.manifest import Gap, Manifest
 
 
 @st.composite
-def archived(draw: st.DrawFn) -> ranges.Ranges:
+def archived(draw: st.DrawFn) -> archive_or_live.Ranges:
     marks = sorted(draw(st.sets(st.integers(0, 60), max_size=8)))
-    found: ranges.Ranges = ()
+    found: archive_or_live.Ranges = ()
     for first, last in zip(marks[::2], marks[1::2], strict=False):
-        found = ranges.extended(found, first, last)
+        found = archive_or_live.extended(found, first, last)
     return found
 
 
 @settings(max_examples=300, deadline=None)
 @given(held=archived(), earliest=st.integers(0, 70), start=st.integers(0, 60), length=st.integers(0, 40))
-def test_archive_and_topic_together_give_the_range_once(held: ranges.Ranges, earliest: int, start: int, length: int) -> None:
+def test_archive_and_topic_together_give_the_range_once(held: archive_or_live.Ranges, earliest: int, start: int, length: int) -> None:
     """For any retention: what is missing is named exactly, and where nothing is, the seam parts the range into what each of them holds."""
     end = start + length
     archived_offsets = {offset for first, last in held for offset in range(first, last)}
     lacking = {offset for offset in range(start, end) if offset < earliest and offset not in archived_offsets}
-    gaps = ranges.missing(held, earliest, start, end)
+    gaps = archive_or_live.missing(held, earliest, start, end)
     assert {offset for first, last in gaps for offset in range(first, last)} == lacking
     assert all(first < last for first, last in gaps)
     assert all(one[1] < other[0] for one, other in itertools.pairwise(gaps))
     if not gaps:
-        seam = ranges.seam(held, earliest, start, end)
+        seam = archive_or_live.seam(held, earliest, start, end)
         assert start <= seam <= end
         assert set(range(start, seam)) <= archived_offsets
         assert seam == end or seam >= earliest
@@ -49,7 +49,7 @@ def test_steps_reach_the_end(starts: list[int], lengths: list[int], most: int) -
     reached = dict(enumerate(starts))
     end = {partition: offset + lengths[partition] for partition, offset in reached.items()}
     while reached != end:
-        stop = ranges.next_step(reached, end, most)
+        stop = archive_or_live.next_step(reached, end, most)
         assert 0 < sum(stop[p] - reached[p] for p in stop) <= most + len(stop)
         assert all(reached[p] <= stop[p] <= end[p] for p in stop)
         reached = stop
@@ -57,15 +57,15 @@ def test_steps_reach_the_end(starts: list[int], lengths: list[int], most: int) -
 
 def test_an_account_goes_through_its_own_metadata() -> None:
     """What a commit says of itself is read back as it was."""
-    account = Account(topic="t").with_step("a", {0: 5, 1: 0}, {0: 9, 1: 0}, rows=3, size=10, newest_at="2026", topic_id="x")
+    account = Manifest(topic="t").with_step("a", {0: 5, 1: 0}, {0: 9, 1: 0}, rows=3, size=10, newest_at="2026", topic_id="x")
     account = account.with_gaps("b", [Gap(0, 9, 12, "because")]).with_step("c", {0: 12}, {0: 20}, rows=8, size=1, newest_at="2025")
-    assert Account.from_metadata(account.as_metadata()) == account
+    assert Manifest.from_metadata(account.as_metadata()) == account
     assert (account.ends, account.ranges, account.newest_at) == ({0: 20, 1: 0}, {0: ((5, 9), (12, 20))}, "2026")
 
 
 def test_a_step_that_does_not_begin_where_the_archive_ends_is_no_step() -> None:
     """A gap or an overlap cannot be written."""
-    account = Account(topic="t").with_step("a", {0: 0}, {0: 9}, rows=9, size=10, newest_at="")
+    account = Manifest(topic="t").with_step("a", {0: 0}, {0: 9}, rows=9, size=10, newest_at="")
     for start in (8, 10):
         with pytest.raises(ValueError, match="the archive ends at"):
             account.with_step("b", {0: start}, {0: 20}, rows=1, size=1, newest_at="")

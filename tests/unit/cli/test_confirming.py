@@ -12,17 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from live_stream import MODULE
+from support.live_stream import MODULE
 
 from hindcast import catalog
-from hindcast.cli.app import run
-from hindcast.control import shards
-from hindcast.control.desired import DesiredStates
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease
-from hindcast.control.standing import Beside, BesideState
-from hindcast.control.versions import Versions
+from hindcast.cli.main import run
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
+from hindcast.shards import resharding
+from hindcast.shards.active_version import InactiveState, InactiveVersion
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.version_changes import Versions
 
 NAME = "stock_stats"
 
@@ -38,8 +38,8 @@ def home(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch:
         (folder / f"{NAME}_{version}.py").write_text(text.format(topic="t", name=NAME, version=version, shards=1))
     store = LeaseTable(settings)
     DesiredStates(store).declare(catalog.load(folder)[NAME], 1)
-    shards.create(store, NAME, 1, 1, {0: 0})
-    beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=(f"sinks/{NAME}_v2", f"corrections/{NAME}_v2"))
+    resharding.create(store, NAME, 1, 1, {0: 0})
+    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=(f"sinks/{NAME}_v2", f"corrections/{NAME}_v2"))
     Versions(store).begin(NAME, beside, {0: 0}, columns_from=1)
     monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(folder))
@@ -116,7 +116,7 @@ def test_on_a_terminal_a_person_is_asked(home: Settings, answer: str, code: int,
     """A no ends with 1 and changes nothing; a yes does it."""
     outer, inner = pty.openpty()
     os.write(outer, f"{answer}\n".encode())
-    command = [sys.executable, "-m", "hindcast.cli.app", "drain", NAME]
+    command = [sys.executable, "-m", "hindcast.cli.main", "drain", NAME]
     environment = {**os.environ, **home.environment()}
     ended = subprocess.run(command, env=environment, stdin=inner, capture_output=True, text=True, timeout=60, check=False)
     for end in (outer, inner):

@@ -14,13 +14,13 @@ from unittest.mock import create_autospec
 import pytest
 
 from hindcast import catalog
-from hindcast.cli.app import run
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.cli.main import run
 from hindcast.errors import BadInputError
+from hindcast.kafka import redrive
+from hindcast.kafka.redrive import Repaired, check_letters, letters_of
 from hindcast.settings import Settings, project_root
-from hindcast.topics import letters
-from hindcast.topics.letters import Mended, check_letters, letters_of
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 
 NAME = "stock_stats"
 #: (key, value) of the letters: text, bytes that are no UTF-8, what looks like an escape, nothing, a byte order mark, all bytes.
@@ -48,22 +48,22 @@ def dead(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return settings
 
 
-Replay = Callable[[str], list[Mended]]
+Replay = Callable[[str], list[Repaired]]
 
 
 @pytest.fixture
 def replay(dead: Settings, monkeypatch: pytest.MonkeyPatch) -> Replay:
     """Give a text to `deadletters replay` on stdin; what would be sent."""
-    sent: list[Mended] = []
+    sent: list[Repaired] = []
 
-    def take(settings: Settings, pipeline: Any, mended: list[Mended]) -> tuple[int, int]:
+    def take(settings: Settings, pipeline: Any, mended: list[Repaired]) -> tuple[int, int]:
         check_letters(settings, pipeline, mended)
         sent.extend(mended)
         return len(mended), 0
 
-    monkeypatch.setattr(letters, "send_back", create_autospec(letters.send_back, side_effect=take))
+    monkeypatch.setattr(redrive, "redrive", create_autospec(redrive.redrive, side_effect=take))
 
-    def give(text: str) -> list[Mended]:
+    def give(text: str) -> list[Repaired]:
         sent.clear()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         assert run(["deadletters", "replay", NAME, "--file", "-"]) == 0
@@ -134,8 +134,8 @@ def test_a_letter_keeps_its_key(dead: Settings) -> None:
     """Its key chose its partition: another one would be lost among the others of that partition."""
     pipeline = catalog.load(project_root() / "include/pipelines")[NAME]
     with pytest.raises(BadInputError, match="another key"):
-        check_letters(dead, pipeline, [Mended(("trades", 0, 0), b"x", key=b"OTHER")])
-    check_letters(dead, pipeline, [Mended(("trades", 0, 0), b"x", key=b"ACME"), Mended(("trades", 0, 1), b"x")])
+        check_letters(dead, pipeline, [Repaired(("trades", 0, 0), b"x", key=b"OTHER")])
+    check_letters(dead, pipeline, [Repaired(("trades", 0, 0), b"x", key=b"ACME"), Repaired(("trades", 0, 1), b"x")])
 
 
 def test_two_values_for_one_letter_are_refused(dead: Settings) -> None:

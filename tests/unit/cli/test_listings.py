@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from command_line import Hindcast
+from support.command_line import Hindcast
 
-from hindcast.airflow.pages.facts import Facts
+from hindcast.airflow.pages.views import Views
 from hindcast.clock import SystemClock
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.schema import ControlTable
 
 LISTINGS = (
     ("pipelines",),
@@ -50,7 +50,7 @@ def test_a_listing_in_an_empty_folder_makes_nothing(
 
 def test_the_pages_in_an_empty_folder_make_nothing(settings: Settings) -> None:
     """Airflow's pages read what there is, and there is nothing."""
-    facts = Facts(settings, SystemClock())
+    facts = Views(settings, SystemClock())
     assert facts.overview()["pipelines"] == []
     assert facts.pipeline("stock_stats") is None
     assert facts.verdict("r1") is None

@@ -11,17 +11,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from command_line import Hindcast
+from support.command_line import Hindcast
 
-from hindcast.cli import streams
-from hindcast.control import reset, shards
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import ShardState
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
-from hindcast.local.processes import Services
+from hindcast.cli import pipelines
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import ShardState
+from hindcast.processes.background_services import Services
+from hindcast.recovery import rewind_point
 from hindcast.settings import Settings, project_root
+from hindcast.shards import resharding
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.schema import ControlTable
 
 LISTINGS = ("pipelines", "leases", "checkpoints", "verdicts", "corrections", "runs", "events", "deadletters", "status")
 
@@ -153,8 +154,8 @@ def test_resume_says_what_a_rewind_that_was_cut_short_waits_for(hindcast: Hindca
     """Its shards wait for the rewind's own end, so the stream would stand still in silence."""
     assert hindcast("pause", "stock_stats").stderr == ""
     store = LeaseTable(settings)
-    (shard,) = shards.create(store, "stock_stats", 1, 1, {0: 0})
-    store.commit(store.read(), [shard.evolve(state=ShardState.WAIT, detail={**shard.detail, reset.RESET: {}})])
+    (shard,) = resharding.create(store, "stock_stats", 1, 1, {0: 0})
+    store.commit(store.read(), [shard.evolve(state=ShardState.WAIT, detail={**shard.detail, rewind_point.RESET: {}})])
     assert "`hindcast rewind stock_stats` completes it" in hindcast("resume", "stock_stats").stderr
 
 
@@ -194,7 +195,7 @@ def test_a_foreign_table_is_refused_with_the_cure(hindcast: Hindcast, settings: 
 def test_help_imports_nothing_heavy() -> None:
     """`hindcast --help` answers without Spark, Airflow, Arrow, delta-rs, Kafka or pandas."""
     heavy = ("pyspark", "airflow", "pyarrow", "deltalake", "kafka", "pandas")
-    command = [sys.executable, "-X", "importtime", "-m", "hindcast.cli.app", "--help"]
+    command = [sys.executable, "-X", "importtime", "-m", "hindcast.cli.main", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     assert "typer" in imported
@@ -204,7 +205,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_command_ends_without_taking_the_interpreter_down() -> None:
     """The process ends by itself with the command's exit code and all it printed; delta-rs' threads get no chance to abort it."""
     script = (
-        "import atexit, sys; from hindcast.cli.app import main; atexit.register(print, 'taken down')\n"
+        "import atexit, sys; from hindcast.cli.main import main; atexit.register(print, 'taken down')\n"
         "sys.argv = ['hindcast', 'verdicts', '--differences']; main()"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
@@ -246,7 +247,7 @@ def test_a_replay_that_is_killed_is_listed_as_failed(
     """Its process could not say so any more: the command does, in `runs` and in `events`."""
     (tmp_path / "spark_apps").mkdir()
     (tmp_path / "spark_apps" / "replay.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    monkeypatch.setattr(streams, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(pipelines, "project_root", lambda: tmp_path)
     assert hindcast(*command, "stock_stats", "--all").returncode != 0
     (run,) = json.loads(hindcast("runs", "-o", "json").stdout)
     assert (run["state"], run["pipeline"], "killed by SIGKILL" in run["note"]) == ("failed", "stock_stats", True)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from hindcast.cli.output import Format, Output
-from hindcast.cli.table import Columns, lay_out
+from hindcast.cli.text_table import Columns, lay_out
 
 ROW = {
     "at": datetime(2026, 1, 31, 12, 0, 0, 123000, tzinfo=UTC),

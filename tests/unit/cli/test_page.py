@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from hindcast import errors
-from hindcast.cli.app import app
+from hindcast.cli.main import app
 from hindcast.settings import project_root
 
 PAGE = project_root() / "docs" / "how-to" / "command-line.md"

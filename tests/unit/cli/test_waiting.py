@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import wait_until
+from support.waiting import wait_until
 
-from hindcast.cli import streams
-from hindcast.cli.app import run
-from hindcast.control import shards
-from hindcast.control.desired import DRAINED, REBUILD, REFUSED, DesiredStates, desired_key
-from hindcast.control.events import EventKind, EventLog
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, ShardState, StatusType
-from hindcast.control.store import swap
-from hindcast.control.tables import ControlTables
+from hindcast.cli import pipelines
+from hindcast.cli.main import run
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, ShardState, StatusType
+from hindcast.leases.store import swap
 from hindcast.settings import Settings, project_root
+from hindcast.shards import resharding
+from hindcast.shards.desired_state import DRAINED, REBUILD, REFUSED, DesiredStates, desired_key
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog
 
 NAME = "stock_stats"
 Change = Callable[[Lease], Lease]
@@ -36,7 +36,7 @@ def home(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A pipeline of one shard, which nobody holds."""
     monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
     assert run(["resume", NAME]) == 0
-    shards.create(LeaseTable(settings), NAME, 1, 1, {0: 0, 1: 0})
+    resharding.create(LeaseTable(settings), NAME, 1, 1, {0: 0, 1: 0})
     return settings
 
 
@@ -137,7 +137,7 @@ def test_a_reshard_waits_for_the_new_shards(home: Settings, capsys: pytest.Captu
     assert run(["reshard", NAME, "--shards", "1", "--wait", "--timeout", "10"]) == 0
     assert run(["reshard", NAME, "--shards", "2", "--wait", "--timeout", "0.1"]) == 1
     assert "its number of shards is 1" in capsys.readouterr().err
-    shards.reshard(LeaseTable(home), NAME, 1, 2, {0: 0, 1: 0})
+    resharding.reshard(LeaseTable(home), NAME, 1, 2, {0: 0, 1: 0})
     assert run(["reshard", NAME, "--shards", "2", "--wait", "--timeout", "0.1"]) == 1
     assert "v1.g1.s0 waits for" in capsys.readouterr().err
     alter(home, lambda lease: lease.evolve(state=ShardState.OPEN, lease_owner="w1"))
@@ -185,8 +185,8 @@ def test_a_replay_waits_until_the_stream_is_so_far(
     (tmp_path / "spark_apps" / "replay.py").write_text(APP.format(tries=tries))
     monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(project_root() / "include" / "pipelines"))
-    monkeypatch.setattr(streams, "project_root", lambda: tmp_path)
-    monkeypatch.setattr(streams, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(pipelines, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(pipelines, "_RETRY_SECONDS", 0.01)
     assert run(["validate", NAME, "--all", *more, "-o", "json"]) == code
     if code == 0:
         assert json.loads(capsys.readouterr().out) == {"passed": True}
@@ -196,7 +196,7 @@ def test_a_watch_lists_until_ctrl_c(settings: Settings) -> None:
     """One JSON array a look, what is new in the next; Ctrl-C ends it with 0."""
     log = EventLog(ControlTables(settings))
     log.record(EventKind.QUERY_FAILED, "First.", pipeline="p")
-    command = [sys.executable, "-m", "hindcast.cli.app", "events", "--watch", "--every", "0.1", "-o", "json"]
+    command = [sys.executable, "-m", "hindcast.cli.main", "events", "--watch", "--every", "0.1", "-o", "json"]
     environment = {**os.environ, **settings.environment()}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None

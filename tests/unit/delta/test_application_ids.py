@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from hindcast.control import applications as module
-from hindcast.control.applications import applications
+from hindcast.delta import application_ids as module
+from hindcast.delta.application_ids import applications
 from hindcast.errors import StoreUnavailableError
 
 NOTHING_LISTENS = "http://127.0.0.1:9"

@@ -10,8 +10,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from hindcast.control import commits
-from hindcast.control.commits import KEEP_THE_LOG, commits_down, create_table, newest_commits, until_it_lands
+from hindcast.delta import commit
+from hindcast.delta.commit import KEEP_THE_LOG, commits_down, create_table, newest_commits, until_it_lands
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -48,7 +48,7 @@ def test_a_commit_that_lands_meanwhile_is_waited_for(tmp_path: Path, monkeypatch
     monkeypatch.setattr(DeltaTable, "history", disturbed)
     disturbances = 2
     assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [(2, "2"), (1, "1"), (0, "0")]
-    monkeypatch.setattr(commits, "_READINGS", 3)
+    monkeypatch.setattr(commit, "_READINGS", 3)
     disturbances = 100
     with pytest.raises(StoreUnavailableError, match="could not be read: its log grows faster") as caught:
         newest_commits(handle)
@@ -60,7 +60,7 @@ def test_a_commit_comes_once_where_others_land_between_two_readings(tmp_path: Pa
     url = str(tmp_path / "t")
     for number in range(5):
         append(url, number)
-    monkeypatch.setattr(commits, "_FIRST", 2)
+    monkeypatch.setattr(commit, "_FIRST", 2)
     found = []
     for entry in commits_down(DeltaTable(url)):
         found.append((entry["version"], entry["number"]))
@@ -81,8 +81,8 @@ def test_no_more_of_the_log_is_read_than_is_asked_for(tmp_path: Path, monkeypatc
     url = str(tmp_path / "t")
     for number in range(3):
         append(url, number)
-    monkeypatch.setattr(commits, "_FIRST", 1)
-    monkeypatch.setattr(commits, "_GROWTH", 3)
+    monkeypatch.setattr(commit, "_FIRST", 1)
+    monkeypatch.setattr(commit, "_GROWTH", 3)
     asked, read = [], DeltaTable.history
 
     def counted(table: DeltaTable, limit: int | None = None) -> list[dict[str, object]]:
@@ -173,7 +173,7 @@ def test_a_commit_is_tried_until_it_lands() -> None:
 
 def test_a_commit_that_never_lands_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many attempts the last reason is told."""
-    monkeypatch.setattr(commits, "_ATTEMPTS", 3)
+    monkeypatch.setattr(commit, "_ATTEMPTS", 3)
     attempts = Attempts(*[CONFLICT] * 4)
     with pytest.raises(StoreUnavailableError, match="The table t could not be written: another was faster"):
         until_it_lands("t", attempts)
@@ -191,7 +191,7 @@ def test_attempts_of_a_commit_wait_longer_and_longer_but_never_long(monkeypatch:
         monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
         with pytest.raises(StoreUnavailableError):
             until_it_lands("t", Attempts(*[CONFLICT] * 100))
-        assert len(slept) == commits._ATTEMPTS - 1
+        assert len(slept) == commit._ATTEMPTS - 1
         assert 0.1 < max(slept) <= 0.5
         first.append(slept[0])
     assert max(first) <= 0.01

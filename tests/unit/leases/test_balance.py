@@ -10,12 +10,12 @@ from itertools import product
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from leased_shards import add_shards
+from support.leased_shards import add_shards
 
-from hindcast.control import balance
-from hindcast.control.keeper import RENEWALS, Keeper
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.observer import Observer
+from hindcast.leases import balance
+from hindcast.leases.expired_owners import Observer
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.shards.coordinator import RENEWALS, LeaseCoordinator
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE_SECONDS = 10.0
@@ -33,7 +33,7 @@ class Fleet:
     leases: int
     clock: FakeClock = field(default_factory=FakeClock)
     store: MemoryStore = field(default_factory=MemoryStore)
-    workers: dict[str, Keeper] = field(default_factory=dict)
+    workers: dict[str, LeaseCoordinator] = field(default_factory=dict)
     born: int = 0
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Fleet:
 
     def join(self) -> str:
         name, self.born = f"w{self.born}", self.born + 1
-        keeper = Keeper(
+        keeper = LeaseCoordinator(
             self.store,
             self.clock,
             owner=name,

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from hindcast.control.lease_log import newer
-from hindcast.control.lease_table import BELIEVED_SECONDS, LeaseTable
-from hindcast.control.leases import REMOVED, Lease, StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.control.store import swap
 from hindcast.errors import CommitConflictError
+from hindcast.leases.delta_log import newer
+from hindcast.leases.delta_store import BELIEVED_SECONDS, LeaseTable
+from hindcast.leases.lease import REMOVED, Lease, StatusType
+from hindcast.leases.store import swap
 from hindcast.settings import Settings
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock
 
 RESTED = BELIEVED_SECONDS + 1

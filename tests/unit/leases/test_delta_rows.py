@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hindcast.control.lease_rows import LeaseRows
-from hindcast.control.leases import Lease, LeaseKey, StatusType
+from hindcast.leases.delta_rows import LeaseRows
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
 
 INSTANTS = st.none() | st.integers(0, 3).map(lambda seconds: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds))
 JSON = st.dictionaries(st.sampled_from(["batch", "end_offsets"]), st.integers(0, 2) | st.lists(st.integers(0, 1), max_size=2), max_size=2)

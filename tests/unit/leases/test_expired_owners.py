@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.observer import Observer
+from hindcast.leases.expired_owners import Observer
+from hindcast.leases.lease import Lease, StatusType
 from hindcast.testing import FakeClock
 
 LEASE = 10.0

@@ -14,13 +14,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from hindcast.control.lease_table import LeaseTable, read_leases
-from hindcast.control.leases import REMOVED, Lease, StatusType
-from hindcast.control.schema import SCHEMA_VERSION
-from hindcast.control.store import ATTEMPTS, LeaseStore, Snapshot, after, shuffled, swap
 from hindcast.errors import CommitConflictError, CommitUnknownError, HindcastError, SchemaVersionError, StoreUnavailableError
-from hindcast.leave import leave
+from hindcast.leases.delta_store import LeaseTable, read_leases
+from hindcast.leases.lease import REMOVED, Lease, StatusType
+from hindcast.leases.store import ATTEMPTS, LeaseStore, Snapshot, after, shuffled, swap
+from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
+from hindcast.tables.schema import SCHEMA_VERSION
 from hindcast.testing import MemoryStore, Outcome
 
 KEY = ("trades", "shard", "v1.g0.s0")
@@ -92,7 +92,7 @@ def _raise_counter(home: Path, times: int) -> None:
     store = LeaseTable(Settings(home=home))
     for _ in range(times):
         swap(store, lambda snapshot: [row.renewed() for row in snapshot.leases.values()])
-    leave(0)
+    exit_now(0)
 
 
 def test_no_update_of_four_processes_is_lost(settings: Settings) -> None:

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from hindcast.errors import BadNameError, ServiceError
-from hindcast.local.ports import free_ports, kept_ports, listens
-from hindcast.local.processes import (
+from hindcast.processes.background_services import (
     INHERITED,
     KEPT_WORKER_RECORDS,
     MARKER,
@@ -29,6 +28,7 @@ from hindcast.local.processes import (
     memory_bytes,
 )
 from hindcast.settings import Settings
+from hindcast_sandbox.ports import free_ports, kept_ports, listens
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 #: Ignores SIGTERM, and has a child in another session that does too.
@@ -70,7 +70,7 @@ def test_a_service_is_nobodys_child_and_leads_its_own_session(services: Services
 def test_a_service_survives_the_kill_of_its_starters_group(services: Services, tmp_path: Path) -> None:
     """A kill -9 of the whole process group of the starter leaves the service running."""
     script = (
-        "import sys, time; from pathlib import Path; from hindcast.local.processes import Services\n"
+        "import sys, time; from pathlib import Path; from hindcast.processes.background_services import Services\n"
         f"Services(Path({str(tmp_path)!r})).start('survivor', {SLEEP!r}, {{}}); time.sleep(600)"
     )
     starter = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ledger_rows import batch
+from support.ledger_rows import batch
 
-from hindcast.control.history import History
-from hindcast.control.leases import Lease
-from hindcast.control.shards import create
 from hindcast.errors import OffsetsLostError, ReshardRefusedError
+from hindcast.leases.lease import Lease
 from hindcast.pipeline import TOPIC_STRIDE, Mode
-from hindcast.stream.rewind import check_reshard, check_retained, start_of
+from hindcast.recovery.rebuild_state import check_reshard, check_retained, start_of
+from hindcast.shards.resharding import create
+from hindcast.tables.ledger_history import History
 from hindcast.testing import MemoryStore
 
 #: Windows of five seconds; batches that have read up to 5, 9 and 12, with rows of up to so many milliseconds.

@@ -20,25 +20,25 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from one_shard import CrashError, crash_at
-from simulated_platform import SINK_SCHEMA, store
-from simulated_stream import Simulated, simulate, trades
+from support.shard_harness import CrashError, crash_at
+from support.simulated_platform import SINK_SCHEMA, store
+from support.simulated_stream import Simulated, simulate, trades
 
 from hindcast import catalog
-from hindcast.control import shards
-from hindcast.control.applications import applications
-from hindcast.control.desired import DesiredState, DesiredStates
-from hindcast.control.history import History
-from hindcast.control.leases import ShardState
-from hindcast.control.ledger import Ledger, Offsets, offsets_to_json
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
-from hindcast.control.upkeep import COMPACTION, compact
+from hindcast.delta.application_ids import applications
 from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError, StoreUnavailableError
+from hindcast.leases.lease import ShardState
 from hindcast.pipeline import Pipeline, Table
+from hindcast.recovery import rewind as reset
 from hindcast.settings import Settings, project_root
-from hindcast.stream import reset
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.shards import resharding, shard_names
+from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.tables.compaction import COMPACTION, compact
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import Ledger, Offsets, offsets_to_json
+from hindcast.tables.ledger_history import History
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import MemoryStore
 
 EPOCH = 1
@@ -75,7 +75,7 @@ class Paused:
     def filed(self, name: ControlTable) -> set[tuple[int, int]]:
         return {(row["partition"], row["offset"]) for row in ControlTables(self.settings).rows(name)}
 
-    def plan(self, target: Offsets | datetime | None) -> reset.Plan:
+    def plan(self, target: Offsets | datetime | None) -> reset.RewindPlan:
         return reset.make_plan(self.settings, self.store, self.pipeline, target)
 
     def rewind(self, target: Offsets | None) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Paused:
         return reset.abandon(self.settings, self.store, self.pipeline, by="me", reason="a test")
 
     def app(self, name: str = "v1.g0.s0", table: str = "") -> FencedTable:
-        return FencedTable(table or self.settings.table("sinks", self.pipeline.sink.name), {}, shards.app_id(self.pipeline.name, name))
+        return FencedTable(table or self.settings.table("sinks", self.pipeline.sink.name), {}, shard_names.app_id(self.pipeline.name, name))
 
     @property
     def middle(self) -> Offsets:
@@ -102,7 +102,7 @@ def paused(settings_factory: Callable[..., Settings], monkeypatch: pytest.Monkey
     settings, leases = settings_factory(), MemoryStore()
     store(settings, stream, "stock_stats")
     pipeline = replace(catalog.load(project_root() / "include" / "pipelines")["stock_stats"], shards=2)
-    made = shards.create(leases, "stock_stats", 1, 2, dict.fromkeys(range(4), 0))
+    made = resharding.create(leases, "stock_stats", 1, 2, dict.fromkeys(range(4), 0))
     leases.commit(leases.read(), [lease.evolve(epoch=EPOCH, state=ShardState.CLOSED) for lease in made])
     states = DesiredStates(leases)
     states.declare(pipeline, 1)
@@ -171,7 +171,7 @@ def test_a_death_between_any_two_steps_ends_as_one_that_was_not_cut_short(
         what = partial(reset.run, plan=found, by="me", reason="") if step <= 2 else reset.carry_on
         with pytest.raises(CrashError):
             what(paused.settings, paused.store, paused.pipeline)
-        assert bool(reset.reset.unfinished(paused.store.read().leases, "stock_stats")) is (step > 1)
+        assert bool(reset.rewind_point.unfinished(paused.store.read().leases, "stock_stats")) is (step > 1)
         assert (paused.rows() == before) is (step <= 2)
         if step > 1:
             with pytest.raises(RewindRefusedError, match="cut short"):
@@ -375,7 +375,9 @@ def test_a_rewind_follows_a_rewind(paused: Paused) -> None:
     second = paused.rewind({int(p): ends[0] // 2 for p, ends in first["partitions"].items()})
     assert second["rows_kept"] + second["rows_replaced"] == first["rows_kept"]
     assert paused.rows().total() == second["rows_kept"]
-    assert {shards.shard_generation(lease.status_value) for lease in paused.store.read().leases.values() if lease.state == "OPEN"} == {2}
+    assert {shard_names.shard_generation(lease.status_value) for lease in paused.store.read().leases.values() if lease.state == "OPEN"} == {
+        2
+    }
 
 
 def _write_as(url: str, app: str, schema: pa.Schema = SINK_SCHEMA) -> None:
@@ -510,7 +512,7 @@ def test_a_late_sink_of_its_own_is_emptied_at_the_beginning_alone(paused: Paused
     paused.pipeline = replace(paused.pipeline, late=lambda rows: rows, late_sink=Table("too_late"))
     assert "too_late does not say which batch" in refusal(paused, paused.middle)["problem"]
     DeltaTable.create(url, SINK_SCHEMA)
-    apps = [shards.app_id("stock_stats", name) for name in ("v1.g0.s0", "v1.g0.s1")]
+    apps = [shard_names.app_id("stock_stats", name) for name in ("v1.g0.s0", "v1.g0.s1")]
     for app in apps:
         _write_as(url, app)
     paused.rewind(None)

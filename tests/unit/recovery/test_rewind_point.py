@@ -9,18 +9,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_stream import Simulated, simulate, trades
+from support.simulated_stream import Simulated, simulate, trades
 
-from hindcast.control import reset, shards
-from hindcast.control.desired import DesiredState, DesiredStates
-from hindcast.control.history import History
-from hindcast.control.leases import REMOVED, Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.ledger import Ledger, LedgerRow, Undone
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import RewindRefusedError
-from hindcast.replay.runs import Runs
+from hindcast.leases.lease import REMOVED, Lease, LeaseKey, ShardState, StatusType
+from hindcast.recovery import rewind_point
+from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
+from hindcast.shards import resharding
+from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow, Undone
+from hindcast.tables.ledger_history import History
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import MemoryStore
 
 RECORD = {"id": "one", "to": "the beginning", "by": "me", "reason": ""}
@@ -39,15 +40,15 @@ def wanted(state: DesiredState, *, version: int = 1) -> Lease:
 def paused(state: DesiredState = DesiredState.PAUSED) -> tuple[MemoryStore, list[Lease]]:
     """A store with two free shards of a pipeline, given up in epoch 3."""
     store = MemoryStore()
-    made = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
+    made = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     given_up = [lease.evolve(epoch=3, state=ShardState.CLOSED, checkpoint={**lease.checkpoint, "fingerprint": "f"}) for lease in made]
     store.commit(store.read(), [*given_up, wanted(state)])
     return store, given_up
 
 
-def some(*, kept: bool = True) -> reset.Cut:
+def some(*, kept: bool = True) -> rewind_point.RewindPoint:
     rows = simulate(trades(5, count=50, partitions=2, rate_ms=40.0), seed=5, shards=2).ledger
-    return reset.Cut(
+    return rewind_point.RewindPoint(
         sink_version=4 if kept else -1,
         offsets={0: 5, 1: 6},
         floors={0: 700, 1: 800} if kept else {},
@@ -66,7 +67,7 @@ def test_a_cut_keeps_every_batch_of_a_version_and_none_that_read_past_the_target
     """Kept and undone are the whole ledger, parted at one version; each partition goes on where the kept batches left it."""
     history = History.of(stream.ledger)
     target = {p: int(end * share) for p, end in history.committed.items()}
-    found = reset.cut(stream.ledger, target, {})
+    found = rewind_point.find(stream.ledger, target, {})
     assert [*found.kept, *found.undone] == list(history.rows)
     assert all(row.sink_version <= found.sink_version for row in found.kept)
     assert all(row.sink_version > found.sink_version for row in found.undone)
@@ -82,7 +83,7 @@ def test_a_batch_that_ends_at_the_target_is_kept(stream: Simulated) -> None:
     rows = History.of(stream.ledger).rows
     first = rows[0]
     partition, end = next(iter(sorted(first.end_offsets.items())))
-    found = reset.cut(rows, {partition: end}, {})
+    found = rewind_point.find(rows, {partition: end}, {})
     assert first in found.kept
     assert found.undone[0] == next(row for row in rows if row.end_offsets.get(partition, 0) > end)
     assert first.end_offsets.keys() > {partition}
@@ -92,12 +93,12 @@ def test_each_partition_goes_on_under_the_watermark_of_its_own_shard(stream: Sim
     """Shards are not equally far: a partition that is kept is under its own last watermark, and one that is not begins where it began."""
     rows = [replace(row, watermark_ms=1_000 * (number + 1)) for number, row in enumerate(History.of(stream.ledger).rows)]
     chains = History.of(rows).chains
-    found = reset.cut(rows, History.of(rows).committed, {})
+    found = rewind_point.find(rows, History.of(rows).committed, {})
     assert found.floors == {p: chain[-1].watermark_ms for p, chain in chains.items()}
     assert len(set(found.floors.values())) == 2
     alone = rows[0].end_offsets
     only = [row for row in rows if row.shard != rows[0].shard]
-    first = reset.cut([rows[0], *only], {**alone, **{p: -1 for p in chains if p not in alone}}, dict.fromkeys(chains, 7))
+    first = rewind_point.find([rows[0], *only], {**alone, **{p: -1 for p in chains if p not in alone}}, dict.fromkeys(chains, 7))
     assert first.kept == (rows[0],)
     assert first.offsets == {p: alone.get(p, chains[p][0].start) for p in chains}
     assert first.floors == dict.fromkeys(chains, 1_000)
@@ -108,21 +109,21 @@ def test_a_batch_that_read_no_partition_finished_nothing(stream: Simulated) -> N
     """Kept alone it leaves every partition where it began, with nothing final."""
     rows = History.of(stream.ledger).rows
     empty = replace(rows[0], start_offsets={}, end_offsets={})
-    found = reset.cut([empty, *rows[1:]], dict.fromkeys(range(4), -1), {9: 4})
+    found = rewind_point.find([empty, *rows[1:]], dict.fromkeys(range(4), -1), {9: 4})
     assert found.kept == (empty,)
     assert (found.offsets[9], set(found.floors.values())) == (4, {0})
 
 
 def test_the_beginning_keeps_nothing_and_knows_no_floor(stream: Simulated) -> None:
     """Not even batches that had read nothing."""
-    found = reset.cut(stream.ledger, None, {9: 4})
+    found = rewind_point.find(stream.ledger, None, {9: 4})
     assert (found.kept, found.sink_version, found.floors) == ((), -1, {})
     assert found.offsets == {**History.of(stream.ledger).first, 9: 4}
 
 
 def test_a_partition_that_came_later_goes_on_under_what_was_final_for_the_others(stream: Simulated) -> None:
     """Its keys may come from any of them."""
-    found = reset.cut(stream.ledger, History.of(stream.ledger).committed, {9: 4})
+    found = rewind_point.find(stream.ledger, History.of(stream.ledger).committed, {9: 4})
     assert found.offsets[9] == 4
     assert found.floors[9] == max(found.floors[p] for p in found.offsets if p != 9) > 0
 
@@ -131,24 +132,24 @@ def test_shards_are_followed_by_waiting_ones_that_nobody_opens(stream: Simulated
     """Step 1: the old are ended in a new epoch, the new wait though their parents are TERMINATED; asked again, it is done once."""
     store, planned = paused()
     for _ in range(2):
-        reset.begin(store, "p", 1, planned, some(), RECORD)
+        rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     for name in ("v1.g0.s0", "v1.g0.s1"):
         assert (lease(store, name).state, lease(store, name).epoch, lease(store, name).lease_owner) == ("TERMINATED", 4, "")
     follower = lease(store, "v1.g1.s0")
     assert (follower.state, follower.parent_shard_ids) == ("WAIT", ["v1.g0.s0"])
     assert follower.checkpoint == {"start_offsets": {"0": 5}, "floors": {"0": 700}, "fingerprint": "f"}
-    assert shards.opened(store.read().leases) == []
-    assert len(reset.unfinished(store.read().leases, "p")) == 2
-    reset.end(store, "p", RECORD["id"])
+    assert resharding.opened(store.read().leases) == []
+    assert len(rewind_point.unfinished(store.read().leases, "p")) == 2
+    rewind_point.end(store, "p", RECORD["id"])
     assert lease(store, "v1.g1.s0").state == "OPEN"
-    assert reset.unfinished(store.read().leases, "p") == []
-    assert reset.end(store, "p", RECORD["id"]) == []
+    assert rewind_point.unfinished(store.read().leases, "p") == []
+    assert rewind_point.end(store, "p", RECORD["id"]) == []
 
 
 def test_another_query_may_begin_anew() -> None:
     """Where nothing is kept the followers do not ask for the query that made it."""
     store, planned = paused()
-    reset.begin(store, "p", 1, planned, some(kept=False), RECORD)
+    rewind_point.begin(store, "p", 1, planned, some(kept=False), RECORD)
     assert lease(store, "v1.g1.s1").checkpoint == {"start_offsets": {"1": 6}, "floors": {}}
 
 
@@ -157,7 +158,7 @@ def test_only_a_paused_pipeline_is_rewound(state: DesiredState) -> None:
     """One that was resumed between plan and commit neither."""
     store, planned = paused(state)
     with pytest.raises(RewindRefusedError, match="hindcast pause p"):
-        reset.begin(store, "p", 1, planned, some(), RECORD)
+        rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     assert lease(store, "v1.g0.s0") == planned[0]
 
 
@@ -166,13 +167,13 @@ def test_shards_that_changed_hands_since_the_plan_are_left_alone() -> None:
     store, planned = paused()
     store.commit(store.read(), [planned[0].evolve(epoch=4)])
     with pytest.raises(RewindRefusedError, match="changed hands"):
-        reset.begin(store, "p", 1, planned, some(), RECORD)
+        rewind_point.begin(store, "p", 1, planned, some(), RECORD)
 
 
 def refusal(store: MemoryStore, version: int = 1) -> tuple[str, str]:
     """What the reset is refused for, and the cure."""
     with pytest.raises(RewindRefusedError) as caught:
-        reset.check_still("p", version, "the place", store.read().leases)
+        rewind_point.check_still("p", version, "the place", store.read().leases)
     told = caught.value.fields
     assert (told["pipeline"], told["to"]) == ("p", "the place")
     return told["problem"], told["cure"]
@@ -181,7 +182,7 @@ def refusal(store: MemoryStore, version: int = 1) -> tuple[str, str]:
 def test_a_refusal_says_why_and_what_to_do() -> None:
     """A pipeline that is not still, or that has nothing to take back, is named with the place it was to go to."""
     store, planned = paused()
-    reset.check_still("p", 1, "the place", store.read().leases)
+    rewind_point.check_still("p", 1, "the place", store.read().leases)
     problem, cure = refusal(MemoryStore())
     assert "not paused" in problem and "`hindcast pause p`" in cure
     problem, cure = refusal(store, 2)
@@ -202,31 +203,31 @@ def test_a_plan_that_is_out_of_date_says_to_ask_again() -> None:
     store, planned = paused()
     store.commit(store.read(), [planned[0].evolve(epoch=4)])
     with pytest.raises(RewindRefusedError, match="changed hands") as caught:
-        reset.begin(store, "p", 1, planned, some(), RECORD)
+        rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     told = caught.value.fields
     assert (told["pipeline"], told["to"]) == ("p", RECORD["to"]) and "Ask again" in told["cure"]
     store, planned = paused(DesiredState.RUNNING)
     with pytest.raises(RewindRefusedError) as caught:
-        reset.begin(store, "p", 1, planned, some(), RECORD)
+        rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     assert caught.value.fields["to"] == RECORD["to"]
 
 
 def test_a_pipeline_of_one_shard_is_reset(stream: Simulated) -> None:
     """Its follower begins where the cut says, and remembers of the reset what the later steps need, or the way back."""
     store = MemoryStore()
-    (only,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
+    (only,) = resharding.create(store, "p", 1, 1, {0: 0, 1: 0})
     store.commit(store.read(), [wanted(DesiredState.PAUSED), only.evolve(detail={**only.detail, "more": 1})])
     found = some()
-    reset.begin(store, "p", 1, [only], found, RECORD)
+    rewind_point.begin(store, "p", 1, [only], found, RECORD)
     follower = lease(store, "v1.g1.s0")
     told = {**RECORD, "sink_version": found.sink_version, "last": found.last, "states": {"v1.g0.s0": "OPEN"}}
     assert follower.detail == {"partitions": [0, 1], "modulus": only.detail["modulus"], "reset": told}
-    reset.end(store, "p", RECORD["id"])
+    rewind_point.end(store, "p", RECORD["id"])
     assert lease(store, "v1.g1.s0").detail == {"partitions": [0, 1], "modulus": only.detail["modulus"]}
     store = MemoryStore()
     store.commit(store.read(), [wanted(DesiredState.PAUSED), only])
-    reset.begin(store, "p", 1, [only], found, RECORD)
-    reset.undo(store, "p", RECORD["id"])
+    rewind_point.begin(store, "p", 1, [only], found, RECORD)
+    rewind_point.undo(store, "p", RECORD["id"])
     assert (lease(store, "v1.g0.s0").state, len(store.read().leases)) == ("OPEN", 2)
 
 
@@ -240,15 +241,15 @@ def test_each_step_dates_the_leases_that_it_changes() -> None:
     """`hindcast leases` shows when; the step that is called off, too."""
     store, planned = paused()
     store.commit(store.read(), [shard.evolve(updated_at=None) for shard in planned])
-    reset.begin(store, "p", 1, planned, some(), RECORD)
+    rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     assert all(recent(lease(store, name)) for name in ("v1.g0.s0", "v1.g0.s1", "v1.g1.s0", "v1.g1.s1"))
     store.commit(store.read(), [lease(store, "v1.g1.s0").evolve(updated_at=None)])
-    opened = reset.end(store, "p", RECORD["id"])
+    opened = rewind_point.end(store, "p", RECORD["id"])
     assert len(opened) == 2 and all(map(recent, opened))
     store, planned = paused()
-    reset.begin(store, "p", 1, planned, some(), RECORD)
+    rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     store.commit(store.read(), [lease(store, name).evolve(updated_at=None) for name in ("v1.g0.s0", "v1.g0.s1")])
-    reset.undo(store, "p", RECORD["id"])
+    rewind_point.undo(store, "p", RECORD["id"])
     assert recent(lease(store, "v1.g0.s0")) and recent(lease(store, "v1.g0.s1"))
 
 
@@ -267,16 +268,16 @@ def test_a_reset_that_is_called_off_leaves_the_shards_as_they_were(knows_states:
     store, planned = paused()
     planned = [planned[0], planned[1].evolve(state=ShardState.OPEN)]
     store.commit(store.read(), [*planned, *others()])
-    reset.begin(store, "p", 1, planned, some(), RECORD)
+    rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     if not knows_states:
         waiting = [lease(store, "v1.g1.s0", "p"), lease(store, "v1.g1.s1", "p")]
         for shard in waiting:
             shard.detail["reset"].pop("states")
         store.commit(store.read(), waiting)
-    assert {one.status_value for one in reset.unfinished(store.read().leases, "p")} == {"v1.g1.s0", "v1.g1.s1"}
-    assert reset.undo(store, "p", "another") == []
-    assert len(reset.undo(store, "p", RECORD["id"])) == 4
-    assert reset.undo(store, "p", RECORD["id"]) == []
+    assert {one.status_value for one in rewind_point.unfinished(store.read().leases, "p")} == {"v1.g1.s0", "v1.g1.s1"}
+    assert rewind_point.undo(store, "p", "another") == []
+    assert len(rewind_point.undo(store, "p", RECORD["id"])) == 4
+    assert rewind_point.undo(store, "p", RECORD["id"]) == []
     left = store.read().leases
     assert [left[one.key] for one in others()] == others()
     assert {one.status_value: one.state for one in left.values() if one.stream_id == "p" and one.status_type == "shard"} == {
@@ -288,7 +289,7 @@ def test_a_reset_that_is_called_off_leaves_the_shards_as_they_were(knows_states:
 
 def test_a_row_of_the_ledger_takes_batches_back() -> None:
     """It is of the reset's own commit, has read nothing and made nothing, and stands in the epoch that the reset gave the shard."""
-    row = reset.reset_row("p", 1, "t", "v1.g0.s0", 4, 9, {0: 5}, 7)
+    row = rewind_point.reset_row("p", 1, "t", "v1.g0.s0", 4, 9, {0: 5}, 7)
     assert row.is_reset and row.kept == 4
     assert (row.pipeline, row.version, row.topic, row.shard, row.epoch, row.sink_version) == ("p", 1, "t", "v1.g0.s0", 9, 7)
     assert row.start_offsets == row.end_offsets == {0: 5}
@@ -300,17 +301,17 @@ def test_shards_without_batches_begin_where_they_were_made() -> None:
     """By partition, over all of them."""
     _, planned = paused()
     moved = [shard.evolve(checkpoint={"start_offsets": {p: 10 + int(p) for p in shard.checkpoint["start_offsets"]}}) for shard in planned]
-    assert reset.starts(moved) == {0: 10, 1: 11}
+    assert rewind_point.starts(moved) == {0: 10, 1: 11}
 
 
 def test_a_reset_waits_through_a_resume() -> None:
     """Wanting the pipeline running while its rewind is cut short starts nothing on what is half taken back."""
     store, planned = paused()
-    reset.begin(store, "p", 1, planned, some(), RECORD)
+    rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     DesiredStates(store).set_state("p", DesiredState.RUNNING)
     snapshot = store.read()
-    assert not any(shards.wanted(row, snapshot, lambda *_: True) for row in snapshot.leases.values() if row.status_type == "shard")
-    assert shards.to_reshard(snapshot.leases.values()) == []
+    assert not any(resharding.wanted(row, snapshot, lambda *_: True) for row in snapshot.leases.values() if row.status_type == "shard")
+    assert resharding.to_reshard(snapshot.leases.values()) == []
 
 
 def test_the_ledger_leaves_out_what_was_taken_back(settings_factory: Callable[..., Settings], stream: Simulated) -> None:
@@ -319,9 +320,9 @@ def test_the_ledger_leaves_out_what_was_taken_back(settings_factory: Callable[..
     ledger = Ledger(tables)
     rows = [replace(row, pipeline="p") for row in History.of(stream.ledger).rows]
     ledger.append(rows)
-    found = reset.cut(rows, {p: end // 2 for p, end in History.of(rows).committed.items()}, {})
+    found = rewind_point.find(rows, {p: end // 2 for p, end in History.of(rows).committed.items()}, {})
     version = rows[-1].sink_version + 3
-    ledger.append(reset.reset_row("p", 1, "t", shard, last, 9, found.offsets, version) for shard, last in found.last.items())
+    ledger.append(rewind_point.reset_row("p", 1, "t", shard, last, 9, found.offsets, version) for shard, last in found.last.items())
     follower = replace(rows[-1], shard="v1.g1.s0", batch=1, sink_version=version + 1)
     ledger.append([replace(rows[-1], batch=rows[-1].batch + 1, sink_version=version - 1), follower])
     assert sorted(map(_name, ledger.batches("p", 1))) == sorted(map(_name, [*found.kept, follower]))

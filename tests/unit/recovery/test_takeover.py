@@ -10,21 +10,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from one_shard import CrashError, crash_at
+from hindcast.shards.shard_names import app_id
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
+from support.shard_harness import CrashError, crash_at
 
-from hindcast.control.leases import Lease
-from hindcast.control.ledger import Ledger
-from hindcast.control.shards import app_id, create
-from hindcast.control.tables import ControlTables
 from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, PipelineError, SinkCommitsLostError
+from hindcast.leases.lease import Lease
 from hindcast.pipeline import FORM, Mode
+from hindcast.recovery import takeover
+from hindcast.recovery.rebuild_state import CheckpointRef
+from hindcast.recovery.takeover import ShardPosition
 from hindcast.settings import Settings
-from hindcast.stream import takeover
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
-from hindcast.stream.rewind import Incarnation
-from hindcast.stream.takeover import Position
+from hindcast.shards.resharding import create
+from hindcast.spark import query_signature
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import Ledger
 from hindcast.testing import MemoryStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -124,7 +126,7 @@ def test_a_seal_says_where_the_shard_stands(settings: Settings, lease: Lease) ->
     for owner in ("one", "another"):
         new = new.given_to(owner)
         position, missing = takeover.seal(sink, PIPELINE, new, owner, [filed])
-        assert position == Position(Fence(new.epoch, 1), {0: 9}, 500, Incarnation("c", 1, {0: 7}))
+        assert position == ShardPosition(Fence(new.epoch, 1), {0: 9}, 500, CheckpointRef("c", 1, {0: 7}))
         assert missing == []
         found = next(sink.commits())
         sealed = replace(last, kind="seal", epoch=new.epoch, worker=owner, start_offsets={0: 9})
@@ -136,7 +138,7 @@ def test_a_shard_of_the_first_generation_begins_with_nothing(settings: Settings,
     sink = taken(settings, lease)
     new = lease.given_to("new")
     found = takeover.seal(sink, PIPELINE, new, "new", [])
-    assert found == (Position(Fence(new.epoch, 0), {0: 4}, 0, Incarnation(lease.status_value, 1, {})), [])
+    assert found == (ShardPosition(Fence(new.epoch, 0), {0: 4}, 0, CheckpointRef(lease.status_value, 1, {})), [])
     sealed = next(sink.commits())
     assert (sealed.watermark_ms, sealed.late_watermark_ms, sealed.start_offsets) == (0, 0, {0: 4})
     assert takeover.seal(sink, PIPELINE, new.given_to("next"), "next", [])[0].incarnation == found[0].incarnation
@@ -148,7 +150,7 @@ def test_a_shard_of_a_later_generation_begins_by_rewinding(settings: Settings, l
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", child.status_value))
     sink.create(SCHEMA)
     position, missing = takeover.seal(sink, PIPELINE, child, "w", [])
-    assert (position, missing) == (Position(Fence(child.epoch, 0), {0: 4}, 0, Incarnation("", 0, {0: 700})), [])
+    assert (position, missing) == (ShardPosition(Fence(child.epoch, 0), {0: 4}, 0, CheckpointRef("", 0, {0: 700})), [])
     assert position.spark_batch == 0
 
 
@@ -231,7 +233,7 @@ def test_a_checkpoint_is_used_by_the_query_that_made_it_alone(lease: Lease) -> N
 @pytest.mark.parametrize(("batch", "start", "follows"), [(6, 9, True), (5, 9, False), (7, 9, False), (6, 8, False), (6, 10, False)])
 def test_a_batch_begins_where_the_sink_ends(lease: Lease, batch: int, start: int, follows: bool) -> None:
     """With the next number, at the very offsets; rows would be lost or repeated otherwise."""
-    position = Position(Fence(2, 5), {0: 9}, 500, Incarnation("c", 1, {}))
+    position = ShardPosition(Fence(2, 5), {0: 9}, 500, CheckpointRef("c", 1, {}))
     if follows:
         position.check_follows(PIPELINE, lease, batch, {0: start})
         return
@@ -243,14 +245,14 @@ def test_a_batch_begins_where_the_sink_ends(lease: Lease, batch: int, start: int
 
 def test_what_is_final_stays_final_for_a_partition_that_came_from_another_shard() -> None:
     """The later of the sink's watermark and of what the query's first batch began with; without the latter, the watermark."""
-    assert Position(Fence(2, 5), {0: 9, 1: 9, 2: 9}, 500, Incarnation("c", 1, {0: 400, 1: 600})).floors() == {0: 500, 1: 600, 2: 500}
-    assert Position(Fence(2, 5), {0: 9}, 0, Incarnation("c", 1, {})).floors() == {0: 0}
+    assert ShardPosition(Fence(2, 5), {0: 9, 1: 9, 2: 9}, 500, CheckpointRef("c", 1, {0: 400, 1: 600})).floors() == {0: 500, 1: 600, 2: 500}
+    assert ShardPosition(Fence(2, 5), {0: 9}, 0, CheckpointRef("c", 1, {})).floors() == {0: 0}
 
 
 def test_a_results_columns_may_be_null_and_its_instants_are_utc() -> None:
     """Whether Spark proves a column non-null depends on the plan, not on what the table promises."""
     frame: Any = SimpleNamespace(schema=StructType([StructField("n", IntegerType(), False), StructField("at", TimestampType(), False)]))
-    assert takeover.table_schema(frame) == pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", tz="UTC"))])
+    assert query_signature.table_schema(frame) == pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", tz="UTC"))])
 
 
 class Analysed:
@@ -282,9 +284,11 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise result
             return result
 
-        monkeypatch.setattr(takeover.source, "empty", lambda _, pipeline: pipeline.topics)
-        monkeypatch.setattr(takeover.source, "assign_windows", lambda frame, pipeline: f"windows of {frame}" if pipeline else "")
-        monkeypatch.setattr(takeover.source, "transform", transform)
+        monkeypatch.setattr(query_signature.kafka_source, "empty", lambda _, pipeline: pipeline.topics)
+        monkeypatch.setattr(
+            query_signature.kafka_source, "assign_windows", lambda frame, pipeline: f"windows of {frame}" if pipeline else ""
+        )
+        monkeypatch.setattr(query_signature.kafka_source, "transform", transform)
         names = [f"t{number}" for number in range(topics)]
         sink = SimpleNamespace(keys=("ticker", "user"), mode=mode)
         values = {"name": "p", "file": "p.py", "line": 7, "window": None, "re_execute": False, "topics": names, "sink": sink, **fields}
@@ -297,7 +301,7 @@ def refusal(pipeline: Any) -> dict[str, Any]:
     """What the refusal of the pipeline tells; nothing if it is not refused."""
     spark: Any = None
     try:
-        takeover._empty_result(spark, pipeline)
+        query_signature._empty_result(spark, pipeline)
     except PipelineError as error:
         return error.fields
     return {}

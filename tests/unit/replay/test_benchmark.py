@@ -10,7 +10,7 @@ import pytest
 from hindcast import Table, Topic, pipeline
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.reference import newest_pair, request_of
+from hindcast.replay.benchmark import newest_pair, request_of
 
 OFFSETS, TIMES = ('{"0": 1}', '{"0": 9}'), ("2026-01-05T12:00:00+00:00", "2026-01-05T13:00:00+00:00")
 

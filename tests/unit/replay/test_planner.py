@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_stream import BASE_MS, Record, Simulated, simulate, trades
+from support.simulated_stream import BASE_MS, Record, Simulated, simulate, trades
 
 from hindcast import Table, Topic, Window, pipeline
-from hindcast.archive.ranges import extended
-from hindcast.control.history import History, may_hold
+from hindcast.archive.archive_or_live import extended
 from hindcast.errors import BadRangeError, NothingToReplayError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.awaited import Awaited
-from hindcast.replay.planner import Facts, Plan, make_plan
+from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest
+from hindcast.replay.wait_for_stream import Awaited
+from hindcast.tables.ledger_history import History, may_hold
 
 ALL_FILED = 2**32
 
@@ -46,12 +46,12 @@ def plain(frame: Any) -> Any:
     return frame
 
 
-def facts_of(stream: Simulated, **changes: Any) -> Facts:
+def facts_of(stream: Simulated, **changes: Any) -> ReplayInputs:
     history = History.of(stream.ledger)
     ends: dict[int, int] = {}
     for record in stream.records:
         ends[record.partition] = max(ends.get(record.partition, 0), record.offset + 1)
-    facts = Facts(
+    facts = ReplayInputs(
         history=history,
         earliest=dict.fromkeys(ends, 0),
         latest=ends,
@@ -75,7 +75,7 @@ def stream() -> Simulated:
     return simulate(trades(1, count=3_000, partitions=4), seed=1, shards=2)
 
 
-def read_by(stream: Simulated, plan: Plan) -> list[Record]:
+def read_by(stream: Simulated, plan: ReplayPlan) -> list[Record]:
     return [r for r in stream.records if plan.read_from[r.partition] <= r.offset < plan.end[r.partition]]
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from simulated_stream import simulate, trades
+from support.simulated_stream import simulate, trades
 
 from hindcast import catalog
 from hindcast.errors import BadNameError, BadRangeError, PipelineError
-from hindcast.replay.benchmark import Meter, StreamCost, peak_memory_bytes, slow_note
+from hindcast.replay.cost import Meter, StreamCost, peak_memory_bytes, slow_note
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import project_root
+from hindcast.verdict.check_side_rows import mismatches, within
 from hindcast.verdict.expectations import check_types, columns_of
-from hindcast.verdict.explain import mismatches, within
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hindcast import catalog
-from hindcast.control.ledger import LedgerRow
 from hindcast.errors import ServiceError, VerdictFailedError
-from hindcast.local import airflow
-from hindcast.local.demo import LEAST_WINDOWS, Demo, Progress, Wait, check, covering_batches, least_windows, unpause
 from hindcast.pipeline import Window
 from hindcast.settings import Settings
+from hindcast.tables.ledger import LedgerRow
+from hindcast_sandbox import airflow
+from hindcast_sandbox.demo import LEAST_WINDOWS, Demo, Progress, Wait, check, covering_batches, least_windows, unpause
 
 Batch = Callable[[str, int, dict[int, int]], LedgerRow]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hindcast.control.ledger import LedgerRow
-from hindcast.local.reprocessing import failures, latency
+from hindcast.tables.ledger import LedgerRow
+from hindcast_sandbox.demo_reprocess import failures, latency
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 GOOD: dict[str, Any] = {"seam_missing": 0, "seam_duplicated": 0, "active_after_promotion": 2}

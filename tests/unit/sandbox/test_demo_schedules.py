@@ -11,12 +11,12 @@ import pytest
 
 from hindcast import catalog
 from hindcast.errors import ServiceError
-from hindcast.local import airflow
-from hindcast.local.airflow import spark_drivers
-from hindcast.local.demo import Demo, Drivers, Progress, count_drivers, unpause_until_down
-from hindcast.local.processes import Services
-from hindcast.local.schedules import pause_remembered, remember
+from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
+from hindcast_sandbox import airflow
+from hindcast_sandbox.airflow import spark_drivers
+from hindcast_sandbox.demo import Demo, Drivers, Progress, count_drivers, unpause_until_down
+from hindcast_sandbox.demo_schedules import pause_remembered, remember
 
 
 class Airflow:
@@ -108,7 +108,7 @@ def test_a_demo_waits_as_long_as_a_replay_goes_on(home: Settings, monkeypatch: p
     """Each sign of progress begins the time anew; without one it runs out."""
     progress = Progress(home)
     now = [0.0]
-    monkeypatch.setattr("hindcast.local.demo.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    monkeypatch.setattr("hindcast_sandbox.demo.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
     with progress.waiting("the replay", 600.0) as wait:
         for logged in range(10):
             now[0] += 400.0

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hindcast.errors import PrerequisiteError
-from hindcast.local import doctor
-from hindcast.local.doctor import Finding, State
 from hindcast.settings import Settings
+from hindcast_sandbox import doctor
+from hindcast_sandbox.doctor import Finding, State
 
 
 def _found(settings: Settings) -> dict[str, Finding]:

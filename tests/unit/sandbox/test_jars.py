@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hindcast.errors import PrerequisiteError
-from hindcast.local import jars
 from hindcast.settings import Settings
+from hindcast_sandbox import jars
 
 WORKS = """#!/bin/sh
 for argument; do case "$argument" in -DoutputDirectory=*) folder="${argument#*=}";; esac; done

@@ -15,10 +15,10 @@ from kafka.future import Future
 from kafka.partitioner.default import murmur2
 
 from hindcast.errors import BadInputError
-from hindcast.local.generators import GENERATORS, Generator
-from hindcast.local.generators.record import Record
-from hindcast.local.load import Account, Load
 from hindcast.pipeline import TOPIC_STRIDE
+from hindcast_sandbox.generators import GENERATORS, Generator
+from hindcast_sandbox.generators.record import Record
+from hindcast_sandbox.load import Load, LoadReport
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -113,7 +113,7 @@ def test_an_account_of_many_topics_is_read_as_it_was_written(load_factory: Calla
     load = load_factory("payments", rate=2000.0, rows=50)
     load._send_all(MemoryProducer({"payments": 4, "payments-retry": 4}), START)
     load.account.write(tmp_path / "account.json")
-    assert Account.read(tmp_path / "account.json") == load.account
+    assert LoadReport.read(tmp_path / "account.json") == load.account
 
 
 def test_progress_is_told_each_second_also_between_rare_rows(load_factory: Callable[..., Load], tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_progress_is_told_each_second_also_between_rare_rows(load_factory: Calla
     told = threading.Event()
     counts: list[int] = []
 
-    def progress(account: Account) -> None:
+    def progress(account: LoadReport) -> None:
         counts.append(account.sent)
         told.set()
 
@@ -130,7 +130,7 @@ def test_progress_is_told_each_second_also_between_rare_rows(load_factory: Calla
     sending.start()
     try:
         assert told.wait(5)
-        assert Account.read(tmp_path / "account.json").sent == 1
+        assert LoadReport.read(tmp_path / "account.json").sent == 1
     finally:
         load.stop()
         sending.join(5)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from hindcast.local import sqlite
+from hindcast_sandbox import sqlite
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from hindcast.serving.corrections import RUN_ID, WINDOW_END, Corrected, CorrectedRange, Corrections, stamped
+from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
 
 PIPELINE: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="sink"))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
-from leased_shards import add_shards, owners, row
+from support.leased_shards import add_shards, owners, row
 
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease, LeaseKey, ShardState, StatusType
-from hindcast.control.store import Snapshot, swap
 from hindcast.errors import LeaseLostError, StoreUnavailableError
+from hindcast.leases.lease import Lease, LeaseKey, ShardState, StatusType
+from hindcast.leases.store import Snapshot, swap
+from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.testing import FakeClock, MemoryStore, Outcome
 
 LEASE = 10.0
-Make = Callable[..., Keeper]
+Make = Callable[..., LeaseCoordinator]
 
 
 def test_one_worker_takes_all_free_shards_in_a_new_epoch(store: MemoryStore, keeper: Make) -> None:
@@ -39,7 +39,7 @@ def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper:
 
 def test_a_worker_of_another_fleet_has_no_share(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
     """It consumes other pipelines from the same table of leases, so nothing is left to it."""
-    other = Keeper(store, clock, owner="z", fleet="g", slots=1, lease_seconds=LEASE, wanted=lambda *_: False)
+    other = LeaseCoordinator(store, clock, owner="z", fleet="g", slots=1, lease_seconds=LEASE, wanted=lambda *_: False)
     assert other.acquire_slot(clock.advance)
     add_shards(store, 4)
     assert len(keeper("a").step().gained) == 4
@@ -61,7 +61,7 @@ def test_a_step_waits_between_two_attempts_as_it_was_told(clock: FakeClock) -> N
     outcomes = [Outcome.CONFLICT, Outcome.OK]
     store = MemoryStore(lambda: outcomes.pop(0) if outcomes else Outcome.OK)
     slept: list[float] = []
-    one = Keeper(store, clock, owner="a", fleet="f", slots=1, lease_seconds=LEASE, wanted=lambda *_: True, sleep=slept.append)
+    one = LeaseCoordinator(store, clock, owner="a", fleet="f", slots=1, lease_seconds=LEASE, wanted=lambda *_: True, sleep=slept.append)
     assert one.acquire_slot(clock.advance)
     assert len(slept) == 1
     outcomes[:] = [Outcome.CONFLICT]

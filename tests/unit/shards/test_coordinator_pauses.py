@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from leased_shards import add_shards
+from support.leased_shards import add_shards
 
-from hindcast.control.keeper import SETTLE_SECONDS, Keeper
-from hindcast.control.leases import Lease, StatusType
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.shards.coordinator import SETTLE_SECONDS, LeaseCoordinator
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
-Make = Callable[..., Keeper]
+Make = Callable[..., LeaseCoordinator]
 
 
 def rows(store: MemoryStore) -> list[Lease]:
@@ -22,7 +22,7 @@ def owners(store: MemoryStore) -> list[str]:
     return sorted(row.lease_owner for row in rows(store))
 
 
-def pair(store: MemoryStore, keeper: Make) -> tuple[Keeper, Keeper]:
+def pair(store: MemoryStore, keeper: Make) -> tuple[LeaseCoordinator, LeaseCoordinator]:
     """Two workers, each with a shard."""
     add_shards(store, 2)
     a, b = keeper("a"), keeper("b")
@@ -32,7 +32,7 @@ def pair(store: MemoryStore, keeper: Make) -> tuple[Keeper, Keeper]:
     return a, b
 
 
-def alone(clock: FakeClock, worker: Keeper) -> None:
+def alone(clock: FakeClock, worker: LeaseCoordinator) -> None:
     """The other one stands still for longer than a lease."""
     for _ in range(5):
         clock.advance(LEASE / 4)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leased_shards import add_shards, owners
+from support.leased_shards import add_shards, owners
 
-from hindcast.control import shards
-from hindcast.control.keeper import LOOKS, Keeper
-from hindcast.control.leases import REMOVED, Lease, ShardState
-from hindcast.control.store import Snapshot
+from hindcast.leases.lease import REMOVED, Lease, ShardState
+from hindcast.leases.store import Snapshot
+from hindcast.shards import resharding
+from hindcast.shards.coordinator import LOOKS, LeaseCoordinator
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
-Make = Callable[..., Keeper]
+Make = Callable[..., LeaseCoordinator]
 
 
 def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
@@ -51,7 +51,7 @@ def test_what_a_look_remembers_never_changes_its_answer(moves: list[tuple[str, f
     store, clock = MemoryStore(), Ticking()
     add_shards(store, 2)
     common: dict[str, Any] = {"fleet": "f", "slots": 2, "lease_seconds": LEASE, "wanted": lambda *_: True}
-    a, b = (Keeper(store, clock, owner=owner, **common) for owner in "ab")
+    a, b = (LeaseCoordinator(store, clock, owner=owner, **common) for owner in "ab")
     for one in (a, b):
         assert one.acquire_slot(lambda _: None)
     for move, seconds in moves:
@@ -72,7 +72,7 @@ def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(store: Memor
     clock.advance(1)
     assert not one.look()
     assert len(weighed) == times
-    shards.create(store, "q", 1, 1, {0: 0})
+    resharding.create(store, "q", 1, 1, {0: 0})
     assert one.look()
 
 
@@ -112,8 +112,8 @@ def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, keeper: Make) -> 
 
 def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, keeper: Make) -> None:
     """Children whose parent has just ended are opened, and taken, at once."""
-    (parent,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
-    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    (parent,) = resharding.create(store, "p", 1, 1, {0: 0, 1: 0})
+    resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
     a = keeper("a", wanted=lambda lease, _: lease.key != parent.key)
     assert not a.look()
     store.commit(store.read(), [store.read().leases[parent.key].moved(ShardState.TERMINATED)])

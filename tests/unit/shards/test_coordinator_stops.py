@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from leased_shards import add_shards, owners, row
-from waiting import wait_until
+from support.leased_shards import add_shards, owners, row
+from support.waiting import wait_until
 
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import ShardState
+from hindcast.leases.lease import ShardState
+from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.testing import FakeClock, MemoryStore, Outcome
 
-Make = Callable[..., Keeper]
+Make = Callable[..., LeaseCoordinator]
 
 
 def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make) -> None:

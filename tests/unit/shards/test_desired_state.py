@@ -8,11 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from live_stream import MODULE
+from support.live_stream import MODULE
 
 from hindcast import catalog
-from hindcast.control import shards
-from hindcast.control.desired import (
+from hindcast.errors import UnknownPipelineError
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.pipeline import Pipeline
+from hindcast.shards import resharding
+from hindcast.shards.desired_state import (
     DRAINED,
     REBUILD,
     REFUSED,
@@ -24,9 +27,6 @@ from hindcast.control.desired import (
     rebuild_request,
     wanted_versions,
 )
-from hindcast.control.leases import Lease, LeaseKey, StatusType
-from hindcast.errors import UnknownPipelineError
-from hindcast.pipeline import Pipeline
 from hindcast.testing import MemoryStore, Outcome
 
 ROW = desired_key("p")
@@ -43,7 +43,7 @@ def states(store: MemoryStore, pipeline: Pipeline) -> DesiredStates:
     """The pipeline is wanted, in two shards, and has them."""
     found = DesiredStates(store)
     found.declare(pipeline, 3)
-    shards.create(store, "p", 4, 2, {0: 0, 1: 0})
+    resharding.create(store, "p", 4, 2, {0: 0, 1: 0})
     return found
 
 
@@ -79,7 +79,7 @@ def test_all_are_listed_by_name(store: MemoryStore, pipeline: Pipeline) -> None:
     states = DesiredStates(store)
     for name in ("b", "a"):
         states.declare(replace(pipeline, name=name), 1)
-    shards.create(store, "c", 1, 1, {0: 0})
+    resharding.create(store, "c", 1, 1, {0: 0})
     store.commit(store.read(), [store.read().leases[desired_key("a")].evolve(status_value="another row")])
     assert [one.pipeline for one in states.all()] == ["a", "b"]
     assert desired_of(store.read().leases.values())["b"] == states.get("b")
@@ -122,8 +122,8 @@ def test_a_change_leaves_the_rest(
 
 def test_only_running_gives_marked_shards_another_try(store: MemoryStore, states: DesiredStates) -> None:
     """Both marks go, other details and other pipelines' shards stay; pausing and draining clear nothing."""
-    first, second = shards.of_version(store.read().leases.values(), "p", 4)
-    (foreign,) = shards.create(store, "q", 1, 1, {0: 0})
+    first, second = resharding.of_version(store.read().leases.values(), "p", 4)
+    (foreign,) = resharding.create(store, "q", 1, 1, {0: 0})
     marked = {
         lease.key: lease.evolve(detail={**lease.detail, mark: "why"})
         for lease, mark in ((first, REFUSED), (second, DRAINED), (foreign, REFUSED))
@@ -139,7 +139,7 @@ def test_only_running_gives_marked_shards_another_try(store: MemoryStore, states
 
 def test_a_rebuild_is_asked_for_shard_by_shard(store: MemoryStore, states: DesiredStates) -> None:
     """Each shard has its newest request; a refused one gets another try, a drained one and those not asked for stay as they are."""
-    first, second = shards.of_version(store.read().leases.values(), "p", 4)
+    first, second = resharding.of_version(store.read().leases.values(), "p", 4)
     marks = {REFUSED: "torn", DRAINED: True}
     store.commit(store.read(), [one.evolve(detail={**one.detail, **marks}) for one in (first, second)])
     leases = store.read().leases

@@ -6,28 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from leased_shards import add_shards, owners
+from support.leased_shards import add_shards, owners
 
-from hindcast.control.keeper import LEASE_SECONDS, Keeper
-from hindcast.control.leases import StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.control.store import LeaseStore
-from hindcast.control.tables import ControlTables
 from hindcast.errors import LeaseSecondsDifferError
+from hindcast.leases.lease import StatusType
+from hindcast.leases.store import LeaseStore
 from hindcast.settings import Settings
+from hindcast.shards.coordinator import LEASE_SECONDS, LeaseCoordinator
 from hindcast.stream import worker
 from hindcast.stream.worker import Worker
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
-MakeFor = Callable[..., Keeper]
+MakeFor = Callable[..., LeaseCoordinator]
 
 
 @pytest.fixture
 def of(store: MemoryStore, clock: FakeClock) -> MakeFor:
     """Make a keeper with a lease of so many seconds; it has no slot yet."""
 
-    def make(owner: str, lease_seconds: float, *, fleet: str = "f", store: LeaseStore = store) -> Keeper:
-        return Keeper(
+    def make(owner: str, lease_seconds: float, *, fleet: str = "f", store: LeaseStore = store) -> LeaseCoordinator:
+        return LeaseCoordinator(
             store, clock, owner=owner, fleet=fleet, slots=4, lease_seconds=lease_seconds, wanted=lambda *_: True, sleep=lambda _: None
         )
 

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from leased_shards import owners
+from support.leased_shards import owners
 
-from hindcast.control import shards
-from hindcast.control.desired import DesiredStates
-from hindcast.control.keeper import Step
-from hindcast.control.leases import Lease, StatusType
+from hindcast.leases.lease import Lease, StatusType
 from hindcast.settings import Settings
-from hindcast.stream import consumers, worker
-from hindcast.stream.consumers import Pace
+from hindcast.shards import resharding
+from hindcast.shards.coordinator import Step
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.stream import shard_sync, worker
+from hindcast.stream.shard_sync import Pace
 from hindcast.stream.worker import Worker
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -92,7 +92,7 @@ class Turns:
 
 @dataclass
 class Query:
-    """Stands in for :class:`hindcast.stream.consumer.ShardConsumer`: its query reads nothing, but to start and to stop it takes time."""
+    """Stands in for :class:`hindcast.stream.shard_runner.ShardRunner`: its query reads nothing, but to start and to stop it takes time."""
 
     lease: Lease
     turns: Turns
@@ -147,15 +147,15 @@ class Rig:
         self.store, self.started = MemoryStore(), list[Lease]()
         self.turns = Turns(FakeClock())
         patch.setattr(worker, "LeaseTable", lambda _: self.store)
-        patch.setattr(consumers, "ShardConsumer", lambda _spark, _settings, _pipeline, lease, *_: Query(lease, self.turns, self.started))
-        patch.setattr(consumers, "Audit", Filed)
-        patch.setattr(consumers, "_check_retained", lambda *_: None)
+        patch.setattr(shard_sync, "ShardRunner", lambda _spark, _settings, _pipeline, lease, *_: Query(lease, self.turns, self.started))
+        patch.setattr(shard_sync, "Audit", Filed)
+        patch.setattr(shard_sync, "_check_retained", lambda *_: None)
         self.worker = Worker(settings, self.turns.clock)
         self.events: list[str] = []
         self.worker._events = SimpleNamespace(record=lambda kind, *_, **__: self.events.append(kind))  # type: ignore[assignment]
         for pipeline in self.worker._deployed.catalog.values():
             DesiredStates(self.store).declare(pipeline, 1)  # type: ignore[arg-type]
-            shards.create(self.store, pipeline.name, 1, SHARDS_EACH, dict.fromkeys(range(SHARDS_EACH), 0))
+            resharding.create(self.store, pipeline.name, 1, SHARDS_EACH, dict.fromkeys(range(SHARDS_EACH), 0))
         assert self.worker._keeper.acquire_slot(self.turns.clock.advance)
         self.worker._keeper.ready()
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))

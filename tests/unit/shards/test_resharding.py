@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hindcast.control import shards
-from hindcast.control.desired import DesiredState
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease, ShardState, StatusType
 from hindcast.errors import BadInputError
+from hindcast.leases.lease import Lease, ShardState, StatusType
 from hindcast.pipeline import TOPIC_STRIDE
+from hindcast.shards import resharding, shard_names
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.desired_state import DesiredState
 from hindcast.testing import FakeClock, MemoryStore
 
 
 def generation(store: MemoryStore, number: int) -> list[Lease]:
-    found = shards.of_version(store.read().leases.values(), "p", 1)
-    return [lease for lease in found if shards.shard_generation(lease.status_value) == number]
+    found = resharding.of_version(store.read().leases.values(), "p", 1)
+    return [lease for lease in found if shard_names.shard_generation(lease.status_value) == number]
 
 
 def end(store: MemoryStore, lease: Lease, *, watermark_ms: int = 0, **offsets: int) -> None:
@@ -32,7 +32,7 @@ def end(store: MemoryStore, lease: Lease, *, watermark_ms: int = 0, **offsets: i
 
 def open_ready(store: MemoryStore) -> list[Lease]:
     snapshot = store.read()
-    found = shards.opened(snapshot.leases)
+    found = resharding.opened(snapshot.leases)
     store.commit(snapshot, found)
     return found
 
@@ -40,14 +40,14 @@ def open_ready(store: MemoryStore) -> list[Lease]:
 def test_children_wait_for_every_parent_and_begin_where_those_ended() -> None:
     """Two shards become three: each child opens once its own parents are done, at their offsets and with their watermarks."""
     store = MemoryStore()
-    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0, 3: 0})
-    children = shards.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
+    first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0, 3: 0})
+    children = resharding.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
     assert [(child.state, child.detail["partitions"], child.parent_shard_ids) for child in children] == [
         ("WAIT", [0, 3], ["v1.g0.s0", "v1.g0.s1"]),
         ("WAIT", [1], ["v1.g0.s1"]),
         ("WAIT", [2], ["v1.g0.s0"]),
     ]
-    assert shards.superseded(store.read().leases.values()) == {first.key, second.key}
+    assert resharding.superseded(store.read().leases.values()) == {first.key, second.key}
     assert open_ready(store) == []
     end(store, first, watermark_ms=7000, p0=10, p2=12)
     assert [(child.status_value, child.checkpoint) for child in open_ready(store)] == [
@@ -63,8 +63,8 @@ def test_children_wait_for_every_parent_and_begin_where_those_ended() -> None:
 def test_each_row_says_when_it_was_written() -> None:
     """Shards that are created, that wait and that are opened: an instant of now, in UTC."""
     store, began = MemoryStore(), datetime.now(UTC)
-    (root,) = shards.create(store, "p", 1, 1, {0: 0, 1: 0})
-    waiting = shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    (root,) = resharding.create(store, "p", 1, 1, {0: 0, 1: 0})
+    waiting = resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
     end(store, root)
     for lease in (root, *waiting):
         assert lease.updated_at is not None
@@ -78,21 +78,21 @@ def test_each_row_says_when_it_was_written() -> None:
 def test_resharding_is_written_once() -> None:
     """The same number again, or a number asked for while a generation still waits, writes nothing."""
     store = MemoryStore()
-    shards.create(store, "p", 1, 2, {0: 0, 1: 0})
-    assert shards.reshard(store, "p", 1, 2, {0: 0, 1: 0}) == []
-    assert len(shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})) == 1
-    assert shards.reshard(store, "p", 1, 2, {0: 0, 1: 0}) == []
+    resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
+    assert resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0}) == []
+    assert len(resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0})) == 1
+    assert resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0}) == []
 
 
 def test_a_generation_that_never_ran_hands_its_beginning_on() -> None:
     """Where a shard ends before its first batch, its child begins where it would have begun, with its floors."""
     store = MemoryStore()
-    (root,) = shards.create(store, "p", 1, 1, {0: 3, 1: 4})
-    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    (root,) = resharding.create(store, "p", 1, 1, {0: 3, 1: 4})
+    resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
     end(store, root, watermark_ms=500, p0=8, p1=9)
     for child in open_ready(store):
         end(store, child)
-    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})
+    resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0})
     (last,) = open_ready(store)
     assert last.checkpoint == {"start_offsets": {"0": 8, "1": 9}, "floors": {"0": 500, "1": 500}}
 
@@ -100,13 +100,13 @@ def test_a_generation_that_never_ran_hands_its_beginning_on() -> None:
 def test_each_partition_hands_its_own_floor_on() -> None:
     """One that the parent had from a slower shard than its others stays open for as long as it was."""
     store = MemoryStore()
-    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
-    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})
+    first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
+    resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0})
     end(store, first, watermark_ms=100, p0=10)
     end(store, second, watermark_ms=200, p1=11)
     (joined,) = open_ready(store)
     assert joined.checkpoint["floors"] == {"0": 100, "1": 200}
-    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
     end(store, joined, watermark_ms=150, p0=12, p1=13)
     assert [child.checkpoint for child in open_ready(store)] == [
         {"start_offsets": {"0": 12}, "floors": {"0": 150}},
@@ -116,19 +116,19 @@ def test_each_partition_hands_its_own_floor_on() -> None:
 
 def test_nothing_is_final_for_a_shard_that_has_read_nothing() -> None:
     """Neither of one of its partitions nor of them all."""
-    (lease,) = shards.create(MemoryStore(), "p", 1, 1, {0: 0})
-    assert (shards.final_ms(lease, None), shards.final_ms(lease, "0")) == (0, 0)
+    (lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
+    assert (resharding.final_ms(lease, None), resharding.final_ms(lease, "0")) == (0, 0)
 
 
 def test_an_added_partition_reopens_no_window_that_was_final_for_any_other() -> None:
     """Its keys come from any partition of the parent, the fastest of them too, though the parent itself has read nothing since."""
     store = MemoryStore()
-    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
-    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0})
+    first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
+    resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0})
     end(store, first, watermark_ms=100, p0=10)
     end(store, second, watermark_ms=200, p1=11)
     (joined,) = open_ready(store)
-    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0, 2: 5})
+    resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0, 2: 5})
     end(store, joined)
     assert [child.checkpoint["floors"] for child in open_ready(store)] == [{"0": 100, "1": 200, "2": 200}]
 
@@ -140,27 +140,27 @@ UNLIKE = {0: 0, 1: 0, 2: 0, TOPIC_STRIDE: 0}
 def test_topics_of_unlike_size_stay_one_shard() -> None:
     """A key is in another partition of each topic, so two shards would each emit a part of its windows."""
     store = MemoryStore()
-    shards.create(store, "p", 1, 1, UNLIKE)
+    resharding.create(store, "p", 1, 1, UNLIKE)
     commits = store.commits
     with pytest.raises(BadInputError, match="The topics of p have 3, 1 partitions"):
-        shards.reshard(store, "p", 1, 2, UNLIKE)
+        resharding.reshard(store, "p", 1, 2, UNLIKE)
     assert store.commits == commits
 
 
 def test_a_topic_that_has_grown_to_the_size_of_the_other_stays_one_shard() -> None:
     """Its older records are in one partition, whatever their key."""
     store = MemoryStore()
-    shards.create(store, "p", 1, 1, UNLIKE)
+    resharding.create(store, "p", 1, 1, UNLIKE)
     grown = {**UNLIKE, TOPIC_STRIDE + 1: 0, TOPIC_STRIDE + 2: 0}
-    (child,) = shards.reshard(store, "p", 1, 2, grown)
+    (child,) = resharding.reshard(store, "p", 1, 2, grown)
     assert child.detail["partitions"] == sorted(grown)
 
 
 def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:
     """A partition that was added begins at its first offset; windows that its keys' old shard had emitted are final in it."""
     store = MemoryStore()
-    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
-    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0, 2: 5, 3: 6})
+    first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
+    resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0, 2: 5, 3: 6})
     end(store, first, watermark_ms=100, p0=10)
     end(store, second, watermark_ms=200, p1=11)
     assert [child.checkpoint for child in open_ready(store)] == [
@@ -172,8 +172,8 @@ def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:
 def test_a_new_partition_keeps_what_was_final_for_any_shard_whose_keys_it_may_have() -> None:
     """With three partitions instead of two a key of either shard may come to the new one: it reopens no window of the faster of them."""
     store = MemoryStore()
-    first, second = shards.create(store, "p", 1, 2, {0: 0, 1: 0})
-    shards.reshard(store, "p", 1, 1, {0: 0, 1: 0, 2: 5})
+    first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
+    resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0, 2: 5})
     end(store, first, watermark_ms=100, p0=10)
     end(store, second, watermark_ms=200, p1=11)
     (child,) = open_ready(store)
@@ -184,14 +184,14 @@ def test_a_new_partition_keeps_what_was_final_for_any_shard_whose_keys_it_may_ha
 def test_a_key_is_in_one_shard_however_the_topic_grew(counts: list[int], numbers: list[int], data: st.DataObject) -> None:
     """Each partition that ever held a key, at any size of the topic, is in the same shard of the newest generation."""
     store = MemoryStore()
-    shards.create(store, "p", 1, numbers[0], dict.fromkeys(range(counts[0]), 0))
+    resharding.create(store, "p", 1, numbers[0], dict.fromkeys(range(counts[0]), 0))
     for count, number in zip(counts[1:], numbers[1:], strict=False):
-        shards.reshard(store, "p", 1, number, dict.fromkeys(range(count), 0))
+        resharding.reshard(store, "p", 1, number, dict.fromkeys(range(count), 0))
         for lease in store.read().leases.values():
             if lease.state not in {ShardState.WAIT, ShardState.TERMINATED}:
                 end(store, lease)
         open_ready(store)
-    newest = shards.newest_generation(shards.of_version(store.read().leases.values(), "p", 1))
+    newest = resharding.newest_generation(resharding.of_version(store.read().leases.values(), "p", 1))
     assert sorted(partition for lease in newest for partition in lease.detail["partitions"]) == list(range(counts[-1]))
     digest = data.draw(st.integers(0, 2**31))
     homes = {lease.status_value for lease in newest for count in counts if digest % count in lease.detail["partitions"]}
@@ -211,65 +211,65 @@ def wanted_row(count: int) -> Lease:
 def test_what_is_wanted_says_which_pipelines_to_reshard() -> None:
     """A pipeline is due while its newest generation has another number of shards than wanted, as far as its partitions allow it."""
     store = MemoryStore()
-    shards.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0})
+    resharding.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0})
     for count, due in ((2, []), (3, [("p", 1, 3)]), (7, [("p", 1, 7)])):
         store.commit(store.read(), [wanted_row(count)])
-        assert shards.to_reshard(store.read().leases.values()) == due
-    shards.reshard(store, "p", 1, 7, {0: 0, 1: 0, 2: 0})
+        assert resharding.to_reshard(store.read().leases.values()) == due
+    resharding.reshard(store, "p", 1, 7, {0: 0, 1: 0, 2: 0})
     for lease in generation(store, 0):
         end(store, lease)
     open_ready(store)
-    assert shards.to_reshard(store.read().leases.values()) == [], "three partitions cannot fill seven shards"
+    assert resharding.to_reshard(store.read().leases.values()) == [], "three partitions cannot fill seven shards"
 
 
 def test_what_is_not_ready_for_a_reshard_keeps_nothing_else_from_it() -> None:
     """A pipeline that has no shards yet, and one whose last reshard has not ended, are passed over; the others are due."""
     store = MemoryStore()
     for name in ("o", "p"):
-        shards.create(store, name, 1, 2, {0: 0, 1: 0, 2: 0})
-    shards.reshard(store, "o", 1, 1, {0: 0, 1: 0, 2: 0})
+        resharding.create(store, name, 1, 2, {0: 0, 1: 0, 2: 0})
+    resharding.reshard(store, "o", 1, 1, {0: 0, 1: 0, 2: 0})
     store.commit(store.read(), [wanted_row(3).evolve(stream_id=name) for name in ("n", "o", "p")])
-    assert shards.to_reshard(store.read().leases.values()) == [("p", 1, 3)]
+    assert resharding.to_reshard(store.read().leases.values()) == [("p", 1, 3)]
 
 
 def test_what_runs_without_shards_is_named() -> None:
     """A worker makes them: of each version that is wanted to run, and has none of its own yet."""
     store = MemoryStore()
-    shards.create(store, "p", 1, 2, {0: 0, 1: 0})
-    shards.create(store, "other", 2, 1, {0: 0})
+    resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
+    resharding.create(store, "other", 2, 1, {0: 0})
     beside = {"version": 2, "shards": 4, "leaving": False}
     running = wanted_row(3).evolve(detail={**wanted_row(3).detail, "beside": beside})
     paused = wanted_row(1).evolve(stream_id="q", state=DesiredState.PAUSED)
     store.commit(store.read(), [running, paused, wanted_row(5).evolve(stream_id="r")])
-    assert shards.pipelines_without_shards(store.read()) == [("p", 2, 4), ("r", 1, 5)]
+    assert resharding.pipelines_without_shards(store.read()) == [("p", 2, 4), ("r", 1, 5)]
 
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
     """The old generation is closed and ended, the new one opened and shared out; a worker that dies on the way changes nothing."""
     clock, store = FakeClock(), MemoryStore()
-    shards.create(store, "p", 1, 2, dict.fromkeys(range(4), 0))
+    resharding.create(store, "p", 1, 2, dict.fromkeys(range(4), 0))
 
     def wanted(lease: Lease, _: object) -> bool:
         return lease.state not in {ShardState.WAIT, ShardState.TERMINATED}
 
     keepers = [
-        Keeper(store, clock, owner=f"w{index}", fleet="f", slots=3, lease_seconds=8, wanted=wanted, sleep=lambda _: None)
+        LeaseCoordinator(store, clock, owner=f"w{index}", fleet="f", slots=3, lease_seconds=8, wanted=wanted, sleep=lambda _: None)
         for index in range(3)
     ]
     keepers = keepers[:2] if not dies else keepers
     for keeper in keepers:
         assert keeper.acquire_slot(clock.advance)
 
-    def round_(live: list[Keeper]) -> None:
+    def round_(live: list[LeaseCoordinator]) -> None:
         for keeper in live:
             for key in keeper.step().close:
-                keeper.closed(key, ended=key in shards.superseded(store.read().leases.values()))
+                keeper.closed(key, ended=key in resharding.superseded(store.read().leases.values()))
         clock.advance(2)
 
     for _ in range(4):
         round_(keepers)
-    shards.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
+    resharding.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
     for _ in range(12):
         round_(keepers[1:] if dies else keepers)
     assert {lease.state for lease in generation(store, 0)} == {"TERMINATED"}

@@ -10,27 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from live_stream import declare
+from support.live_stream import declare
 
 from hindcast import catalog
-from hindcast.control import shards
-from hindcast.control.desired import DRAINED, REFUSED, DesiredState, DesiredStates
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.leases import TRANSITIONS, Lease, ShardState, StatusType
-from hindcast.control.ledger import Ledger, LedgerRow
-from hindcast.control.maintenance import maintain
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import BadInputError, UnknownPipelineError
+from hindcast.leases.lease import TRANSITIONS, Lease, ShardState, StatusType
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.settings import Settings
+from hindcast.shards import resharding
+from hindcast.shards.desired_state import DRAINED, REFUSED, DesiredState, DesiredStates
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.retention import maintain
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import MemoryStore
 
 
 @given(st.sets(st.integers(0, 200), min_size=1), st.integers(1, 40))
 def test_every_partition_is_in_exactly_one_shard(partitions: set[int], count: int) -> None:
     """Dealing loses no partition, doubles none, and leaves no shard empty."""
-    dealt = shards.deal(partitions, count, len(partitions))
+    dealt = resharding.deal(partitions, count, len(partitions))
     assert sorted(partition for part in dealt for partition in part) == sorted(partitions)
     assert all(dealt)
     assert len(dealt) <= count
@@ -51,20 +51,20 @@ def test_only_the_table_of_transitions_moves_a_shard(before: ShardState, after: 
 def test_a_shard_has_the_same_partitions_of_each_topic() -> None:
     """Keys are in the same partition of each topic, so they meet in one shard; topics of unlike size can only be one shard."""
     second = {TOPIC_STRIDE + number: 0 for number in range(3)}
-    created = shards.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, **second})
+    created = resharding.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, **second})
     assert [lease.detail["partitions"] for lease in created] == [[0, 2, TOPIC_STRIDE, TOPIC_STRIDE + 2], [1, TOPIC_STRIDE + 1]]
     with pytest.raises(BadInputError, match="The topics of p have 3, 1 partitions"):
-        shards.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
-    (alone,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
+        resharding.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
+    (alone,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
     assert alone.detail["partitions"] == [0, 1, 2, TOPIC_STRIDE]
 
 
 def test_shards_are_created_once() -> None:
     """A second creation, from another worker, finds the first and writes nothing."""
     store = MemoryStore()
-    assert [lease.detail["partitions"] for lease in shards.create(store, "p", 1, 2, {0: 5, 1: 6, 2: 7})] == [[0, 2], [1]]
-    assert shards.create(store, "p", 1, 3, {0: 9, 1: 9, 2: 9}) == []
-    first, second = shards.of_version(store.read().leases.values(), "p", 1)
+    assert [lease.detail["partitions"] for lease in resharding.create(store, "p", 1, 2, {0: 5, 1: 6, 2: 7})] == [[0, 2], [1]]
+    assert resharding.create(store, "p", 1, 3, {0: 9, 1: 9, 2: 9}) == []
+    first, second = resharding.of_version(store.read().leases.values(), "p", 1)
     assert (first.checkpoint["start_offsets"], second.checkpoint["start_offsets"]) == ({"0": 5, "2": 7}, {"1": 6})
 
 
@@ -72,10 +72,10 @@ def test_the_shards_of_a_version_come_in_the_order_of_their_names() -> None:
     """Whatever the order in which the leases were read; those of other versions and pipelines are left out."""
     store = MemoryStore()
     for name, version in (("p", 1), ("p", 2), ("q", 1)):
-        shards.create(store, name, version, 2, {0: 0, 1: 0})
+        resharding.create(store, name, version, 2, {0: 0, 1: 0})
     leases = [*store.read().leases.values()]
     for order in (leases, leases[::-1]):
-        assert [(lease.stream_id, lease.status_value) for lease in shards.of_version(order, "p", 1)] == [
+        assert [(lease.stream_id, lease.status_value) for lease in resharding.of_version(order, "p", 1)] == [
             ("p", "v1.g0.s0"),
             ("p", "v1.g0.s1"),
         ]
@@ -89,10 +89,10 @@ def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(sett
     store = MemoryStore()
     states = DesiredStates(store)
     states.declare(pipeline, 1)
-    (lease,) = shards.create(store, "stock_stats", 1, 1, {0: 0})
+    (lease,) = resharding.create(store, "stock_stats", 1, 1, {0: 0})
 
     def wanted(**changes: object) -> bool:
-        return shards.wanted(lease.evolve(**changes), store.read(), lambda name, version: (name, version) == ("stock_stats", 1))
+        return resharding.wanted(lease.evolve(**changes), store.read(), lambda name, version: (name, version) == ("stock_stats", 1))
 
     assert wanted()
     assert not wanted(detail={REFUSED: "torn"})
@@ -109,7 +109,7 @@ def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(sett
 def test_resuming_clears_what_a_worker_refused() -> None:
     """`hindcast resume` gives a refused shard another try."""
     store = MemoryStore()
-    (lease,) = shards.create(store, "p", 1, 1, {0: 0})
+    (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
     row = Lease(
         stream_id="p",
         status_type=StatusType.PIPELINE,

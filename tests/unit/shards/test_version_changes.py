@@ -10,28 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_stream import MODULE
+from support.live_stream import MODULE
 
 from hindcast import catalog
-from hindcast.control import shards
-from hindcast.control.desired import DesiredState, DesiredStates, desired_key
-from hindcast.control.history import History
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import REMOVED, Lease, StatusType
-from hindcast.control.ledger import LedgerRow
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Beside, BesideState, Change, ChangeKind, Earlier, Standing, active_pipeline, caught_up, is_shadow
-from hindcast.control.store import swap
-from hindcast.control.tables import ControlTables
-from hindcast.control.telling import tell
-from hindcast.control.versions import Versions, check_room
-from hindcast.control.warm_time import NOTED_SECONDS, WarmTime
 from hindcast.errors import PipelineError, TryLaterError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import REMOVED, Lease, StatusType
+from hindcast.leases.store import swap
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.stream.deployed import Deployed
+from hindcast.shards import resharding
+from hindcast.shards.active_version import (
+    Change,
+    ChangeKind,
+    InactiveState,
+    InactiveVersion,
+    Rollout,
+    ServedUntil,
+    active_pipeline,
+    caught_up,
+    is_shadow,
+)
+from hindcast.shards.desired_state import DesiredState, DesiredStates, desired_key
+from hindcast.shards.version_changes import Versions, check_room
+from hindcast.shards.version_events import record_changes
+from hindcast.shards.warm_time import NOTED_SECONDS, WarmTime
+from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import LedgerRow
+from hindcast.tables.ledger_history import History
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore, Outcome
-from hindcast.versions.beginning import seam_of
+from hindcast.versions.start import seam_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NAME = "p"
@@ -46,19 +56,19 @@ def declare(folder: Path, version: int = 1, *, name: str = NAME, table: str = ""
 def wanting(store: MemoryStore, folder: Path) -> Versions:
     """Version 1 is wanted, and has its shard."""
     DesiredStates(store).declare(declare(folder), 1)
-    shards.create(store, NAME, 1, 1, {0: 0})
+    resharding.create(store, NAME, 1, 1, {0: 0})
     return Versions(store)
 
 
-def shadow(version: int = 2, seam_ms: int | None = None) -> Beside:
-    return Beside(version=version, state=BesideState.CATCHING_UP, shards=1, tables=(f"sinks/p_{version}",), seam_ms=seam_ms)
+def shadow(version: int = 2, seam_ms: int | None = None) -> InactiveVersion:
+    return InactiveVersion(version=version, state=InactiveState.CATCHING_UP, shards=1, tables=(f"sinks/p_{version}",), seam_ms=seam_ms)
 
 
-def begun(versions: Versions, version: int = 2, seam_ms: int | None = None, active: int = 1) -> Standing:
+def begun(versions: Versions, version: int = 2, seam_ms: int | None = None, active: int = 1) -> Rollout:
     return versions.begin(NAME, shadow(version, seam_ms), {0: 0}, columns_from=active)
 
 
-def promoted(versions: Versions, version: int = 2) -> Standing:
+def promoted(versions: Versions, version: int = 2) -> Rollout:
     since = versions.of(NAME).change
     assert since is not None
     return versions.promote(NAME, version, ("sinks/p_1",), warm_seconds=0.0, barrier={0: 7}, since=since.id)
@@ -112,10 +122,10 @@ def test_a_shadow_is_consumed_beside_the_active_version(tmp_path: Path) -> None:
     commits = store.commits
     begun(versions)
     assert store.commits == commits + 1
-    (first, second) = (shards.of_version(store.read().leases.values(), NAME, version)[0] for version in (1, 2))
+    (first, second) = (resharding.of_version(store.read().leases.values(), NAME, version)[0] for version in (1, 2))
 
     def wanted() -> tuple[bool, ...]:
-        return tuple(shards.wanted(lease, store.read(), lambda *_: True) for lease in (first, second))
+        return tuple(resharding.wanted(lease, store.read(), lambda *_: True) for lease in (first, second))
 
     assert wanted() == (True, True)
     assert (is_shadow(store.read().leases, first), is_shadow(store.read().leases, second)) == (False, True)
@@ -136,7 +146,7 @@ def test_a_promotion_leaves_every_lease_as_it_is(tmp_path: Path) -> None:
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     begun(versions)
-    key = shards.of_version(store.read().leases.values(), NAME, 1)[0].key
+    key = resharding.of_version(store.read().leases.values(), NAME, 1)[0].key
     swap(store, lambda snapshot: [snapshot.leases[key].given_to("w")])
     before, commits = dict(store.read().leases), store.commits
     promoted(versions)
@@ -153,7 +163,7 @@ def test_no_version_is_promoted_in_the_middle_of_a_reshard(tmp_path: Path, versi
     """Whoever looked before the new generation was written is refused by the row itself; for a reason it is promoted all the same."""
     versions = wanting(store := MemoryStore(), tmp_path)
     begun(versions)
-    (child,) = shards.reshard(store, NAME, version, 2, {0: 0, 1: 0})
+    (child,) = resharding.reshard(store, NAME, version, 2, {0: 0, 1: 0})
     with pytest.raises(VersionRefusedError, match=f"version {version} is being resharded: {child.status_value} must wait"):
         promoted(versions)
     since = versions.of(NAME).change
@@ -168,7 +178,7 @@ def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
     versions = wanting(store, tmp_path)
     ids: set[str] = set()
 
-    def seen() -> Standing:
+    def seen() -> Rollout:
         """What a reader finds, with the change's own id and time, which nobody gives, taken out."""
         standing = versions.of(NAME)
         assert standing.change is not None
@@ -185,23 +195,23 @@ def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
         assert found is not None
         return found
 
-    two = Beside(version=2, state=BesideState.CATCHING_UP, shards=3, tables=("sinks/p_2",), seam_ms=5)
+    two = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=3, tables=("sinks/p_2",), seam_ms=5)
     versions.begin(NAME, two, {0: 3}, columns_from=1, who="me")
-    expected = Standing(pipeline=NAME, active=1, shards=1, beside=two, change=change(ChangeKind.STARTED, 2, 1, 1, who="me", offsets={0: 3}))
+    expected = Rollout(pipeline=NAME, active=1, shards=1, beside=two, change=change(ChangeKind.STARTED, 2, 1, 1, who="me", offsets={0: 3}))
     assert seen() == expected
     versions.note_caught_up(versions.of(NAME))
-    two = replace(two, state=BesideState.LIVE)
+    two = replace(two, state=InactiveState.LIVE)
     expected = replace(expected, beside=two, change=change(ChangeKind.CAUGHT_UP, 2, 1, 2))
     assert seen() == expected
     versions.promote(NAME, 2, ("sinks/p_1",), warm_seconds=60.0, barrier={0: 7}, since=last().id, who="me", despite="it is late")
-    one = Beside(version=1, state=BesideState.WARM, shards=1, tables=("sinks/p_1",), until=last().at + timedelta(seconds=60))
-    expected = Standing(
+    one = InactiveVersion(version=1, state=InactiveState.WARM, shards=1, tables=("sinks/p_1",), until=last().at + timedelta(seconds=60))
+    expected = Rollout(
         pipeline=NAME,
         active=2,
         shards=3,
         tables=("sinks/p_2",),
         beside=one,
-        earlier=(Earlier(1, 5),),
+        earlier=(ServedUntil(1, 5),),
         change=change(ChangeKind.PROMOTED, 2, 2, 3, who="me", despite="it is late", offsets={0: 7}),
     )
     assert seen() == expected
@@ -209,7 +219,7 @@ def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
         versions.keep_warm(versions.of(NAME), 20.0)
     assert seen() == replace(expected, beside=replace(one, warmed_seconds=40.0))
     versions.back_out(NAME, who="me", since=last().id)
-    expected = Standing(
+    expected = Rollout(
         pipeline=NAME, active=1, shards=1, tables=("sinks/p_1",), beside=two, change=change(ChangeKind.BACKED_OUT, 2, 1, 4, who="me")
     )
     assert seen() == expected
@@ -217,7 +227,7 @@ def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
     assert seen() == replace(expected, beside=replace(two, leaving=True))
     versions.remove(NAME, 2, who="me")
     assert seen() == replace(expected, beside=None, change=change(ChangeKind.DISCARDED, 2, 1, 5, who="me"))
-    assert shards.of_version(store.read().leases.values(), NAME, 2) == []
+    assert resharding.of_version(store.read().leases.values(), NAME, 2) == []
     assert len(ids) == 5
     assert store.read().leases[desired_key(NAME)].updated_at == last().at
 
@@ -246,15 +256,15 @@ def test_only_the_promotion_that_was_meant_is_undone(tmp_path: Path) -> None:
     assert versions.back_out(NAME, since=promotion.id).active == 1
 
 
-def retired(versions: Versions) -> Standing | None:
+def retired(versions: Versions) -> Rollout | None:
     return versions.keep_warm(versions.of(NAME), 0.0)
 
 
-def leave(versions: Versions, version: int = 2) -> Standing:
+def leave(versions: Versions, version: int = 2) -> Rollout:
     return versions.leave(NAME, version)
 
 
-def back_out(versions: Versions) -> Standing:
+def back_out(versions: Versions) -> Rollout:
     return versions.back_out(NAME)
 
 
@@ -271,7 +281,7 @@ def back_out(versions: Versions) -> Standing:
         ([begun, promoted], promoted, "it is active already"),
         ([begun, promoted], lambda v: promoted(v, 1), "it is not a shadow"),
         ([begun, leave], promoted, "it is not a shadow"),
-        ([lambda v: shards.create(v._store, NAME, 2, 1, {0: 0})], begun, "it has shards already"),
+        ([lambda v: resharding.create(v._store, NAME, 2, 1, {0: 0})], begun, "it has shards already"),
         ([], back_out, "no version before it is kept warm"),
         ([begun], back_out, "no version before it is kept warm"),
         ([begun, promoted, retired], back_out, "no version before it is kept warm"),
@@ -320,10 +330,10 @@ def test_all_shards_that_wait_are_named(tmp_path: Path) -> None:
     """A promotion waits for each of them."""
     store = MemoryStore()
     DesiredStates(store).declare(declare(tmp_path), 1)
-    shards.create(store, NAME, 1, 1, {0: 0, 1: 0})
+    resharding.create(store, NAME, 1, 1, {0: 0, 1: 0})
     versions = Versions(store)
     begun(versions)
-    shards.reshard(store, NAME, 1, 2, {0: 0, 1: 0})
+    resharding.reshard(store, NAME, 1, 2, {0: 0, 1: 0})
     with pytest.raises(VersionRefusedError, match=r"version 1 is being resharded: v1\.g1\.s0, v1\.g1\.s1 must wait") as caught:
         promoted(versions)
     fields = caught.value.fields
@@ -429,7 +439,7 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
 
     def at(version: int, end: int, *, added: int | None = None, **detail: int) -> bool:
         """The version has read up to there, and of an added partition so far."""
-        (lease,) = shards.of_version(store.read().leases.values(), NAME, version)
+        (lease,) = resharding.of_version(store.read().leases.values(), NAME, version)
         ends = {"0": end}
         if added is not None:
             ends["1"] = added
@@ -449,7 +459,7 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
     noted = versions.note_caught_up(seen)
     assert noted is not None
     assert noted.beside is not None
-    assert noted.beside.state is BesideState.LIVE
+    assert noted.beside.state is InactiveState.LIVE
     assert versions.note_caught_up(seen) is None
     assert not caught_up(store.read().leases.values())
 
@@ -460,18 +470,18 @@ def test_a_shadow_has_not_caught_up_with_a_part_of_what_is_being_resharded() -> 
     detail = {"version": 1, "shards": 2, "workers": 1}
     row = Lease(stream_id=NAME, status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail=detail)
     swap(store, lambda _: [row])
-    first, second = shards.create(store, NAME, 1, 2, {0: 0, 1: 0})
+    first, second = resharding.create(store, NAME, 1, 2, {0: 0, 1: 0})
     Versions(store).begin(NAME, shadow(), {0: 0, 1: 0}, columns_from=1)
-    (own,) = shards.of_version(store.read().leases.values(), NAME, 2)
+    (own,) = resharding.of_version(store.read().leases.values(), NAME, 2)
     detail = {**own.detail, "lag_records": 990}
     own = own.evolve(checkpoint={**own.checkpoint, "end_offsets": {"0": 50, "1": 10}, "batch": 1}, detail=detail)
     first = first.evolve(checkpoint={"end_offsets": {"0": 50}})
     second = second.evolve(checkpoint={"end_offsets": {"1": 1000}})
     swap(store, lambda _: [first, second, own])
     assert not caught_up(store.read().leases.values())
-    shards.reshard(store, NAME, 1, 4, {0: 0, 1: 0, 2: 0, 3: 0})
+    resharding.reshard(store, NAME, 1, 4, {0: 0, 1: 0, 2: 0, 3: 0})
     swap(store, lambda _: [first.evolve(state="TERMINATED")])
-    swap(store, lambda snapshot: shards.opened(snapshot.leases))
+    swap(store, lambda snapshot: resharding.opened(snapshot.leases))
     assert not caught_up(store.read().leases.values())
 
 
@@ -570,10 +580,10 @@ def test_the_time_of_another_promotion_counts_for_none(tmp_path: Path) -> None:
 def test_a_removed_row_is_gone_from_the_table(settings: Settings) -> None:
     """In memory and in Delta: a row that is committed as removed is in no later read, and may be made again."""
     for store in (MemoryStore(), LeaseTable(settings)):
-        (lease,) = shards.create(store, NAME, 1, 1, {0: 0})
+        (lease,) = resharding.create(store, NAME, 1, 1, {0: 0})
         swap(store, lambda snapshot: [one.evolve(state=REMOVED) for one in snapshot.leases.values()])
         assert lease.key not in store.read().leases
-        assert shards.create(store, NAME, 1, 1, {0: 0})
+        assert resharding.create(store, NAME, 1, 1, {0: 0})
 
 
 def test_an_event_is_written_once_also_after_a_kill(settings: Settings, tmp_path: Path) -> None:
@@ -582,7 +592,7 @@ def test_an_event_is_written_once_also_after_a_kill(settings: Settings, tmp_path
     versions = wanting(store, tmp_path)
     begun(versions)
     for _ in range(2):
-        tell(tables, versions.of(NAME))
+        record_changes(tables, versions.of(NAME))
     (event,) = tables.rows(ControlTable.EVENTS)
     assert (event["kind"], event["pipeline"]) == ("reprocess_started", NAME)
     assert "Version 2 begins beside version 1" in event["message"]
@@ -592,10 +602,10 @@ def test_an_event_says_what_the_change_says(settings: Settings, tmp_path: Path) 
     """Who did what, at which offsets; what nobody gave is left out. A promotion without a proof is a warning, with the way back."""
     tables = ControlTables(settings)
     versions = wanting(MemoryStore(), tmp_path)
-    started = tell(tables, begun(versions)).change
+    started = record_changes(tables, begun(versions)).change
     assert started is not None
     versions.promote(NAME, 2, (), warm_seconds=0.0, barrier={0: 7}, since=started.id, who="me", despite="it is late")
-    promotion = tell(tables, versions.of(NAME)).change
+    promotion = record_changes(tables, versions.of(NAME)).change
     assert promotion is not None
     first, second = sorted(tables.rows(ControlTable.EVENTS), key=lambda event: json.loads(event["detail"])["number"])
     assert json.loads(first["detail"]) == {
@@ -624,7 +634,7 @@ def test_nothing_is_told_of_a_pipeline_whose_versions_never_changed(settings: Se
     """It is wanted, and that is all."""
     versions = wanting(MemoryStore(), tmp_path)
     standing = versions.of(NAME)
-    assert tell(ControlTables(settings), standing) == standing
+    assert record_changes(ControlTables(settings), standing) == standing
     assert ControlTables(settings).rows(ControlTable.EVENTS) == []
 
 
@@ -632,7 +642,7 @@ def test_a_version_that_is_deployed_while_a_worker_runs_is_loaded_once_it_is_wan
     """What was loaded stays as it was: a query that runs goes on with the code that it was started with."""
     store = MemoryStore()
     versions = wanting(store, tmp_path)
-    deployed = Deployed(tmp_path)
+    deployed = LoadedPipelines(tmp_path)
     first = deployed.of(NAME, 1)
     declare(tmp_path, 2)
     assert deployed.look(store.read().leases.values()) == []
@@ -741,23 +751,23 @@ def test_what_was_backed_out_of_lacks_what_it_lacked_before(tmp_path: Path) -> N
     """Promoted again, it is given no window that ends by its seam: readers get those from the version that has them."""
     versions = wanting(MemoryStore(), tmp_path)
     begun(versions, 2, 50)
-    assert promoted(versions).earlier == (Earlier(1, 50),)
+    assert promoted(versions).earlier == (ServedUntil(1, 50),)
     back = versions.back_out(NAME)
     assert back.beside is not None
     assert (back.earlier, back.beside.seam_ms) == ((), 50)
-    assert promoted(versions).earlier == (Earlier(1, 50),)
+    assert promoted(versions).earlier == (ServedUntil(1, 50),)
 
 
 def test_earlier_windows_come_from_the_version_that_has_them(tmp_path: Path) -> None:
     """Version 3 began before version 2 did: readers get the oldest windows from 1, and none from 2."""
     versions = wanting(MemoryStore(), tmp_path)
     begun(versions, 2, 50)
-    assert promoted(versions).earlier == (Earlier(1, 50),)
+    assert promoted(versions).earlier == (ServedUntil(1, 50),)
     retired(versions)
     begun(versions, 3, 80, active=2)
-    assert promoted(versions, 3).earlier == (Earlier(1, 50), Earlier(2, 80))
-    assert versions.back_out(NAME).earlier == (Earlier(1, 50),)
+    assert promoted(versions, 3).earlier == (ServedUntil(1, 50), ServedUntil(2, 80))
+    assert versions.back_out(NAME).earlier == (ServedUntil(1, 50),)
     versions.leave(NAME, 3)
     versions.remove(NAME, 3)
     begun(versions, 4, 30, active=2)
-    assert promoted(versions, 4).earlier == (Earlier(1, 30),)
+    assert promoted(versions, 4).earlier == (ServedUntil(1, 30),)

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from hindcast.control import shards
-from hindcast.control.desired import DesiredState, desired_key, wanted_versions
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.standing import SHADOW, Beside, BesideState
-from hindcast.control.store import swap
-from hindcast.control.versions import Versions
 from hindcast.errors import VersionRefusedError
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.leases.store import swap
+from hindcast.shards import shard_names
+from hindcast.shards.active_version import SHADOW, InactiveState, InactiveVersion
+from hindcast.shards.desired_state import DesiredState, desired_key, wanted_versions
+from hindcast.shards.version_changes import Versions
 from hindcast.testing import MemoryStore
 
 NAME = "p"
@@ -65,7 +65,7 @@ class Histories(RuleBasedStateMachine):
 
     def begin(self, seam: int | None) -> None:
         try:
-            beside = Beside(version=self.next, state=BesideState.CATCHING_UP, shards=1, tables=(), seam_ms=seam)
+            beside = InactiveVersion(version=self.next, state=InactiveState.CATCHING_UP, shards=1, tables=(), seam_ms=seam)
             self.versions.begin(NAME, beside, {0: 0}, columns_from=self.versions.of(NAME).active)
         except VersionRefusedError:
             return
@@ -118,7 +118,7 @@ class Histories(RuleBasedStateMachine):
     def the_wanted_versions_have_their_shards_and_the_discarded_have_none(self) -> None:
         snapshot = self.store.read()
         wanted = wanted_versions(snapshot.leases[desired_key(NAME)])
-        held = {shards.shard_version(key.status_value) for key in snapshot.leases if key.status_type == StatusType.SHARD}
+        held = {shard_names.shard_version(key.status_value) for key in snapshot.leases if key.status_type == StatusType.SHARD}
         assert set(wanted) - {1} <= held
         assert not held & self.deleted
         assert len(wanted) <= 2

@@ -10,7 +10,7 @@ import pytest
 
 from hindcast.errors import PrerequisiteError
 from hindcast.settings import Settings
-from hindcast.stream import class_archive, session
+from hindcast.spark import jvm_class_archive, session
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_it_is_made_once_and_replaces_the_one_of_another_jvm(own: Settings, monk
     old.write_text("old")
     practice_that(monkeypatch, 0, "new")
     said: list[str] = []
-    class_archive.make(own, said.append)
-    class_archive.make(own, said.append)
+    jvm_class_archive.make(own, said.append)
+    jvm_class_archive.make(own, said.append)
     assert [path.read_text() for path in own.spark_jars_dir.iterdir()] == ["new"]
     assert len(said) == 1
 
@@ -71,5 +71,5 @@ def test_a_practice_session_that_breaks_leaves_nothing(own: Settings, monkeypatc
     """Its last words are told, and no half archive is left for a session to find."""
     practice_that(monkeypatch, code, content)
     with pytest.raises(PrerequisiteError, match=r"java\.lang\.Trouble|took more than"):
-        class_archive.make(own, lambda _: None)
+        jvm_class_archive.make(own, lambda _: None)
     assert not list(own.spark_jars_dir.iterdir())

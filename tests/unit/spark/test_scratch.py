@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hindcast.settings import Settings, project_root
-from hindcast.stream import scratch
+from hindcast.spark import scratch
 
 CLAIM = """
 import sys, signal
 from pathlib import Path
-from hindcast.stream import scratch
+from hindcast.spark import scratch
 folder = scratch.claim(Path(sys.argv[1]))
 (folder / "blocks").mkdir()
 print(folder, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hindcast.stream.cpu import READING_SECONDS, CpuMeter, cpu_seconds
+from hindcast.stream.batch_cpu import READING_SECONDS, CpuMeter, cpu_seconds
 from hindcast.testing import FakeClock
 
 

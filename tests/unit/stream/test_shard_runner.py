@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hindcast import catalog
-from hindcast.control import shards
-from hindcast.control.ledger import Ledger, LedgerRow
-from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings, project_root
-from hindcast.stream.consumer import ShardConsumer
+from hindcast.shards import resharding
+from hindcast.stream.shard_runner import ShardRunner
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.testing import FakeClock, MemoryStore
 
 WAIT_SECONDS = 5.0
@@ -31,12 +31,12 @@ class SlowLedger:
         self.rows += rows
 
 
-def consumer_of(settings: Settings, ledger: Any) -> ShardConsumer:
+def consumer_of(settings: Settings, ledger: Any) -> ShardRunner:
     """A consumer that has no query."""
-    (lease,) = shards.create(MemoryStore(), "stock_stats", 1, 1, {0: 0})
+    (lease,) = resharding.create(MemoryStore(), "stock_stats", 1, 1, {0: 0})
     pipeline = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
     nothing: Any = None
-    return ShardConsumer(nothing, settings, pipeline, lease, nothing, ledger, FakeClock(), nothing)
+    return ShardRunner(nothing, settings, pipeline, lease, nothing, ledger, FakeClock(), nothing)
 
 
 def row(batch: int) -> LedgerRow:

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from hindcast.control import shards
-from hindcast.control.desired import REFUSED
-from hindcast.control.events import EventLog
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease, LeaseKey
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, StoreUnavailableError
+from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.settings import Settings
-from hindcast.stream import consumers
-from hindcast.stream.consumers import Backoff, Consumers
+from hindcast.shards import resharding
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.desired_state import REFUSED
+from hindcast.stream import shard_sync
+from hindcast.stream.shard_sync import Backoff, ShardSync
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventLog
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 
-class EagerKeeper(Keeper):
+class EagerKeeper(LeaseCoordinator):
     """Renews at the very moment a lease is closed: the renewal thread at its most unlucky."""
 
     def closed(self, key: LeaseKey, *arguments: Any) -> None:
@@ -47,21 +47,21 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def stop(self) -> None: ...
 
-    monkeypatch.setattr(consumers, "ShardConsumer", Refusing)
-    monkeypatch.setattr(consumers, "_check_retained", lambda *_: None)
+    monkeypatch.setattr(shard_sync, "ShardRunner", Refusing)
+    monkeypatch.setattr(shard_sync, "_check_retained", lambda *_: None)
 
 
 @pytest.mark.usefixtures("refusing")
 def test_a_refused_shard_is_marked_before_anybody_may_take_it(settings_factory: Callable[..., Settings]) -> None:
     """The renewal that frees the lease also says why: else the next worker would take the shard and be refused, for ever."""
     settings, clock, store = settings_factory(), FakeClock(), MemoryStore()
-    (lease,) = shards.create(store, "p", 1, 1, {0: 0})
+    (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
     keeper = EagerKeeper(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
     assert keeper.acquire_slot(clock.advance)
     (gained,) = keeper.step().gained
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
     deployed: Any = SimpleNamespace(of=lambda name, _: SimpleNamespace(name=name))
-    Consumers(spark, settings, deployed, keeper, EventLog(ControlTables(settings)), clock, Backoff()).start(gained)
+    ShardSync(spark, settings, deployed, keeper, EventLog(ControlTables(settings)), clock, Backoff()).start(gained)
     row = store.read().leases[lease.key]
     assert (row.lease_owner, "it is torn" in row.detail[REFUSED]) == ("", True)
     assert keeper.step().gained == []
@@ -88,13 +88,13 @@ class Failing:
         return 0
 
 
-def settling(settings: Settings, audit: Failing) -> Consumers:
+def settling(settings: Settings, audit: Failing) -> ShardSync:
     """A worker that has given a shard up, with rows still to be filed."""
     clock, store = FakeClock(), MemoryStore()
-    (lease,) = shards.create(store, "p", 1, 1, {0: 0})
-    keeper = Keeper(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
-    made = Consumers(SimpleNamespace(), settings, {}, keeper, EventLog(ControlTables(settings)), clock, Backoff())  # type: ignore[arg-type]
-    made._settling.append(consumers._Running(SimpleNamespace(lease=lease, unfiled=lambda _: []), audit))  # type: ignore[arg-type]
+    (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
+    keeper = LeaseCoordinator(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
+    made = ShardSync(SimpleNamespace(), settings, {}, keeper, EventLog(ControlTables(settings)), clock, Backoff())  # type: ignore[arg-type]
+    made._settling.append(shard_sync._Running(SimpleNamespace(lease=lease, unfiled=lambda _: []), audit))  # type: ignore[arg-type]
     return made
 
 
@@ -197,9 +197,9 @@ def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(settings: Settings)
 )
 def test_what_spark_says_of_lost_state_is_known(error: str) -> None:
     """Torn state files and a state folder that is gone both mean: make the state anew, for no retry would mend it."""
-    assert consumers._STATE_LOST.search(error)
+    assert shard_sync._STATE_LOST.search(error)
 
 
 def test_a_cause_fits_into_an_event() -> None:
     """However long Spark's sentence is."""
-    assert len(consumers._cause(ValueError("x" * 10_000))) == 300
+    assert len(shard_sync._cause(ValueError("x" * 10_000))) == 300

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import LeaseKey, StatusType
-from hindcast.stream.precedence import SECONDS, Precedence
+from hindcast.leases.lease import LeaseKey, StatusType
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.stream.takeover_priority import SECONDS, TakeoverPriority
 from hindcast.testing import FakeClock
 
 LEASE = 10.0
 ONE, OTHER = (LeaseKey("p", StatusType.SHARD, f"v1.g0.s{number}") for number in range(2))
 
 
-def waiting(precedence: Precedence) -> threading.Thread:
+def waiting(precedence: TakeoverPriority) -> threading.Thread:
     """Something that gives way; it ends once nothing stands still."""
     thread = threading.Thread(target=precedence.give_way)
     thread.start()
@@ -23,7 +23,7 @@ def waiting(precedence: Precedence) -> threading.Thread:
 
 def test_all_gives_way_until_every_shard_is_served() -> None:
     """Two are taken at once: the first one's batch lets nobody pass yet."""
-    precedence = Precedence(FakeClock())
+    precedence = TakeoverPriority(FakeClock())
     precedence.begin(ONE)
     precedence.begin(OTHER)
     thread = waiting(precedence)
@@ -37,7 +37,7 @@ def test_all_gives_way_until_every_shard_is_served() -> None:
 
 def test_nothing_waits_where_no_shard_stands_still_or_for_long(clock: FakeClock) -> None:
     """A shard without new records commits nothing: the others go on after a while, and meet no wait any more."""
-    precedence = Precedence(clock)
+    precedence = TakeoverPriority(clock)
     precedence.give_way()
     precedence.begin(ONE)
     clock.advance(SECONDS)
@@ -61,7 +61,7 @@ def test_what_gives_way_waits_for_what_is_left_of_the_time_and_no_longer(clock: 
 
     waited: list[float | None] = []
     clock.advance(100)
-    precedence = Precedence(clock)
+    precedence = TakeoverPriority(clock)
     precedence._none = Told()
     precedence.begin(ONE)
     for seconds in (1.0, SECONDS):
@@ -71,7 +71,7 @@ def test_what_gives_way_waits_for_what_is_left_of_the_time_and_no_longer(clock: 
 
 
 def test_a_worker_is_suspected_once_a_renewal_is_overdue_and_until_its_shards_are_taken(
-    clock: FakeClock, keeper: Callable[..., Keeper]
+    clock: FakeClock, keeper: Callable[..., LeaseCoordinator]
 ) -> None:
     """One that renews, or left long ago, or is oneself, is not."""
     one, other = keeper("a"), keeper("b")

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from hindcast.control.keeper import Keeper
-from hindcast.control.leases import Lease
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
-from hindcast.stream import session, worker
-from hindcast.stream.consumers import Consumers
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.spark import session
+from hindcast.stream import worker
+from hindcast.stream.shard_sync import ShardSync
 from hindcast.stream.worker import Worker
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 #: Waits of the main thread, each a tick at most, after which a worker counts as one that goes on.
@@ -63,7 +64,8 @@ def _stopped(settings: Settings) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("thread", "owner", "method"), [("renewal", Keeper, "look"), ("renewal", Keeper, "wait"), ("audit", Consumers, "audit")]
+    ("thread", "owner", "method"),
+    [("renewal", LeaseCoordinator, "look"), ("renewal", LeaseCoordinator, "wait"), ("audit", ShardSync, "audit")],
 )
 def test_a_worker_of_which_a_thread_has_failed_ends(
     made: Worker, monkeypatch: pytest.MonkeyPatch, thread: str, owner: type, method: str
@@ -87,7 +89,7 @@ def test_a_thread_that_fails_ends_the_process_though_the_main_thread_is_stuck(ma
         codes.append(code)
         ended.set()
 
-    monkeypatch.setattr(worker, "leave", leave)
+    monkeypatch.setattr(worker, "exit_now", leave)
     monkeypatch.setattr(worker, "STUCK_SECONDS", 0.05)
     made._in_thread("audit", _broken)
     assert ended.wait(30)

@@ -10,16 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import oracles
 import pytest
-from evidence import COMPACTION, Evidence, LeaseHistory, LeaseSeen, SinkCommit, log_files
+from support import fault_oracles
+from support.evidence import COMPACTION, Evidence, LeaseHistory, LeaseSeen, SinkCommit, log_files
 
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.ledger import LedgerRow
-from hindcast.control.schema import LEASES_RETENTION_SECONDS
-from hindcast.control.store import swap
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.leases.store import swap
 from hindcast.settings import Settings
+from hindcast.tables.ledger import LedgerRow
+from hindcast.tables.schema import LEASES_RETENTION_SECONDS
 
 APP, SHARD = "p/v1/v1.g0.s0", "v1.g0.s0"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -81,15 +81,15 @@ def sound() -> Evidence:
 
 SENT = [(0, offset) for offset in range(30)]
 CHECKS: dict[str, Callable[[Evidence], object]] = {
-    "set_aside": lambda evidence: oracles.set_aside(evidence, SENT, [(0, 5)]),
-    "written_once": oracles.written_once,
-    "upserted_once": lambda evidence: oracles.written_once(evidence, upserts=True),
-    "one_owner": oracles.one_owner,
-    "never_back": oracles.never_back,
-    "ledger_is_the_sinks": oracles.ledger_is_the_sinks,
-    "alive": lambda evidence: oracles.alive(evidence, 3.0),
-    "told": lambda evidence: oracles.told(evidence, "lease_lost"),
-    "parents_first": oracles.parents_first,
+    "set_aside": lambda evidence: fault_oracles.set_aside(evidence, SENT, [(0, 5)]),
+    "written_once": fault_oracles.written_once,
+    "upserted_once": lambda evidence: fault_oracles.written_once(evidence, upserts=True),
+    "one_owner": fault_oracles.one_owner,
+    "never_back": fault_oracles.never_back,
+    "ledger_is_the_sinks": fault_oracles.ledger_is_the_sinks,
+    "alive": lambda evidence: fault_oracles.alive(evidence, 3.0),
+    "told": lambda evidence: fault_oracles.told(evidence, "lease_lost"),
+    "parents_first": fault_oracles.parents_first,
 }
 
 
@@ -149,13 +149,13 @@ def test_a_pause_is_no_outage() -> None:
     """While nobody wants the pipeline its shards need no owner."""
     found = sound()
     paused = replace(found, leases=[*found.leases[:3], seen(50, "", 1, 3, 2, wanted=False), seen(60, "w2", 2, 4, 2)])
-    assert oracles.alive(paused, 3.0) == 1.0
+    assert fault_oracles.alive(paused, 3.0) == 1.0
 
 
 def test_steals_are_counted_once() -> None:
     """A lease that is asked for is one steal, however many versions show it."""
     asked = [seen(0, "w1", 1, 1, 0), *(seen(at, "w1", 1, at, 0, stealer="w2") for at in (1, 2, 3)), seen(4, "w2", 2, 9, 0)]
-    assert oracles.steals(replace(sound(), leases=asked)) == 1
+    assert fault_oracles.steals(replace(sound(), leases=asked)) == 1
 
 
 def leased(settings: Settings, renewals: int = 3) -> Path:

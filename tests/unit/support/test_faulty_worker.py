@@ -15,20 +15,20 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-import faulty_worker
+from support import faulty_worker
 faulty_worker.arm(faulty_worker.Faults(faulty_worker.Told(Path(sys.argv[1]))))
 import pyarrow as pa
 from datetime import UTC, datetime
 from hindcast.clock import SystemClock
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.control.store import swap
-from hindcast.control.tables import ControlTables
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.tables.schema import ControlTable
+from hindcast.leases.store import swap
+from hindcast.tables.control_tables import ControlTables
 from hindcast.errors import StoreUnavailableError
 from hindcast.settings import Settings
-from hindcast.stream.consumer import reach
-from hindcast.stream.fenced_table import Fence, FencedTable, Upsert
+from hindcast.stream.shard_runner import reach
+from hindcast.tables.fenced_sink import Fence, FencedTable, Upsert
 settings = Settings(home=Path(sys.argv[2]))
 tables = ControlTables(settings)
 rows = pa.table({"key": ["a"], "n": [1]})
@@ -60,7 +60,7 @@ def run(tmp_path: Path, **faults: Any) -> tuple[int, str]:
     if faults:
         told.write_text(json.dumps(faults))
     command = [sys.executable, "-c", PROGRAM, str(told), str(tmp_path / "home")]
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     environment = {"PYTHONPATH": f"{root / 'tests'}:{root / 'tests' / 'faults'}:{root / 'include'}", "PATH": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr[-2000:]

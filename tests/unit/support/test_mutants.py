@@ -10,9 +10,9 @@ import pytest
 from mutants import run, survivors
 from mutants.survivors import Mutant, Outcome, Reason, Verdict
 
-SURVIVOR = Mutant("control/leases", "Lease.free", "return a > b", "return a >= b", Outcome.SURVIVED)
+SURVIVOR = Mutant("leases/lease", "Lease.free", "return a > b", "return a >= b", Outcome.SURVIVED)
 CAUGHT = replace(SURVIVOR, becomes="return a < b", outcome=Outcome.CAUGHT)
-REASON = Reason(module="control/leases", function="Lease.free", was="return a > b", becomes="return a >= b", why="They are never equal.")
+REASON = Reason(module="leases/lease", function="Lease.free", was="return a > b", becomes="return a >= b", why="They are never equal.")
 WORDS = Reason(words=True, why="Wording.")
 
 
@@ -27,8 +27,8 @@ def test_a_survivor_with_its_reason_passes() -> None:
     verdict = Verdict([CAUGHT, SURVIVOR], [REASON], whole=False)
     assert verdict.exit_code == 0
     report = "\n".join(verdict.lines())
-    assert "control/leases: 2 mutants, 1 caught, 1 survived" in report
-    assert "They are never equal.\n  control/leases: Lease.free: return a > b -> return a >= b" in report
+    assert "leases/lease: 2 mutants, 1 caught, 1 survived" in report
+    assert "They are never equal.\n  leases/lease: Lease.free: return a > b -> return a >= b" in report
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SURVIVED, Outcome.UNREACHED])
@@ -48,12 +48,12 @@ def test_a_reason_whose_mutant_is_caught_or_gone_fails() -> None:
     for mutants in ([CAUGHT, replace(SURVIVOR, outcome=Outcome.CAUGHT)], [CAUGHT]):
         verdict = Verdict(mutants, [REASON], whole=False)
         assert (verdict.exit_code, verdict.stale) == (1, [REASON])
-        assert "control/leases: Lease.free: return a > b -> return a >= b" in "\n".join(verdict.lines())
+        assert "leases/lease: Lease.free: return a > b -> return a >= b" in "\n".join(verdict.lines())
 
 
 def test_reasons_of_other_modules_are_not_judged() -> None:
     """A run of one module says nothing of the others, and only a whole run of a reason for all modules."""
-    other = replace(REASON, module="control/keeper")
+    other = replace(REASON, module="shards/coordinator")
     assert Verdict([CAUGHT], [other, WORDS], whole=False).exit_code == 0
     assert Verdict([CAUGHT], [other, WORDS], whole=True).stale == [WORDS]
 
@@ -74,13 +74,13 @@ def test_a_reason_names_one_change_several_or_a_whole_function(tmp_path: Path) -
     """Each of several changes that are named must have survived; a line, or a function, stands for all its changes."""
     text = """
         [[survivor]]
-        module = "control/leases"
+        module = "leases/lease"
         function = "Lease.free"
         was = "return a > b"
         becomes = ["return a >= b", "return a != b"]
         why = "They are never equal."
         [[survivor]]
-        module = "control/leases"
+        module = "leases/lease"
         function = "Lease.key"
         why = "Only a real broker reaches it."
     """
@@ -128,9 +128,9 @@ def test_a_diff_becomes_the_lines_text() -> None:
 def test_the_scratch_tree_is_one_that_the_tool_understands(tmp_path: Path) -> None:
     """The code, its tests and its pipelines lie as deep as they did, and the settings are TOML."""
     tree = tmp_path / "tree"
-    run.prepare(tree, ["control/leases"], ["tests/unit/test_keeper.py"], ["a_slow_test"])
+    run.prepare(tree, ["leases/lease"], ["tests/unit/shards/test_coordinator.py"], ["a_slow_test"])
     settings = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["mutmut"]
-    assert settings["only_mutate"] == ["src/hindcast/control/leases.py"]
+    assert settings["only_mutate"] == ["src/hindcast/leases/lease.py"]
     needed = [*settings["only_mutate"], *settings["pytest_add_cli_args_test_selection"], "mutants/src", "include/pipelines"]
     assert [name for name in needed if not (tree / name).exists()] == []
     assert "not a_slow_test" in settings["pytest_add_cli_args"]

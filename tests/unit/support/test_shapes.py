@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from live_stream import declare
-from shapes import APPEND, OF_ONE_TOPIC, SHAPES, WINDOWED, Shape
-from simulated_stream import BASE_MS, Record, trades
+from support.live_stream import declare
+from support.shapes import APPEND, OF_ONE_TOPIC, SHAPES, WINDOWED, Shape
+from support.simulated_stream import BASE_MS, Record, trades
 
 from hindcast import catalog
 from hindcast.pipeline import TOPIC_STRIDE, Mode

@@ -22,15 +22,15 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 from structlog.testing import capture_logs
 
-from hindcast.control import schema, upkeep
-from hindcast.control import tables as tables_module
-from hindcast.control.lease_table import BELIEVED_SECONDS, LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.schema import APPENDED_LOG_RETENTION_SECONDS, LEASES_CHECKPOINT_EVERY, ControlTable
-from hindcast.control.store import Snapshot, swap
-from hindcast.control.tables import ControlTables
 from hindcast.errors import CommitConflictError, CommitUnknownError
+from hindcast.leases.delta_store import BELIEVED_SECONDS, LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.leases.store import Snapshot, swap
 from hindcast.settings import Settings
+from hindcast.tables import compaction, schema
+from hindcast.tables import control_tables as tables_module
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, LEASES_CHECKPOINT_EVERY, ControlTable
 from hindcast.testing import FakeClock
 
 
@@ -75,13 +75,13 @@ def test_a_table_that_cannot_be_opened_is_left_to_the_next_time(store: LeaseTabl
 
 def test_renewals_alone_keep_the_table_small(short_retention: None, store: LeaseTable, settings: Settings) -> None:
     """After many renewals and a pause, the next renewals leave few files and a short log, and no maintenance was asked for."""
-    for _ in range(2 * upkeep.EVERY):
+    for _ in range(2 * compaction.EVERY):
         swap(store, renew)
     time.sleep(1.1)  # Delta compares the ages of files with its own clock
-    for _ in range(upkeep.EVERY):
+    for _ in range(compaction.EVERY):
         swap(store, renew)
         store.upkeep.wait()  # as in life, where the next renewal is far away
-    every = upkeep.EVERY
+    every = compaction.EVERY
     assert len(data_files(settings)) <= every + 1
     assert len(list((folder(settings) / "_delta_log").glob("*.json"))) <= 2 * every
     assert LeaseTable(settings).leases()[0].lease_counter == 3 * every
@@ -96,8 +96,8 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
         go_on.wait(30)
         return 0
 
-    monkeypatch.setattr(upkeep, "tidy_leases", slow)
-    monkeypatch.setattr(upkeep, "EVERY", 2)
+    monkeypatch.setattr(compaction, "tidy_leases", slow)
+    monkeypatch.setattr(compaction, "EVERY", 2)
     store = LeaseTable(settings)
     swap(store, lambda _: [shard()])
     for _ in range(10):
@@ -111,12 +111,12 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
 def test_a_process_that_ends_at_once_ends_well(settings: Settings) -> None:
     """A process whose last commit begins an upkeep finishes it and ends with 0; on the way its commits were checkpointed."""
     code = f"""
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease, StatusType
-from hindcast.control.store import swap
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, StatusType
+from hindcast.leases.store import swap
 from hindcast.settings import Settings
 store = LeaseTable(Settings(home={str(settings.home)!r}))
-for number in range({upkeep.EVERY}):
+for number in range({compaction.EVERY}):
     swap(store, lambda _: [Lease(stream_id="a", status_type=StatusType.SHARD, status_value=str(number))])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -214,7 +214,7 @@ def test_a_commit_that_lands_late_is_not_believed(store: LeaseTable, settings: S
 
 def test_appended_rows_are_joined_into_few_files(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is appended to row by row compacts itself, and each row is there once."""
-    monkeypatch.setattr(upkeep, "EVERY", 10)
+    monkeypatch.setattr(compaction, "EVERY", 10)
     tables = ControlTables(settings)
     for number in range(25):
         tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])
@@ -294,10 +294,10 @@ def test_two_compactions_never_land_on_each_other(tmp_path: Path) -> None:
     """The second of two that began on the same version is refused, or every row would stand there twice; an append between goes in."""
     url = small_files(tmp_path / "sink")
     first, second = DeltaTable(url), DeltaTable(url)
-    upkeep.compact(first, {})
+    compaction.compact(first, {})
     write_deltalake(url, DeltaTable(url).to_pyarrow_table().slice(0, 1), mode="append")
     with pytest.raises(CommitFailedError):
-        upkeep.compact(second, {})
+        compaction.compact(second, {})
     assert len(DeltaTable(url).to_pyarrow_table()) == 21
 
 
@@ -306,7 +306,7 @@ def test_a_compaction_lands_over_an_append_and_keeps_the_bounds_of_windows(tmp_p
     url = small_files(tmp_path / "sink")
     table = DeltaTable(url)
     write_deltalake(url, DeltaTable(url).to_pyarrow_table().slice(0, 1), mode="append")
-    upkeep.compact(table, {})
+    compaction.compact(table, {})
     found = DeltaTable(url)
     assert len(found.file_uris()) == 2
     actions = pa.table(found.get_add_actions(flatten=True)).to_pylist()
@@ -319,8 +319,8 @@ def test_a_large_table_is_compacted_in_pieces(tmp_path: Path, monkeypatch: pytes
     """No commit joins more than fits into memory."""
     url = small_files(tmp_path / "sink", 9)
     size = max(pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist())
-    monkeypatch.setattr(upkeep, "GROUP_BYTES", 3 * size - 100)
-    upkeep.compact(DeltaTable(url), {})
+    monkeypatch.setattr(compaction, "GROUP_BYTES", 3 * size - 100)
+    compaction.compact(DeltaTable(url), {})
     assert len(DeltaTable(url).file_uris()) == 3
     assert len(DeltaTable(url).to_pyarrow_table()) == 9
 
@@ -336,10 +336,10 @@ def test_a_vacuum_decided_before_a_renewal_is_given_up(short_retention: None, st
         opened.append(1)
         return old
 
-    tidying = upkeep.Upkeep(ControlTable.LEASES, behind, {})
+    tidying = compaction.Compactor(ControlTable.LEASES, behind, {})
     done = tidying.run()
     assert done["skipped"].startswith("a writer was faster: ") and done["files_deleted"] == 0
-    assert len(opened) == 1 + upkeep.ATTEMPTS
+    assert len(opened) == 1 + compaction.ATTEMPTS
     assert data_files(settings) == before
 
 
@@ -365,7 +365,7 @@ def test_a_table_that_cannot_be_tidied_is_warned_of(settings: Settings) -> None:
         raise OSError("the disk is away")
 
     with capture_logs() as logs:
-        done = upkeep.Upkeep(ControlTable.EVENTS, away, {}).run()
+        done = compaction.Compactor(ControlTable.EVENTS, away, {}).run()
     assert (done["skipped"], done["files_deleted"]) == ("the disk is away", 0)
     (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
     assert (warning["table"], warning["reason"]) == ("events", "the disk is away") and "tried again later" in warning["event"]
@@ -403,9 +403,9 @@ def test_files_that_were_replaced_are_kept_for_an_hour(settings: Settings) -> No
 def test_upkeep_begins_with_each_fiftieth_version(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread with a name of its own; the versions between begin none."""
     begun: list[str] = []
-    monkeypatch.setattr(upkeep, "tidy_appended", lambda *_: begun.append(threading.current_thread().name) or 0)
+    monkeypatch.setattr(compaction, "tidy_appended", lambda *_: begun.append(threading.current_thread().name) or 0)
     tidying = ControlTables(settings).upkeep[ControlTable.EVENTS]
-    for version in (upkeep.EVERY - 1, upkeep.EVERY, upkeep.EVERY + 1, 2 * upkeep.EVERY):
+    for version in (compaction.EVERY - 1, compaction.EVERY, compaction.EVERY + 1, 2 * compaction.EVERY):
         tidying.committed(version)
         tidying.wait()
     assert begun == ["upkeep-events"] * 2
@@ -416,7 +416,7 @@ def test_a_compaction_moves_rows_and_changes_none(tmp_path: Path) -> None:
     url = small_files(tmp_path / "sink", 3)
     table = DeltaTable(url)
     paths, version = set(pa.table(table.get_add_actions())["path"].to_pylist()), table.version()
-    upkeep.compact(table, {})
+    compaction.compact(table, {})
     assert table.version() == version + 1, "the handle is where the next commit lands"
     commit = (Path(url) / "_delta_log" / f"{version + 1:020d}.json").read_text()
     actions = [json.loads(line) for line in commit.splitlines()]
@@ -429,7 +429,7 @@ def test_a_compaction_moves_rows_and_changes_none(tmp_path: Path) -> None:
     file = Path(url) / added["path"]
     assert added["size"] == file.stat().st_size
     assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "ZSTD"
-    assert table.transaction_version(upkeep.COMPACTION) == version
+    assert table.transaction_version(compaction.COMPACTION) == version
 
 
 def test_large_files_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,11 +438,11 @@ def test_large_files_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for rows in (10_000, 1, 10_000):
         write_deltalake(url, pa.table({"number": [number * 7919 % 10_007 for number in range(rows)]}), mode="append")
     sizes = pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist()
-    monkeypatch.setattr(upkeep, "COMPACTED_BYTES", max(sizes))
-    upkeep.compact(DeltaTable(url), {})
+    monkeypatch.setattr(compaction, "COMPACTED_BYTES", max(sizes))
+    compaction.compact(DeltaTable(url), {})
     assert DeltaTable(url).version() == 2
-    monkeypatch.setattr(upkeep, "COMPACTED_BYTES", max(sizes) + 1)
-    upkeep.compact(DeltaTable(url), {})
+    monkeypatch.setattr(compaction, "COMPACTED_BYTES", max(sizes) + 1)
+    compaction.compact(DeltaTable(url), {})
     assert len(DeltaTable(url).file_uris()) == 1
 
 
@@ -451,7 +451,7 @@ def test_columns_that_were_added_since_are_null_in_older_rows(tmp_path: Path) ->
     url = str(tmp_path / "sink")
     write_deltalake(url, pa.table({"number": [1]}))
     write_deltalake(url, pa.table({"number": [2], "later": ["x"]}), mode="append", schema_mode="merge")
-    upkeep.compact(DeltaTable(url), {})
+    compaction.compact(DeltaTable(url), {})
     found = sorted(DeltaTable(url).to_pyarrow_table().to_pylist(), key=lambda row: row["number"])
     assert found == [{"number": 1, "later": None}, {"number": 2, "later": "x"}]
     assert len(DeltaTable(url).file_uris()) == 1
@@ -464,8 +464,8 @@ def test_bounded_files_are_joined_in_order_and_with_their_like(tmp_path: Path, m
         write_deltalake(url, pa.table({"partition": [partition], "offset": [offset]}), mode="append")
     nulls = pa.table({"partition": pa.array([None], pa.int64()), "offset": [5]})
     write_deltalake(url, nulls, mode="append")
-    monkeypatch.setattr(upkeep, "GROUP_BYTES", 2 * min(pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist()))
-    upkeep.compact(DeltaTable(url), {}, ("partition", "offset"))
+    monkeypatch.setattr(compaction, "GROUP_BYTES", 2 * min(pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist()))
+    compaction.compact(DeltaTable(url), {}, ("partition", "offset"))
     files = pa.table(DeltaTable(url).get_add_actions(flatten=True)).to_pylist()
     found = [(file["min.partition"], file["min.offset"], file["max.offset"], file["num_records"]) for file in files]
     assert sorted(found, key=str) == [(0, 20, 40, 2), (1, 10, 20, 2), (1, 30, 30, 1), (None, 5, 5, 1)]

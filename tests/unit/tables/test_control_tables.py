@@ -14,11 +14,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.table import TableAlterer
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from hindcast.control import tables as tables_module
-from hindcast.control.schema import LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
-from hindcast.control.tables import ControlTables, arrow_dataset, refuse_empty_commits, utc_from_ms
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
+from hindcast.tables import control_tables as tables_module
+from hindcast.tables.control_tables import ControlTables, arrow_dataset, refuse_empty_commits, utc_from_ms
+from hindcast.tables.schema import LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
 
 
 def test_only_rows_that_meet_every_condition_are_read(settings: Settings) -> None:

@@ -9,17 +9,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from one_shard import CrashError, crash_at
+from hindcast.delta.files import DataFile
+from support.shard_harness import CrashError, crash_at
 
-from hindcast.control import commits
-from hindcast.control.ledger import LedgerRow
-from hindcast.control.statistics import statistics
-from hindcast.control.tables import utc_from_ms
+from hindcast.delta import commit
+from hindcast.delta.column_statistics import statistics
 from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
 from hindcast.settings import Settings
-from hindcast.stream import fenced_table
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable, Upsert
-from hindcast.stream.files import DataFile, _write_file
+from hindcast.spark.parquet_writer import _write_file
+from hindcast.tables import fenced_sink
+from hindcast.tables.control_tables import utc_from_ms
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, Upsert
+from hindcast.tables.ledger import LedgerRow
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 APP = "p/v1/v1.g0.s0"
@@ -35,7 +36,7 @@ def table(settings: Settings) -> FencedTable:
 @pytest.fixture(autouse=True)
 def _soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that never lands ends its test at once."""
-    monkeypatch.setattr(commits, "_ATTEMPTS", 3)
+    monkeypatch.setattr(commit, "_ATTEMPTS", 3)
 
 
 def data(table: FencedTable, n: int) -> list[DataFile]:
@@ -216,10 +217,10 @@ def test_a_commit_that_is_overtaken_lands_on_top_with_its_true_version(table: Fe
 
     def overtaken(step: str) -> None:
         if step == "sink.4":
-            monkeypatch.setattr(fenced_table, "reach", lambda _: None)
+            monkeypatch.setattr(fenced_sink, "reach", lambda _: None)
             other.commit(Fence(5, 1), data(table, 2), after=None)
 
-    monkeypatch.setattr(fenced_table, "reach", overtaken)
+    monkeypatch.setattr(fenced_sink, "reach", overtaken)
     version = table.commit(Fence(1, 1), data(table, 1), after=None)
     assert version == DeltaTable(table.url).version() == 2
     assert DeltaTable(table.url, version=1).to_pyarrow_table()["n"].to_pylist() == [2]
@@ -328,10 +329,10 @@ def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(settings: Settin
 
     def overtaken(step: str) -> None:
         if step == "sink.4":
-            monkeypatch.setattr(fenced_table, "reach", lambda _: None)
+            monkeypatch.setattr(fenced_sink, "reach", lambda _: None)
             other.commit(Fence(1, 1), Upsert(rows, ["k"]), after=None)
 
-    monkeypatch.setattr(fenced_table, "reach", overtaken)
+    monkeypatch.setattr(fenced_sink, "reach", overtaken)
     assert table.commit(Fence(1, 1), Upsert(rows, ["k"]), metadata(1, 1), after=None) == 2
     assert values(table) == [1]
     assert next(table.commits()).sink_version == 2

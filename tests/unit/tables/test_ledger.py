@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ledger_rows import AT, batch
+from support.ledger_rows import AT, batch
 
-from hindcast.control.ledger import Ledger, LedgerRow, Undone
-from hindcast.control.reset import reset_row
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.recovery.rewind_point import reset_row
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow, Undone
+from hindcast.tables.schema import ControlTable
 
 
 @pytest.fixture

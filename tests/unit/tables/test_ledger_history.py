@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ledger_rows import batch
+from support.ledger_rows import batch
 
-from hindcast.control.history import History, may_hold
+from hindcast.tables.ledger_history import History, may_hold
 
 
 def test_a_shard_of_which_nothing_is_filed_is_audited_up_to_its_beginning() -> None:

@@ -14,12 +14,12 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from structlog.testing import capture_logs
 
-from hindcast.control import maintenance
-from hindcast.control.archives import ARCHIVE_SCHEMA, BOUNDED, archive_url
-from hindcast.control.maintenance import HINDCAST_DAYS, maintain
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.settings import Settings, project_root
+from hindcast.tables import retention
+from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.retention import HINDCAST_DAYS, maintain
+from hindcast.tables.schema import ControlTable
 
 NOW = datetime.now(UTC)
 
@@ -87,7 +87,7 @@ def test_an_object_store_expires_its_hindcasts_itself(settings_factory: Any, tmp
     folder.mkdir(parents=True)
     os.utime(folder, (0, 0))
     elsewhere: Settings = settings_factory(pipelines_dir=tmp_path / "none", tables_url="s3://bucket/tables")
-    assert list(maintenance._old_hindcasts(elsewhere, frozenset())) == []
+    assert list(retention._old_hindcasts(elsewhere, frozenset())) == []
 
 
 def test_only_folders_are_hindcasts(settings: Settings) -> None:
@@ -120,13 +120,13 @@ def busy(settings_factory: Any) -> Settings:
 
 def test_every_table_is_joined_and_rid_of_what_nobody_names(busy: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The account says of each what was done; an archive is joined by partition, and the leases, which each commit rewrites, are not."""
-    joined, compact = {}, maintenance.compact
+    joined, compact = {}, retention.compact
 
     def noted(table: DeltaTable, storage_options: dict[str, str], bounded: Any = ()) -> None:
         joined[Path(table.table_uri).name] = (storage_options, tuple(bounded))
         compact(table, storage_options, bounded)
 
-    monkeypatch.setattr(maintenance, "compact", noted)
+    monkeypatch.setattr(retention, "compact", noted)
     done = {row["table"]: row for row in maintain(busy)}
     ours = ("checkpoints", "sinks/stock_stats", "corrections/stock_stats", "archive/trades")
     assert set(done) == {*ours, *(name.value for name in ControlTable)}
@@ -156,14 +156,14 @@ def test_a_table_that_cannot_be_maintained_now_is_left_to_the_next_time(
     busy: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """It says why, and the others are maintained."""
-    compact = maintenance.compact
+    compact = retention.compact
 
     def refused(table: DeltaTable, *arguments: Any, **options: Any) -> None:
         if "sinks" in table.table_uri:
             raise error
         compact(table, *arguments, **options)
 
-    monkeypatch.setattr(maintenance, "compact", refused)
+    monkeypatch.setattr(retention, "compact", refused)
     done = {row["table"]: row for row in maintain(busy)}
     left_alone = done["sinks/stock_stats"]
     assert (left_alone["skipped"], left_alone["files_after"], left_alone["files_deleted"]) == (str(error), 3, 0)

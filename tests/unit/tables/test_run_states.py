@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from hindcast import catalog
-from hindcast.control.runs import BadEnd, RunState, close_run
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError, NothingLateError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
-from hindcast.replay import run as running
-from hindcast.replay.planner import Plan
+from hindcast.replay import run_replay as running
+from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.runs import Runs, newest_by_run
+from hindcast.replay.run_table import Runs, newest_by_run
 from hindcast.settings import Settings, project_root
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.run_states import BadEnd, RunState, close_run
+from hindcast.tables.schema import ControlTable
 
 WRONG = BadRangeError(range="all", problem="it is reversed", cure="Give it the right way round.")
 BEHIND = RangeNotYetConsumedError(pipeline="stock_stats", problem="partition 0 is at 12")
@@ -41,7 +41,7 @@ def replay(settings: Settings, stock_stats: Pipeline, monkeypatch: pytest.Monkey
     """Replay under a run id, with a planner that raises."""
 
     def go(error: Exception, *, tried_again: bool = False, run_id: str = "r-1") -> None:
-        def plan(*_: Any) -> tuple[str, Plan]:
+        def plan(*_: Any) -> tuple[str, ReplayPlan]:
             raise error
 
         monkeypatch.setattr(running, "plan_replay", plan)

@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from hindcast.shards.shard_names import app_id
 
-from hindcast.control import shards
-from hindcast.control.leases import Lease, ShardState
-from hindcast.control.ledger import Offsets
-from hindcast.control.shards import app_id
-from hindcast.control.store import swap
+from hindcast.leases.lease import Lease, ShardState
+from hindcast.leases.store import swap
 from hindcast.settings import Settings
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.shards import resharding
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import Offsets
 from hindcast.testing import MemoryStore
-from hindcast.versions.position import Position, position, position_by
+from hindcast.versions.catch_up import VersionPosition, position, position_by
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Commit:
     floors: Offsets = field(default_factory=dict)
 
 
-def by(leases: list[Lease], **commits: Commit) -> Position:
+def by(leases: list[Lease], **commits: Commit) -> VersionPosition:
     """Where version 1 stands, if its shards ``s0``, ``s1`` and so on of the first generation committed this last."""
     return position_by(leases, "p", 1, lambda lease: commits.get(lease.status_value.removeprefix("v1.g0.")))
 
 
 def test_a_version_is_final_up_to_its_slowest_partition() -> None:
     """Up to nothing at all if none was read."""
-    assert Position({0: 9, 1: 9}, {0: 700, 1: 300}).horizon_ms == 300
-    assert Position({}, {}).horizon_ms == 0
+    assert VersionPosition({0: 9, 1: 9}, {0: 700, 1: 300}).horizon_ms == 300
+    assert VersionPosition({}, {}).horizon_ms == 0
 
 
 @pytest.mark.parametrize(
@@ -45,37 +45,37 @@ def test_a_version_is_final_up_to_its_slowest_partition() -> None:
 )
 def test_records_behind_are_those_that_the_other_has_read_alone(own: Offsets, behind: int) -> None:
     """Summed over the partitions: what one partition is ahead makes up for nothing, and a partition that is unknown was not read."""
-    other = Position({0: 10, 1: 20}, {})
-    assert Position(own, {}).behind(other) == behind
-    assert Position(own, {}).covers(other) == (behind == 0)
+    other = VersionPosition({0: 10, 1: 20}, {})
+    assert VersionPosition(own, {}).behind(other) == behind
+    assert VersionPosition(own, {}).covers(other) == (behind == 0)
 
 
 @pytest.mark.parametrize(("final_ms", "covers"), [(499, False), (500, True), (501, True)])
 def test_a_version_covers_what_it_has_read_and_closed(final_ms: int, covers: bool) -> None:
     """Having read as far is not enough if windows are still open that the other has closed."""
-    assert Position({0: 10}, {0: final_ms}).covers(Position({0: 10}, {0: 500})) is covers
+    assert VersionPosition({0: 10}, {0: final_ms}).covers(VersionPosition({0: 10}, {0: 500})) is covers
 
 
 def test_the_last_commit_says_more_than_the_lease() -> None:
     """The lease learns it later. A shard that has committed nothing stands where its lease says, and only what was read closes windows."""
-    first, second, third = shards.create(MemoryStore(), "p", 1, 3, {0: 5, 1: 6, 2: 0})
+    first, second, third = resharding.create(MemoryStore(), "p", 1, 3, {0: 5, 1: 6, 2: 0})
     second = second.evolve(checkpoint={**second.checkpoint, "end_offsets": {"1": 9}, "watermark_ms": 400})
     leases = [first, second, third]
-    assert by(leases) == Position({0: 5, 1: 9, 2: 0}, {1: 400})
-    assert by(leases, s0=Commit({0: 8}, 300), s1=Commit({1: 12}, 450)) == Position({0: 8, 1: 12, 2: 0}, {0: 300, 1: 450})
-    assert by(leases, s0=Commit({0: 5}, 0), s2=Commit({2: 1}, 70)) == Position({0: 5, 1: 9, 2: 1}, {1: 400, 2: 70})
+    assert by(leases) == VersionPosition({0: 5, 1: 9, 2: 0}, {1: 400})
+    assert by(leases, s0=Commit({0: 8}, 300), s1=Commit({1: 12}, 450)) == VersionPosition({0: 8, 1: 12, 2: 0}, {0: 300, 1: 450})
+    assert by(leases, s0=Commit({0: 5}, 0), s2=Commit({2: 1}, 70)) == VersionPosition({0: 5, 1: 9, 2: 1}, {1: 400, 2: 70})
 
 
 def test_what_was_read_before_any_watermark_is_open_yet() -> None:
     """Whether the commit says so or the lease: no window that ends after 1970 is final."""
-    (lease,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5})
-    assert by([lease], s0=Commit({0: 6}, 0)) == Position({0: 6}, {0: 0})
-    assert by([lease.evolve(checkpoint={**lease.checkpoint, "end_offsets": {"0": 6}})]) == Position({0: 6}, {0: 0})
+    (lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 5})
+    assert by([lease], s0=Commit({0: 6}, 0)) == VersionPosition({0: 6}, {0: 0})
+    assert by([lease.evolve(checkpoint={**lease.checkpoint, "end_offsets": {"0": 6}})]) == VersionPosition({0: 6}, {0: 0})
 
 
 def test_what_was_final_before_a_commit_stays_final() -> None:
     """The greatest counts: of the commit's watermark, of its floor for the partition, and of what the lease knows."""
-    (lease,) = shards.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 5})
+    (lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 5})
     commit = Commit({0: 8, 1: 8}, 300, {1: 350})
     assert by([lease], s0=commit).final_ms == {0: 300, 1: 350}
     assert by([lease.evolve(checkpoint={**lease.checkpoint, "watermark_ms": 320})], s0=commit).final_ms == {0: 320, 1: 350}
@@ -84,14 +84,14 @@ def test_what_was_final_before_a_commit_stays_final() -> None:
 def test_a_child_that_has_read_nothing_keeps_what_was_final_for_its_parent() -> None:
     """And what waits for its parent stands where that does."""
     store = MemoryStore()
-    (root,) = shards.create(store, "p", 1, 1, {0: 5, 1: 5})
-    shards.reshard(store, "p", 1, 2, {0: 0, 1: 0})
+    (root,) = resharding.create(store, "p", 1, 1, {0: 5, 1: 5})
+    resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
     read = root.evolve(checkpoint={**root.checkpoint, "end_offsets": {"0": 8, "1": 9}, "watermark_ms": 600})
     swap(store, lambda _: [read])
-    assert by(list(store.read().leases.values())) == Position({0: 8, 1: 9}, {0: 600, 1: 600})
+    assert by(list(store.read().leases.values())) == VersionPosition({0: 8, 1: 9}, {0: 600, 1: 600})
     swap(store, lambda _: [read.evolve(state=ShardState.TERMINATED)])
-    swap(store, lambda snapshot: shards.opened(snapshot.leases))
-    assert by(list(store.read().leases.values())) == Position({0: 8, 1: 9}, {0: 600, 1: 600})
+    swap(store, lambda snapshot: resharding.opened(snapshot.leases))
+    assert by(list(store.read().leases.values())) == VersionPosition({0: 8, 1: 9}, {0: 600, 1: 600})
 
 
 def commit(settings: Settings, shard: str, batch: int, offsets: Offsets) -> None:
@@ -117,14 +117,14 @@ def commit(settings: Settings, shard: str, batch: int, offsets: Offsets) -> None
 
 def test_the_versions_own_table_is_read(settings: Settings) -> None:
     """Each shard's newest commit in it, whatever other shards have committed since; before there is a table the leases say it."""
-    leases = shards.create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
-    assert position(settings, "t", leases, "p", 1) == Position({0: 0, 1: 0}, {})
+    leases = resharding.create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
+    assert position(settings, "t", leases, "p", 1) == VersionPosition({0: 0, 1: 0}, {})
     commit(settings, "v1.g0.s0", 1, {0: 3})
     commit(settings, "v1.g0.s0", 2, {0: 7})
-    assert position(settings, "t", leases, "p", 1) == Position({0: 7, 1: 0}, {0: 200})
+    assert position(settings, "t", leases, "p", 1) == VersionPosition({0: 7, 1: 0}, {0: 200})
     commit(settings, "v1.g0.s1", 1, {1: 4})
-    assert position(settings, "t", leases, "p", 1) == Position({0: 7, 1: 4}, {0: 200, 1: 100})
-    assert position(settings, "other", leases, "p", 1) == Position({0: 0, 1: 0}, {})
+    assert position(settings, "t", leases, "p", 1) == VersionPosition({0: 7, 1: 4}, {0: 200, 1: 100})
+    assert position(settings, "other", leases, "p", 1) == VersionPosition({0: 0, 1: 0}, {})
 
 
 def test_a_table_is_read_with_the_stores_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +136,6 @@ def test_a_table_is_read_with_the_stores_options(settings: Settings, monkeypatch
         opens(self, *arguments, storage_options=storage_options, **others)
 
     monkeypatch.setattr(DeltaTable, "__init__", opened)
-    leases = shards.create(MemoryStore(), "p", 1, 1, {0: 0})
+    leases = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
     position(settings.model_copy(update={"storage_options": options}), "t", leases, "p", 1)
     assert seen == [options]

@@ -12,33 +12,34 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from live_stream import MODULE
-from one_shard import CrashError, crash_at
-from simulated_platform import SINK_SCHEMA, instant
+from support.live_stream import MODULE
+from support.shard_harness import CrashError, crash_at
+from support.simulated_platform import SINK_SCHEMA, instant
 
 from hindcast import catalog, read
-from hindcast.cli.app import run
-from hindcast.control import shards
-from hindcast.control.desired import DesiredStates
-from hindcast.control.events import EventKind, EventLog
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.schema import LATER, SCHEMAS, ControlTable
-from hindcast.control.standing import Beside, BesideState
-from hindcast.control.store import swap
-from hindcast.control.tables import ControlTables
-from hindcast.control.versions import Versions
-from hindcast.control.warm_time import NOTED_SECONDS
+from hindcast.cli.main import run
 from hindcast.errors import HindcastError, TryLaterError, UnknownPipelineError, VersionRefusedError
-from hindcast.serving.corrections import CorrectedRange, Corrections, stamped
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.store import swap
+from hindcast.serving.corrected_windows import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
-from hindcast.stream.fenced_table import BatchCommit, Fence, FencedTable
+from hindcast.shards import resharding, shard_names
+from hindcast.shards.active_version import InactiveState, InactiveVersion
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.version_changes import Versions
+from hindcast.shards.warm_time import NOTED_SECONDS
 from hindcast.stream.worker import Worker
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.schema import LATER, SCHEMAS, ControlTable
 from hindcast.testing import FakeClock
-from hindcast.versions import discarding, promotion
-from hindcast.versions.discarding import BATCH_SECONDS, POLL_SECONDS, discard
+from hindcast.versions import discard as discarding
+from hindcast.versions import promote as promotion
+from hindcast.versions.discard import BATCH_SECONDS, POLL_SECONDS, discard
+from hindcast.versions.dry_run import DryRun, plan_back_out, plan_discard, plan_promotion
 from hindcast.versions.listing import list_versions
-from hindcast.versions.plans import Plan, plan_back_out, plan_discard, plan_promotion
-from hindcast.versions.promotion import back_out, promote
+from hindcast.versions.promote import back_out, promote
 
 NAME = "stock_stats"
 #: What the clocks of judging hosts say decides nothing.
@@ -56,7 +57,7 @@ def two(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: 
         (tmp_path / f"{NAME}_{version}.py").write_text(text.format(topic="t", name=NAME, version=version, shards=1))
     store = LeaseTable(settings)
     DesiredStates(store).declare(catalog.load(tmp_path)[NAME], 1)
-    shards.create(store, NAME, 1, 1, {0: 0})
+    resharding.create(store, NAME, 1, 1, {0: 0})
     put(settings, NAME, range(5, 10), "one")
     monkeypatch.setattr(promotion, "WAIT_SECONDS", 0.0)
     return settings
@@ -76,7 +77,7 @@ def put(settings: Settings, table: str, ends: Iterable[int], ticker: str, **more
 def begin(settings: Settings, seam_ms: int | None = None) -> Versions:
     versions = Versions(LeaseTable(settings))
     tables = (f"sinks/{NAME}_v2", f"corrections/{NAME}_v2")
-    beside = Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=tables, seam_ms=seam_ms)
+    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=tables, seam_ms=seam_ms)
     versions.begin(NAME, beside, {0: 0}, columns_from=1)
     return versions
 
@@ -85,7 +86,7 @@ def at(settings: Settings, version: int, end: int, watermark_ms: int, owner: str
     """The lease of the version's shard says that it has read up to there."""
 
     def told(snapshot: Any) -> list[Any]:
-        (lease,) = shards.of_version(snapshot.leases.values(), NAME, version)
+        (lease,) = resharding.of_version(snapshot.leases.values(), NAME, version)
         checkpoint = {**lease.checkpoint, "end_offsets": {"0": end}, "watermark_ms": watermark_ms, "batch": 1}
         return [lease.evolve(checkpoint=checkpoint, lease_owner=owner)]
 
@@ -319,17 +320,17 @@ def test_what_is_not_proved_is_promoted_for_a_reason_alone(two: Settings, prepar
 
 def reshard(settings: Settings, version: int, count: int = 2) -> list[Any]:
     """The version's next generation is written, and waits for the newest one to end."""
-    return shards.reshard(LeaseTable(settings), NAME, version, count, {0: 0, 1: 0})
+    return resharding.reshard(LeaseTable(settings), NAME, version, count, {0: 0, 1: 0})
 
 
 def end(settings: Settings, version: int) -> None:
     """The parents end, and a worker opens their children."""
 
     def told(snapshot: Any) -> list[Any]:
-        parents = shards.superseded(snapshot.leases.values())
-        own = [lease for lease in shards.of_version(snapshot.leases.values(), NAME, version) if lease.key in parents]
+        parents = resharding.superseded(snapshot.leases.values())
+        own = [lease for lease in resharding.of_version(snapshot.leases.values(), NAME, version) if lease.key in parents]
         ended = {lease.key: lease.evolve(state="TERMINATED") for lease in own}
-        return [*ended.values(), *shards.opened({**snapshot.leases, **ended})]
+        return [*ended.values(), *resharding.opened({**snapshot.leases, **ended})]
 
     swap(LeaseTable(settings), told)
 
@@ -571,7 +572,7 @@ def test_a_shard_whose_owner_goes_on_is_not_taken_from_under_it(two: Settings) -
 def test_all_whose_shards_are_held_are_named(two: Settings) -> None:
     """Each once, however many shards it holds."""
     caught_up(two)
-    (shard,) = shards.of_version(LeaseTable(two).leases(), NAME, 2)
+    (shard,) = resharding.of_version(LeaseTable(two).leases(), NAME, 2)
     holders = ((0, "one"), (1, "two"), (2, "two"))
     held = [shard.evolve(status_value=f"v2.g0.s{number}", lease_owner=owner) for number, owner in holders]
     swap(LeaseTable(two), lambda _: held)
@@ -644,13 +645,13 @@ def test_a_plan_says_what_the_promotion_then_does(two: Settings) -> None:
     assert began <= warm_until <= datetime.now(UTC)
     row = {"pipeline": NAME, "version": 2, "before": 1, "promoted": True, "behind_records": 10, "warm_until": plan.row["warm_until"]}
     warm = "version 1 is kept warm for 3600 s"
-    assert plan == Plan(f"{NAME}: version 2 becomes the active one, readers switch at once, {warm}", row)
+    assert plan == DryRun(f"{NAME}: version 2 becomes the active one, readers switch at once, {warm}", row)
     assert LeaseTable(two).leases() == before
     done = promote(two, NAME, 2, despite="version 1 is wrong")
     assert {name: done[name] for name in row if name != "warm_until"} == {name: row[name] for name in row if name != "warm_until"}
     again = plan_promotion(two, NAME, 2)
     row = {"pipeline": NAME, "version": 2, "before": 2, "promoted": False}
-    assert again == Plan(f"{NAME}: version 2 is active already", row, done=True)
+    assert again == DryRun(f"{NAME}: version 2 is active already", row, done=True)
 
 
 @pytest.mark.parametrize("act", [plan_promotion, promote])
@@ -685,7 +686,7 @@ def committed(settings: Settings, version: int, table: str, end: int) -> None:
         late_watermark_ms=0,
         watermark_ms=9_000,
     )
-    fenced = FencedTable(settings.table("sinks", table), {}, shards.app_id(NAME, shard))
+    fenced = FencedTable(settings.table("sinks", table), {}, shard_names.app_id(NAME, shard))
     fenced.commit(Fence(1, 1), [], told.as_metadata(), after=None)
 
 
@@ -730,17 +731,17 @@ def test_a_plan_says_what_the_back_out_and_the_discard_then_do(two: Settings) ->
     promote(two, NAME, 2)
     before = LeaseTable(two).leases()
     row = {"pipeline": NAME, "version": 1, "before": 2, "backed_out": True}
-    back = Plan(f"{NAME}: readers return to version 1 at once, version 2 goes on beside it", row)
+    back = DryRun(f"{NAME}: readers return to version 1 at once, version 2 goes on beside it", row)
     assert plan_back_out(two, NAME) == back
     assert LeaseTable(two).leases() == before
     back_out(two, NAME)
-    done = Plan(f"{NAME}: version 1 is active again already", {**row, "backed_out": False}, done=True)
+    done = DryRun(f"{NAME}: version 1 is active again already", {**row, "backed_out": False}, done=True)
     assert plan_back_out(two, NAME) == done
     before = LeaseTable(two).leases()
     tables = [f"sinks/{NAME}_v2", f"corrections/{NAME}_v2"]
     sentence = f"{NAME}: the shards, checkpoints and tables of version 2 are deleted (sinks/{NAME}_v2, corrections/{NAME}_v2)"
     row = {"pipeline": NAME, "version": 2, "active": 1, "deletes": tables}
-    assert plan_discard(two, NAME, 2) == Plan(sentence, row)
+    assert plan_discard(two, NAME, 2) == DryRun(sentence, row)
     assert LeaseTable(two).leases() == before
     discard(two, NAME, 2)
     with pytest.raises(VersionRefusedError, match="no version before it is kept warm"):
@@ -755,7 +756,9 @@ def test_a_plan_says_what_the_back_out_and_the_discard_then_do(two: Settings) ->
         (lambda settings: plan_discard(settings, "idle", 7), 7, "discarded"),
     ],
 )
-def test_nothing_is_planned_for_what_was_never_consumed(two: Settings, plan: Callable[[Settings], Plan], version: int, action: str) -> None:
+def test_nothing_is_planned_for_what_was_never_consumed(
+    two: Settings, plan: Callable[[Settings], DryRun], version: int, action: str
+) -> None:
     """A pipeline that is declared alone: the error says so, and how it is started. One that is not even declared is unknown."""
     (two.pipelines_dir / "idle.py").write_text(MODULE.format(topic="t", name="idle", version=3, shards=1))
     with pytest.raises(VersionRefusedError, match="`hindcast resume idle` has version 3 consumed") as caught:

@@ -11,24 +11,24 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from live_stream import MODULE
-from shapes import SHAPES
+from support.live_stream import MODULE
+from support.shapes import SHAPES
 
 from hindcast import catalog
-from hindcast.control import shards
-from hindcast.control.desired import DesiredStates
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.ledger import Ledger, LedgerRow
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Beside, BesideState
-from hindcast.control.tables import ControlTables
-from hindcast.control.versions import Versions
 from hindcast.errors import BadInputError, BadRangeError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.stream import takeover
-from hindcast.versions import beginning
-from hindcast.versions.beginning import begin, columns_of, start_offsets
+from hindcast.shards import resharding
+from hindcast.shards.active_version import InactiveState, InactiveVersion
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.version_changes import Versions
+from hindcast.spark import query_signature
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.schema import ControlTable
+from hindcast.versions import start as beginning
+from hindcast.versions.start import columns_of, start_offsets, start_version
 
 NAME = "stock_stats"
 COLUMNS = {"window": "struct", "ticker": "string", "trades": "long"}
@@ -72,7 +72,7 @@ def live(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch:
         declare(tmp_path, version)
     store = LeaseTable(settings)
     DesiredStates(store).declare(catalog.load(tmp_path)[NAME], 1)
-    shards.create(store, NAME, 1, 1, {0: 0, 1: 0})
+    resharding.create(store, NAME, 1, 1, {0: 0, 1: 0})
     Ledger(ControlTables(settings)).append(
         [batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 20_000), batch(2, {0: 60, 1: 30}, {0: 100, 1: 50}, 30_000)]
     )
@@ -111,7 +111,7 @@ def start(settings: Settings, version: int = 2, text: str = "earliest", **given:
     def session() -> Any:
         raise AssertionError("no JVM is needed here")
 
-    return begin(session, settings, NAME, version, text, **given)
+    return start_version(session, settings, NAME, version, text, **given)
 
 
 def test_a_version_begins_with_its_shards_and_an_event(live: Settings) -> None:
@@ -128,8 +128,8 @@ def test_a_version_begins_with_its_shards_and_an_event(live: Settings) -> None:
     }
     standing = Versions(LeaseTable(live)).of(NAME)
     assert standing.active == 1
-    assert standing.beside == Beside(version=2, state=BesideState.CATCHING_UP, shards=1, tables=tables, seam_ms=25_000)
-    (shard,) = shards.of_version(LeaseTable(live).leases(), NAME, 2)
+    assert standing.beside == InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=tables, seam_ms=25_000)
+    (shard,) = resharding.of_version(LeaseTable(live).leases(), NAME, 2)
     assert shard.checkpoint["start_offsets"] == {"0": 10, "1": 0}
     (event,) = ControlTables(live).rows(ControlTable.EVENTS)
     assert (event["kind"], json.loads(event["detail"])["who"]) == ("reprocess_started", "ada")
@@ -226,7 +226,7 @@ def test_a_version_without_a_table_is_analysed(live: Settings, monkeypatch: pyte
         asked.append((session, one))
         return pa.table({"ticker": pa.array([], pa.string()), "trades": pa.array([], pa.int32())})
 
-    monkeypatch.setattr(takeover, "shape_of", shape_of)
+    monkeypatch.setattr(query_signature, "signature_of", shape_of)
     found = columns_of(lambda: "a session", live, pipeline, stored=stored)  # type: ignore[arg-type, return-value]
     assert found == {"ticker": "string", "trades": "integer"}
     assert asked == [("a session", pipeline)]
@@ -240,7 +240,7 @@ def analysed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, int]]:
         asked.append((session, one.version))
         return pa.table({"ticker": pa.array([], pa.string())})
 
-    monkeypatch.setattr(takeover, "shape_of", shape_of)
+    monkeypatch.setattr(query_signature, "signature_of", shape_of)
     return asked
 
 
@@ -259,7 +259,7 @@ def test_the_active_versions_table_is_compared_with_the_new_versions_query(live:
     asked = analysed(monkeypatch)
 
     def begun() -> Any:
-        return begin(lambda: "a session", live, NAME, 2, "earliest", new_table=True)["changes"]  # type: ignore[arg-type, return-value]
+        return start_version(lambda: "a session", live, NAME, 2, "earliest", new_table=True)["changes"]  # type: ignore[arg-type, return-value]
 
     assert begun() == []
     assert asked == [("a session", 1), ("a session", 2)]
@@ -287,7 +287,7 @@ def test_tables_are_looked_for_with_the_stores_options(live: Settings, monkeypat
     monkeypatch.setattr(DeltaTable, "__init__", opened)
     monkeypatch.setattr(DeltaTable, "is_deltatable", looked)
     settings = live.model_copy(update={"storage_options": options})
-    begin(lambda: "a session", settings, NAME, 2, "earliest")  # type: ignore[arg-type, return-value]
+    start_version(lambda: "a session", settings, NAME, 2, "earliest")  # type: ignore[arg-type, return-value]
     assert [given for folder, given in seen if folder == "sinks"] == [options] * 2
 
 
@@ -402,4 +402,4 @@ def test_a_version_of_other_topics_is_told_all_of_both(live: Settings) -> None:
 def test_nothing_begins_beside_a_pipeline_that_was_never_wanted(live: Settings) -> None:
     """There is no active version that it could be compared with."""
     with pytest.raises(UnknownPipelineError):
-        begin(lambda: None, live, "other", 2, "earliest")  # type: ignore[arg-type, return-value]
+        start_version(lambda: None, live, "other", 2, "earliest")  # type: ignore[arg-type, return-value]

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hindcast.airflow.fleet import slot_leases, slots_wanted
 from hindcast.airflow.pages.formats import age_seconds, differing, fields, texts
+from hindcast.airflow.supervision.conditions import slot_leases, slots_wanted
 from hindcast.clock import Clock
-from hindcast.control.desired import Desired, desired_of
-from hindcast.control.lease_table import read_leases
-from hindcast.control.leases import NOT_HELD, Lease, StatusType
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Standing, standings
-from hindcast.control.tables import Condition, ControlTables
+from hindcast.leases.delta_store import read_leases
+from hindcast.leases.lease import NOT_HELD, Lease, StatusType
 from hindcast.settings import Settings
+from hindcast.shards.active_version import Rollout, rollouts
+from hindcast.shards.desired_state import Desired, desired_of
+from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.schema import ControlTable
 
 SHOWN_EVENTS = 15
 SHOWN_VERDICTS = 10
@@ -26,7 +26,7 @@ EVENTS_AGE = timedelta(days=7)
 Row = dict[str, Any]
 
 
-class Facts:
+class Views:
     """Reads for one request.
 
     Ages are for people: they compare this host's clock with that of the host that wrote the row.
@@ -43,7 +43,7 @@ class Facts:
         shards = self._shards(leases)
         current = [shard for shard in shards if shard["current"]]
         workers = self._workers(leases)
-        known = standings(leases)
+        known = rollouts(leases)
         pipelines = []
         for name, desired in sorted(desired_of(leases).items()):
             pipelines.append(self._pipeline(desired, known[name], shards, verdicts))
@@ -72,7 +72,7 @@ class Facts:
         shards = self._shards(lease for lease in leases if lease.stream_id == name)
         pipeline = None
         if desired is not None:
-            pipeline = self._pipeline(desired, standings(leases)[name], shards, verdicts)
+            pipeline = self._pipeline(desired, rollouts(leases)[name], shards, verdicts)
         return {
             "now": self._now,
             "name": name,
@@ -122,7 +122,7 @@ class Facts:
         return str(verdict["data_docs"] or "")
 
     def _pipeline(
-        self, desired: Desired, standing: Standing, shards: Iterable[Row], verdicts: Iterable[Row]
+        self, desired: Desired, standing: Rollout, shards: Iterable[Row], verdicts: Iterable[Row]
     ) -> Row:
         """The active version, with the newest of its verdicts."""
         newest = None

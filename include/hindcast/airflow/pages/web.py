@@ -18,8 +18,8 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Redirect
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from hindcast.airflow.pages import documents, formats
-from hindcast.airflow.pages.facts import Facts, Row
+from hindcast.airflow.pages import formats, quality_reports
+from hindcast.airflow.pages.views import Row, Views
 from hindcast.clock import SystemClock
 from hindcast.errors import BadInputError, HindcastError
 from hindcast.pipeline import check_name
@@ -38,7 +38,7 @@ PAGE_HEADERS = {
 }
 DOCUMENT_HEADERS = {
     **PAGE_HEADERS,
-    "Content-Security-Policy": documents.CONTENT_SECURITY_POLICY + "; frame-ancestors 'self'",
+    "Content-Security-Policy": quality_reports.CONTENT_SECURITY_POLICY + "; frame-ancestors 'self'",
 }
 _FILTERS = ("count", "number", "share", "size", "seconds", "instant", "event_time", "fields", "keys")
 
@@ -87,14 +87,14 @@ def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
         dependencies=[Depends(requires_access_view(AccessView.PLUGINS))],
     )
 
-    def facts() -> Facts:
-        return Facts(settings(), SystemClock())
+    def facts() -> Views:
+        return Views(settings(), SystemClock())
 
     def docs_path(recorded: str) -> str:
         """The address of a run's Data Docs below ``data-docs/``; empty if there are none."""
         if not recorded:
             return ""
-        return documents.relative_url(settings().home / "data_docs", recorded)
+        return quality_reports.relative_url(settings().home / "data_docs", recorded)
 
     @app.get("/")
     def overview() -> Response:
@@ -136,15 +136,15 @@ def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
                 if url:
                     linked.append((row, url))
             return _page("documents.html", "../", documents=linked)
-        file = documents.locate(folder, path)
+        file = quality_reports.locate(folder, path)
         if file is None:
             raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such page in Data Docs.")
         if file.suffix.lower() == ".html":
             root = "../" * (path.count("/") + 1)
             top = _templates().get_template("document_top.html").render(root=root)
-            html = documents.dressed(file.read_text(encoding="utf-8"), top)
+            html = quality_reports.dressed(file.read_text(encoding="utf-8"), top)
             return HTMLResponse(html, headers=DOCUMENT_HEADERS)
-        media_type = documents.CONTENT_TYPES[file.suffix.lower()]
+        media_type = quality_reports.CONTENT_TYPES[file.suffix.lower()]
         return FileResponse(file, media_type=media_type, headers=DOCUMENT_HEADERS)
 
     app.add_exception_handler(StarletteHTTPException, _on_http_error)

@@ -1,6 +1,7 @@
 """What the lease table says about a fleet: empty slots, lagging shards, desired states.
 
-Neither this module nor :mod:`hindcast.airflow.outlook` imports Airflow, so their tests need none.
+Neither this module nor :mod:`hindcast.airflow.supervision.restart_backoff` imports Airflow, so their tests
+need none.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from hindcast.airflow.outlook import Outlook
+from hindcast.airflow.supervision.restart_backoff import RestartBackoff
 from hindcast.clock import Clock
-from hindcast.control.desired import Desired, DesiredState, desired_of
-from hindcast.control.events import EventKind
-from hindcast.control.leases import Lease, ShardState, StatusType
-from hindcast.control.observer import Observer
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
+from hindcast.leases.expired_owners import Observer
+from hindcast.leases.lease import Lease, ShardState, StatusType
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import Desired, DesiredState, desired_of
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind
+from hindcast.tables.schema import ControlTable
 
 #: Events by which a worker says that a shard's query has failed.
 FAILURES = frozenset({EventKind.QUERY_FAILED, EventKind.OFFSETS_LOST, EventKind.SHARD_REFUSED})
 #: What an owner shows of itself at one renewal: owner, epoch, counter. If it is equal later, nothing was
 #: renewed.
-Sign = tuple[str, int, int]
+Heartbeat = tuple[str, int, int]
 #: Reconciling waits this many leases at most for owners to renew: one, and some time to read the table.
 _SETTLE_LEASES = 1.25
 #: Between two reads while it waits: a tenth of a lease, and at most a second.
@@ -71,14 +72,14 @@ class Wake:
     reason: WakeReason
     message: str
     faults: list[str]
-    lost: dict[str, Sign]
+    lost: dict[str, Heartbeat]
 
     def to_json(self) -> dict[str, Any]:
         lost = {slot: list(last_sign) for slot, last_sign in self.lost.items()}
         return {"reason": self.reason.value, "message": self.message, "faults": self.faults, "lost": lost}
 
 
-def sign(lease: Lease) -> Sign:
+def heartbeat(lease: Lease) -> Heartbeat:
     return (lease.lease_owner, lease.epoch, lease.lease_counter)
 
 
@@ -152,7 +153,7 @@ def settle(
     settings: Settings,
     clock: Clock,
     wait: Callable[[float], None],
-    lost: Mapping[str, Sign],
+    lost: Mapping[str, Heartbeat],
 ) -> tuple[list[Lease], list[str]]:
     """Read until each owner of a slot has renewed, or has not renewed for a whole lease.
 
@@ -163,20 +164,20 @@ def settle(
     :returns: the leases of the last read and the wanted slots that are empty
     """
     observer = Observer(clock, settings.lease_seconds)
-    first_signs: dict[str, Sign] = {}
+    first_signs: dict[str, Heartbeat] = {}
     deadline = clock.monotonic() + settings.lease_seconds * _SETTLE_LEASES
     pause = min(settings.lease_seconds / _READS_PER_LEASE, _MOST_READ_WAIT_SECONDS)
 
     def alive(lease: Lease) -> bool:
-        return observer.alive(lease) and lost.get(lease.status_value) != sign(lease)
+        return observer.alive(lease) and lost.get(lease.status_value) != heartbeat(lease)
 
     while True:
         leases = read()
         observer.observe(leases)
         unknown = False
         for slot, lease in slot_leases(leases, settings).items():
-            first = first_signs.setdefault(slot, sign(lease))
-            if sign(lease) == first and alive(lease):
+            first = first_signs.setdefault(slot, heartbeat(lease))
+            if heartbeat(lease) == first and alive(lease):
                 unknown = True
         if not unknown or clock.monotonic() >= deadline:
             return leases, empty_slots(leases, settings, alive)
@@ -203,26 +204,26 @@ class _Seen:
         return fault_keys(self.empty, self.lags) | self.failed.keys()
 
     @property
-    def lost(self) -> dict[str, Sign]:
+    def lost(self) -> dict[str, Heartbeat]:
         """The empty slots that still have a dead owner, with its last sign."""
-        lost: dict[str, Sign] = {}
+        lost: dict[str, Heartbeat] = {}
         for slot in self.empty:
             lease = self.slots.get(slot)
             if lease is not None and not lease.free:
-                lost[slot] = sign(lease)
+                lost[slot] = heartbeat(lease)
         return lost
 
 
 class Watcher:
     """Compares each poll with what the last reconciliation saw, and says when the supervisor must act."""
 
-    def __init__(self, outlook: Outlook, settings: Settings, clock: Clock) -> None:
+    def __init__(self, outlook: RestartBackoff, settings: Settings, clock: Clock) -> None:
         self._outlook = outlook
         self._settings = settings
         self._clock = clock
         self._observer = Observer(clock, settings.lease_seconds)
         self._known = set(outlook.faults)
-        self._first_signs: dict[str, Sign] = {}
+        self._first_signs: dict[str, Heartbeat] = {}
 
     def look(
         self, leases: Collection[Lease], failures: Collection[Mapping[str, Any]], files: str
@@ -258,8 +259,8 @@ class Watcher:
         """
         unproven = set()
         for slot, lease in slots.items():
-            first = self._first_signs.setdefault(slot, sign(lease))
-            if sign(lease) == first:
+            first = self._first_signs.setdefault(slot, heartbeat(lease))
+            if heartbeat(lease) == first:
                 unproven.add(Fault.SLOT_EMPTY.key(slot))
         return unproven
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 from airflow.sdk import BaseOperator
 
-from hindcast.airflow.fleet import (
+from hindcast.airflow.links import ControlRoomLink
+from hindcast.airflow.supervision.conditions import (
     OTHER_TROUBLE,
     SLOT_TROUBLE,
     TROUBLE,
-    Sign,
+    Heartbeat,
     desired_lines,
     fault_keys,
     lagging_shards,
@@ -24,19 +25,18 @@ from hindcast.airflow.fleet import (
     slot_leases,
     slots_wanted,
 )
-from hindcast.airflow.links import ControlRoomLink
-from hindcast.airflow.outlook import HOUR, Outlook, files_fingerprint
-from hindcast.airflow.triggers import FleetTrigger
+from hindcast.airflow.supervision.restart_backoff import HOUR, RestartBackoff, files_fingerprint
+from hindcast.airflow.supervision.trigger import FleetTrigger
 from hindcast.catalog import Catalog, load
 from hindcast.clock import Clock, SystemClock
-from hindcast.control.desired import DesiredStates
-from hindcast.control.events import EventKind, EventLog, Severity
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.leases import Lease
-from hindcast.control.schema import ControlTable
-from hindcast.control.tables import ControlTables
-from hindcast.local.processes import Service, Services, launch_worker
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease
+from hindcast.processes.background_services import Service, Services, launch_worker
 from hindcast.settings import Settings
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.schema import ControlTable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -81,7 +81,7 @@ class ReconcileOperator(BaseOperator):
         missing = max(len(empty) - len(starting), 0)
         launched = _launch(missing, settings, events)
 
-        outlook = Outlook.after(
+        outlook = RestartBackoff.after(
             looked_at,
             faults=frozenset(fault_keys(empty, lagging_shards(leases, settings))),
             desired=desired_lines(leases),
@@ -194,15 +194,17 @@ def _recent_events(tables: ControlTables, kind: EventKind, now: datetime) -> lis
 
 
 def recent_wakes(tables: ControlTables, now: datetime) -> list[dict[str, Any]]:
-    """The wakes of the last hour, the oldest first (:meth:`hindcast.airflow.fleet.Wake.to_json`)."""
+    """The wakes of the last hour, the oldest first
+    (:meth:`hindcast.airflow.supervision.conditions.Wake.to_json`).
+    """
     rows = _recent_events(tables, EventKind.SUPERVISOR_WOKE, now)
     rows.sort(key=lambda row: row["at"])
     return [json.loads(row["detail"]) for row in rows]
 
 
-def last_lost(wakes: list[dict[str, Any]]) -> Mapping[str, Sign]:
+def last_lost(wakes: list[dict[str, Any]]) -> Mapping[str, Heartbeat]:
     """By slot, the last sign of each owner that the newest wake calls lost."""
-    lost: dict[str, Sign] = {}
+    lost: dict[str, Heartbeat] = {}
     if not wakes:
         return lost
     for slot, (owner, epoch, counter) in wakes[-1]["lost"].items():

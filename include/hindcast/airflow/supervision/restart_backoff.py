@@ -53,11 +53,12 @@ def files_fingerprint(folder: Path) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class RestartBackoff:
     """Known faults and desired states, and the instants before and after which the supervisor may wake.
 
-    ``faults`` are keys such as ``slot_empty:0`` (:class:`hindcast.airflow.fleet.Fault`). ``desired`` maps a
-    pipeline to its desired state, as :func:`hindcast.airflow.fleet.describe` writes it.
+    ``faults`` are keys such as ``slot_empty:0`` (:class:`hindcast.airflow.supervision.conditions.Fault`).
+    ``desired`` maps a pipeline to its desired state, as
+    :func:`hindcast.airflow.supervision.conditions.describe` writes it.
     """
 
     faults: frozenset[str] = frozenset()

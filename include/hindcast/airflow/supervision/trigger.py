@@ -12,13 +12,13 @@ from typing import Any
 import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from hindcast.airflow.fleet import Wake, Watcher, recent_failures
-from hindcast.airflow.outlook import Outlook, files_fingerprint
+from hindcast.airflow.supervision.conditions import Wake, Watcher, recent_failures
+from hindcast.airflow.supervision.restart_backoff import RestartBackoff, files_fingerprint
 from hindcast.clock import SystemClock
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.tables import ControlTables
 from hindcast.errors import HindcastError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
 
 #: The leases are read this often within a lease's duration, as often as their owners renew them.
 LOOKS_PER_LEASE = 4
@@ -33,7 +33,8 @@ class FleetTrigger(BaseTrigger):
     restart it has seen no heartbeat yet, so a lost worker is reported at most one lease later. It has no
     ``cleanup``: Airflow calls that on each restart of the triggerer, and a stream must outlive those.
 
-    :param outlook: :meth:`hindcast.airflow.outlook.Outlook.to_json` of the last reconciliation
+    :param outlook: :meth:`hindcast.airflow.supervision.restart_backoff.RestartBackoff.to_json` of the last
+    reconciliation
     """
 
     def __init__(self, outlook: dict[str, Any]) -> None:
@@ -45,7 +46,7 @@ class FleetTrigger(BaseTrigger):
         return path, {"outlook": self.outlook}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        outlook = Outlook.from_json(self.outlook)
+        outlook = RestartBackoff.from_json(self.outlook)
         settings = Settings()
         watcher = Watcher(outlook, settings, SystemClock())
         leases = LeaseTable(settings)

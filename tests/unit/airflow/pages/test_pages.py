@@ -10,20 +10,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urljoin
 
-import airflow_home  # noqa: F401 - before Airflow
 import pytest
-from fleet_sample import FAILED_RUN, RUN, desired, difference, put, run, shard, slot, verdict, write_sample
+import support.airflow_home  # noqa: F401 - before Airflow
+from support.fleet_sample import FAILED_RUN, RUN, desired, difference, put, run, shard, slot, verdict, write_sample
 
 from hindcast.clock import SystemClock
-from hindcast.control.events import EventKind, EventLog
-from hindcast.control.lease_table import LeaseTable
-from hindcast.control.runs import BadEnd, close_run
-from hindcast.control.schema import ControlTable
-from hindcast.control.standing import Beside, BesideState
-from hindcast.control.tables import ControlTables
-from hindcast.control.versions import Versions
 from hindcast.errors import BadInputError
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
+from hindcast.shards.active_version import InactiveState, InactiveVersion
+from hindcast.shards.version_changes import Versions
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventKind, EventLog
+from hindcast.tables.run_states import BadEnd, close_run
+from hindcast.tables.schema import ControlTable
 
 with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries call deprecated
     warnings.simplefilter("ignore")
@@ -34,10 +34,10 @@ with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries 
     from fastapi.routing import APIRoute
     from fastapi.testclient import TestClient
 
-    from hindcast.airflow.pages import app as pages_app
-    from hindcast.airflow.pages import documents
-    from hindcast.airflow.pages.app import create_app
-    from hindcast.airflow.pages.facts import Facts
+    from hindcast.airflow.pages import quality_reports
+    from hindcast.airflow.pages import web as pages_app
+    from hindcast.airflow.pages.views import Views
+    from hindcast.airflow.pages.web import create_app
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -151,7 +151,7 @@ def test_the_overview_shows_who_owns_what(viewer: TestClient) -> None:
 
 def test_the_overview_shows_the_version_beside_the_active_one(viewer: TestClient, settings: Settings) -> None:
     """Which one it is, and what it is there for."""
-    beside = Beside(version=7, state=BesideState.CATCHING_UP, shards=1, tables=())
+    beside = InactiveVersion(version=7, state=InactiveState.CATCHING_UP, shards=1, tables=())
     Versions(LeaseTable(settings)).begin("stock_stats", beside, {0: 0}, columns_from=1)
     assert "also running: 7 catching up" in viewer.get("/").text
 
@@ -268,7 +268,7 @@ def test_nothing_outside_data_docs_can_be_read(viewer: TestClient, docs: Path, s
 def test_the_locator_itself_never_leaves_its_root(docs: Path, settings: Settings, path: str) -> None:
     """Also without a web server that tidies paths before."""
     (settings.home / "settings.html").write_text("secret")
-    assert documents.locate(docs, path) is None
+    assert quality_reports.locate(docs, path) is None
 
 
 def test_a_run_leads_to_its_data_docs(viewer: TestClient, docs: Path, settings: Settings, subtests: pytest.Subtests) -> None:
@@ -346,7 +346,7 @@ def links(html: str) -> list[str]:
 def test_a_shard_that_has_ended_counts_no_more(settings: Settings) -> None:
     """After a resharding the old generation is on the pipeline's own page, and in no total."""
     put(settings, desired(), shard("stock_stats", 0, "w", lag=7), shard("stock_stats", 1, "", lag=999, state="TERMINATED"))
-    facts = Facts(settings, SystemClock())
+    facts = Views(settings, SystemClock())
     assert facts.overview()["lag"] == 7
     assert [row["shard"] for row in facts.overview()["shards"]] == ["v1.g0.s0"]
     found = facts.pipeline("stock_stats")

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from fleet_sample import desired, shard, slot
+from support.fleet_sample import desired, shard, slot
 
-from hindcast.airflow.fleet import WakeReason, Watcher, settle, sign, slots_wanted
-from hindcast.airflow.outlook import HOUR, Outlook, backoff_seconds, files_fingerprint
-from hindcast.control.leases import Lease
+from hindcast.airflow.supervision.conditions import WakeReason, Watcher, heartbeat, settle, slots_wanted
+from hindcast.airflow.supervision.restart_backoff import HOUR, RestartBackoff, backoff_seconds, files_fingerprint
+from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -40,10 +40,10 @@ def clock() -> SteppedClock:
 
 
 @pytest.fixture
-def outlook_factory() -> Callable[..., Outlook]:
+def outlook_factory() -> Callable[..., RestartBackoff]:
     """An outlook of a healthy, reconciled fleet of two; keyword arguments change it."""
 
-    def make(**changes: Any) -> Outlook:
+    def make(**changes: Any) -> RestartBackoff:
         values: dict[str, Any] = {
             "faults": frozenset(),
             "desired": WANTED,
@@ -52,7 +52,7 @@ def outlook_factory() -> Callable[..., Outlook]:
             "slot_wakes": 0,
             "other_wakes": 0,
         }
-        return Outlook.after(NOW, **{**values, **changes})
+        return RestartBackoff.after(NOW, **{**values, **changes})
 
     return make
 
@@ -60,7 +60,7 @@ def outlook_factory() -> Callable[..., Outlook]:
 class Watch:
     """A watcher over two slots whose owners renew at each look, unless they are said to be dead."""
 
-    def __init__(self, outlook: Outlook, settings: Settings, clock: SteppedClock) -> None:
+    def __init__(self, outlook: RestartBackoff, settings: Settings, clock: SteppedClock) -> None:
         self.watcher = Watcher(outlook, settings, clock)
         self.clock = clock
         self.counter = 0
@@ -87,7 +87,7 @@ class Watch:
 
 
 @pytest.fixture
-def watch_factory(settings: Settings, clock: SteppedClock) -> Callable[[Outlook], Watch]:
+def watch_factory(settings: Settings, clock: SteppedClock) -> Callable[[RestartBackoff], Watch]:
     return lambda outlook: Watch(outlook, settings, clock)
 
 
@@ -205,7 +205,7 @@ def test_a_failed_query_wakes_it_with_the_events_own_words(outlook_factory: Any,
 def test_an_outlook_survives_its_way_through_json(outlook_factory: Any) -> None:
     """What goes through XCom and the trigger's arguments comes back equal."""
     outlook = outlook_factory(faults=frozenset({"slot_empty:0", "shard_lags:a/b"}), empty_slots=True, slot_wakes=5, other_wakes=6)
-    assert Outlook.from_json(outlook.to_json()) == outlook
+    assert RestartBackoff.from_json(outlook.to_json()) == outlook
 
 
 def test_no_worker_is_wanted_while_all_pipelines_are_paused(settings: Settings) -> None:
@@ -238,7 +238,9 @@ def test_settling_calls_a_silent_owner_dead_after_one_lease(settings: Settings, 
 def test_settling_does_not_wait_for_an_owner_that_was_already_watched(settings: Settings, clock: SteppedClock) -> None:
     """The trigger watched it for a whole lease; while its sign is the same it is dead."""
     dead = slot(1, "b")
-    _, empty = settle(lambda: [desired(), slot(0, "a", counter=int(clock.seconds)), dead], settings, clock, clock.wait, {"1": sign(dead)})
+    _, empty = settle(
+        lambda: [desired(), slot(0, "a", counter=int(clock.seconds)), dead], settings, clock, clock.wait, {"1": heartbeat(dead)}
+    )
     assert empty == ["1"]
     assert clock.seconds <= 2
 
@@ -250,7 +252,7 @@ def test_settling_waits_for_an_owner_that_has_renewed_since(settings: Settings, 
     def read() -> list[Lease]:
         return [desired(), slot(0, "a", counter=int(clock.seconds)), slot(1, "b", counter=4 + int(clock.seconds))]
 
-    assert settle(read, settings, clock, clock.wait, {"1": sign(stale)})[1] == []
+    assert settle(read, settings, clock, clock.wait, {"1": heartbeat(stale)})[1] == []
 
 
 def test_the_fingerprint_follows_the_files(tmp_path: Any) -> None:

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import airflow_home  # noqa: F401 - before Airflow
 import pytest
+import support.airflow_home  # noqa: F401 - before Airflow
 from airflow._shared.module_loading import import_string
-from fleet_sample import desired, put, slot
+from support.fleet_sample import desired, put, slot
 
-from hindcast.airflow.fleet import desired_lines
-from hindcast.airflow.outlook import Outlook, files_fingerprint
-from hindcast.airflow.triggers import FleetTrigger
-from hindcast.control.lease_table import LeaseTable
+from hindcast.airflow.supervision.conditions import desired_lines
+from hindcast.airflow.supervision.restart_backoff import RestartBackoff, files_fingerprint
+from hindcast.airflow.supervision.trigger import FleetTrigger
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 
 DEADLINE_SECONDS = 20
@@ -33,14 +33,14 @@ def fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def outlook_factory(fleet: Settings) -> Callable[..., Outlook]:
-    def make(**changes: Any) -> Outlook:
+def outlook_factory(fleet: Settings) -> Callable[..., RestartBackoff]:
+    def make(**changes: Any) -> RestartBackoff:
         values = {
             "faults": frozenset(), "desired": desired_lines(LeaseTable(fleet).leases()), "files": files_fingerprint(fleet.pipelines_dir),
             "empty_slots": False, "slot_wakes": 0,
             "other_wakes": 0,
         }  # fmt: skip
-        return Outlook.after(datetime.now(UTC), **{**values, **changes})
+        return RestartBackoff.after(datetime.now(UTC), **{**values, **changes})
 
     return make
 
@@ -73,7 +73,7 @@ async def fired(trigger: FleetTrigger, seconds: float = DEADLINE_SECONDS) -> dic
     return event.payload
 
 
-def test_serialize_rebuilds_an_equal_trigger(outlook_factory: Callable[..., Outlook]) -> None:
+def test_serialize_rebuilds_an_equal_trigger(outlook_factory: Callable[..., RestartBackoff]) -> None:
     """The class path can be imported and the arguments make the same trigger."""
     trigger = FleetTrigger(outlook_factory().to_json())
     path, arguments = trigger.serialize()
@@ -81,14 +81,14 @@ def test_serialize_rebuilds_an_equal_trigger(outlook_factory: Callable[..., Outl
     assert again.serialize() == trigger.serialize()
 
 
-async def test_it_sleeps_while_the_fleet_lives(fleet: Settings, outlook_factory: Callable[..., Outlook], renewing: Any) -> None:
+async def test_it_sleeps_while_the_fleet_lives(fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any) -> None:
     """Two renewing workers do not wake the supervisor."""
     renewing(fleet, 0, 1)
     with pytest.raises(TimeoutError):
         await fired(FleetTrigger(outlook_factory().to_json()), seconds=3)
 
 
-async def test_it_fires_when_a_worker_falls_silent(fleet: Settings, outlook_factory: Callable[..., Outlook], renewing: Any) -> None:
+async def test_it_fires_when_a_worker_falls_silent(fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any) -> None:
     """One renews, the other does not."""
     renewing(fleet, 0)
     payload = await fired(FleetTrigger(outlook_factory().to_json()))
@@ -96,7 +96,9 @@ async def test_it_fires_when_a_worker_falls_silent(fleet: Settings, outlook_fact
     assert payload["lost"] == {"1": ["worker-1", 1, 7]}
 
 
-async def test_it_fires_when_the_desired_state_changes(fleet: Settings, outlook_factory: Callable[..., Outlook], renewing: Any) -> None:
+async def test_it_fires_when_the_desired_state_changes(
+    fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any
+) -> None:
     """A command of an operator is heard within a quarter of a lease."""
     outlook = outlook_factory()
     renewing(fleet, 0, 1)
@@ -104,7 +106,7 @@ async def test_it_fires_when_the_desired_state_changes(fleet: Settings, outlook_
     assert (await fired(FleetTrigger(outlook.to_json())))["reason"] == "desired_changed"
 
 
-async def test_two_at_once_fire_for_the_same_reason(fleet: Settings, outlook_factory: Callable[..., Outlook], renewing: Any) -> None:
+async def test_two_at_once_fire_for_the_same_reason(fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any) -> None:
     """Two triggerers may run it; neither writes, so neither disturbs the other."""
     renewing(fleet, 1)
     version = LeaseTable(fleet).read().leases.keys()
@@ -115,7 +117,7 @@ async def test_two_at_once_fire_for_the_same_reason(fleet: Settings, outlook_fac
 
 
 async def test_a_store_that_is_away_does_not_end_the_watch(
-    fleet: Settings, outlook_factory: Callable[..., Outlook], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fleet: Settings, outlook_factory: Callable[..., RestartBackoff], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It looks again until the table can be read, instead of ending a run that would begin again at once."""
     outlook = outlook_factory()

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hindcast.local.generators import flaws
-from hindcast.local.generators.clicks import FOUND_SHARE, PROFILES_TOPIC, SEARCHES_TOPIC, USERS, clicks
-from hindcast.local.generators.parcels import BAD_SIZES, CAPACITY, parcels
-from hindcast.local.generators.payments import FAILS_SHARE, MOST_STEPS, RETRY_SECONDS, RETRY_TOPIC, payments
-from hindcast.local.generators.record import Record
-from hindcast.local.generators.rentals import MOST_DAYS, rentals
+from hindcast_sandbox.generators import flaws
+from hindcast_sandbox.generators.clicks import FOUND_SHARE, PROFILES_TOPIC, SEARCHES_TOPIC, USERS, clicks
+from hindcast_sandbox.generators.parcels import BAD_SIZES, CAPACITY, parcels
+from hindcast_sandbox.generators.payments import FAILS_SHARE, MOST_STEPS, RETRY_SECONDS, RETRY_TOPIC, payments
+from hindcast_sandbox.generators.record import Record
+from hindcast_sandbox.generators.rentals import MOST_DAYS, rentals
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 RATE = 1000.0

@@ -11,9 +11,9 @@ from itertools import islice, pairwise
 import pytest
 from kafka.partitioner.default import murmur2
 
-from hindcast.local.generators import GENERATORS, flaws, web_log
-from hindcast.local.generators.flaws import FAR_FUTURE, LATE_SECONDS, LATE_SHARE, POISON_SHARE
-from hindcast.local.generators.record import Record
+from hindcast_sandbox.generators import GENERATORS, flaws, web_log
+from hindcast_sandbox.generators.flaws import FAR_FUTURE, LATE_SECONDS, LATE_SHARE, POISON_SHARE
+from hindcast_sandbox.generators.record import Record
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MANY = 30_000

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from hindcast.local.generators.record import Record
-from hindcast.local.generators.sentences import SENTENCES, SPEAKERS, sentences
-from hindcast.local.generators.web_log import CONTENT, DECORATION, ODD, POISON, clf_time, web_log
-from hindcast.local.generators.words import words
+from hindcast_sandbox.generators.record import Record
+from hindcast_sandbox.generators.sentences import SENTENCES, SPEAKERS, sentences
+from hindcast_sandbox.generators.web_log import CONTENT, DECORATION, ODD, POISON, clf_time, web_log
+from hindcast_sandbox.generators.words import words
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MANY = 30_000

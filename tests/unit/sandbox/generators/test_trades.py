@@ -9,9 +9,9 @@ from itertools import islice
 
 from kafka.partitioner.default import murmur2
 
-from hindcast.local.generators.flaws import LATE_SECONDS, LATE_SHARE, POISON, POISON_SHARE
-from hindcast.local.generators.record import Record
-from hindcast.local.generators.trades import TICKERS, trades
+from hindcast_sandbox.generators.flaws import LATE_SECONDS, LATE_SHARE, POISON, POISON_SHARE
+from hindcast_sandbox.generators.record import Record
+from hindcast_sandbox.generators.trades import TICKERS, trades
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MANY = 30_000

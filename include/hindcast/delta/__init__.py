@@ -1,0 +1,1 @@
+"""Delta tables below the library: commits, files, statistics. No Spark."""

@@ -1,0 +1,1 @@
+"""How a shard comes back: taken over, rebuilt from topic and ledger, or rewound."""
