@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from hindcast.shards.shard_names import app_id
-
 from hindcast import catalog
 from hindcast.errors import HindcastError, ServiceError, VerdictFailedError
 from hindcast.leases.delta_store import LeaseTable
@@ -27,6 +25,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
 from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import Severity
 from hindcast.tables.ledger import Ledger, LedgerRow

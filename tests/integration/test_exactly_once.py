@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from hindcast.spark.query_signature import signature_of
 from pyspark.sql import functions as F
 from support.live_stream import ledger, sink_rows
 from support.shard_harness import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
 from support.waiting import wait_until
 
 from hindcast.errors import CheckpointRefusedError, OffsetGapError
+from hindcast.spark.query_signature import signature_of
 
 SINK_STEPS = ["sink.1", "sink.2", "sink.3", "sink.4", "sink.5", "sink.6"]
 TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]

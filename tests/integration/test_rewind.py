@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hindcast.shards.shard_names import app_id
 from support.live_stream import check_answer, check_filed, delete_records, ledger, sink_rows
 from support.shard_harness import CrashError, Shard, crash_at, parts
 from support.simulated_stream import Clockwork, Simulated
@@ -25,6 +24,7 @@ from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.shards.desired_state import DesiredState, DesiredStates
 from hindcast.shards.resharding import of_version
+from hindcast.shards.shard_names import app_id
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from hindcast.shards.shard_names import shard_version
 from simulation.history import Event, History, Kind, Op, Versioned
 from simulation.topic import MORE_PARTITIONS, PARTITIONS
 
 from hindcast.leases.lease import ShardState
 from hindcast.shards.active_version import ChangeKind
+from hindcast.shards.shard_names import shard_version
 
 
 class Breach(NamedTuple):

@@ -27,27 +27,8 @@ from hindcast.leases.lease import NOT_HELD, Lease, LeaseKey, ShardState, StatusT
 from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.shards.desired_state import DRAINED, REFUSED, DesiredState, desired_key, rows_of, wanted_versions
+from hindcast.shards.shard_names import shard_generation, shard_name, shard_version
 from hindcast.tables.ledger import Offsets
-
-
-def shard_name(version: int, generation: int, index: int) -> str:
-    return f"v{version}.g{generation}.s{index}"
-
-
-def shard_version(name: str) -> int:
-    """The pipeline version a shard belongs to."""
-    return int(name.removeprefix("v").partition(".")[0])
-
-
-def shard_generation(name: str) -> int:
-    """The generation a shard belongs to."""
-    return int(name.split(".")[1].removeprefix("g"))
-
-
-def app_id(pipeline: str, shard: str) -> str:
-    """The application id of a shard's Delta transactions: the key under which a table remembers the shard's last commit."""
-    return f"{pipeline}/v{shard_version(shard)}/{shard}"
-
 
 #: In a shard's detail: keys never leave the partitions that are equal modulo this.
 MODULUS = "modulus"

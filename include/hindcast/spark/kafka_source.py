@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from operator import and_, or_
+from operator import or_
 
 from pyspark import cloudpickle
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.avro.functions import from_avro
 
-from hindcast.ddl import columns_text, quoted
-from hindcast.pipeline import TOPIC_STRIDE, Format, Lookup, Mode, Pipeline, Topic
+from hindcast.ddl import quoted
+from hindcast.pipeline import TOPIC_STRIDE, Lookup, Mode, Pipeline, Topic
 from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
 from hindcast.spark.lookups import read_lookup
+from hindcast.spark.malformed_records import PARSERS, refusal_reason
 from hindcast.tables.archive_schema import archive_url
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
@@ -29,12 +29,7 @@ SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_val
 PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
 #: A record as Kafka has it, without its headers.
 RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-_CORRUPT = "_corrupt"
 _RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
-_LONG_EXPONENT = r"[0-9.][eE][+-]?0*[1-9][0-9]{3}"
-#: A string in quotes of either kind, as Spark reads both; one that does not end is one, too. Nothing of it is tried in two ways, so long
-#: records take time in proportion to their length.
-_JSON_STRING = r"""(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?|'[^'\\]*+(?:\\.[^'\\]*+)*+'?"""
 #: One batch of a stream reads at most so many records of a topic: a long backlog is worked off in steps that renew, commit and can be
 #: drained.
 MAX_RECORDS_PER_BATCH = 500_000
@@ -169,67 +164,6 @@ def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> Dat
     columns = [F.col("_record")[name].alias(name) for name in topic.columns]
     event_at = F.col("_record")[pipeline.event_time_of(topic)]
     return located.select(*SOURCE_COLUMNS, *columns, event_at.alias("_event_at"), refusal_reason(pipeline, topic).alias("_reason"))
-
-
-def _json(value: Column, topic: Topic) -> Column:
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    text = value.cast("string")
-    if "decimal" in topic.schema.lower():
-        text = F.when(~_has_endless_number(text), text)
-    return F.from_json(text, f"{columns_text(topic.fields)}, {_CORRUPT} string", options)
-
-
-def _has_endless_number(text: Column) -> Column:
-    """Whether a number's exponent has four digits or more, leading zeros aside.
-
-    Spark writes a decimal out, digit by digit, before it looks whether it fits its column: of 1e30000000 that takes minutes, and of a few
-    more zeros all memory. Such a number fits no decimal, and is no finite double either. What stands in a string does not count.
-    """
-    outside_strings = F.regexp_replace(text, _JSON_STRING, '""')
-    return F.coalesce(F.when(text.rlike(_LONG_EXPONENT), outside_strings.rlike(_LONG_EXPONENT)), F.lit(False))
-
-
-def _text(value: Column, topic: Topic) -> Column:
-    assert topic.parse is not None
-    # Bytes that are no UTF-8 become the replacement character: a line is not lost for one of them.
-    found = topic.parse(F.make_valid_utf8(value.cast("string"))).alias("_found")
-    return F.when(found.isNotNull(), found).cast(f"struct<{_struct(topic)}>")
-
-
-def _avro(value: Column, topic: Topic) -> Column:
-    return from_avro(value, topic.avro_schema, {"mode": "PERMISSIVE"})
-
-
-PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {Format.JSON: _json, Format.TEXT: _text, Format.AVRO: _avro}
-
-
-def _struct(topic: Topic) -> str:
-    return ", ".join(f"{quoted(name)}: {kind}" for name, kind in topic.columns.items())
-
-
-def refusal_reason(pipeline: Pipeline, topic: Topic) -> Column:
-    record, event_time = F.col("_record"), pipeline.event_time_of(topic)
-    limit_seconds = pipeline.future_limit.total_seconds()
-    latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(int(limit_seconds * 1_000_000)))
-    reason = (
-        F.when(F.col("_value").isNull(), "no value")
-        .when(_torn(record, topic), "does not parse as the topic's schema")
-        .when(record[event_time].isNull(), f"no {event_time}")
-        .when(record[event_time] > latest, f"{event_time} is more than {pipeline.max_future} in the future")
-    )
-    for name in topic.required:
-        reason = reason.when(record[name].isNull(), f"no {name}")
-    return reason
-
-
-def _torn(record: Column, topic: Topic) -> Column:
-    """Whether the parser made nothing of the value. Of Avro that does not decode Spark makes a record without any value."""
-    if topic.format is Format.JSON:
-        return record.isNull() | record[_CORRUPT].isNotNull()
-    if topic.format is Format.AVRO:
-        names = [field["name"] for field in json.loads(topic.avro_schema)["fields"]]
-        return reduce(and_, [record[name].isNull() for name in names])
-    return record.isNull()
 
 
 def usable(parsed: DataFrame) -> DataFrame:

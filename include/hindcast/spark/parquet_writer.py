@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.fs import DeltaStorageHandler
-from deltalake.transaction import AddAction
-from pyarrow.fs import FileSystem, PyFileSystem
 from pyspark.sql import DataFrame
 
 from hindcast.delta.column_statistics import statistics
+from hindcast.delta.files import DataFile, filesystem
 
 _SCHEMA = "path string, size long, rows long, stats string, partition string"
 #: A task begins a new file after so many rows, or so many bytes in memory, so that neither a file nor a task grows without bound.
 ROWS_PER_FILE, BYTES_PER_FILE = 2_000_000, 128 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """One written file: its path within the table, bytes, rows, Delta's statistics as JSON, and the partition that it is in."""
-
-    path: str
-    size: int
-    rows: int
-    stats: str
-    partition: dict[str, str] = field(default_factory=dict)
-
-    def as_action(self) -> AddAction:
-        return AddAction(self.path, self.size, dict(self.partition), int(time.time() * 1000), True, self.stats)
-
-
-def filesystem(url: str, storage_options: dict[str, str]) -> FileSystem:
-    """The folder of a table as a pyarrow file system, through the store that deltalake itself uses."""
-    return PyFileSystem(DeltaStorageHandler(url, storage_options or None))
 
 
 def write_files(

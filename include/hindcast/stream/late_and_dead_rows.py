@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
 from hindcast.errors import FenceMovedError
-from hindcast.pipeline import TOPIC_STRIDE, Pipeline
+from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
+from hindcast.spark.window_counts import window_counts
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow
@@ -160,31 +161,6 @@ def _late(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     total, late = window_counts(pipeline)
     usable = rows.where(F.col("_reason").isNull())
     return usable.withColumns({"_windows_total": total, "_windows_late": late}).where(F.col("_windows_late") > 0)
-
-
-def window_counts(pipeline: Pipeline) -> tuple[Column, Column]:
-    """(windows a row falls into, those of them that end at or before ``_late_watermark_ms``), both long, by arithmetic.
-
-    With slide S and length L, the windows of an event at t start at floor(t / S) * S - k * S for k from 0 while that is above t - L.
-    """
-    if pipeline.window is None:
-        late = late_at_all(pipeline, F.col("_late_watermark_ms") * F.lit(1000)) if pipeline.re_execute else F.lit(0).cast("long")
-        return F.lit(int(pipeline.re_execute)).cast("long"), late
-    length, slide = (int(delta.total_seconds() * 1_000_000) for delta in (pipeline.window.length, pipeline.window.step))
-    at = F.unix_micros("_event_at")
-    newest_start = at - F.pmod(at, F.lit(slide))
-    total = F.ceil((F.lit(length) - (at - newest_start)) / F.lit(slide)).cast("long")
-    newest_end = newest_start + F.lit(length)
-    first_late = F.ceil((newest_end - F.col("_late_watermark_ms") * F.lit(1000)) / F.lit(slide)).cast("long")
-    late = total - F.least(F.greatest(first_late, F.lit(0)), total)
-    return total, late
-
-
-def late_at_all(pipeline: Pipeline, watermark_us: Column) -> Column:
-    """1 for a usable row that came when the watermark had reached its event time, so that an operator with state may have dropped it."""
-    waited_for = [index for index, topic in enumerate(pipeline.topics) if topic.watermark]
-    counts = F.expr(f"_partition div {TOPIC_STRIDE}").isin(waited_for)
-    return F.coalesce((F.col("_reason").isNull() & counts & (F.unix_micros("_event_at") <= watermark_us)), F.lit(False)).cast("long")
 
 
 def _as_table(frame: DataFrame, name: ControlTable, of: LedgerRow) -> DataFrame:

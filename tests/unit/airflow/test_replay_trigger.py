@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import support.airflow_home  # noqa: F401 - before Airflow
 from airflow._shared.module_loading import import_string
-from hindcast.shards.shard_names import app_id
 from structlog.testing import capture_logs
 from support.fleet_sample import desired, put
 from support.simulated_stream import simulate, trades
@@ -20,6 +19,7 @@ from hindcast.airflow import replay_trigger
 from hindcast.airflow.replay_trigger import ConsumedTrigger
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings
+from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
 from hindcast.tables.schema import ControlTable

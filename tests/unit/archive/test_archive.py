@@ -13,7 +13,6 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from hindcast.delta.files import DataFile
 from support.shard_harness import CrashError, crash_at
 
 from hindcast.archive import copy_topic
@@ -23,6 +22,7 @@ from hindcast.archive.snapshot import read_snapshot
 from hindcast.archive.table import ArchiveTable
 from hindcast.cli.main import run
 from hindcast.delta.column_statistics import statistics
+from hindcast.delta.files import DataFile
 from hindcast.errors import ArchiveDamagedError, ArchiveFailedError, ArchiveRefusedError, BadInputError, BadNameError, UnknownArchiveError
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file

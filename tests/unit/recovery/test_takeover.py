@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from hindcast.shards.shard_names import app_id
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 from support.shard_harness import CrashError, crash_at
@@ -23,6 +22,7 @@ from hindcast.recovery.rebuild_state import CheckpointRef
 from hindcast.recovery.takeover import ShardPosition
 from hindcast.settings import Settings
 from hindcast.shards.resharding import create
+from hindcast.shards.shard_names import app_id
 from hindcast.spark import query_signature
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from hindcast.delta.files import DataFile
 from support.shard_harness import CrashError, crash_at
 
 from hindcast.delta import commit
 from hindcast.delta.column_statistics import statistics
+from hindcast.delta.files import DataFile
 from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from hindcast.shards.shard_names import app_id
 
 from hindcast.leases.lease import Lease, ShardState
 from hindcast.leases.store import swap
 from hindcast.settings import Settings
 from hindcast.shards import resharding
+from hindcast.shards.shard_names import app_id
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
 from hindcast.tables.ledger import Offsets
 from hindcast.testing import MemoryStore

@@ -1,0 +1,88 @@
+"""A pipeline's query as a session sees it: the columns of its result, and what its Spark checkpoints belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from hindcast.errors import PipelineError
+from hindcast.pipeline import FORM, Mode, Pipeline
+from hindcast.spark import kafka_source
+
+#: Functions into which Spark puts a random seed of its own.
+_SEEDS = re.compile(r"\b(randn?|random|randstr|uuid|shuffle)\([^()]*\)")
+
+
+@dataclass(frozen=True)
+class QuerySignature:
+    """A pipeline's query as a session sees it: the sink's columns, and what its Spark checkpoints belong to, as a short hash."""
+
+    schema: pa.Schema
+    fingerprint: str
+
+
+@cache
+def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
+    """Analyse the transformation of no rows; once a session, as a shard that changes hands waits for it.
+
+    The hash is of the analysed plan and the declaration around it. The plan's expression numbers (``ask#12``) and the seeds that Spark
+    draws (``rand(42)``) differ between sessions and are left out.
+
+    :raises PipelineError: where the transformation does not fit the source's columns, or the sink's keys are not in its result
+    """
+    frame = _empty_result(spark, pipeline)
+    plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed())))
+    topics = [replace(topic, parse=None) for topic in pipeline.topics]  # what a parse function does is in the plan
+    sink = (pipeline.sink.keys, pipeline.sink.mode)
+    declared = (topics, pipeline.event_time, pipeline.watermark, pipeline.window, sink, pipeline.max_future)
+    shuffles = spark.conf.get("spark.sql.shuffle.partitions")
+    return QuerySignature(table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16])
+
+
+def table_schema(frame: DataFrame) -> pa.Schema:
+    """The columns of a table that holds the frame's rows.
+
+    Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
+    """
+    return pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
+
+
+def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
+    try:
+        rows = kafka_source.empty(spark, pipeline)
+        result = kafka_source.transform([kafka_source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)
+        problem = "; ".join(
+            f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})"
+            for key in pipeline.sink.keys
+            if key not in result.columns
+        )
+        problem = problem or _undeclared_state(pipeline, result)
+    except AnalysisException as error:
+        problem = f"the transformation cannot be analysed: {str(error).splitlines()[0]}"
+    if problem:
+        raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM)
+    return result
+
+
+#: Operators that keep state, as the analysed plan names them.
+_KEEPS_STATE = re.compile(r"^[\s:|+-]*(Aggregate|Deduplicate\w*|TransformWithState\w*|FlatMapGroups\w*|Join)\b", re.MULTILINE)
+
+
+def _undeclared_state(pipeline: Pipeline, result: DataFrame) -> str:
+    """What is wrong where a rewinding, or a verdict, would take the query for another kind than it is; empty where nothing is."""
+    if pipeline.window is not None or pipeline.re_execute:
+        return ""
+    found = set(_KEEPS_STATE.findall(str(result._jdf.queryExecution().analyzed())))
+    allowed = {"Aggregate"} if pipeline.sink.mode is Mode.UPSERT else set()
+    if len(pipeline.topics) == 1:
+        allowed.add("Join")  # with a table that stands still
+    if state := sorted(found - allowed):
+        return f"it keeps state ({', '.join(state)}), so results depend on which rows come together: declare a window, or re_execute=True"
+    return ""
