@@ -38,7 +38,7 @@ help: ## print this list
 	@echo "  make demo PIPELINE=name   another pipeline of include/pipelines"
 	@echo "  make simulate EXAMPLES=10000   so many histories; SEED=... repeats a run, SEED=.../17 one history, DEPTH=9 searches deeper"
 	@echo "  make demo SECONDS=60      how long to stream before the first verdict"
-	@echo "  make mutants MODULE=shards/coordinator    one module; JOBS=1 one mutant at a time, KEEP=folder keeps the scratch tree"
+	@echo "  make mutants MODULE=shards/coordinator one module; JOBS=1 one mutant at a time, KEEP=folder keeps the scratch tree"
 	@echo "  make faults ROW=F5 REPEAT=20 SEED=7   one row of the matrix, with the seeds 7 to 26; SHAPE=upsert fixes the pipeline's shape"
 	@echo "  make faults-quick RECORD=1            a test of each row; adds what ran to tests/faults/runs.jsonl and docs/runs.md"
 	@echo "  make nemesis SECONDS=60 SEED=7        the run of that seed again"
@@ -129,7 +129,7 @@ faults-quick: env jars ## one test of each row, drawn by SEED, with few records;
 
 .PHONY: runs
 runs: env ## docs/runs.md from the recorded runs (ROW=F5 SEED=7 CAUSE="..." first notes why one failed)
-	@PYTHONPATH=tests:tests/faults $(BIN)/python tests/support/fault_runs.py $(if $(CAUSE),--cause "$(CAUSE)" --row "$(ROW)" --seed "$(SEED)")
+	@PYTHONPATH=tests $(BIN)/python tests/support/fault_runs.py $(if $(CAUSE),--cause "$(CAUSE)" --row "$(ROW)" --seed "$(SEED)")
 
 .PHONY: nemesis
 nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)
@@ -145,7 +145,7 @@ failover: env jars ## kill -9 of an owner to the next owner's commit, TIMES=20 t
 
 .PHONY: bench-leases
 bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
-	@$(BIN)/python tests/benchmarks/lease_cost.py
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/lease_cost.py
 
 .PHONY: bench-pipelines
 bench-pipelines: env jars ## each example's replay beside a batch by hand, and its re-execution beside the live stream (PIPELINE, ROWS)

@@ -53,8 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> int:
-    folder = item.path.parent.name
-    return FOLDERS_BY_LENGTH.index(folder) if folder in FOLDERS_BY_LENGTH else len(FOLDERS_BY_LENGTH)
+    folders = [folder for folder in item.path.parent.parts if folder in FOLDERS_BY_LENGTH]
+    return FOLDERS_BY_LENGTH.index(folders[0]) if folders else len(FOLDERS_BY_LENGTH)
 
 
 def _left_out(items: list[pytest.Item], seed: int) -> list[pytest.Item]:

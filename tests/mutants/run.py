@@ -77,10 +77,11 @@ def prepare(tree: Path, modules: Sequence[str], tests: Sequence[str], skipped: S
     """Copy code, tests and pipelines into a new folder, with a pyproject.toml that says what mutmut is to do."""
     caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "include/hindcast", tree / SOURCE, ignore=caches)
-    shutil.copytree(ROOT / "include/pipelines", tree / "include/pipelines", ignore=caches)
+    for beside in ("include/pipelines", "include/hindcast_sandbox"):
+        shutil.copytree(ROOT / beside, tree / beside, ignore=caches)
     shutil.copytree(ROOT / "tests", tree / "tests", ignore=caches)
     # Python asks a folder of PYTHONPATH once: one that is made later stays unknown, and the code that is not mutated would be tested.
-    for folder in (SOURCE.parent, Path("tests")):
+    for folder in (SOURCE.parent, Path("include"), Path("tests")):
         (tree / MUTATED / folder).mkdir(parents=True)
     settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in mutmut_settings(modules, tests, skipped).items())
     (tree / "pyproject.toml").write_text(f"{(ROOT / 'pyproject.toml').read_text()}\n[tool.mutmut]\n{settings}")
@@ -112,7 +113,7 @@ def call_mutmut(tree: Path, jobs: int) -> int:
     mutated = (tree / MUTATED).resolve()
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(mutated / SOURCE.parent), str(mutated / "tests")]),
+        "PYTHONPATH": os.pathsep.join([str(mutated / SOURCE.parent), str(mutated / "include"), str(mutated / "tests")]),
         "PYTHONHASHSEED": "0",
         "HISTORIES": str(HISTORIES),
     }

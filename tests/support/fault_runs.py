@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = Path(__file__).with_name("runs.jsonl")
+RECORD = ROOT / "tests/faults/runs.jsonl"
 PAGE = ROOT / "docs" / "runs.md"
 #: What a run itself changes: it makes no work tree dirty.
 OWN_FILES = frozenset({"tests/faults/runs.jsonl", "docs/runs.md"})

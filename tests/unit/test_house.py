@@ -152,7 +152,7 @@ def _imports(text: str) -> Iterator[tuple[str, int]]:
 
 #: Each rule with files that break it in exactly one place.
 RULES: list[tuple[Rule, dict[str, str]]] = [
-    (vague_names, {"include/hindcast/control/lease_utils.py": "", "include/hindcast/leases/lease.py": ""}),
+    (vague_names, {"include/hindcast/leases/lease_utils.py": "", "include/hindcast/leases/lease.py": ""}),
     (registry_hosts, {"Makefile": f"INDEX = https://{REGISTRIES[0]}/simple", "docs/a.md": "the registry"}),
     (machine_paths, {"docs/a.md": "cd /" + "root/hindcast", "docs/b.md": "https://host/root/page and $HOME/root/x"}),
     (unexplained_sleeps, {"tests/a.py": "time.sleep(1)\n", "tests/b.py": "# the clock itself is under test\ntime.sleep(1)\n"}),

@@ -109,13 +109,13 @@ def test_a_child_ends_with_a_task_that_was_killed(settings: Settings, tmp_path: 
     """SIGKILL lets the task tell nobody; its child sees that its stdin ends."""
     (tmp_path / "spark_apps").mkdir()
     (tmp_path / "spark_apps" / "app.py").write_text(
-        "import os, sys, time\nfrom hindcast.processes.end_with_parent import follow\nfollow()\n"
+        "import os, sys, time\nfrom hindcast.processes.end_with_parent import end_with_parent\nend_with_parent()\n"
         "print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     )
     task = (
-        "from pathlib import Path\nfrom hindcast.airflow import children\nfrom hindcast.settings import Settings\n"
-        f"children.project_root = lambda: Path({str(tmp_path)!r})\n"
-        "children.Child(Settings(), 'app.py', []).run(lambda line: print(line, flush=True))"
+        "from pathlib import Path\nfrom hindcast.airflow import spark_subprocess\nfrom hindcast.settings import Settings\n"
+        f"spark_subprocess.project_root = lambda: Path({str(tmp_path)!r})\n"
+        "spark_subprocess.SparkSubprocess(Settings(), 'app.py', []).run(lambda line: print(line, flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", task], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -61,7 +61,7 @@ def run(tmp_path: Path, **faults: Any) -> tuple[int, str]:
         told.write_text(json.dumps(faults))
     command = [sys.executable, "-c", PROGRAM, str(told), str(tmp_path / "home")]
     root = Path(__file__).resolve().parents[3]
-    environment = {"PYTHONPATH": f"{root / 'tests'}:{root / 'tests' / 'faults'}:{root / 'include'}", "PATH": ""}
+    environment = {"PYTHONPATH": f"{root / 'tests'}:{root / 'include'}", "PATH": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr[-2000:]
     return done.returncode, done.stdout
