@@ -59,7 +59,7 @@ def test_a_live_pipeline_is_dealt_into_more_shards_and_its_topic_grows(stream: S
     stream.wait_owned_by(one, two)
     stream.wait_read()
 
-    assert "3 shards" in hindcast(stream, "reshard", stream.name, "--shards", "3")
+    assert "number of shards is now 3" in hindcast(stream, "reshard", stream.name, "--shards", "3")
     stream.send(second)
     wait_generation(stream, 1, 3)
     stream.wait_owned_by(one, two)

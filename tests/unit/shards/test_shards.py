@@ -53,8 +53,9 @@ def test_a_shard_has_the_same_partitions_of_each_topic() -> None:
     second = {TOPIC_STRIDE + number: 0 for number in range(3)}
     created = resharding.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, **second})
     assert [lease.detail["partitions"] for lease in created] == [[0, 2, TOPIC_STRIDE, TOPIC_STRIDE + 2], [1, TOPIC_STRIDE + 1]]
-    with pytest.raises(BadInputError, match="The topics of p have 3, 1 partitions"):
+    with pytest.raises(BadInputError, match="The topics of p have 3, 1 partitions") as caught:
         resharding.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
+    assert "shards=1" in str(caught.value.fields["cure"])
     (alone,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
     assert alone.detail["partitions"] == [0, 1, 2, TOPIC_STRIDE]
 

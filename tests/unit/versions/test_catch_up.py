@@ -79,6 +79,8 @@ def test_what_was_final_before_a_commit_stays_final() -> None:
     commit = Commit({0: 8, 1: 8}, 300, {1: 350})
     assert by([lease], s0=commit).final_ms == {0: 300, 1: 350}
     assert by([lease.evolve(checkpoint={**lease.checkpoint, "watermark_ms": 320})], s0=commit).final_ms == {0: 320, 1: 350}
+    begun = lease.evolve(checkpoint={**lease.checkpoint, "floors": {"0": 310, "1": 360}})
+    assert by([begun], s0=commit).final_ms == {0: 310, 1: 360}, "each partition has a floor of its own"
 
 
 def test_a_child_that_has_read_nothing_keeps_what_was_final_for_its_parent() -> None:

@@ -556,11 +556,11 @@ def test_a_shard_whose_owner_goes_on_is_not_taken_from_under_it(two: Settings) -
     """It is tried again later; nothing was deleted."""
     caught_up(two)
     at(two, 2, 50, 9_000, owner="alive")
-    clock = FakeClock()
+    clock, waits = FakeClock(), [two.lease_seconds * 1.25 + BATCH_SECONDS - 1.0, 1.0]
 
     def renew(seconds: float) -> None:
         assert seconds == POLL_SECONDS
-        clock.advance(14.5)
+        clock.advance(waits.pop(0))
         swap(LeaseTable(two), lambda snapshot: [one.renewed() for one in snapshot.leases.values() if one.lease_owner == "alive"])
 
     with pytest.raises(TryLaterError, match="alive still holds shards"):
