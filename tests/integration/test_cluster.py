@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conftest import Broker
 
 EXAMPLES = sorted({pipeline.name for pipeline in catalog.load(project_root() / "include" / "pipelines").every()})
-PROGRAM = project_root() / "tests" / "cluster_examples.py"
+PROGRAM = project_root() / "tests" / "support" / "cluster_examples.py"
 END_SECONDS = 60.0
 DAY_SECONDS = 86_400.0
 DEAD, LIVING = "job-dead", "job-living"
