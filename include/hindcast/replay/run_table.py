@@ -44,6 +44,18 @@ class Runs:
             raise UnknownRunError(run_id=run_id)
         return row
 
+    def planned_records(self, run_id: str) -> int:
+        """How many records the newest plan of the run reads, those before its range that only feed windows included.
+
+        :raises UnknownRunError: if no run of that id has a plan
+        """
+        row = self.newest(run_id)
+        if row is None or not row["plan"]:
+            raise UnknownRunError(run_id=run_id)
+        first = recorded_offsets(row["plan"], "read_from")
+        end = recorded_offsets(row["plan"], "end")
+        return sum(end[partition] - offset for partition, offset in first.items())
+
     def recent(self, pipeline: str, kind: RunKind, count: int, *, without: str = "") -> list[dict[str, Any]]:
         """The last ``count`` runs of the kind that succeeded, newest first, leaving out the run ``without``."""
         rows = self.tables.rows(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hindcast import Table, Topic, pipeline
-from hindcast.errors import NothingToReplayError
+from hindcast.errors import NothingToReplayError, UnknownRunError
 from hindcast.replay import run_replay
 from hindcast.replay.request import ReplayRequest
+from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.run_states import RunKind, RunState
 from hindcast.tables.schema import ControlTable
 
 
@@ -39,3 +43,19 @@ def test_a_replay_of_nothing_starts_no_session_and_leaves_a_row_that_says_why(tm
     rows = ControlTables(settings).rows(ControlTable.RUNS)
     assert [(row["run_id"], row["version"], row["state"], row["note"]) for row in rows] == [("r-1", 3, "skipped", str(nothing))]
     assert rows[0]["finished_at"] is not None
+
+
+def test_the_newest_plan_tells_how_many_records_a_run_reads(tmp_path: Path) -> None:
+    """Those before its range count too: windows are fed by them. A run without a plan is unknown."""
+    runs = Runs(ControlTables(Settings(home=tmp_path)))
+    with pytest.raises(UnknownRunError):
+        runs.planned_records("r-1")
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    for minute, end in ((0, 900), (1, 150)):
+        plan = {"read_from": {"0": 40, "1": 0}, "start": {"0": 50, "1": 0}, "end": {"0": end, "1": 10}}
+        row = {"run_id": "r-1", "pipeline": "words", "version": 3, "kind": RunKind.REPLAY.value, "state": RunState.PLANNED.value}
+        runs.append({**row, "plan": json.dumps(plan), "started_at": at + timedelta(minutes=minute)})
+    assert runs.planned_records("r-1") == (150 - 40) + 10
+    runs.answer("r-2", "words", 3, RunKind.REPLAY, RunState.SKIPPED, "nothing to replay")
+    with pytest.raises(UnknownRunError):
+        runs.planned_records("r-2")
