@@ -35,7 +35,7 @@ from hindcast.errors import (
 from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline, Policy
 from hindcast.processes.end_with_parent import end_with_parent, exit_now
-from hindcast.replay.request import ReplayRequest, new_run_id
+from hindcast.replay.request import RANGE_OPTIONS, ReplayRequest, add_range_arguments, new_run_id
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.shards.active_version import active_pipeline
@@ -101,17 +101,12 @@ def _benchmark(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
 
 def _replay(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     """Replay the range; judge it too unless only its hindcast was asked for."""
+    range_ = {option.field: getattr(asked, option.field) for option in RANGE_OPTIONS}
     request = ReplayRequest.parse(
         pipeline=asked.pipeline,
         run_id=asked.run_id or new_run_id(asked.pipeline, datetime.now(UTC)),
-        from_offsets=asked.from_offsets,
-        to_offsets=asked.to_offsets,
-        from_time=asked.from_time,
-        to_time=asked.to_time,
-        since_last_verdict=asked.since_last_verdict,
-        late=asked.late,
-        everything=asked.all,
         version=asked.version,
+        **range_,
     )
     declared = catalog.load(settings.pipelines_dir)
     pipeline = active_pipeline(declared, read_leases(settings), request.pipeline, request.version)
@@ -164,11 +159,8 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name)
         command.add_argument("--pipeline", required=True)
         command.add_argument("--version", type=int, default=0, help="the version; 0 for the active one")
-        for option in ("--from-offsets", "--to-offsets", "--from-time", "--to-time", "--run-id"):
-            command.add_argument(option, default="")
-        command.add_argument("--since-last-verdict", action="store_true")
-        command.add_argument("--late", action="store_true")
-        command.add_argument("--all", action="store_true")
+        command.add_argument("--run-id", default="")
+        add_range_arguments(command)
         command.add_argument(
             "--tried-again", action="store_true", help="exit code 75 does not end the run: the caller retries"
         )

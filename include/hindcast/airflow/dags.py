@@ -33,6 +33,7 @@ from hindcast.airflow.reprocessing import (
 from hindcast.airflow.scheduling import ASKED_FIRST, SpreadCronTimetable
 from hindcast.airflow.supervision.operators import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
+from hindcast.replay.request import RANGE_OPTIONS, RangeValue
 from hindcast.settings import Settings
 
 #: Before every stream, so that a backfill may begin at any time. Catch-up is off for every DAG.
@@ -153,10 +154,7 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
                 enum=[choice.value for choice in RangeChoice],
                 title="Range",
             ),
-            "from_offsets": _offsets("From offsets", "First offset of each partition"),
-            "to_offsets": _offsets("To offsets", "Offset after the last one of each partition"),
-            "from_time": _time("From time", "Broker timestamp of the first records"),
-            "to_time": _time("To time", "Records of this broker timestamp or later are left out"),
+            **_range_fields(),
         },
     ) as dag:
         HindcastReplayOperator(
@@ -178,6 +176,19 @@ def _spread(dag_id: str, schedule: str) -> SpreadCronTimetable:
     return SpreadCronTimetable(schedule, name=dag_id, spread_seconds=settings.schedule_spread_seconds)
 
 
+def _range_fields() -> dict[str, Param]:
+    """The fields of a form for the offsets and times of a range."""
+    fields = {}
+    for option in RANGE_OPTIONS:
+        title = option.field.replace("_", " ").capitalize()
+        description = option.help[0].upper() + option.help[1:]
+        if option.value is RangeValue.OFFSETS:
+            fields[option.field] = _offsets(title, description)
+        elif option.value is RangeValue.TIME:
+            fields[option.field] = _time(title, description)
+    return fields
+
+
 def _offsets(title: str, description: str) -> Param:
     pattern: dict[str, Any] = {
         "patternProperties": {"^[0-9]+$": {"type": "integer", "minimum": 0}},
@@ -185,12 +196,7 @@ def _offsets(title: str, description: str) -> Param:
         "minProperties": 1,
     }
     return Param(
-        None,
-        type=["null", "object"],
-        title=title,
-        description=description + ', e.g. {"0": 100}',
-        section="Offsets",
-        **pattern,
+        None, type=["null", "object"], title=title, description=description, section="Offsets", **pattern
     )
 
 
@@ -294,7 +300,7 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
                 title="From",
             ),
             "from_time": _time("From time", "Broker timestamp of the first records"),
-            "from_offsets": _offsets("From offsets", "First offset of each partition"),
+            "from_offsets": _offsets("From offsets", 'First offset of each partition, e.g. {"0": 100}'),
             "new_table": Param(
                 False,
                 type="boolean",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,7 @@ from support.simulated_stream import simulate, trades
 from hindcast import catalog
 from hindcast.errors import BadNameError, BadRangeError, PipelineError
 from hindcast.replay.cost import Meter, StreamCost, peak_memory_bytes, slow_note
-from hindcast.replay.request import ReplayRequest, new_run_id
+from hindcast.replay.request import RANGE_OPTIONS, RangeFields, ReplayRequest, new_run_id
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings, project_root
 from hindcast.spark import session
@@ -51,7 +51,20 @@ def test_a_request_goes_through_its_own_arguments(app: ModuleType, request_: Rep
     """What the CLI and Airflow write is what the Spark app reads."""
     asked = vars(app._parser().parse_args(["hindcast", *request_.to_arguments()]))
     del asked["command"], asked["tried_again"]
-    assert ReplayRequest.parse(everything=asked.pop("all"), **asked) == request_
+    assert ReplayRequest.parse(**asked) == request_
+
+
+def test_a_range_is_declared_once() -> None:
+    """Its options are fields of a request, and the arguments that a caller in Python may give."""
+    names = [option.field for option in RANGE_OPTIONS]
+    assert names == [field.name for field in fields(ReplayRequest) if field.name not in {"pipeline", "run_id", "version"}]
+    assert names == list(RangeFields.__annotations__)
+
+
+def test_an_unknown_part_of_a_range_is_no_range() -> None:
+    """A caller that misspells a part hears of it."""
+    with pytest.raises(TypeError, match="from_ofsets"):
+        ReplayRequest.parse(pipeline="p", from_ofsets="{}", everything=True)
 
 
 @pytest.mark.parametrize(
