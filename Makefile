@@ -131,6 +131,10 @@ faults-quick: env jars ## one test of each row, drawn by SEED, with few records;
 runs: env ## docs/runs.md from the recorded runs (ROW=F5 SEED=7 CAUSE="..." first notes why one failed)
 	@PYTHONPATH=tests $(BIN)/python tests/support/fault_runs.py $(if $(CAUSE),--cause "$(CAUSE)" --row "$(ROW)" --seed "$(SEED)")
 
+.PHONY: reference
+reference: env ## docs/reference/python.md from the docstrings of the public object
+	@PYTHONPATH=include:tests $(BIN)/python tests/support/python_reference.py
+
 .PHONY: nemesis
 nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)
 	@$(FAULTS) --row nemesis $(if $(SECONDS),--nemesis-seconds "$(SECONDS)")

@@ -17,12 +17,9 @@ from typing import Any
 
 import structlog
 
+from hindcast import Hindcast
 from hindcast.errors import HindcastError
 from hindcast.processes.end_with_parent import exit_now
-from hindcast.settings import Settings
-from hindcast.versions.compare_versions import compare_versions
-from hindcast.versions.promote import promote
-from hindcast.versions.start import start_version
 
 FAILED = 3
 
@@ -30,9 +27,8 @@ FAILED = 3
 def main(arguments: list[str] | None = None) -> int:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asked = _parser().parse_args(arguments)
-    settings = Settings()
     try:
-        result = _run(asked, settings)
+        result = _run(asked)
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -42,28 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _run(asked: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+def _run(asked: argparse.Namespace) -> dict[str, Any]:
+    pipeline = Hindcast().pipeline(asked.pipeline)
     if asked.command == "compare":
-        return compare_versions(lambda: _session(settings), settings, asked.pipeline)
+        return pipeline.compare_versions()
     if asked.command == "promote":
-        return promote(
-            settings, asked.pipeline, asked.version, despite=asked.despite, who=asked.by, since=asked.since
-        )
-    return start_version(
-        lambda: _session(settings),
-        settings,
-        asked.pipeline,
-        asked.version,
-        asked.start,
-        new_table=asked.new_table,
-        who=asked.by,
-    )
-
-
-def _session(settings: Settings) -> Any:
-    from hindcast.spark.session import QUICK_COMPILER, build
-
-    return build(settings, "hindcast-versions", options=QUICK_COMPILER)
+        return pipeline.promote(asked.version, despite=asked.despite, by=asked.by, since=asked.since)
+    return pipeline.start_version(asked.version, asked.start, new_table=asked.new_table, by=asked.by)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import python_reference
 from typer.main import get_command
 
 from hindcast import catalog
@@ -67,6 +68,17 @@ def test_the_example_loads(tmp_path: Path) -> None:
     loaded = catalog.load(tmp_path)
     assert loaded.errors == {}
     assert list(loaded) == ["big_trades"]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    """`make reference` wrote the page, and nothing has changed since."""
+    assert python_reference.PAPER.read_text() == python_reference.reference()
+
+
+def test_the_reference_describes_every_member() -> None:
+    """Each public method and attribute has a docstring, and each parameter that its name does not explain a line."""
+    undescribed = re.findall(r"^### `(.*)`\n\n\n", python_reference.reference(), flags=re.MULTILINE)
+    assert undescribed == []
 
 
 def test_the_papers_name_commands() -> None:

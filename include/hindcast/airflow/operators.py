@@ -12,20 +12,16 @@ import structlog
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
+from hindcast import Hindcast
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.replay_trigger import ConsumedTrigger, Wait
 from hindcast.airflow.spark_subprocess import Ended, SparkSubprocess
-from hindcast.catalog import load
 from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
-from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline, Policy, check_name, check_topic
 from hindcast.replay.request import ReplayRequest, new_run_id
-from hindcast.replay.run_table import Runs
 from hindcast.replay.wait_for_stream import Awaited, read_progress
 from hindcast.settings import Settings
-from hindcast.shards.active_version import active_pipeline
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.retention import maintain
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
 from hindcast.tables.schema import ControlTable
@@ -79,7 +75,7 @@ class AppOperator(BaseOperator):
         if ended.exit_code in {0, VerdictFailedError.exit_code} or self._is_asked_again(context, ended):
             return ended
         end = BadEnd.of_process(ended.exit_code, ended.reason)
-        close_run(ControlTables(Settings()), run_id, pipeline, end, since=began_at, version=version)
+        close_run(Hindcast().tables, run_id, pipeline, end, since=began_at, version=version)
         return ended
 
     def _is_asked_again(self, context: Context, ended: Ended) -> bool:
@@ -201,17 +197,17 @@ class AwaitingOperator(ReplayAppOperator):
         :raises AirflowSkipException: if the pipeline is paused, because an operator meant that
         :raises AirflowFailException: if it is only too slow
         """
-        settings = Settings()
-        tables = ControlTables(settings)
-        minutes = settings.replay_wait_seconds / 60
+        hindcast = Hindcast()
+        minutes = hindcast.settings.replay_wait_seconds / 60
         waited = f"{why} The task waited for it for {minutes:.0f} minutes."
         if paused:
             skipped = (
                 f"{waited} {self.pipeline} is paused. `hindcast resume {self.pipeline}`, "
                 "then clear this task to replay the range."
             )
-            runs = Runs(tables)
-            runs.answer(run_id, self.pipeline, version, RunKind.REPLAY, RunState.SKIPPED, skipped)
+            hindcast.run_table.answer(
+                run_id, self.pipeline, version, RunKind.REPLAY, RunState.SKIPPED, skipped
+            )
             raise AirflowSkipException(skipped)
         cure = (
             f"`hindcast checkpoints --pipeline {self.pipeline}` shows how far the stream is and "
@@ -219,7 +215,7 @@ class AwaitingOperator(ReplayAppOperator):
             "HINDCAST_REPLAY_WAIT_SECONDS sets the limit."
         )
         end = BadEnd(RunState.FAILED, waited, cure)
-        close_run(tables, run_id, self.pipeline, end, since=datetime.now(UTC), version=version)
+        close_run(hindcast.tables, run_id, self.pipeline, end, since=datetime.now(UTC), version=version)
         raise AirflowFailException(f"{waited} {cure}")
 
 
@@ -262,7 +258,7 @@ class HindcastReplayOperator(AwaitingOperator):
             request = self._request(run_id, interval_start, interval_end)
         except BadInputError as error:
             end = BadEnd.of_error(error)
-            close_run(ControlTables(Settings()), run_id, self.pipeline, end, since=began_at)
+            close_run(Hindcast().tables, run_id, self.pipeline, end, since=began_at)
             raise AirflowFailException(str(error)) from error
         _log.info(f"Replaying {request.describe()} as run {request.run_id}.")
         context["ti"].xcom_push(key=RUN_ID, value=request.run_id)
@@ -341,10 +337,8 @@ def active_version(name: str) -> Pipeline:
 
     :raises AirflowFailException: if no file declares it
     """
-    settings = Settings()
     try:
-        catalog = load(settings.pipelines_dir)
-        return active_pipeline(catalog, read_leases(settings), name)
+        return Hindcast().pipeline(name).declared
     except BadInputError as error:
         raise AirflowFailException(str(error)) from error
 
@@ -430,7 +424,7 @@ class ValidateOperator(ReplayAppOperator):
 
     def _name_differences(self) -> None:
         conditions = [("run_id", "=", self.run_id), ("cause", "=", "unexplained")]
-        rows = ControlTables(Settings()).rows(ControlTable.DIFFERENCES, conditions)
+        rows = Hindcast().tables.rows(ControlTable.DIFFERENCES, conditions)
         rows.sort(key=lambda row: (row["kind"], row["keys"], row["column"] or ""))
         for row in rows[:NAMED_DIFFERENCES]:
             said = f"{row['kind']}: the row {row['keys']}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 from airflow.sdk.exceptions import AirflowFailException
 
+from hindcast import Hindcast
 from hindcast.airflow.approval import Decision
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.operators import TRIED_AGAIN, AppOperator, given
@@ -27,14 +28,11 @@ from hindcast.airflow.version_triggers import (
     look_at_shadow,
 )
 from hindcast.errors import BadInputError, BadRangeError, VerdictFailedError
-from hindcast.leases.delta_store import LeaseTable
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import Settings
 from hindcast.shards.active_version import SHADOW, ChangeKind, Rollout
 from hindcast.shards.version_changes import Versions
 from hindcast.shards.version_events import record_changes
-from hindcast.tables.control_tables import ControlTables
-from hindcast.versions.discard import discard
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -80,7 +78,7 @@ class _VersionOperator(AppOperator):
 
     def standing(self) -> Rollout:
         with refusals():
-            return Versions(LeaseTable(Settings())).of(self.pipeline)
+            return Versions(Hindcast().lease_table).of(self.pipeline)
 
     def about(self) -> list[str]:
         return ["--pipeline", self.pipeline, "--version", str(self.number)]
@@ -247,7 +245,7 @@ class PromoteVersionOperator(_VersionOperator):
             # A child that failed is no fault if the version is active: another one was faster.
             if standing.active != self.number or not ended.exit_code:
                 result = self.result_of(ended)
-        change = record_changes(ControlTables(Settings()), standing).change
+        change = record_changes(Hindcast().tables, standing).change
         promotion: dict[str, Any] = {
             "change": "",
             "since": standing.changes,
@@ -277,7 +275,7 @@ class DiscardVersionOperator(_VersionOperator):
         beside = standing.beside
         is_beside = beside is not None and beside.version == self.number
         if standing.active != self.number and not is_beside:
-            record_changes(ControlTables(Settings()), standing)
+            record_changes(Hindcast().tables, standing)
             _log.info(f"Version {self.number} of {self.pipeline} is gone already.")
             return {
                 "pipeline": self.pipeline,
@@ -286,7 +284,8 @@ class DiscardVersionOperator(_VersionOperator):
                 "deleted": [],
             }
         with refusals():
-            return discard(Settings(), self.pipeline, self.number, who=context["dag"].dag_id)
+            pipeline = Hindcast().pipeline(self.pipeline)
+            return pipeline.discard(self.number, by=context["dag"].dag_id)
 
 
 class WatchPromotedOperator(JudgeVersionOperator):
@@ -339,7 +338,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
 
         Such a try may have been killed before it wrote the event.
         """
-        standing = record_changes(ControlTables(Settings()), self.standing())
+        standing = record_changes(Hindcast().tables, self.standing())
         last = ""
         if standing.change is not None:
             last = standing.change.sentence
@@ -349,13 +348,13 @@ class WatchPromotedOperator(JudgeVersionOperator):
         )
 
     def _back_out(self, why: str) -> NoReturn:
-        settings = Settings()
+        hindcast = Hindcast()
         _log.error(f"Backing out of version {self.number} of {self.pipeline}: {why}.")
         with refusals():
-            versions = Versions(LeaseTable(settings))
+            versions = Versions(hindcast.lease_table)
             since = self.promoted["change"]
             standing = versions.back_out(self.pipeline, who=f"the watch: {why}", since=since)
-        record_changes(ControlTables(settings), standing)
+        record_changes(hindcast.tables, standing)
         raise AirflowFailException(
             f"{self.pipeline} was backed out to version {standing.active}: "
             f"version {self.number} was promoted, and {why}. "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from hindcast import Hindcast
 from hindcast.cli.listings import show
 from hindcast.cli.names import meant
 from hindcast.cli.options import EveryOption, FormatOption, WatchOption, WideOption
@@ -15,7 +16,6 @@ from hindcast.cli.pipelines import run_app
 from hindcast.cli.text_table import Columns
 from hindcast.errors import BadInputError, UnknownArchiveError
 from hindcast.pipeline import check_topic
-from hindcast.settings import Settings
 
 TopicArgument = Annotated[str, typer.Argument(help="the topic's name")]
 AcceptGapOption = Annotated[
@@ -52,7 +52,7 @@ def run(
         run_app("archive.py", arguments, output)
     except typer.Exit as end:
         if end.exit_code == BadInputError.exit_code:
-            _print_hint(_meant(Settings(), topic))
+            _print_hint(_meant(Hindcast(), topic))
         raise
 
 
@@ -66,16 +66,11 @@ def list_archives(
     """List the archived topics: rows, bytes, newest broker timestamp, ranges of offsets by partition, and the
     accepted gaps.
     """
-    settings = Settings()
-
-    def read() -> list[dict[str, Any]]:
-        from hindcast.archive.snapshot import listing
-
-        return listing(settings)
+    hindcast = Hindcast()
 
     empty = "No topic is archived. `hindcast archive run TOPIC` archives one."
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, COLUMNS, empty)
+    show(hindcast, form, hindcast.archives, COLUMNS, empty)
 
 
 @app.command()
@@ -84,7 +79,7 @@ def verify(topic: TopicArgument, output: FormatOption = Format.TABLE) -> None:
     from hindcast.tables.archive_schema import archived_topics
 
     check_topic(topic)
-    archived = archived_topics(Settings())
+    archived = archived_topics(Hindcast().settings)
     if topic not in archived:
         _print_hint(meant(topic, archived))
         raise UnknownArchiveError(topic=topic)
@@ -96,12 +91,10 @@ def _print_hint(hint: str) -> None:
         print(hint, file=sys.stderr)
 
 
-def _meant(settings: Settings, topic: str) -> str:
+def _meant(hindcast: Hindcast, topic: str) -> str:
     """The question which topic of the pipelines may have been meant; empty if it is one of them."""
-    from hindcast import catalog
-
     known: set[str] = set()
-    for pipeline in catalog.load(settings.pipelines_dir).every():
+    for pipeline in hindcast.catalog.every():
         known.update(source.name for source in pipeline.topics)
     if topic in known:
         return ""

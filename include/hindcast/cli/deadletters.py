@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hindcast.cli.listings import newest, show
+from hindcast import Hindcast
+from hindcast.cli.listings import rows_or_unknown, show
 from hindcast.cli.options import (
     DryRunOption,
     EveryOption,
@@ -24,7 +25,6 @@ from hindcast.cli.options import (
 from hindcast.cli.output import Format, Output
 from hindcast.cli.text_table import Columns
 from hindcast.errors import BadInputError
-from hindcast.settings import Settings
 
 COLUMNS = Columns(
     ["broker_at", "pipeline", "topic", "partition", "offset", "reason", "value"],
@@ -65,14 +65,14 @@ def list_letters(
 
     Keys and values that are UTF-8 are text in `key` and `value`, others in `key_base64` and `value_base64`.
     """
-    settings = Settings()
+    hindcast = Hindcast()
 
     def read() -> list[dict[str, Any]]:
-        start = since_when(since)
-        return newest(settings, "dead_letters", "broker_at", pipeline=pipeline, limit=limit, since=start)
+        rows = hindcast.dead_letters(pipeline, since=since_when(since), limit=limit)
+        return rows_or_unknown(hindcast, rows, pipeline, "dead_letters")
 
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, COLUMNS, "There are no dead letters.")
+    show(hindcast, form, read, COLUMNS, "There are no dead letters.")
 
 
 FileOption = Annotated[
@@ -90,11 +90,11 @@ def replay(
     """Send repaired letters back into their topic. A letter is sent once, however often this command runs and
     however many people run it.
     """
-    from hindcast import catalog
     from hindcast.kafka.redrive import check_letters, letters_of, redrive
 
-    settings = Settings()
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
+    hindcast = Hindcast()
+    settings = hindcast.settings
+    declared = hindcast.catalog[pipeline]
     repaired = letters_of(_text(file))
     if dry_run:
         check_letters(settings, declared, repaired)
@@ -130,12 +130,11 @@ def settle(pipeline: PipelineArgument, run_id: RunArgument, sent: SentOption) ->
     """Record whether a run of repaired letters was sent. Needed if `replay` asks for it, because the topic
     that proves it was deleted.
     """
-    from hindcast import catalog
     from hindcast.kafka import redrive
 
-    settings = Settings()
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
-    redrive.settle(settings, declared, run_id, sent=sent)
+    hindcast = Hindcast()
+    declared = hindcast.catalog[pipeline]
+    redrive.settle(hindcast.settings, declared, run_id, sent=sent)
     outcome = "sent"
     if not sent:
         outcome = "not sent"

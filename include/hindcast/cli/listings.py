@@ -7,12 +7,12 @@ table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hindcast import Hindcast
 from hindcast.cli.names import check_known, check_pipeline
 from hindcast.cli.options import (
     RECORDS,
@@ -29,18 +29,12 @@ from hindcast.cli.options import (
 )
 from hindcast.cli.output import Format, Output, missing_home
 from hindcast.cli.text_table import Columns
-from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.errors import BadInputError
 from hindcast.pipeline import Pipeline, check_name
-from hindcast.settings import Settings
 
 if TYPE_CHECKING:
     from hindcast.leases.lease import Lease
     from hindcast.shards.desired_state import Desired
-
-_T = TypeVar("_T")
-
-#: A vacuum may delete a file after a version was opened and before it is read; the next version has its rows.
-_ATTEMPTS = 3
 
 PIPELINES = Columns(
     ["pipeline", "version", "topic", "sink", "window", "watermark", "shards", "wanted", "file", "problem"],
@@ -125,25 +119,21 @@ def pipelines(
 
     Exits 2 if a file was refused.
     """
-    from hindcast import catalog
-
-    settings = Settings()
-    empty = f"There are no pipelines in {settings.pipelines_dir}."
+    hindcast = Hindcast()
+    empty = f"There are no pipelines in {hindcast.settings.pipelines_dir}."
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, lambda: _pipelines(settings), PIPELINES, empty)
-    refused = catalog.load(settings.pipelines_dir).refused()
+    show(hindcast, form, lambda: _pipelines(Hindcast(hindcast.settings)), PIPELINES, empty)
+    refused = hindcast.catalog.refused()
     if refused:
         raise refused
 
 
-def _pipelines(settings: Settings) -> list[dict[str, Any]]:
+def _pipelines(hindcast: Hindcast) -> list[dict[str, Any]]:
     """A row for each pipeline, then one for each file that was refused."""
-    from hindcast import catalog
-    from hindcast.leases.delta_store import read_leases
     from hindcast.shards.desired_state import desired_of
 
-    found = catalog.load(settings.pipelines_dir)
-    desired = desired_of(_read(lambda: read_leases(settings)))
+    found = hindcast.catalog
+    desired = desired_of(hindcast.leases())
     rows: list[dict[str, Any]] = []
     for name, lowest in found.items():
         pipeline = lowest
@@ -196,19 +186,14 @@ def leases(
     every: EveryOption = 2.0,
 ) -> None:
     """List the owner of each shard and of each worker slot."""
-    settings = Settings()
+    hindcast = Hindcast()
 
     def read() -> list[dict[str, Any]]:
-        from hindcast.leases.delta_store import read_leases
-
-        found = _read(lambda: read_leases(settings))
-        rows = [_lease(lease) for lease in found if pipeline in ("", lease.stream_id)]
-        if pipeline and not rows:
-            check_pipeline(settings, pipeline)
-        return rows
+        rows = [_lease(lease) for lease in hindcast.leases(pipeline)]
+        return rows_or_unknown(hindcast, rows, pipeline)
 
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, LEASES, "Nothing is leased yet. A worker makes the leases.")
+    show(hindcast, form, read, LEASES, "Nothing is leased yet. A worker makes the leases.")
 
 
 def _lease(lease: Lease) -> dict[str, Any]:
@@ -240,14 +225,14 @@ def checkpoints(
     every: EveryOption = 2.0,
 ) -> None:
     """List the ledger: one row for each committed batch."""
-    settings = Settings()
+    hindcast = Hindcast()
 
     def read() -> list[dict[str, Any]]:
-        start = since_when(since)
-        return newest(settings, "checkpoints", "committed_at", pipeline=pipeline, limit=limit, since=start)
+        rows = hindcast.checkpoints(pipeline, since=since_when(since), limit=limit)
+        return rows_or_unknown(hindcast, rows, pipeline, "checkpoints")
 
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, CHECKPOINTS)
+    show(hindcast, form, read, CHECKPOINTS)
 
 
 @app.command(rich_help_panel=REPLAYS)
@@ -270,39 +255,36 @@ def verdicts(
     if differences and not run:
         cure = "Give --run ID; `hindcast verdicts` lists the ids."
         raise BadInputError(problem="--differences needs a run", cure=cure)
-    settings = Settings()
+    hindcast = Hindcast()
     form = Output(output, wide=wide, watch=watch, every=every)
 
-    def read(table: str, by: str) -> list[dict[str, Any]]:
-        start = since_when(since)
-        rows = newest(settings, table, by, pipeline=pipeline, limit=limit, since=start, run_id=run)
+    def read_verdicts() -> list[dict[str, Any]]:
+        rows = hindcast.verdicts(pipeline, run_id=run, since=since_when(since), limit=limit)
+        return checked(rows, "verdicts")
+
+    def read_differences() -> list[dict[str, Any]]:
+        rows = hindcast.differences(run, pipeline, since=since_when(since), limit=limit)
+        return checked(rows, "differences")
+
+    def checked(rows: list[dict[str, Any]], table: str) -> list[dict[str, Any]]:
+        rows_or_unknown(hindcast, rows, pipeline, table)
         if run and not rows:
-            _check_run(settings, run)
+            _check_run(hindcast, run)
         return rows
 
     if differences:
         empty = f"No difference was kept for the run {run}."
-        show(settings, form, lambda: read("differences", "found_at"), DIFFERENCES, empty)
+        show(hindcast, form, read_differences, DIFFERENCES, empty)
     else:
-        show(settings, form, lambda: read("verdicts", "judged_at"), VERDICTS)
+        show(hindcast, form, read_verdicts, VERDICTS)
 
 
-def _check_run(settings: Settings, run: str) -> None:
+def _check_run(hindcast: Hindcast, run: str) -> None:
     """:raises UnknownNameError: if no replay and no verdict has that id"""
-    from hindcast.tables.control_tables import ControlTables
-    from hindcast.tables.schema import ControlTable
-
-    tables = ControlTables(settings)
-
-    def read_ids() -> set[str]:
-        ids: set[str] = set()
-        for table in (ControlTable.RUNS, ControlTable.VERDICTS):
-            column = tables.read(table, columns=["run_id"])["run_id"]
-            ids.update(column.unique().to_pylist())
-        return ids
-
-    known = sorted(_read(read_ids))
-    check_known("run", run, known, "`hindcast runs` lists them.")
+    known: set[str] = set()
+    for table in ("runs", "verdicts"):
+        known.update(hindcast.values(table, "run_id"))
+    check_known("run", run, sorted(known), "`hindcast runs` lists them.")
 
 
 @app.command(rich_help_panel=REPLAYS)
@@ -314,32 +296,9 @@ def corrections(
     every: EveryOption = 2.0,
 ) -> None:
     """List the windows that readers get from a replay instead of the stream, and the run of each."""
-    settings = Settings()
-
-    def read() -> list[dict[str, Any]]:
-        from hindcast import catalog
-        from hindcast.serving.corrected_windows import Corrections
-        from hindcast.tables.control_tables import utc_from_ms
-
-        found = catalog.load(settings.pipelines_dir)
-        chosen = found.every()
-        if pipeline:
-            chosen = [found.of(pipeline, version) for version in found.versions(pipeline)]
-        rows = []
-        for declared in chosen:
-            for span in Corrections(settings, declared).current().ranges:
-                row = {
-                    "pipeline": declared.name,
-                    "version": declared.version,
-                    "windows_after": utc_from_ms(span.after_ms),
-                    "windows_to": utc_from_ms(span.to_ms),
-                    "run_id": span.run_id,
-                }
-                rows.append(row)
-        return rows
-
+    hindcast = Hindcast()
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, CORRECTIONS)
+    show(hindcast, form, lambda: hindcast.corrections(pipeline), CORRECTIONS)
 
 
 def _severities(incomplete: str) -> list[str]:
@@ -391,26 +350,18 @@ def events(
         check_known("severity", severity, Severity)
     if kind:
         check_known("kind of event", kind, EventKind)
-    settings = Settings()
+    hindcast = Hindcast()
 
     def read() -> list[dict[str, Any]]:
-        return newest(
-            settings,
-            "events",
-            "at",
-            pipeline=pipeline,
-            limit=limit,
-            since=since_when(since),
-            severity=severity,
-            kind=kind,
-        )
+        rows = hindcast.events(pipeline, severity=severity, kind=kind, since=since_when(since), limit=limit)
+        return rows_or_unknown(hindcast, rows, pipeline, "events")
 
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, EVENTS, "There are no such events.")
+    show(hindcast, form, read, EVENTS, "There are no such events.")
 
 
 def show(
-    settings: Settings,
+    hindcast: Hindcast,
     output: Output,
     read: Callable[[], list[dict[str, Any]]],
     columns: Columns | None = None,
@@ -421,73 +372,24 @@ def show(
 
     :param empty: printed on stderr if there are no rows
     """
-    notice = missing_home(settings.home, settings.tables_url)
+    notice = missing_home(hindcast.settings.home, hindcast.settings.tables_url)
     if notice:
         empty = ""
     output.listing(read, columns, empty, notice)
 
 
-def newest(
-    settings: Settings,
-    name: str,
-    by: str,
-    *,
-    pipeline: str = "",
-    limit: int | None = None,
-    since: datetime | None = None,
-    **equal: str,
+def rows_or_unknown(
+    hindcast: Hindcast, rows: list[dict[str, Any]], pipeline: str, table: str = ""
 ) -> list[dict[str, Any]]:
-    """The newest rows of a control table by the instant ``by``. Only the rows that are shown become Python
-    objects.
+    """The rows. If there is none, check that the pipeline is known.
 
-    :param name: of the control table
-    :param since: only rows from this instant on
-    :param equal: the value that a column must have; an empty one filters nothing
+    :param pipeline: the one that was asked for; empty for all
+    :param table: the control table of the rows: a pipeline that it has a row of is known
     :raises UnknownPipelineError: if there is no row, and no file, lease or other row is of that pipeline
     """
-    from hindcast.tables.control_tables import Condition, ControlTables
-    from hindcast.tables.schema import SCHEMAS, ControlTable
-
-    if pipeline:
-        check_name("pipeline", pipeline)
-    table = ControlTable(name)
-    equal["pipeline"] = pipeline
-    where: list[Condition] = [(column, "=", value) for column, value in equal.items() if value]
-    if since is not None:
-        where.append((by, ">=", since))
-    tables = ControlTables(settings)
-
-    def read_newest() -> list[dict[str, Any]]:
-        found = tables.read(table, where, SCHEMAS[table].names)
-        ordered = found.sort_by([(by, "descending")])
-        if limit is not None:
-            ordered = ordered.slice(0, limit)
-        return list(ordered.to_pylist())
-
-    def read_pipelines() -> list[str]:
-        column = tables.read(table, columns=["pipeline"])["pipeline"]
-        return list(column.unique().to_pylist())
-
-    rows = _read(read_newest)
     if pipeline and not rows:
-        check_pipeline(settings, pipeline, _read(read_pipelines))
+        named = []
+        if table:
+            named = hindcast.values(table, "pipeline")
+        check_pipeline(hindcast, pipeline, named)
     return rows
-
-
-def _read(read: Callable[[], Iterable[_T]]) -> list[_T]:
-    """What ``read`` returns, tried up to :data:`_ATTEMPTS` times.
-
-    :raises StoreUnavailableError: if the last attempt failed, too
-    """
-    from deltalake.exceptions import DeltaError
-
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return list(read())
-        except (StoreUnavailableError, DeltaError, OSError):
-            continue
-    try:
-        return list(read())
-    except (DeltaError, OSError) as error:
-        table = Settings().table("control")
-        raise StoreUnavailableError(table=table, action="read", reason=error) from error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hindcast import Hindcast
 from hindcast.errors import UnknownNameError, UnknownPipelineError
 from hindcast.pipeline import check_name
-from hindcast.settings import Settings
 
 #: A message lists all known names up to this count; of more, only those that are close.
 _FEW = 8
@@ -42,20 +42,18 @@ def check_known(what: str, name: str, known: Iterable[str], cure: str = "") -> N
     raise UnknownNameError(what=what, name=name, hint=" ".join(hints))
 
 
-def check_pipeline(settings: Settings, name: str, rows_of: Iterable[str] = ()) -> None:
+def check_pipeline(hindcast: Hindcast, name: str, rows_of: Iterable[str] = ()) -> None:
     """Check that a pipeline of that name is declared, or once was: its leases and rows outlive its file.
 
     :param rows_of: the pipelines of which a table has rows
     :raises UnknownPipelineError: if it is none of them
     """
-    from hindcast import catalog
-    from hindcast.leases.delta_store import read_leases
     from hindcast.leases.lease import StatusType
 
     check_name("pipeline", name)
-    found = catalog.load(settings.pipelines_dir)
+    found = hindcast.catalog
     known = {*found, *rows_of}
-    for lease in read_leases(settings):
+    for lease in hindcast.leases():
         if lease.status_type in (StatusType.SHARD, StatusType.PIPELINE):
             known.add(lease.stream_id)
     if name not in known:

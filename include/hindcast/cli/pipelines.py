@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from hindcast import Hindcast
 from hindcast.cli.confirming import confirm
 from hindcast.cli.names import meant
 from hindcast.cli.options import (
@@ -32,14 +33,15 @@ from hindcast.cli.options import (
 )
 from hindcast.cli.output import Format, Output
 from hindcast.cli.ranges import GivenRange, takes_range
-from hindcast.errors import BadInputError, ReshardRefusedError, TryLaterError, WaitedInVainError
+from hindcast.errors import BadInputError, TryLaterError, WaitedInVainError
 from hindcast.pipeline import Pipeline, check_name
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import Settings, project_root
 
 if TYPE_CHECKING:
-    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.app import InstalledPipeline
     from hindcast.leases.lease import Lease
+    from hindcast.shards.desired_state import Desired
 
 FleetOption = Annotated[str, typer.Option("--fleet", help="the fleet to join; HINDCAST_FLEET by default")]
 ShardsOption = Annotated[int, typer.Option("--shards", help="the new number of shards")]
@@ -68,14 +70,6 @@ _RETRY_SECONDS = 5.0
 app = typer.Typer()
 
 
-def _active(settings: Settings, pipeline: str) -> Pipeline:
-    from hindcast import catalog
-    from hindcast.leases.delta_store import read_leases
-    from hindcast.shards.active_version import active_pipeline
-
-    return active_pipeline(catalog.load(settings.pipelines_dir), read_leases(settings), pipeline)
-
-
 @app.command(rich_help_panel=STREAMS)
 def worker(fleet: FleetOption = "") -> None:
     """Run one worker here until Ctrl-C or SIGTERM. If no slot is free it says so and exits 0."""
@@ -97,10 +91,11 @@ def pause(
     """
     from hindcast.cli.waiting import let_go, until
 
-    settings = Settings()
-    _want(settings, pipeline, "paused")
+    hindcast = Hindcast()
+    desired = hindcast.pipeline(pipeline).pause()
+    _print_desired(hindcast, desired)
     if wait:
-        until(let_go(settings, pipeline), f"The pause of {pipeline}", timeout)
+        until(let_go(hindcast.settings, pipeline), f"The pause of {pipeline}", timeout)
 
 
 @app.command(rich_help_panel=STREAMS)
@@ -113,11 +108,12 @@ def resume(
     """
     from hindcast.cli.waiting import consumed, until
 
-    settings = Settings()
-    _want(settings, pipeline, "running")
+    hindcast = Hindcast()
+    desired = hindcast.pipeline(pipeline).resume()
+    _print_desired(hindcast, desired)
     if wait:
         cure = "`hindcast leases` shows the workers; `hindcast events` may say why."
-        until(consumed(settings, pipeline), f"An owner of each shard of {pipeline}", timeout, cure)
+        until(consumed(hindcast.settings, pipeline), f"An owner of each shard of {pipeline}", timeout, cure)
 
 
 @app.command(rich_help_panel=STREAMS)
@@ -134,17 +130,17 @@ def drain(
     """
     from hindcast.cli.waiting import drained, until
 
-    settings = Settings()
-    _active(settings, pipeline)
+    hindcast = Hindcast()
+    stream = hindcast.pipeline(pipeline)
     effect = f"{pipeline} reads up to the present end of its topic"
     effect += f", then stops until `hindcast resume {pipeline}`"
     if dry_run:
         print(f"{effect}. Nothing has changed.")
         return
     confirm(f"hindcast drain {pipeline}", f"{effect}. Do it?", yes=yes)
-    _want(settings, pipeline, "drained")
+    _print_desired(hindcast, stream.drain())
     if wait:
-        until(drained(settings, pipeline), f"The end of {pipeline}'s topic", timeout)
+        until(drained(hindcast.settings, pipeline), f"The end of {pipeline}'s topic", timeout)
 
 
 @app.command(rich_help_panel=STREAMS)
@@ -160,23 +156,15 @@ def reshard(
     With --wait: until a worker holds each of the new shards.
     """
     from hindcast.cli.waiting import dealt, until
-    from hindcast.leases.delta_store import LeaseTable
-    from hindcast.pipeline import check
-    from hindcast.shards.desired_state import DesiredStates
 
-    settings = Settings()
-    declared = _active(settings, pipeline)
-    check(replace(declared, shards=shards))
-    if declared.re_execute:  # refused here, before a worker stops a healthy shard for it
-        raise ReshardRefusedError(pipeline=pipeline)
-    states = DesiredStates(LeaseTable(settings))
-    states.declare(declared, settings.workers)
-    states.set_shards(pipeline, shards)
+    hindcast = Hindcast()
+    stream = hindcast.pipeline(pipeline)
+    stream.reshard(shards)
     effect = f"desired number of shards is now {shards}"
     cause = "workers of a running pipeline write them within seconds"
     print(f"{pipeline}: {effect}; {cause}. See `hindcast leases`.")
     if wait:
-        progress = dealt(settings, pipeline, declared.version, shards)
+        progress = dealt(hindcast.settings, pipeline, stream.version, shards)
         until(progress, f"{pipeline} in {shards} shards", timeout)
 
 
@@ -193,18 +181,15 @@ def rebuild(
     With --wait: until the state is rebuilt.
     """
     from hindcast.cli.waiting import rebuilt, until
-    from hindcast.leases.delta_store import LeaseTable, read_leases
-    from hindcast.shards.desired_state import DesiredStates
 
-    settings = Settings()
-    leases = read_leases(settings)
-    declared = _active(settings, pipeline)
-    asked = _shards_to_rebuild(leases, declared, shard)
-    request = DesiredStates(LeaseTable(settings)).request_rebuild(pipeline, asked)
+    hindcast = Hindcast()
+    stream = hindcast.pipeline(pipeline)
+    asked = _shards_to_rebuild(stream.leases(), stream.declared, shard)
+    request = stream.rebuild(asked)
     names = ", ".join(asked)
     print(f"{pipeline}: the state of {names} will be rebuilt (request {request}). See `hindcast events`.")
     if wait:
-        progress = rebuilt(settings, pipeline, request, asked)
+        progress = rebuilt(hindcast.settings, pipeline, request, asked)
         until(progress, f"The new state of {pipeline}", timeout)
 
 
@@ -264,49 +249,42 @@ def rewind(
     command completes it. --abandon calls it off, as long as its table is not restored yet.
     """
     from hindcast.cli.waiting import let_go, until
-    from hindcast.leases.delta_store import LeaseTable
-    from hindcast.recovery import rewind
 
-    settings = Settings()
-    declared = _active(settings, pipeline)
-    store = LeaseTable(settings)
+    hindcast = Hindcast()
+    stream = hindcast.pipeline(pipeline)
+    leased = hindcast.lease_table.exists()
     if abandon:
         if to or dry_run:
             cure = "Leave --to and --dry-run out."
             raise BadInputError(problem="--abandon goes with --reason alone", cure=cure)
-        _abandon_rewind(settings, store, declared, reason, output)
+        _abandon_rewind(stream, leased, reason, output)
         return
-    leased = store.exists()
     if wait:
         cure = f"Was it paused? `hindcast pause {pipeline}`."
-        until(let_go(settings, pipeline), f"The pause of {pipeline}", timeout, cure)
-    if leased and not dry_run and _complete_rewind(settings, store, declared, output):
+        until(let_go(hindcast.settings, pipeline), f"The pause of {pipeline}", timeout, cure)
+    if leased and not dry_run and _complete_rewind(stream, output):
         return
     target = _rewind_target(to)
     if not leased:
         problem = f"{pipeline} is not rewound: it has never run, and it is not paused"
         raise BadInputError(problem=problem, cure=f"`hindcast resume {pipeline}` starts it.")
-    plan = rewind.make_plan(settings, store, declared, target)
+    plan = stream.plan_rewind(target)
     Output(output).row(plan.as_dict())
     if dry_run:
         return
     confirm(f"hindcast rewind {pipeline}", "Take that back and read it again?", yes=yes)
-    rewind.run(settings, store, declared, plan, by=_user_and_host(), reason=reason)
+    stream.rewind(plan, by=_user_and_host(), reason=reason)
     print(
         f"{pipeline} is rewound to {plan.to}. `hindcast resume {pipeline}` starts it again.", file=sys.stderr
     )
 
 
-def _abandon_rewind(
-    settings: Settings, store: LeaseTable, declared: Pipeline, reason: str, output: Format
-) -> None:
+def _abandon_rewind(stream: InstalledPipeline, leased: bool, reason: str, output: Format) -> None:
     """:raises BadInputError: if no rewind of the pipeline was cut short"""
-    from hindcast.recovery import rewind
-
-    pipeline = declared.name
+    pipeline = stream.name
     abandoned = None
-    if store.exists():
-        abandoned = rewind.abandon(settings, store, declared, by=_user_and_host(), reason=reason)
+    if leased:
+        abandoned = stream.abandon_rewind(by=_user_and_host(), reason=reason)
     if abandoned is None:
         problem = f"No rewind of {pipeline} was cut short"
         raise BadInputError(problem=problem, cure="There is nothing to call off.")
@@ -315,14 +293,12 @@ def _abandon_rewind(
     Output(output).row(abandoned)
 
 
-def _complete_rewind(settings: Settings, store: LeaseTable, declared: Pipeline, output: Format) -> bool:
+def _complete_rewind(stream: InstalledPipeline, output: Format) -> bool:
     """Complete a rewind that was cut short; whether there was one."""
-    from hindcast.recovery import rewind
-
-    done = rewind.carry_on(settings, store, declared)
+    done = stream.complete_rewind()
     if done is None:
         return False
-    name = f"An earlier rewind of {declared.name} to {done['to']}"
+    name = f"An earlier rewind of {stream.name} to {done['to']}"
     print(f"{name} had been cut short; it is complete now.", file=sys.stderr)
     Output(output).row(done)
     return True
@@ -376,7 +352,7 @@ def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -
     """
     from hindcast.replay.benchmark import request_of
 
-    request_of(_active(Settings(), pipeline))  # check before any work starts
+    request_of(Hindcast().pipeline(pipeline).declared)  # check before any work starts
     run_app("replay.py", ["benchmark", "--pipeline", pipeline], output)
 
 
@@ -430,20 +406,13 @@ def correct(
 
 def _apply_correction(pipeline: str, run: str, output: Format, *, yes: bool, dry_run: bool) -> None:
     """Give readers the results of a replay that was judged already."""
-    from hindcast import catalog
-    from hindcast.replay.run_table import Runs
-    from hindcast.tables.control_tables import ControlTables
-    from hindcast.verdict.apply_correction import correct as apply
-
-    settings = Settings()
-    replays = Runs(ControlTables(settings))
-    version = replays.succeeded(check_name("run", run))["version"]
+    hindcast = Hindcast()
+    version = hindcast.run_table.succeeded(check_name("run", run))["version"]
     if dry_run:
         Output(output).row({"pipeline": pipeline, "version": version, "run_id": run, "dry_run": True})
         return
     _confirm_correction(pipeline, f"run {run}", yes=yes)
-    declared = catalog.load(settings.pipelines_dir).of(pipeline, version)
-    Output(output).row(apply(settings, declared, run))
+    Output(output).row(hindcast.pipeline(pipeline, version).correct(run))
 
 
 def _confirm_correction(pipeline: str, replayed: str, *, yes: bool) -> None:
@@ -462,10 +431,7 @@ def _check_declared(pipeline: str, version: int = 0) -> None:
     """:raises UnknownPipelineError: if there is no such pipeline
     :raises UnknownVersionError: if it is not declared in that version
     """
-    from hindcast import catalog
-
-    found = catalog.load(Settings().pipelines_dir)
-    found.of(pipeline, version or min(found.versions(pipeline)))
+    Hindcast().pipeline(pipeline, version)
 
 
 def _request(pipeline: str, given: GivenRange) -> ReplayRequest:
@@ -512,21 +478,13 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
         raise
 
 
-def _want(settings: Settings, pipeline: str, state: str) -> None:
-    """Set the desired state of the pipeline and print it."""
-    from hindcast import catalog
-    from hindcast.leases.delta_store import LeaseTable
+def _print_desired(hindcast: Hindcast, desired: Desired) -> None:
     from hindcast.recovery.rewind_point import unfinished
-    from hindcast.shards.desired_state import DesiredState, DesiredStates
 
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
-    store = LeaseTable(settings)
-    states = DesiredStates(store)
-    states.declare(declared, settings.workers)
-    desired = states.set_state(pipeline, DesiredState(state))
+    pipeline = desired.pipeline
     effect = f"desired state is now {desired.state.name}; workers apply it within seconds"
     print(f"{pipeline}: {effect}. See `hindcast leases`.")
-    if unfinished(store.read().leases, pipeline):
+    if unfinished(hindcast.lease_table.read().leases, pipeline):
         cure = f"`hindcast rewind {pipeline}` completes it; with --abandon it calls it off."
         print(f"A rewind of {pipeline} was cut short, so its shards wait: {cure}", file=sys.stderr)
 

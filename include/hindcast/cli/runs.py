@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hindcast.cli.listings import newest, show
+from hindcast import Hindcast
+from hindcast.cli.listings import rows_or_unknown, show
 from hindcast.cli.options import (
     EveryOption,
     FormatOption,
@@ -21,7 +22,6 @@ from hindcast.cli.options import (
 from hindcast.cli.output import Format, Output
 from hindcast.cli.text_table import Columns
 from hindcast.errors import BadInputError
-from hindcast.settings import Settings
 
 #: The newest benchmarks, among which those of two versions are found: one a week for a year.
 _BENCHMARKS = 52
@@ -73,16 +73,14 @@ def runs(
     """List the replays, each in its newest state and with its costs."""
     if context.invoked_subcommand:
         return
-    settings = Settings()
+    hindcast = Hindcast()
 
     def read() -> list[dict[str, Any]]:
-        from hindcast.replay.run_table import newest_by_run
-
-        found = newest(settings, "runs", "started_at", pipeline=pipeline, since=since_when(since))
-        return newest_by_run(found)[:limit]
+        rows = hindcast.runs(pipeline, since=since_when(since), limit=limit)
+        return rows_or_unknown(hindcast, rows, pipeline, "runs")
 
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, COLUMNS, "Nothing was replayed yet.")
+    show(hindcast, form, read, COLUMNS, "Nothing was replayed yet.")
 
 
 FirstArgument = Annotated[str, typer.Argument(help="the run to compare with")]
@@ -102,18 +100,15 @@ def compare(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Compare two replays of the same range: rows/s, CPU, memory and results. Exits 0 whatever they say."""
-    from hindcast import catalog
     from hindcast.pipeline import check_name
     from hindcast.replay.compare_runs import compare_runs
-    from hindcast.replay.run_table import Runs
-    from hindcast.tables.control_tables import ControlTables
     from hindcast.tables.run_states import RunKind
 
-    settings = Settings()
+    hindcast = Hindcast()
     if bool(benchmark) == bool(second):
         cure = "Name both, or give --benchmark and a pipeline's name."
         raise BadInputError(problem="Two runs are compared", cure=cure)
-    replays = Runs(ControlTables(settings))
+    replays = hindcast.run_table
     if benchmark:
         from hindcast.replay.benchmark import newest_pair
 
@@ -122,9 +117,8 @@ def compare(
         first, second = newest_pair(benchmark, recent)
     replays.succeeded(check_name("run", first))
     newer = replays.succeeded(check_name("run", second))
-    pipelines = catalog.load(settings.pipelines_dir)
-    declared = pipelines.of(newer["pipeline"], newer["version"])
-    found = compare_runs(settings, declared, first, second)
+    declared = hindcast.catalog.of(newer["pipeline"], newer["version"])
+    found = compare_runs(hindcast.settings, declared, first, second)
     if plot is not None:
         _chart(found.as_dict()).write_html(plot, include_plotlyjs=True)
     if output is Format.JSON:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hindcast import Hindcast
 from hindcast.cli.listings import show
 from hindcast.cli.options import MACHINE, EveryOption, FormatOption, PipelineArgument, WatchOption, WideOption
 from hindcast.cli.output import Format, Output
@@ -99,16 +100,16 @@ def status(
     every: EveryOption = 2.0,
 ) -> None:
     """List the services, each with its state, ports, memory and log."""
-    settings = Settings()
+    hindcast = Hindcast()
 
     def read() -> list[dict[str, Any]]:
         from hindcast_sandbox import stack
 
-        return stack.status(settings)
+        return stack.status(hindcast.settings)
 
     empty = "Nothing runs. `hindcast up` starts the embedded services."
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, STATUS, empty)
+    show(hindcast, form, read, STATUS, empty)
 
 
 @app.command(rich_help_panel=MACHINE)

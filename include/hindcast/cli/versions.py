@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from hindcast import Hindcast
 from hindcast.cli.confirming import confirm
-from hindcast.cli.listings import show
+from hindcast.cli.listings import rows_or_unknown, show
 from hindcast.cli.names import check_pipeline
 from hindcast.cli.options import (
     TIMEOUT_SECONDS,
@@ -28,7 +29,6 @@ from hindcast.cli.output import Format, Output
 from hindcast.cli.pipelines import run_app
 from hindcast.cli.text_table import Columns
 from hindcast.pipeline import check_name
-from hindcast.settings import Settings
 
 VersionOption = Annotated[int, typer.Option("--version", min=1, help="the version, as its file declares it")]
 ByOption = Annotated[str, typer.Option("--by", help="who does it, for the event; you by default")]
@@ -77,19 +77,13 @@ def versions(
     """List the versions of pipelines: state, lag and table of each; `compare` compares two of them."""
     if context.invoked_subcommand is not None:
         return
-    settings = Settings()
+    hindcast = Hindcast()
 
     def read() -> list[dict[str, Any]]:
-        from hindcast.versions.listing import list_versions
-
-        found = list_versions(settings)
-        rows = [row for row in found if pipeline in ("", row["pipeline"])]
-        if not rows and pipeline:
-            check_pipeline(settings, pipeline)
-        return rows
+        return rows_or_unknown(hindcast, hindcast.versions(pipeline), pipeline)
 
     form = Output(output, wide=wide, watch=watch, every=every)
-    show(settings, form, read, COLUMNS, "There are no pipelines.")
+    show(hindcast, form, read, COLUMNS, "There are no pipelines.")
 
 
 @listing.command()
@@ -97,7 +91,7 @@ def compare(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -> 
     """Compare the inactive version with the active one, at equal offsets. Exits 3 if it lacks windows or has
     keys twice.
     """
-    check_pipeline(Settings(), pipeline)
+    check_pipeline(Hindcast(), pipeline)
     name = check_name("pipeline", pipeline)
     run_app("versions.py", ["compare", "--pipeline", name], output)
 
@@ -118,18 +112,17 @@ def reprocess(
 
     With --wait: until it has caught up with its topic.
     """
-    from hindcast import catalog
     from hindcast.cli.waiting import caught_up, until
 
-    settings = Settings()
-    catalog.load(settings.pipelines_dir).of(pipeline, version)  # check before any work starts
+    hindcast = Hindcast()
+    hindcast.catalog.of(pipeline, version)  # check before any work starts
     arguments = ["begin", "--pipeline", pipeline, "--version", str(version)]
     arguments += ["--from", start, "--by", _who(by)]
     if new_table:
         arguments.append("--new-table")
     run_app("versions.py", arguments, output, ends=not wait)
     if wait:
-        progress = caught_up(settings, pipeline, version)
+        progress = caught_up(hindcast.settings, pipeline, version)
         until(progress, f"Version {version} of {pipeline} to catch up", timeout)
 
 
@@ -145,17 +138,16 @@ def promote(
 ) -> None:
     """Make the inactive version the active one. Readers switch at once; the old one is kept warm."""
     from hindcast.versions.dry_run import plan_promotion
-    from hindcast.versions.promote import promote as act
 
-    settings = Settings()
+    hindcast = Hindcast()
     why = despite.strip()
     name = check_name("pipeline", pipeline)
-    plan = plan_promotion(settings, name, version, despite=why)
+    plan = plan_promotion(hindcast.settings, name, version, despite=why)
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return
     confirm(f"hindcast promote {pipeline}", f"{plan.sentence}. Do it?", yes=yes or plan.done)
-    row = act(settings, pipeline, version, despite=why, who=_who(by))
+    row = hindcast.pipeline(name).promote(version, despite=why, by=_who(by))
     Output(output).row(row)
 
 
@@ -169,15 +161,14 @@ def back_out(
 ) -> None:
     """Return to the version that was active before the last promotion. Readers switch at once."""
     from hindcast.versions.dry_run import plan_back_out
-    from hindcast.versions.promote import back_out as act
 
-    settings = Settings()
-    plan = plan_back_out(settings, check_name("pipeline", pipeline))
+    hindcast = Hindcast()
+    plan = plan_back_out(hindcast.settings, check_name("pipeline", pipeline))
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return
     confirm(f"hindcast back-out {pipeline}", f"{plan.sentence}. Do it?", yes=yes or plan.done)
-    row = act(settings, pipeline, who=_who(by))
+    row = hindcast.pipeline(pipeline).back_out(by=_who(by))
     Output(output).row(row)
 
 
@@ -191,17 +182,16 @@ def discard(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Discard the inactive version: its shards, checkpoints and tables."""
-    from hindcast.versions.discard import discard as act
     from hindcast.versions.dry_run import plan_discard
 
-    settings = Settings()
-    plan = plan_discard(settings, check_name("pipeline", pipeline), version)
+    hindcast = Hindcast()
+    plan = plan_discard(hindcast.settings, check_name("pipeline", pipeline), version)
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return
     question = f"{plan.sentence}. This cannot be undone. Do it?"
     confirm(f"hindcast discard {pipeline}", question, yes=yes)
-    row = act(settings, pipeline, version, who=_who(by))
+    row = hindcast.pipeline(pipeline).discard(version, by=_who(by))
     Output(output).row(row)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,9 +16,7 @@ from hindcast import catalog
 from hindcast.errors import BadNameError, BadRangeError, PipelineError
 from hindcast.replay.cost import Meter, StreamCost, peak_memory_bytes, slow_note
 from hindcast.replay.request import RANGE_OPTIONS, RangeFields, ReplayRequest, new_run_id
-from hindcast.replay.run_table import Runs
-from hindcast.settings import Settings, project_root
-from hindcast.spark import session
+from hindcast.settings import project_root
 from hindcast.verdict.check_side_rows import mismatches, within
 from hindcast.verdict.expectations import check_types, columns_of
 
@@ -104,19 +101,6 @@ def test_the_app_ends_with_2_on_bad_input_before_any_spark(app: ModuleType, caps
     assert "There is no pipeline named nobody" in shown.err
     assert "Traceback" not in shown.err
     assert not shown.out
-
-
-@pytest.mark.parametrize(("records", "options"), [(100_000, session.QUICK_COMPILER), (100_001, "")])
-def test_a_replay_of_few_records_leaves_out_the_slow_compiler(
-    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int, options: str
-) -> None:
-    """A JVM that ends within a minute does not pay for it."""
-    asked = []
-    monkeypatch.setattr(session, "build", lambda *_, options: asked.append(options))
-    monkeypatch.setattr(Runs, "planned_records", lambda _, run_id: {"r-1": records}[run_id])
-    app._session(Settings(home=tmp_path), "r-1")
-    app._session(Settings(home=tmp_path))
-    assert asked == [options, ""]
 
 
 def _run(rate: float, rows: int = 1_000) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 from airflow.sdk import BaseOperator
 
+from hindcast import Hindcast
 from hindcast.airflow.links import ControlRoomLink
 from hindcast.airflow.supervision.conditions import (
     OTHER_TROUBLE,
@@ -27,9 +28,8 @@ from hindcast.airflow.supervision.conditions import (
 )
 from hindcast.airflow.supervision.restart_backoff import HOUR, RestartBackoff, files_fingerprint
 from hindcast.airflow.supervision.trigger import FleetTrigger
-from hindcast.catalog import Catalog, load
+from hindcast.catalog import Catalog
 from hindcast.clock import Clock, SystemClock
-from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
 from hindcast.processes.background_services import Service, Services, launch_worker
 from hindcast.settings import Settings
@@ -61,16 +61,16 @@ class ReconcileOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        settings = Settings()
+        hindcast = Hindcast()
+        settings = hindcast.settings
+        store = hindcast.lease_table
         clock = SystemClock()
-        tables = ControlTables(settings)
-        store = LeaseTable(settings)
-        events = EventLog(tables, worker="supervise", clock=clock)
+        events = EventLog(hindcast.tables, worker="supervise", clock=clock)
         looked_at = clock.now()
-        wakes = recent_wakes(tables, looked_at)
+        wakes = recent_wakes(hindcast.tables, looked_at)
 
-        catalog = load(settings.pipelines_dir)
-        _report_refused(catalog, events, tables, looked_at)
+        catalog = hindcast.catalog
+        _report_refused(catalog, events, hindcast.tables, looked_at)
         _declare(catalog, DesiredStates(store), settings)
 
         leases, empty = settle(store.leases, settings, clock, time.sleep, last_lost(wakes))
@@ -244,6 +244,6 @@ class WatchFleetOperator(BaseOperator):
             severity = Severity.WARNING
             cure = "An empty slot gets a worker now. For the rest see the errors in `hindcast events`."
         detail = {name: value for name, value in event.items() if name != "message"}
-        events = EventLog(ControlTables(Settings()), worker="supervise")
+        events = EventLog(Hindcast().tables, worker="supervise")
         events.record(EventKind.SUPERVISOR_WOKE, event["message"], severity=severity, cure=cure, **detail)
         return event

@@ -12,13 +12,11 @@ from typing import Any
 import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from hindcast import Hindcast
 from hindcast.airflow.supervision.conditions import Wake, Watcher, recent_failures
 from hindcast.airflow.supervision.restart_backoff import RestartBackoff, files_fingerprint
 from hindcast.clock import SystemClock
 from hindcast.errors import HindcastError
-from hindcast.leases.delta_store import LeaseTable
-from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables
 
 #: The leases are read this often within a lease's duration, as often as their owners renew them.
 LOOKS_PER_LEASE = 4
@@ -47,15 +45,14 @@ class FleetTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         outlook = RestartBackoff.from_json(self.outlook)
-        settings = Settings()
+        hindcast = Hindcast()
+        settings = hindcast.settings
         watcher = Watcher(outlook, settings, SystemClock())
-        leases = LeaseTable(settings)
-        tables = ControlTables(settings)
 
         def poll() -> Wake | None:
-            failures = recent_failures(tables, outlook.looked_at)
+            failures = recent_failures(hindcast.tables, outlook.looked_at)
             files = files_fingerprint(settings.pipelines_dir)
-            return watcher.look(leases.leases(), failures, files)
+            return watcher.look(hindcast.lease_table.leases(), failures, files)
 
         while True:
             wake = None

@@ -1,0 +1,620 @@
+"""One installation of Hindcast as an object: ``from hindcast import Hindcast``.
+
+The commands, Airflow's tasks and the programs in ``spark_apps/`` call it, and so may a notebook or a script::
+
+    hindcast = Hindcast()
+    hindcast.leases()
+    stock_stats = hindcast.pipeline("stock_stats")
+    verdict = stock_stats.validate(everything=True)
+    stock_stats.read().pandas()
+
+Heavy libraries (Spark, Great Expectations, delta-rs) are imported by the method that needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from hindcast import catalog
+from hindcast.catalog import Catalog
+from hindcast.errors import ReshardRefusedError, StoreUnavailableError
+from hindcast.pipeline import Pipeline, Policy, check, check_name
+from hindcast.replay.request import RangeFields, ReplayRequest, new_run_id
+from hindcast.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from hindcast.leases.delta_store import LeaseTable
+    from hindcast.leases.lease import Lease
+    from hindcast.recovery.rewind import RewindPlan
+    from hindcast.replay.planner import ReplayPlan
+    from hindcast.replay.run_replay import Replayed
+    from hindcast.replay.run_table import Runs
+    from hindcast.serving.reading import Reading
+    from hindcast.shards.desired_state import Desired, DesiredStates
+    from hindcast.tables.control_tables import ControlTables
+    from hindcast.tables.event_log import EventLog
+    from hindcast.tables.ledger import Ledger
+
+#: One row of a control table: column -> value.
+Row = dict[str, Any]
+
+_T = TypeVar("_T")
+
+#: A vacuum may delete a file after a version was opened and before it is read; the next version has its rows.
+_ATTEMPTS = 3
+#: Up to so many records, a replay and its verdict run with the JVM's quick compiler alone. For 1,500 records
+#: they use 29 seconds of CPU with it, and 52 with both: the JVM ends before the slow compiler's work pays.
+FEW_RECORDS = 100_000
+
+
+class Hindcast:
+    """One installation: its pipelines, tables, leases and events.
+
+    Pipelines are loaded once, at their first use; make a new object to load them again. Reads see the newest
+    version of a table each time, and may run beside workers. What was never written is empty, and reading it makes
+    no table.
+
+    :param settings: those of this process by default: ``HINDCAST_*`` variables, then ``HINDCAST_HOME/settings.json``
+    :param spark: the session that replays use, with Delta's and Kafka's jars; by default one is built at first need
+    :raises SettingsRefusedError: if a setting of this process is wrong
+    """
+
+    def __init__(self, settings: Settings | None = None, spark: SparkSession | None = None) -> None:
+        self.settings = settings or Settings()
+        self._spark = spark
+
+    # Where everything is
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The declared pipelines, and the files that were refused."""
+        return catalog.load(self.settings.pipelines_dir)
+
+    @cached_property
+    def tables(self) -> ControlTables:
+        """The control tables."""
+        from hindcast.tables.control_tables import ControlTables
+
+        return ControlTables(self.settings)
+
+    @cached_property
+    def lease_table(self) -> LeaseTable:
+        """The table of leases and desired states."""
+        from hindcast.leases.delta_store import LeaseTable
+
+        return LeaseTable(self.settings)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The committed batches of all streams."""
+        from hindcast.tables.ledger import Ledger
+
+        return Ledger(self.tables)
+
+    @cached_property
+    def run_table(self) -> Runs:
+        """The replays."""
+        from hindcast.replay.run_table import Runs
+
+        return Runs(self.tables)
+
+    @cached_property
+    def event_log(self) -> EventLog:
+        """Records what happened, for people."""
+        from hindcast.tables.event_log import EventLog
+
+        return EventLog(self.tables)
+
+    # Pipelines
+
+    def pipeline(self, name: str, version: int = 0) -> InstalledPipeline:
+        """One pipeline.
+
+        :param version: 0 for the active one
+        :raises UnknownPipelineError: if no file declares the pipeline
+        :raises UnknownVersionError: if no file declares that version
+        """
+        known = self.catalog.versions(name)
+        if version not in (0, *known):
+            self.catalog.of(name, version)
+        return InstalledPipeline(self, name, version)
+
+    def pipelines(self) -> list[InstalledPipeline]:
+        """Every declared pipeline, in its active version."""
+        return [self.pipeline(name) for name in self.catalog]
+
+    # Listings
+
+    def leases(self, pipeline: str = "") -> list[Lease]:
+        """The leases of shards and worker slots, and the desired states, in the order of their keys.
+
+        :param pipeline: only those of this one
+        """
+        from hindcast.leases.delta_store import read_leases
+
+        found = self._read(lambda: read_leases(self.settings))
+        return [lease for lease in found if pipeline in ("", lease.stream_id)]
+
+    def versions(self, pipeline: str = "") -> list[Row]:
+        """The versions of pipelines: state, lag and table of each."""
+        from hindcast.versions.listing import list_versions
+
+        return [row for row in list_versions(self.settings) if pipeline in ("", row["pipeline"])]
+
+    def checkpoints(self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """The ledger, newest first: one row for each committed batch."""
+        return self._newest("checkpoints", "committed_at", since, limit, pipeline=pipeline)
+
+    def runs(self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """The replays, newest first, each in its newest state and with its costs."""
+        from hindcast.replay.run_table import newest_by_run
+
+        found = self._newest("runs", "started_at", since, None, pipeline=pipeline)
+        return newest_by_run(found)[:limit]
+
+    def verdicts(self, pipeline: str = "", *, run_id: str = "", since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """The verdicts, newest first.
+
+        :param run_id: only those of this replay
+        """
+        return self._newest("verdicts", "judged_at", since, limit, pipeline=pipeline, run_id=run_id)
+
+    def differences(self, run_id: str, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """The rows in which the stream differs from the hindcast ``run_id``: up to 1,000 of each verdict."""
+        return self._newest("differences", "found_at", since, limit, pipeline=pipeline, run_id=run_id)
+
+    def corrections(self, pipeline: str = "") -> list[Row]:
+        """The windows that readers get from a replay instead of the stream, and the run of each.
+
+        :raises UnknownPipelineError: if no file declares the pipeline
+        """
+        from hindcast.serving.corrected_windows import Corrections
+        from hindcast.tables.control_tables import utc_from_ms
+
+        chosen = self.catalog.every()
+        if pipeline:
+            chosen = [self.catalog.of(pipeline, version) for version in self.catalog.versions(pipeline)]
+        rows = []
+        for declared in chosen:
+            for span in Corrections(self.settings, declared).current().ranges:
+                row = {
+                    "pipeline": declared.name,
+                    "version": declared.version,
+                    "windows_after": utc_from_ms(span.after_ms),
+                    "windows_to": utc_from_ms(span.to_ms),
+                    "run_id": span.run_id,
+                }
+                rows.append(row)
+        return rows
+
+    def dead_letters(self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """The records that no stream can use, newest first, with the reason."""
+        return self._newest("dead_letters", "broker_at", since, limit, pipeline=pipeline)
+
+    def archives(self) -> list[Row]:
+        """The archived topics: rows, bytes, newest broker timestamp, ranges of offsets by partition, accepted gaps."""
+        from hindcast.archive.snapshot import listing
+
+        return listing(self.settings)
+
+    def events(
+        self, pipeline: str = "", *, severity: str = "", kind: str = "", since: datetime | None = None, limit: int | None = None
+    ) -> list[Row]:
+        """What happened, newest first, and what to do about it.
+
+        :param severity: info, warning or error
+        :param kind: a value of :class:`hindcast.tables.event_log.EventKind`
+        """
+        return self._newest("events", "at", since, limit, pipeline=pipeline, severity=severity, kind=kind)
+
+    def read(self, pipeline: str) -> Reading:
+        """The newest results of a pipeline as readers get them: ``.pandas()``, ``.arrow()`` or ``.spark(session)``.
+
+        :raises UnknownPipelineError: if no file declares the pipeline
+        :raises BadInputError: if it has no table yet
+        """
+        from hindcast.serving.reading import read
+
+        return read(pipeline, self.settings)
+
+    def _newest(self, table_name: str, by: str, since: datetime | None, limit: int | None, **equal: str) -> list[Row]:
+        """The newest rows of a control table by the instant ``by``. Only those that are returned become Python objects.
+
+        :param equal: the value that a column must have; an empty one filters nothing
+        """
+        from hindcast.tables.control_tables import Condition
+        from hindcast.tables.schema import SCHEMAS, ControlTable
+
+        if equal.get("pipeline"):
+            check_name("pipeline", equal["pipeline"])
+        table = ControlTable(table_name)
+        where: list[Condition] = [(column, "=", value) for column, value in equal.items() if value]
+        if since is not None:
+            where.append((by, ">=", since))
+
+        def read() -> list[Row]:
+            found = self.tables.read(table, where, SCHEMAS[table].names)
+            ordered = found.sort_by([(by, "descending")])
+            if limit is not None:
+                ordered = ordered.slice(0, limit)
+            return list(ordered.to_pylist())
+
+        return self._read(read)
+
+    def values(self, table_name: str, column: str) -> list[str]:
+        """The values that a column of a control table has, each once."""
+        from hindcast.tables.schema import ControlTable
+
+        table = ControlTable(table_name)
+
+        def read() -> list[str]:
+            found = self.tables.read(table, columns=[column])
+            return list(found[column].unique().to_pylist())
+
+        return self._read(read)
+
+    def _read(self, read: Callable[[], Iterable[_T]]) -> list[_T]:
+        """What ``read`` returns. A read that fails is tried again, up to :data:`_ATTEMPTS` times in all.
+
+        :raises StoreUnavailableError: if the last attempt failed, too
+        """
+        from deltalake.exceptions import DeltaError
+
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return list(read())
+            except StoreUnavailableError:
+                if attempt == _ATTEMPTS:
+                    raise
+            except (DeltaError, OSError) as error:
+                if attempt == _ATTEMPTS:
+                    control = self.settings.table("control")
+                    raise StoreUnavailableError(table=control, action="read", reason=error) from error
+        raise AssertionError("unreachable")
+
+    # Replays
+
+    def judge(self, run_id: str) -> Row:
+        """Judge a replay that succeeded; see :meth:`InstalledPipeline.judge`.
+
+        :raises UnknownRunError: if no replay of that id has succeeded
+        """
+        run = self.run_table.succeeded(run_id)
+        return self.pipeline(run["pipeline"], run["version"]).judge(run_id)
+
+    def spark(self, name: str = "hindcast", *, quick: bool = False) -> SparkSession:
+        """The Spark session of this process, built at its first use.
+
+        :param name: of the application
+        :param quick: whether its work is so short that it does without the JVM's slow compiler
+        """
+        if self._spark is None:
+            from hindcast.spark.session import QUICK_COMPILER, build
+
+            options = ""
+            if quick:
+                options = QUICK_COMPILER
+            self._spark = build(self.settings, name, options=options)
+        return self._spark
+
+
+class InstalledPipeline:
+    """One pipeline of an installation, in its active version or in one that was named: :meth:`Hindcast.pipeline`
+    makes it.
+    """
+
+    def __init__(self, hindcast: Hindcast, name: str, version: int) -> None:
+        self.name = name
+        self._hindcast = hindcast
+        self._settings = hindcast.settings
+        self._asked_version = version
+
+    def __repr__(self) -> str:
+        version = self._asked_version or "active"
+        return f"<pipeline {self.name}, version {version}>"
+
+    @cached_property
+    def declared(self) -> Pipeline:
+        """Its declaration, found at first use: which version is active is read once.
+
+        :raises UnknownVersionError: if no file declares that version
+        """
+        from hindcast.shards.active_version import active_pipeline
+
+        leases = self._hindcast.leases()
+        return active_pipeline(self._hindcast.catalog, leases, self.name, self._asked_version)
+
+    @property
+    def version(self) -> int:
+        """The number of its version."""
+        return self.declared.version
+
+    # Listings
+
+    def leases(self) -> list[Lease]:
+        """The leases of its shards, and its desired state."""
+        return self._hindcast.leases(self.name)
+
+    def checkpoints(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """Its committed batches, newest first."""
+        return self._hindcast.checkpoints(self.name, since=since, limit=limit)
+
+    def runs(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """Its replays, newest first."""
+        return self._hindcast.runs(self.name, since=since, limit=limit)
+
+    def verdicts(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """Its verdicts, newest first."""
+        return self._hindcast.verdicts(self.name, since=since, limit=limit)
+
+    def events(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """What happened to it, newest first."""
+        return self._hindcast.events(self.name, since=since, limit=limit)
+
+    def dead_letters(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+        """The records that it could not use, newest first."""
+        return self._hindcast.dead_letters(self.name, since=since, limit=limit)
+
+    def corrections(self) -> list[Row]:
+        """The windows that readers get from a replay."""
+        return self._hindcast.corrections(self.name)
+
+    def read(self) -> Reading:
+        """Its newest results as readers get them, of whatever version is active."""
+        return self._hindcast.read(self.name)
+
+    # The stream. Workers apply a desired state within seconds.
+
+    def pause(self) -> Desired:
+        """Stop the stream after the current batch, until :meth:`resume`."""
+        return self._want("paused")
+
+    def resume(self) -> Desired:
+        """Resume the stream from its checkpoint. Shards that were refused or drained get another try."""
+        return self._want("running")
+
+    def drain(self) -> Desired:
+        """Let the stream reach the present end of its topic, then stop it."""
+        return self._want("drained")
+
+    def reshard(self, shards: int) -> Desired:
+        """Divide the partitions into another number of shards, while the stream runs. Results stay exact.
+
+        :raises PipelineError: if that number is not valid
+        :raises ReshardRefusedError: if the pipeline has state of its own, which cannot be divided
+        """
+        check(replace(self.declared, shards=shards))
+        # Refused here, before a worker stops a healthy shard for it.
+        if self.declared.re_execute:
+            raise ReshardRefusedError(pipeline=self.name)
+        states = self._desired_states()
+        states.declare(self.declared, self._settings.workers)
+        return states.set_shards(self.name, shards)
+
+    def rebuild(self, shards: Iterable[str]) -> str:
+        """Rebuild the state of these shards from the topic and the ledger. Results stay exact.
+
+        :returns: the id of the request; the lease of each shard has it as ``rebuild`` once it is met
+        :raises UnknownPipelineError: if the pipeline has never run
+        """
+        return self._desired_states().request_rebuild(self.name, shards)
+
+    def _want(self, state: str) -> Desired:
+        from hindcast.shards.desired_state import DesiredState
+
+        states = self._desired_states()
+        # What is declared first is the lowest version; a later one becomes active by a promotion alone.
+        states.declare(self._hindcast.catalog[self.name], self._settings.workers)
+        return states.set_state(self.name, DesiredState(state))
+
+    def _desired_states(self) -> DesiredStates:
+        from hindcast.shards.desired_state import DesiredStates
+
+        return DesiredStates(self._hindcast.lease_table)
+
+    # Replays and verdicts
+
+    def request(self, *, run_id: str = "", **range_: Unpack[RangeFields]) -> ReplayRequest:
+        """A request to replay a range, with a run id.
+
+        :raises BadRangeError: if the arguments do not make one range
+        """
+        named = run_id or new_run_id(self.name, datetime.now(UTC))
+        return ReplayRequest(pipeline=self.name, version=self._asked_version, run_id=named, **range_)
+
+    def plan(self, request: ReplayRequest) -> ReplayPlan:
+        """What a replay would read, and which windows it would judge. Starts no JVM.
+
+        :raises BadRangeError: if the range is reversed, empty, or no longer retained
+        :raises RangeNotYetConsumedError: if the stream has not committed all of it
+        """
+        from hindcast.replay.run_replay import plan_replay
+
+        _, plan = plan_replay(self._settings, self.declared, request)
+        return plan
+
+    def replay(self, *, run_id: str = "", **range_: Unpack[RangeFields]) -> Replayed:
+        """Replay a range of the topic as a batch: its hindcast. Ends are exclusive.
+
+        :param run_id: a name of this run; generated by default. The same id replays the same offsets.
+        :param range_: offsets of both ends, or broker timestamps of both ends, or ``since_last_verdict=True``,
+            or ``late=True``, or ``everything=True``; see :class:`hindcast.replay.request.ReplayRequest`
+        :raises BadRangeError: if the arguments do not make one range, or it is no longer retained
+        :raises RangeNotYetConsumedError: if the stream has not committed all of it yet
+        :raises NothingToReplayError: if the range lies before the stream's beginning
+        :raises ReplayFailedError: if Spark failed
+        """
+        return self.run(self.request(run_id=run_id, **range_))
+
+    def run(self, request: ReplayRequest, *, tried_again: bool = False) -> Replayed:
+        """Replay what is requested; see :meth:`replay`.
+
+        :param tried_again: whether the caller asks again if the stream is not that far yet
+        """
+        from hindcast.replay.run_replay import run_replay
+        from hindcast.verdict.expectations import check_types
+
+        check_types(self.declared)
+        named = request
+        if not named.run_id:
+            named = replace(named, run_id=new_run_id(self.name, datetime.now(UTC)))
+
+        def session() -> SparkSession:
+            return self._session(named.run_id)
+
+        return run_replay(session, self._settings, self.declared, named, tried_again=tried_again)
+
+    def judge(self, run_id: str, *, policy: Policy | None = None) -> Row:
+        """Judge the stream by one of the pipeline's replays: the row of ``verdicts``.
+
+        With the policy *correct*, a verdict without unexplained differences also gives readers the replay's windows;
+        the row then says so as ``corrected``.
+
+        :param policy: instead of the declared one
+        :returns: a verdict that does not hold is returned, too: its ``passed`` is False
+        :raises UnknownRunError: if no replay of that id has succeeded
+        """
+        # Great Expectations takes some seconds to import; meanwhile Spark starts and compares.
+        importing = threading.Thread(target=importlib.import_module, args=("great_expectations",), daemon=True)
+        importing.start()
+        from hindcast.verdict.judge import judge
+
+        def session() -> SparkSession:
+            return self._session(run_id)
+
+        row = judge(session, self._settings, self.declared, run_id)
+        shown = {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
+        corrects = (policy or self.declared.policy) is Policy.CORRECT
+        if corrects and not row["unexplained"]:
+            shown["corrected"] = self.correct(run_id)["corrected"]
+        return shown
+
+    def validate(self, *, run_id: str = "", **range_: Unpack[RangeFields]) -> Row:
+        """Replay a range and judge the stream by it; see :meth:`replay` and :meth:`judge`."""
+        done = self.replay(run_id=run_id, **range_)
+        return self.judge(done.run_id)
+
+    def correct(self, run_id: str) -> Row:
+        """Give readers the results of a replay that was judged, instead of the stream's, for its closed windows.
+
+        :returns: {run_id, pipeline, corrected, windows_after_ms, windows_to_ms}
+        :raises UnknownRunError: if no replay of that id has succeeded
+        :raises CorrectionRefusedError: if its results must not be given to readers
+        """
+        from hindcast.verdict.apply_correction import correct
+
+        return correct(self._settings, self.declared, run_id)
+
+    def benchmark(self) -> tuple[Replayed, Replayed]:
+        """Replay the reference range, as a batch and with its recorded batches.
+
+        :raises BadInputError: if the pipeline declares no reference range
+        """
+        from hindcast.replay.benchmark import run_reference
+
+        batch, recorded = run_reference(self._hindcast.spark, self._settings, self.declared)
+        return batch, recorded
+
+    def _session(self, run_id: str) -> SparkSession:
+        """The session for a replay and its verdict. The plan is kept before Spark starts, so its size is known."""
+        few = self._hindcast.run_table.planned_records(run_id) <= FEW_RECORDS
+        return self._hindcast.spark("hindcast-replay", quick=few)
+
+    # Rewinds
+
+    def plan_rewind(self, to: Mapping[int, int] | datetime | None) -> RewindPlan:
+        """What a rewind would take back.
+
+        :param to: the offsets or the broker timestamp to read from again; None for the beginning of the topic
+        :raises RewindRefusedError: if the pipeline is not paused, or its history does not allow it
+        """
+        from hindcast.recovery import rewind
+
+        return rewind.make_plan(self._settings, self._hindcast.lease_table, self.declared, to)
+
+    def rewind(self, plan: RewindPlan, *, by: str = "", reason: str = "") -> Row:
+        """Take back the output of the paused pipeline as planned, so that it reads from there again.
+
+        If a rewind was cut short, :meth:`complete_rewind` completes it and :meth:`abandon_rewind` calls it off.
+
+        :param by: who does it, for the event
+        """
+        from hindcast.recovery import rewind
+
+        return rewind.run(self._settings, self._hindcast.lease_table, self.declared, plan, by=by, reason=reason)
+
+    def complete_rewind(self) -> Row | None:
+        """Complete a rewind that was cut short; None if there is none."""
+        from hindcast.recovery import rewind
+
+        return rewind.carry_on(self._settings, self._hindcast.lease_table, self.declared)
+
+    def abandon_rewind(self, *, by: str = "", reason: str = "") -> Row | None:
+        """Call off a rewind that was cut short, as long as its table is not restored yet; None if there is none."""
+        from hindcast.recovery import rewind
+
+        return rewind.abandon(self._settings, self._hindcast.lease_table, self.declared, by=by, reason=reason)
+
+    # Versions
+
+    def start_version(self, version: int, start: str, *, new_table: bool = False, by: str = "") -> Row:
+        """Start another declared version, with shards, checkpoints and a table of its own. The active one runs on.
+
+        :param start: ``earliest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
+        :param new_table: accept that readers will see other columns
+        :param by: who does it, for the event
+        :raises BadInputError: if it cannot be started so; nothing was changed
+        """
+        from hindcast.versions.start import start_version
+
+        return start_version(self._quick_session, self._settings, self.name, version, start, new_table=new_table, who=by)
+
+    def compare_versions(self) -> Row:
+        """Compare the inactive version with the active one, at equal offsets. Its ``passed`` says whether it holds.
+
+        :raises VersionRefusedError: if there is no inactive version
+        """
+        from hindcast.versions.compare_versions import compare_versions
+
+        return compare_versions(self._quick_session, self._settings, self.name)
+
+    def promote(self, version: int, *, despite: str = "", by: str = "", since: str = "") -> Row:
+        """Make the inactive version the active one. Readers switch at once; the old one is kept warm.
+
+        :param despite: why it is promoted although it was not proved
+        :param since: the id of the change after which it was approved: none may have come in between
+        :raises VersionRefusedError: if it is not proved, or behind; nothing was changed
+        """
+        from hindcast.versions.promote import promote
+
+        return promote(self._settings, self.name, version, despite=despite, who=by, since=since)
+
+    def back_out(self, *, by: str = "") -> Row:
+        """Return to the version that was active before the last promotion. Readers switch at once.
+
+        :raises VersionRefusedError: if no version is kept warm
+        """
+        from hindcast.versions.promote import back_out
+
+        return back_out(self._settings, self.name, who=by)
+
+    def discard(self, version: int, *, by: str = "") -> Row:
+        """Discard the inactive version: its shards, checkpoints and tables.
+
+        :raises VersionRefusedError: if readers get windows from it; nothing was changed
+        """
+        from hindcast.versions.discard import discard
+
+        return discard(self._settings, self.name, version, who=by)
+
+    def _quick_session(self) -> SparkSession:
+        return self._hindcast.spark("hindcast-versions", quick=True)

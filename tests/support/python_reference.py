@@ -1,0 +1,100 @@
+"""`make reference`: write docs/reference/python.md from the docstrings of the public object."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hindcast.app import Hindcast, InstalledPipeline
+
+PAPER = Path(__file__).resolve().parents[2] / "docs/reference/python.md"
+
+_HEAD = """# Python reference
+
+`make reference` writes this page from the docstrings in `include/hindcast/app.py`.
+
+An installation is an object. It reads the same settings as the commands do, and each command is a thin caller of it:
+
+```python
+from hindcast import Hindcast
+
+hindcast = Hindcast()
+stock_stats = hindcast.pipeline("stock_stats")
+verdict = stock_stats.validate(everything=True)
+print(verdict["passed"], verdict["unexplained"])
+print(stock_stats.read().pandas())
+```
+
+Errors are subclasses of `hindcast.errors.HindcastError`. The text of an error names the cure, and its `exit_code` is that of
+the command.
+"""
+
+_ROLE = re.compile(r":(?:class|meth|func|data|attr|mod):`~?([^`]+)`")
+#: Python keeps the annotations of a module as texts, and shows those in quotes.
+_ANNOTATION = re.compile(r"(: |-> )'([^']*)'")
+_FIELD = re.compile(r"^:(param|raises|returns)\s*([^:]*):\s*(.*)$")
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [_HEAD, *_class("Hindcast", Hindcast), *_class("InstalledPipeline", InstalledPipeline)]
+    return "\n".join(parts)
+
+
+def _class(name: str, described: type) -> list[str]:
+    parts = [f"## {name}", "", _text(inspect.getdoc(described) or ""), ""]
+    for member, value in vars(described).items():
+        if member.startswith("_"):
+            continue
+        parts += [f"### `{_heading(member, value)}`", "", _text(_doc(value)), ""]
+    return parts
+
+
+def _heading(name: str, value: Any) -> str:
+    if isinstance(value, property | cached_property):
+        return name
+    signature = inspect.signature(value)
+    given = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    shown = signature.replace(parameters=given)
+    written = _ANNOTATION.sub(r"\1\2", f"{name}{shown}")
+    return written.replace("**range_: Unpack[RangeFields]", "**range_")
+
+
+def _doc(value: Any) -> str:
+    if isinstance(value, cached_property):
+        return inspect.getdoc(value.func) or ""
+    return inspect.getdoc(value) or ""
+
+
+def _text(doc: str) -> str:
+    """A docstring as Markdown: its fields become a list."""
+    lines: list[str] = []
+    in_fields = False
+    for line in doc.splitlines():
+        plain = _ROLE.sub(lambda role: f"`{role[1].removeprefix('hindcast.replay.request.')}`", line.replace("``", "`"))
+        field = _FIELD.match(plain)
+        if field:
+            kind, subject, text = field.groups()
+            lines.append(_item(kind, subject, text))
+            in_fields = True
+        elif in_fields and plain.strip():
+            lines[-1] += f" {plain.strip()}"
+        else:
+            lines.append(plain)
+    return "\n".join(lines).replace("::\n", ":\n")
+
+
+def _item(kind: str, subject: str, text: str) -> str:
+    if kind == "param":
+        return f"- `{subject}`: {text}"
+    if kind == "raises":
+        return f"- raises `{subject}` {text}"
+    return f"- returns {text}"
+
+
+if __name__ == "__main__":
+    PAPER.parent.mkdir(parents=True, exist_ok=True)
+    PAPER.write_text(reference())
