@@ -1,1 +1,1 @@
-"""The judgement: the stream's table against its hindcast, each difference explained."""
+"""The judgement: compare the stream's table with its hindcast, and explain each difference."""

@@ -1,13 +1,14 @@
 """Compare the stream's table with both answers of a replay, key by key: one shuffle for all three.
 
-Stream against the *online* answer is the verdict: any difference is unexplained, but for rounding, which is counted apart. Stream against
-the answer in *hindsight* is the price of deciding online. A value that is null on both sides is equal; so is not-a-number.
+The stream against the *online* answer is the verdict: any difference is unexplained, except rounding, which
+is counted apart. The stream against the answer in *hindsight* is the price of deciding online. A value that
+is null on both sides is equal; so is not-a-number.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
@@ -20,11 +21,18 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, NumericT
 
 from hindcast.spark.session import cached
 
-#: A greater relative difference between two doubles is never rounding. Adding n numbers in another order moves the sum by less than
-#: n * 1.1e-16 of the sum of their magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2): enough for 9,000 rows.
+#: A greater relative difference between two doubles is never rounding. Adding n numbers in another order
+#: moves the sum by less than n * 1.1e-16 of the sum of their magnitudes (Higham, Accuracy and Stability of
+#: Numerical Algorithms, 4.2): enough for 9,000 rows.
 DOUBLE_ROUNDING = 1e-12
 #: The same for 4-byte floats: four units in the last place.
 FLOAT_ROUNDING = 4 * 2.0**-23
+
+# The three sides of a comparison, as the names of the columns below begin or end: `n_s` counts a key's rows
+# in the stream, `s_min` and `s_max` are the least and the greatest of them.
+_STREAM = "s"
+_ONLINE = "o"
+_HINDSIGHT = "h"
 
 
 class Kind(StrEnum):
@@ -48,7 +56,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One sample. ``keys`` is JSON; ``column`` is empty where the whole row differs. Values are JSON or empty."""
+    """One sample. ``keys`` is JSON. ``column`` is empty if the whole row differs. Values are JSON or ""."""
 
     kind: Kind
     cause: Cause
@@ -61,12 +69,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Exact counts and some samples. Rows are counted as often as they stand in a table; ``changed`` and ``rounding`` count keys.
+    """Exact counts and some samples. Rows are counted as often as they stand in a table; ``changed`` and
+    ``rounding`` count keys.
 
-    ``by_column``: column -> in how many keys it differs from the online answer by more than rounding. ``unexplained_late``: the keys with
-    unexplained differences in windows for which rows came late.
+    ``by_column``: column -> in how many keys it differs from the online answer by more than rounding.
+    ``unexplained_late``: the keys with unexplained differences in windows that had late rows.
 
-    ``ratios``: numeric column -> ``worst`` (farthest from 1) and ``mean`` of stream / hindsight over the keys that both hold.
+    ``ratios``: numeric column -> ``worst`` (farthest from 1) and ``mean`` of stream / hindsight over the keys
+    that both hold.
     """
 
     windows_compared: int
@@ -92,7 +102,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Sides:
-    """The three frames, with the same columns. ``late``: a window's ``end_ms`` and the ``late_rows`` it had; None without windows.
+    """The three frames, with the same columns.
+
+    ``late``: a window's ``end_ms`` and the ``late_rows`` it had; None without windows.
 
     ``foresight``: hindsight may differ without any late row, because it knows what came later.
     """
@@ -106,7 +118,9 @@ class Sides:
 
 
 def compare(sides: Sides, samples: int) -> Comparison:
-    """Count every difference; keep up to ``samples`` keys of them, unexplained ones first, in the order of the keys."""
+    """Count every difference. Keep up to ``samples`` keys of them: unexplained ones first, then in the order
+    of the keys.
+    """
     keys = list(sides.keys) or list(sides.online.columns)
     values = [column for column in sides.online.columns if column not in keys]
     kinds = {name: sides.online.schema[name].dataType for name in values}
@@ -114,106 +128,164 @@ def compare(sides: Sides, samples: int) -> Comparison:
         totals = found.agg(*_totals(keys, kinds)).first()
         assert totals is not None
         different = found.where("unexplained OR explained OR rounding OR nondeterministic")
-        order = [F.col("unexplained").desc(), F.col("nondeterministic").desc(), F.col("rounding").desc(), F.col("keys")]
-        kept = different.orderBy(*order).limit(samples).collect()
-    return _comparison(totals, kinds, tuple(sample for row in kept for sample in _samples(row)))
+        order = [
+            F.col("unexplained").desc(),
+            F.col("nondeterministic").desc(),
+            F.col("rounding").desc(),
+            F.col("keys"),
+        ]
+        rows = different.orderBy(*order).limit(samples).collect()
+    kept: list[Difference] = []
+    for row in rows:
+        kept.extend(_samples(row))
+    return _comparison(totals, kinds, tuple(kept))
+
+
+def _classified(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
+    """One row a key: its rows on each side, how many came late, and how the sides differ."""
+    types = {field.name: field.dataType for field in sides.online.schema.fields}
+    key_types = {name: types[name] for name in keys}
+    frames = [
+        _one_side(_STREAM, sides.stream, key_types, kinds),
+        _one_side(_ONLINE, sides.online, key_types, kinds),
+        _one_side(_HINDSIGHT, sides.hindsight, key_types, kinds),
+    ]
+    all_rows = reduce(DataFrame.unionByName, frames)
+    measures = [*_measures_of(_STREAM), *_measures_of(_ONLINE), *_measures_of(_HINDSIGHT)]
+    key_columns = [F.col(f"`{name}`") for name in keys]
+    grouped = all_rows.groupBy(*key_columns).agg(*measures)
+    grouped = _with_late_rows(grouped, sides.late)
+    as_json = F.to_json(F.struct(*key_columns), {"ignoreNullFields": "false"})
+    return _judged(grouped.withColumn("keys", as_json), kinds, foresight=sides.foresight)
+
+
+def _one_side(
+    side: str, frame: DataFrame, keys: Mapping[str, DataType], kinds: Mapping[str, DataType]
+) -> DataFrame:
+    """The keys of the rows, the side they are of, and their values in one struct that can be ordered."""
+    key_columns = [_orderable(name, kind) for name, kind in keys.items()]
+    values = [_orderable(name, kind) for name, kind in kinds.items()]
+    row = F.struct(F.lit(1).alias("_one"), *values)
+    return frame.select(*key_columns, F.lit(side).alias("_side"), row.alias("_row"))
 
 
 def _orderable(name: str, kind: DataType) -> Column:
     """Maps can be neither grouped by nor ordered: compare their sorted entries."""
-    return F.array_sort(F.map_entries(name)).alias(name) if isinstance(kind, MapType) else F.col(f"`{name}`")
+    if isinstance(kind, MapType):
+        return F.array_sort(F.map_entries(name)).alias(name)
+    return F.col(f"`{name}`")
 
 
-def _classified(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
-    frames = []
-    for side, frame in (("s", sides.stream), ("o", sides.online), ("h", sides.hindsight)):
-        types = {field.name: field.dataType for field in sides.online.schema.fields}
-        row = F.struct(F.lit(1).alias("_one"), *[_orderable(name, kinds[name]) for name in kinds])
-        frames.append(frame.select(*[_orderable(name, types[name]) for name in keys], F.lit(side).alias("_side"), row.alias("_row")))
-    both = reduce(DataFrame.unionByName, frames)
-    measures = []
-    for side in "soh":
-        mine = F.col("_side") == side
-        measures += [
-            F.count_if(mine).alias(f"n_{side}"),
-            F.min(F.when(mine, F.col("_row"))).alias(f"{side}_min"),
-            F.max(F.when(mine, F.col("_row"))).alias(f"{side}_max"),
-        ]
-    grouped = both.groupBy(*[F.col(f"`{name}`") for name in keys]).agg(*measures)
-    if sides.late is not None:
-        here = F.unix_millis("window.end") == F.col("_end_ms")
-        late = sides.late.select(F.col("end_ms").alias("_end_ms"), F.col("late_rows"))
-        grouped = grouped.join(F.broadcast(late), here, "left").drop("_end_ms").fillna(0, ["late_rows"])
-    else:
-        grouped = grouped.withColumn("late_rows", F.lit(0).cast("long"))
-    return _judged(
-        grouped.withColumn("keys", F.to_json(F.struct(*[F.col(f"`{name}`") for name in keys]), {"ignoreNullFields": "false"})),
-        kinds,
-        foresight=sides.foresight,
-    )
+def _measures_of(side: str) -> list[Column]:
+    """Of one key: how many rows the side has, the least of them and the greatest."""
+    mine = F.col("_side") == side
+    row = F.when(mine, F.col("_row"))
+    return [
+        F.count_if(mine).alias(f"n_{side}"),
+        F.min(row).alias(f"{side}_min"),
+        F.max(row).alias(f"{side}_max"),
+    ]
+
+
+def _with_late_rows(grouped: DataFrame, late: DataFrame | None) -> DataFrame:
+    """With ``late_rows``: how many rows came late for the window of the key."""
+    if late is None:
+        return grouped.withColumn("late_rows", F.lit(0).cast("long"))
+    by_window = late.select(F.col("end_ms").alias("_end_ms"), F.col("late_rows"))
+    same_window = F.unix_millis("window.end") == F.col("_end_ms")
+    joined = grouped.join(F.broadcast(by_window), same_window, "left")
+    return joined.drop("_end_ms").fillna(0, ["late_rows"])
 
 
 def _judged(grouped: DataFrame, kinds: dict[str, DataType], *, foresight: bool) -> DataFrame:
-    s, o, h = F.col("n_s"), F.col("n_o"), F.col("n_h")
-    online = {name: _verdict_of(name, kind, "o") for name, kind in kinds.items()}
-    hindsight = {name: _verdict_of(name, kind, "h") for name, kind in kinds.items()}
-    paired = (s > 0) & (o > 0)
-    changed = (
-        F.array_compact(F.array(*[F.when(paired & (state == "changed"), name) for name, state in online.items()]))
-        if online
-        else F.array().cast("array<string>")
-    )
-    rounded = (
-        F.array_compact(F.array(*[F.when(paired & (state == "rounding"), name) for name, state in online.items()]))
-        if online
-        else F.array().cast("array<string>")
-    )
+    """With the differences of each key from the online answer and from hindsight, and what explains them."""
+    in_stream = F.col("n_s")
+    in_online = F.col("n_o")
+    in_hindsight = F.col("n_h")
+    online = {name: _verdict_of(name, kind, _ONLINE) for name, kind in kinds.items()}
+    hindsight = {name: _verdict_of(name, kind, _HINDSIGHT) for name, kind in kinds.items()}
+
+    in_both = (in_stream > 0) & (in_online > 0)
+    columns = {
+        "changed_columns": _columns_in_state("changed", online, in_both),
+        "rounded_columns": _columns_in_state("rounding", online, in_both),
+    }
+
     differs = _any([state == "changed" for state in hindsight.values()])
-    held = (s > 0) & (h > 0) & ~differs
+    held = (in_stream > 0) & (in_hindsight > 0) & ~differs
+    counts = {
+        "missing": F.greatest(in_online - in_stream, F.lit(0)),
+        "extra": F.when(in_online == 0, in_stream).otherwise(0),
+        "doubled": F.when(in_online > 0, F.greatest(in_stream - in_online, F.lit(0))).otherwise(0),
+        "changed": F.size("changed_columns") > 0,
+        "rounding": F.size("rounded_columns") > 0,
+        "priced": (in_hindsight != in_stream) | ((in_hindsight > 0) & (in_stream > 0) & differs),
+        "held": F.when(held, F.least(in_stream, in_hindsight)).otherwise(0),
+    }
+
+    rows_differ = F.col("missing") + F.col("extra") + F.col("doubled") > 0
+    unexplained = rows_differ | F.col("changed")
+    # Only late rows may set hindsight apart. A difference without any means that two runs of the same rows
+    # disagree.
+    may_differ = (F.col("late_rows") > 0) | F.lit(foresight)
+    explained = F.col("priced") & ~F.col("unexplained") & may_differ
+    nondeterministic = F.col("priced") & ~F.col("unexplained") & ~F.col("explained")
     return (
-        grouped.withColumns({"changed_columns": changed, "rounded_columns": rounded})
-        .withColumns(
-            {
-                "missing": F.greatest(o - s, F.lit(0)),
-                "extra": F.when(o == 0, s).otherwise(0),
-                "doubled": F.when(o > 0, F.greatest(s - o, F.lit(0))).otherwise(0),
-                "changed": (F.size("changed_columns") > 0),
-                "rounding": (F.size("rounded_columns") > 0),
-                "priced": (h != s) | ((h > 0) & (s > 0) & differs),
-                "held": F.when(held, F.least(s, h)).otherwise(0),
-            }
-        )
-        .withColumn("unexplained", (F.col("missing") + F.col("extra") + F.col("doubled") > 0) | F.col("changed"))
-        # Only rows that came late may set hindsight apart; a difference without any means that two runs of the same rows disagree.
-        .withColumn("explained", F.col("priced") & ~F.col("unexplained") & ((F.col("late_rows") > 0) | F.lit(foresight)))
-        .withColumn("nondeterministic", F.col("priced") & ~F.col("unexplained") & ~F.col("explained"))
+        grouped.withColumns(columns)
+        .withColumns(counts)
+        .withColumn("unexplained", unexplained)
+        .withColumn("explained", explained)
+        .withColumn("nondeterministic", nondeterministic)
     )
+
+
+def _columns_in_state(wanted: str, states: Mapping[str, Column], compared: Column) -> Column:
+    """The names of the columns that are in this state, as an array; empty for keys that are not compared."""
+    if not states:
+        return F.array().cast("array<string>")
+    names = [F.when(compared & (state == wanted), name) for name, state in states.items()]
+    return F.array_compact(F.array(*names))
 
 
 def _verdict_of(name: str, kind: DataType, side: str) -> Column:
-    """``same``, ``rounding`` or ``changed`` of one column, the worse of the least and the greatest row where a key has several."""
-    states = [_state(F.col(f"s_{which}")[name], F.col(f"{side}_{which}")[name], kind) for which in ("min", "max")]
+    """``same``, ``rounding`` or ``changed`` of one column. If a key has several rows it is the worse of the
+    least and the greatest row.
+    """
+    least = _state(F.col("s_min")[name], F.col(f"{side}_min")[name], kind)
+    greatest = _state(F.col("s_max")[name], F.col(f"{side}_max")[name], kind)
     return (
-        F.when((states[0] == "changed") | (states[1] == "changed"), "changed")
-        .when((states[0] == "rounding") | (states[1] == "rounding"), "rounding")
+        F.when((least == "changed") | (greatest == "changed"), "changed")
+        .when((least == "rounding") | (greatest == "rounding"), "rounding")
         .otherwise("same")
     )
 
 
 def _state(a: Column, b: Column, kind: DataType) -> Column:
     state = F.when(a.eqNullSafe(b), "same")
-    if isinstance(kind, DoubleType | FloatType):
-        limit = DOUBLE_ROUNDING if isinstance(kind, DoubleType) else FLOAT_ROUNDING
-        state = state.when(_finite(a) & _finite(b) & (_relative(a, b) <= limit), "rounding")
+    limit = _rounding_limit(kind)
+    if limit is not None:
+        rounded = _finite(a) & _finite(b) & (_relative(a, b) <= limit)
+        state = state.when(rounded, "rounding")
     return state.otherwise("changed")
 
 
+def _rounding_limit(kind: DataType) -> float | None:
+    """The greatest relative difference that may be rounding; None for types that are never rounded."""
+    if isinstance(kind, DoubleType):
+        return DOUBLE_ROUNDING
+    if isinstance(kind, FloatType):
+        return FLOAT_ROUNDING
+    return None
+
+
 def _finite(value: Column) -> Column:
-    return F.abs(value) < F.lit(float("inf"))  # false for NaN, which Spark orders above infinity; null stays null
+    # Spark orders NaN above infinity, so this is false for NaN; null stays null.
+    return F.abs(value) < F.lit(float("inf"))
 
 
 def _relative(a: Column, b: Column) -> Column:
-    return F.abs(a.cast("double") - b.cast("double")) / F.greatest(F.abs(a), F.abs(b)).cast("double")
+    distance = F.abs(a.cast("double") - b.cast("double"))
+    return distance / F.greatest(F.abs(a), F.abs(b)).cast("double")
 
 
 def _any(conditions: list[Column]) -> Column:
@@ -221,7 +293,11 @@ def _any(conditions: list[Column]) -> Column:
 
 
 def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
-    yield (F.count_distinct(F.col("window")) if "window" in keys else F.lit(0)).alias("windows_compared")
+    """The aggregates over all keys, as :func:`_comparison` reads them."""
+    windows = F.lit(0)
+    if "window" in keys:
+        windows = F.count_distinct(F.col("window"))
+    yield windows.alias("windows_compared")
     yield F.count_if((F.col("n_s") > 0) | (F.col("n_o") > 0)).alias("rows_compared")
     for name in ("missing", "extra", "doubled", "held", "n_h"):
         yield F.sum(name).alias(name)
@@ -230,14 +306,32 @@ def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
     yield F.count_if(F.col("unexplained") & (F.col("late_rows") > 0)).alias("unexplained_late")
     for name in kinds:
         yield F.count_if(F.array_contains("changed_columns", name)).alias(f"changed_{name}")
-    floats = [name for name, kind in kinds.items() if isinstance(kind, DoubleType | FloatType)]
-    sizes = [F.when(F.array_contains("rounded_columns", name), _relative(F.col("s_min")[name], F.col("o_min")[name])) for name in floats]
-    yield F.max(F.greatest(*sizes, F.lit(0.0), F.lit(0.0))).alias("greatest_rounding")
+    yield _greatest_rounding(kinds).alias("greatest_rounding")
     for name in _numeric(kinds):
-        s, h = F.col("s_min")[name].cast("double"), F.col("h_min")[name].cast("double")
-        ratio = F.when((s == 0) & (h == 0), 1.0).when(_finite(s) & _finite(h) & (h != 0), s / h)
+        ratio = _ratio(name)
         yield F.avg(ratio).alias(f"mean_{name}")
         yield F.max_by(ratio, F.abs(ratio - 1)).alias(f"worst_{name}")
+
+
+def _greatest_rounding(kinds: dict[str, DataType]) -> Column:
+    """The greatest relative difference that counts as rounding, of any column; 0.0 if there is none."""
+    sizes: list[Column] = []
+    for name, kind in kinds.items():
+        if _rounding_limit(kind) is None:
+            continue
+        rounded = F.array_contains("rounded_columns", name)
+        sizes.append(F.when(rounded, _relative(F.col("s_min")[name], F.col("o_min")[name])))
+    # `greatest` takes two columns at least, so that zero stands twice.
+    return F.max(F.greatest(*sizes, F.lit(0.0), F.lit(0.0)))
+
+
+def _ratio(name: str) -> Column:
+    """Stream / hindsight of one key; null if either side lacks a finite value, or hindsight alone is 0."""
+    stream = F.col("s_min")[name].cast("double")
+    hindsight = F.col("h_min")[name].cast("double")
+    both_zero = (stream == 0) & (hindsight == 0)
+    divisible = _finite(stream) & _finite(hindsight) & (hindsight != 0)
+    return F.when(both_zero, 1.0).when(divisible, stream / hindsight)
 
 
 def _numeric(kinds: dict[str, DataType]) -> list[str]:
@@ -245,49 +339,104 @@ def _numeric(kinds: dict[str, DataType]) -> list[str]:
 
 
 def _comparison(totals: Row, kinds: dict[str, DataType], samples: tuple[Difference, ...]) -> Comparison:
-    counts = {
-        name: int(totals[name] or 0)
-        for name in ("windows_compared", "rows_compared", "missing", "extra", "changed", "doubled", "rounding", "nondeterministic")
-    }
-    means = {name: (totals[f"worst_{name}"], totals[f"mean_{name}"]) for name in _numeric(kinds)}
-    ratios = {
-        name: {"worst": float(worst), "mean": float(mean)}
-        for name, (worst, mean) in means.items()
-        if worst is not None and mean is not None
-    }
-    rows = int(totals["n_h"] or 0)
     return Comparison(
-        **counts,
-        late_differences=int(totals["explained"] or 0),
+        windows_compared=_count(totals, "windows_compared"),
+        rows_compared=_count(totals, "rows_compared"),
+        missing=_count(totals, "missing"),
+        extra=_count(totals, "extra"),
+        changed=_count(totals, "changed"),
+        doubled=_count(totals, "doubled"),
+        rounding=_count(totals, "rounding"),
+        nondeterministic=_count(totals, "nondeterministic"),
+        late_differences=_count(totals, "explained"),
         greatest_rounding=float(totals["greatest_rounding"] or 0.0),
-        captured_results=int(totals["held"]) / rows if rows else 1.0,
-        ratios=ratios,
-        by_column={name: int(totals[f"changed_{name}"]) for name in kinds if totals[f"changed_{name}"]},
-        unexplained_late=int(totals["unexplained_late"] or 0),
+        captured_results=_captured_results(totals),
+        ratios=_ratios(totals, kinds),
+        by_column=_changes_by_column(totals, kinds),
+        unexplained_late=_count(totals, "unexplained_late"),
         samples=samples,
     )
 
 
+def _count(totals: Row, name: str) -> int:
+    # The sum over no rows is null.
+    return int(totals[name] or 0)
+
+
+def _captured_results(totals: Row) -> float:
+    """The share of the rows in hindsight that the stream holds; 1.0 if there are none."""
+    rows = _count(totals, "n_h")
+    if rows == 0:
+        return 1.0
+    return _count(totals, "held") / rows
+
+
+def _ratios(totals: Row, kinds: dict[str, DataType]) -> dict[str, dict[str, float]]:
+    ratios: dict[str, dict[str, float]] = {}
+    for name in _numeric(kinds):
+        worst = totals[f"worst_{name}"]
+        mean = totals[f"mean_{name}"]
+        if worst is not None and mean is not None:
+            ratios[name] = {"worst": float(worst), "mean": float(mean)}
+    return ratios
+
+
+def _changes_by_column(totals: Row, kinds: dict[str, DataType]) -> dict[str, int]:
+    counts = {name: int(totals[f"changed_{name}"]) for name in kinds}
+    return {name: count for name, count in counts.items() if count}
+
+
 def _samples(row: Row) -> Iterator[Difference]:
-    stream, online, hindsight = (_values(row[f"{side}_min"]) for side in "soh")
+    """The differences of one key."""
+    stream = _values(row["s_min"])
+    online = _values(row["o_min"])
+    hindsight = _values(row["h_min"])
+    keys = row["keys"]
     if row["explained"] or row["nondeterministic"]:
-        cause = Cause.UNEXPLAINED if row["nondeterministic"] else Cause.LATE_ROWS if row["late_rows"] else Cause.ONLINE
-        kind = Kind.MISSING if row["n_s"] < row["n_h"] else Kind.EXTRA if row["n_s"] > row["n_h"] else Kind.CHANGED
         yield Difference(
-            kind=kind,
-            cause=cause,
-            keys=row["keys"],
+            kind=_kind_in_hindsight(row),
+            cause=_cause_in_hindsight(row),
+            keys=keys,
             stream_value=_text(stream),
             hindcast_value=_text(hindsight),
             late_rows=row["late_rows"],
         )
     for kind in (Kind.MISSING, Kind.EXTRA, Kind.DOUBLED):
         if row[kind.value]:
-            yield Difference(kind=kind, cause=Cause.UNEXPLAINED, keys=row["keys"], stream_value=_text(stream), hindcast_value=_text(online))
-    for columns, cause in ((row["changed_columns"], Cause.UNEXPLAINED), (row["rounded_columns"], Cause.ROUNDING)):
-        for name in columns:
-            here, there = _text((stream or {}).get(name)), _text((online or {}).get(name))
-            yield Difference(kind=Kind.CHANGED, cause=cause, keys=row["keys"], column=name, stream_value=here, hindcast_value=there)
+            yield Difference(
+                kind=kind,
+                cause=Cause.UNEXPLAINED,
+                keys=keys,
+                stream_value=_text(stream),
+                hindcast_value=_text(online),
+            )
+    columns = [(name, Cause.UNEXPLAINED) for name in row["changed_columns"]]
+    columns += [(name, Cause.ROUNDING) for name in row["rounded_columns"]]
+    for name, cause in columns:
+        yield Difference(
+            kind=Kind.CHANGED,
+            cause=cause,
+            keys=keys,
+            column=name,
+            stream_value=_text((stream or {}).get(name)),
+            hindcast_value=_text((online or {}).get(name)),
+        )
+
+
+def _kind_in_hindsight(row: Row) -> Kind:
+    if row["n_s"] < row["n_h"]:
+        return Kind.MISSING
+    if row["n_s"] > row["n_h"]:
+        return Kind.EXTRA
+    return Kind.CHANGED
+
+
+def _cause_in_hindsight(row: Row) -> Cause:
+    if row["nondeterministic"]:
+        return Cause.UNEXPLAINED
+    if row["late_rows"]:
+        return Cause.LATE_ROWS
+    return Cause.ONLINE
 
 
 def _values(row: Row | None) -> dict[str, Any] | None:
@@ -299,4 +448,6 @@ def _values(row: Row | None) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else json.dumps(value, default=str)
+    if value is None:
+        return ""
+    return json.dumps(value, default=str)

@@ -1,7 +1,8 @@
-"""Great Expectations over a verdict and over the judged part of the sink, with Data Docs in ``HOME/data_docs``.
+"""Great Expectations over a verdict and the judged part of the sink, with Data Docs in ``HOME/data_docs``.
 
-The validation results of all runs lie in one store, from which the index of the pages is built; all else lives in memory for one verdict.
-Writing the store and the pages is done under a lock, as two verdicts may end at once. A lock of a file keeps processes of one host apart.
+The validation results of all runs lie in one store, and the index of the pages is built from it. All else
+lives in memory for one verdict. The store and the pages are written under a lock, because two verdicts may
+end at once. The lock of a file keeps processes of one host apart.
 """
 
 from __future__ import annotations
@@ -26,14 +27,27 @@ from hindcast.settings import Settings
 
 DOCS = "data_docs"
 FORM = '{"type": "expect_column_values_to_not_be_null", "column": "ticker"}'
-#: Arguments that name the columns an expectation looks at; one without any of them looks at the table as a whole.
+#: Arguments that name the columns of an expectation; one without any of them looks at the table as a whole.
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
+#: The numbers of a verdict that Great Expectations sees.
+_VERDICT_COLUMNS = (
+    "unexplained",
+    "captured",
+    "windows_compared",
+    "rows_compared",
+    "late_rows",
+    "dead_letters",
+    "rounding",
+)
+#: Values that an expectation's failure names.
 _SAMPLE_VALUES = 5
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``failed``: each expectation that does not hold, in words. ``page``: the verdict's page, relative to ``HOME/data_docs``."""
+    """``failed``: each expectation that does not hold, in words. ``page``: the verdict's page, relative to
+    ``HOME/data_docs``.
+    """
 
     failed: list[str]
     page: str
@@ -50,42 +64,66 @@ def check_types(pipeline: Pipeline) -> None:
     core = Path(spec.submodule_search_locations[0]) / "expectations" / "core"
     known = {path.stem for path in core.glob("expect_*.py")}
     for expectation in pipeline.expectations:
-        if expectation.get("type") not in known:
-            problem = f"Great Expectations has no expectation of the type {expectation.get('type')!r}"
-            raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM)
+        name = expectation.get("type")
+        if name not in known:
+            raise PipelineError(
+                file=pipeline.file,
+                line=pipeline.line,
+                pipeline=pipeline.name,
+                problem=f"Great Expectations has no expectation of the type {name!r}",
+                form=FORM,
+            )
 
 
 def columns_of(expectations: tuple[dict[str, Any], ...]) -> list[str] | None:
-    """The columns that the expectations look at; None where one of them looks at the whole table."""
-    named: dict[str, None] = {}
+    """The columns that the expectations look at; None if one of them looks at the whole table."""
+    named: dict[str, None] = {}  # in the order in which they are named
     for expectation in expectations:
         found = [expectation[argument] for argument in _COLUMN_ARGUMENTS if argument in expectation]
         if not found:
             return None
         for value in found:
-            named.update(dict.fromkeys([value] if isinstance(value, str) else value))
+            columns = value
+            if isinstance(value, str):
+                columns = [value]
+            named.update(dict.fromkeys(columns))
     return list(named)
 
 
-def validate(settings: Settings, pipeline: Pipeline, run_id: str, verdict: Mapping[str, Any], sink: pd.DataFrame | None) -> Outcome:
-    """Run the checkpoint on the verdict's numbers and, where ``sink`` is given, on the pipeline's own expectations; build the pages.
+def validate(
+    settings: Settings, pipeline: Pipeline, run_id: str, verdict: Mapping[str, Any], sink: pd.DataFrame | None
+) -> Outcome:
+    """Check the verdict's numbers and, if ``sink`` is given, the pipeline's own expectations.
 
-    :param verdict: the row of ``verdicts``; ``unexplained`` must be 0 and ``captured`` at least the pipeline's floor
+    Then build the pages.
+
+    :param verdict: the row of ``verdicts``; ``unexplained`` must be 0, and ``captured`` at least the
+        pipeline's floor
     :param sink: the judged rows, the columns of :func:`columns_of`
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")  # read when the library is imported
-    columns = ("unexplained", "captured", "windows_compared", "rows_compared", "late_rows", "dead_letters", "rounding")
-    judged = pd.DataFrame([{name: verdict[name] for name in columns}])
-    exactly_none = {"type": "expect_column_values_to_be_between", "column": "unexplained", "min_value": 0, "max_value": 0}
-    floor = {"type": "expect_column_values_to_be_between", "column": "captured", "min_value": pipeline.captured_floor, "max_value": 1}
+    judged = pd.DataFrame([{name: verdict[name] for name in _VERDICT_COLUMNS}])
+    expected = (_between("unexplained", 0, 0), _between("captured", pipeline.captured_floor, 1))
     with _locked(settings.home / "gx"):
         context = _context(settings)
         at = datetime.now(UTC)
-        failed, page = _check(context, f"{pipeline.name}.verdict", run_id, at, judged, (exactly_none, floor))
+        failed, page = _check(context, f"{pipeline.name}.verdict", run_id, at, judged, expected)
         if sink is not None and pipeline.expectations:
-            failed += _check(context, f"{pipeline.name}.sink", run_id, at, sink, pipeline.expectations)[0]
+            failed_of_sink, _ = _check(
+                context, f"{pipeline.name}.sink", run_id, at, sink, pipeline.expectations
+            )
+            failed += failed_of_sink
     docs = settings.home / DOCS
     return Outcome(failed, str(page.relative_to(docs.resolve())))
+
+
+def _between(column: str, least: float, greatest: float) -> dict[str, Any]:
+    return {
+        "type": "expect_column_values_to_be_between",
+        "column": column,
+        "min_value": least,
+        "max_value": greatest,
+    }
 
 
 @contextmanager
@@ -98,9 +136,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _main_that_has_a_file() -> Iterator[None]:
-    """Great Expectations imports Spark Connect, which takes a main module without a file, as of ``python -c``, for a test of Spark's own.
+    """Give the main module a file, which it lacks under ``python -c``, while Great Expectations is imported.
 
-    Where gRPC is not installed it then ends the process with exit code 0, in the middle of whatever the process was doing.
+    That import reaches Spark Connect. It takes a main module without a file for a test of Spark's own, and if
+    gRPC is not installed it then ends the process with exit code 0, whatever the process was doing.
     """
     main = sys.modules["__main__"]
     if hasattr(main, "__file__"):
@@ -114,7 +153,7 @@ def _main_that_has_a_file() -> Iterator[None]:
 
 
 def _great_expectations() -> Any:
-    """The library. Importing it takes seconds, so only those pay who validate."""
+    """The library. Importing it takes seconds, so that it is imported only to validate."""
     with _main_that_has_a_file():
         import great_expectations
     return great_expectations
@@ -124,16 +163,13 @@ def _context(settings: Settings) -> Any:
     gx = _great_expectations()
     from great_expectations.data_context.types.base import DataContextConfig, ProgressBarsConfig
 
-    def stored(kind: str, folder: Path | None = None) -> dict[str, Any]:
-        memory = {"class_name": "InMemoryStoreBackend"}
-        files = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)}
-        return {"class_name": kind, "store_backend": files if folder else memory}
-
+    results = (settings.home / "gx" / "results").resolve()
+    pages = (settings.home / DOCS).resolve()
     site = {
         "class_name": "SiteBuilder",
         "show_how_to_buttons": False,
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str((settings.home / DOCS).resolve())},
+        "store_backend": _in_folder(pages),
     }
     config = DataContextConfig(
         config_version=4.0,
@@ -141,10 +177,10 @@ def _context(settings: Settings) -> Any:
         validation_results_store_name="results",
         checkpoint_store_name="checkpoints",
         stores={
-            "expectations": stored("ExpectationsStore"),
-            "results": stored("ValidationResultsStore", (settings.home / "gx" / "results").resolve()),
-            "checkpoints": stored("CheckpointStore"),
-            "validation_definition_store": stored("ValidationDefinitionStore"),
+            "expectations": _store("ExpectationsStore", _in_memory()),
+            "results": _store("ValidationResultsStore", _in_folder(results)),
+            "checkpoints": _store("CheckpointStore", _in_memory()),
+            "validation_definition_store": _store("ValidationDefinitionStore", _in_memory()),
         },
         data_docs_sites={"local": site},
         analytics_enabled=False,
@@ -153,9 +189,27 @@ def _context(settings: Settings) -> Any:
     return gx.get_context(project_config=config, mode="ephemeral")
 
 
+def _store(kind: str, backend: dict[str, Any]) -> dict[str, Any]:
+    return {"class_name": kind, "store_backend": backend}
+
+
+def _in_memory() -> dict[str, Any]:
+    return {"class_name": "InMemoryStoreBackend"}
+
+
+def _in_folder(folder: Path) -> dict[str, Any]:
+    return {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)}
+
+
 def _check(
-    context: Any, name: str, run_id: str, at: datetime, frame: pd.DataFrame, expectations: tuple[dict[str, Any], ...]
+    context: Any,
+    name: str,
+    run_id: str,
+    at: datetime,
+    frame: pd.DataFrame,
+    expectations: tuple[dict[str, Any], ...],
 ) -> tuple[list[str], Path]:
+    """Validate the frame; return each expectation that does not hold, in words, and the page that says so."""
     gx = _great_expectations()
     from great_expectations.checkpoint import UpdateDataDocsAction
     from great_expectations.core.run_identifier import RunIdentifier
@@ -166,43 +220,50 @@ def _check(
         suite.add_expectation_configuration(_configuration(expectation))
     suite.save()
     batch = asset.add_batch_definition_whole_dataframe(run_id)
-    definition = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=batch, suite=suite))
+    definition = gx.ValidationDefinition(name=name, data=batch, suite=suite)
     checkpoint = gx.Checkpoint(
         name=name,
-        validation_definitions=[definition],
+        validation_definitions=[context.validation_definitions.add(definition)],
         actions=[UpdateDataDocsAction(name="docs", site_names=["local"])],
         result_format={"result_format": "BASIC", "partial_unexpected_count": _SAMPLE_VALUES},
     )
-    result = context.checkpoints.add(checkpoint).run(
-        batch_parameters={"dataframe": frame}, run_id=RunIdentifier(run_name=run_id, run_time=at)
-    )
+    run = RunIdentifier(run_name=run_id, run_time=at)
+    result = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": frame}, run_id=run)
     ((key, found),) = result.run_results.items()
     failed = [_in_words(one) for one in found.results if not one.success]
-    (url,) = [site["site_url"] for site in context.get_docs_sites_urls(resource_identifier=key)]
-    return failed, Path(unquote(urlparse(url).path))
+    (site,) = context.get_docs_sites_urls(resource_identifier=key)
+    return failed, Path(unquote(urlparse(site["site_url"]).path))
 
 
 def _configuration(expectation: Mapping[str, Any]) -> Any:
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
-    return ExpectationConfiguration(type=expectation["type"], kwargs={name: value for name, value in expectation.items() if name != "type"})
+    arguments = {name: value for name, value in expectation.items() if name != "type"}
+    return ExpectationConfiguration(type=expectation["type"], kwargs=arguments)
 
 
 def _in_words(result: Any) -> str:
-    """``expect column values to be between (column=trades, min_value=1): 3 values are not, e.g. [0, -1]``."""
+    """As in ``expect column values to be between (column=trades): 3 values are not, e.g. [0, -1]``."""
     configuration = result.expectation_config
-    arguments = ", ".join(f"{name}={value}" for name, value in configuration.kwargs.items() if name != "batch_id")
-    words = f"{configuration.type.replace('_', ' ')} ({arguments})"
-    raised = (result.exception_info or {}).get("exception_message") or next(
-        (
-            info["exception_message"]
-            for info in (result.exception_info or {}).values()
-            if isinstance(info, dict) and info.get("raised_exception")
-        ),
-        None,
-    )
+    given = [f"{name}={value}" for name, value in configuration.kwargs.items() if name != "batch_id"]
+    words = f"{configuration.type.replace('_', ' ')} ({', '.join(given)})"
+    raised = _exception_message(result.exception_info or {})
     if raised:
         return f"{words}: it could not be evaluated: {raised}"
     if "unexpected_count" in result.result:
-        return f"{words}: {result.result['unexpected_count']} values are not, e.g. {result.result.get('partial_unexpected_list')}"
+        count = result.result["unexpected_count"]
+        values = result.result.get("partial_unexpected_list")
+        return f"{words}: {count} values are not, e.g. {values}"
     return f"{words}: found {result.result.get('observed_value')}"
+
+
+def _exception_message(info: Mapping[str, Any]) -> str | None:
+    """What was raised while an expectation was evaluated: given for the whole of it, or by metric."""
+    whole: str | None = info.get("exception_message")
+    if whole:
+        return whole
+    for metric in info.values():
+        if isinstance(metric, dict) and metric.get("raised_exception"):
+            message: str | None = metric["exception_message"]
+            return message
+    return None

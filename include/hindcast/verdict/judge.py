@@ -1,4 +1,4 @@
-"""Judge a replay: compare, explain, assert, and keep the verdict."""
+"""Judge a replay: compare it with the stream, explain the differences, and keep the verdict."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ _log = structlog.get_logger(__name__)
 
 #: Samples kept of one verdict; counts are exact whatever their number.
 SAMPLES = 1000
+#: The numbers of a comparison that a row of ``verdicts`` has under the same name.
+_MEASURES = (
+    "windows_compared",
+    "rows_compared",
+    "missing",
+    "extra",
+    "changed",
+    "doubled",
+    "late_differences",
+    "rounding",
+    "captured_results",
+)
 
 
 @dataclass(frozen=True)
@@ -62,12 +74,15 @@ class _Case:
     @classmethod
     def of(cls, row: dict[str, Any]) -> _Case:
         plan = json.loads(row["plan"])
+        seams: Offsets = {}
+        if "archive_to" in plan:
+            seams = recorded_offsets(row["plan"], "archive_to")
         return cls(
             run_id=row["run_id"],
             version=row["version"],
             start=recorded_offsets(row["plan"], "start"),
             end=recorded_offsets(row["plan"], "end"),
-            seams=recorded_offsets(row["plan"], "archive_to") if "archive_to" in plan else {},
+            seams=seams,
             windows_after_ms=plan["windows_after_ms"],
             windows_to_ms=plan["windows_to_ms"],
             sink_version=plan["sink_version"],
@@ -79,44 +94,65 @@ class _Case:
 
     @property
     def captured(self) -> float:
-        """The share of input rows with a judged window that are in the results for all of them: in time, or by a correction."""
-        return 1.0 - self.late_judged_rows / self.judged_rows if self.judged_rows else 1.0
+        """The share of input rows with a judged window that are in the results for all of their windows: in
+        time, or by a correction.
+        """
+        if self.judged_rows == 0:
+            return 1.0
+        return 1.0 - self.late_judged_rows / self.judged_rows
 
 
-def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
-    """Judge the run and return the row of ``verdicts``. A verdict that does not pass is returned too; it also leaves an event.
+def judge(
+    session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, run_id: str
+) -> dict[str, Any]:
+    """Judge the run and return the row of ``verdicts``. A verdict that does not pass is returned too; it also
+    leaves an event.
 
-    :raises UnknownRunError: where no replay of that id has succeeded
-    :raises PipelineError: where an expectation is of an unknown type
+    :raises UnknownRunError: if no replay of that id has succeeded
+    :raises PipelineError: if an expectation is of an unknown type
     """
     check_types(pipeline)
     tables = ControlTables(settings)
-    standing = rollouts(read_leases(settings)).get(pipeline.name)
+    rollout = rollouts(read_leases(settings)).get(pipeline.name)
     case = _Case.of(Runs(tables).succeeded(run_id))
     if case.row["pipeline"] != pipeline.name:
         raise BadInputError(
-            problem=f"The run {run_id} is of the pipeline {case.row['pipeline']}, not of {pipeline.name}", cure="Name that pipeline."
+            problem=f"The run {run_id} is of the pipeline {case.row['pipeline']}, not of {pipeline.name}",
+            cure="Name that pipeline.",
         )
     if pipeline.re_execute:
-        rows = _recorded(settings, pipeline, case)
-        keep_online(session(), settings, pipeline, run_id, case.start, case.end, case.seams, rows)
+        batches = _recorded(settings, pipeline, case)
+        keep_online(session(), settings, pipeline, run_id, case.start, case.end, case.seams, batches)
     columns, comparison = _compare(session(), settings, pipeline, case)
-    wrong_accounts, accounts = check_accounts(settings, pipeline.name, case.version, run_id, case.start, case.end, SAMPLES)
-    differences = [*columns, *accounts, *comparison.samples]
+    wrong_accounts, accounts = check_accounts(
+        settings, pipeline.name, case.version, run_id, case.start, case.end, SAMPLES
+    )
     unexplained = comparison.unexplained + wrong_accounts + len(columns)
-    _log.info("Compared the stream with the hindcast.", run_id=run_id, rows=comparison.rows_compared, unexplained=unexplained)
+    _log.info(
+        "Compared the stream with the hindcast.",
+        run_id=run_id,
+        rows=comparison.rows_compared,
+        unexplained=unexplained,
+    )
     row = _verdict_row(pipeline, case, comparison, unexplained)
     outcome = validate(settings, pipeline, run_id, row, _sink_frame(settings, pipeline, case))
-    failed = [*outcome.failed, *(_unstable(session(), settings, pipeline, case) if unexplained and pipeline.re_execute else [])]
+    failed = list(outcome.failed)
+    if unexplained and pipeline.re_execute:
+        failed += _unstable(session(), settings, pipeline, case)
+    change = 0
+    if rollout is not None:
+        change = rollout.changes
     row |= {
         "passed": not failed and unexplained == 0,
         "failed": json.dumps(failed),
         "data_docs": outcome.page,
         "judged_at": datetime.now(UTC),
-        "change": standing.changes if standing else 0,
+        "change": change,
         "number": _next_number(tables, pipeline.name, case.version),
     }
-    tables.append(ControlTable.DIFFERENCES, [_difference_row(pipeline, row, difference) for difference in differences[:SAMPLES]])
+    differences = [*columns, *accounts, *comparison.samples]
+    samples = [_difference_row(pipeline, row, difference) for difference in differences[:SAMPLES]]
+    tables.append(ControlTable.DIFFERENCES, samples)
     tables.append(ControlTable.VERDICTS, [row])
     if not row["passed"]:
         _record_failure(tables, pipeline, row, failed)
@@ -125,8 +161,10 @@ def judge(session: Callable[[], SparkSession], settings: Settings, pipeline: Pip
 
 def _next_number(tables: ControlTables, pipeline: str, version: int) -> int:
     """One more than the newest verdict of the version has. Two judges at once may give the same."""
-    known = tables.read(ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)], columns=["number"])
-    return 1 + max((number or 0 for number in known.column("number").to_pylist()), default=0)
+    of_version = [("pipeline", "=", pipeline), ("version", "=", version)]
+    known = tables.read(ControlTable.VERDICTS, of_version, columns=["number"])
+    numbers = [number or 0 for number in known.column("number").to_pylist()]
+    return 1 + max(numbers, default=0)
 
 
 def _recorded(settings: Settings, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:
@@ -136,62 +174,106 @@ def _recorded(settings: Settings, pipeline: Pipeline, case: _Case) -> list[Ledge
 
 
 def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> list[str]:
-    """Whether the recorded batches give another answer when they are run once more: a sentence that names the columns, else nothing."""
+    """Run the recorded batches once more. If their answer differs, return a sentence that names the columns,
+    else nothing.
+    """
     rows = _recorded(settings, pipeline, case)
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
     with recorded_batches(spark, settings, pipeline, case.start, case.end, rows, case.seams) as recorded:
-        found = compare(Sides(recorded.run(), first, first, pipeline.sink.keys), SAMPLES)
+        second = recorded.run()
+        found = compare(Sides(second, first, first, pipeline.sink.keys), SAMPLES)
     if not found.unexplained:
         return []
+    place = "in its rows"
     columns = sorted({sample.column for sample in found.samples if sample.column})
-    where = f"in {', '.join(columns)}" if columns else "in its rows"
-    return [f"not deterministic: the same batches run twice differ {where}, so the function depends on more than its input"]
+    if columns:
+        place = f"in {', '.join(columns)}"
+    finding = f"not deterministic: the same batches run twice differ {place}"
+    return [f"{finding}, so the function depends on more than its input"]
 
 
-def _compare(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> tuple[list[Difference], Comparison]:
+def _compare(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case
+) -> tuple[list[Difference], Comparison]:
+    """Compare what readers get from the stream with the answers of the replay.
+
+    :returns: one difference for each column that cannot be compared, and the comparison of all others
+    :raises BadInputError: if a key column cannot be compared
+    """
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
-    reading = Reading.pin(settings, pipeline, case.sink_version, case.corrections_version)
-    stream = replace(reading, corrected=reading.corrected.known_by(case.end)).spark(spark)
+    stream = _stream_frame(spark, settings, pipeline, case)
     late = None
     if pipeline.window is not None:
-        stream = stream.where(F.col("window.end").between(*_bounds(case)))
-        windows = (
-            spark.read.format("delta")
-            .load(side_rows_url(settings, pipeline.name, case.run_id))
-            .select(F.explode("windows").alias("end_ms"))
-        )
-        late = windows.groupBy("end_ms").agg(F.count("*").alias("late_rows"))
-    result = answers.drop(ANSWER)
-    common, differing = _columns(stream, result)
-    one_row_a_key = pipeline.window is not None or pipeline.re_execute or pipeline.sink.mode is Mode.UPSERT
-    keys = list(pipeline.sink.keys) if one_row_a_key else []
-    foresight = pipeline.re_execute or pipeline.hindsight is not None
-    if lacking := [key for key in keys if key not in common]:
+        after, to = _bounds(case)
+        stream = stream.where(F.col("window.end").between(after, to))
+        late = _late_rows_by_window(spark, settings, pipeline, case)
+    common, differing = _columns(stream, answers.drop(ANSWER))
+    keys = _keys(pipeline)
+    lacking = [key for key in keys if key not in common]
+    if lacking:
         raise BadInputError(
-            problem=f"The key columns {lacking} of {pipeline.name} are not in both its sink and its result, or differ in type",
+            problem=(
+                f"The key columns {lacking} of {pipeline.name} are not in both its sink and its result, "
+                "or differ in type"
+            ),
             cure="Correct the sink's keys, or give the pipeline a new version and sink.",
         )
-    online, hindsight = (answers.where(F.col(ANSWER) == answer.value).select(*common) for answer in (Answer.ONLINE, Answer.HINDSIGHT))
-    return differing, compare(Sides(stream.select(*common), online, hindsight, keys, late, foresight), SAMPLES)
+    sides = Sides(
+        stream=stream.select(*common),
+        online=answers.where(F.col(ANSWER) == Answer.ONLINE.value).select(*common),
+        hindsight=answers.where(F.col(ANSWER) == Answer.HINDSIGHT.value).select(*common),
+        keys=keys,
+        late=late,
+        foresight=pipeline.re_execute or pipeline.hindsight is not None,
+    )
+    return differing, compare(sides, SAMPLES)
+
+
+def _stream_frame(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> DataFrame:
+    """What readers get, without corrections by runs that had read more than this one."""
+    reading = Reading.pin(settings, pipeline, case.sink_version, case.corrections_version)
+    corrected = reading.corrected.known_by(case.end)
+    return replace(reading, corrected=corrected).spark(spark)
+
+
+def _late_rows_by_window(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case
+) -> DataFrame:
+    """``end_ms`` of each window that had late rows, and how many."""
+    side_rows = spark.read.format("delta").load(side_rows_url(settings, pipeline.name, case.run_id))
+    windows = side_rows.select(F.explode("windows").alias("end_ms"))
+    return windows.groupBy("end_ms").agg(F.count("*").alias("late_rows"))
+
+
+def _keys(pipeline: Pipeline) -> list[str]:
+    """The key columns. Empty if a key may have several rows: whole rows are then compared."""
+    one_row_a_key = pipeline.window is not None or pipeline.re_execute or pipeline.sink.mode is Mode.UPSERT
+    if not one_row_a_key:
+        return []
+    return list(pipeline.sink.keys)
 
 
 def _bounds(case: _Case) -> tuple[Any, Any]:
+    """The least and the greatest end of a judged window, both inclusive."""
     # Ends of windows are whole microseconds: the least one after the exclusive bound is a microsecond later.
-    return F.timestamp_micros(F.lit(case.windows_after_ms * 1000 + 1)), F.timestamp_micros(F.lit(case.windows_to_ms * 1000))
+    least = F.timestamp_micros(F.lit(case.windows_after_ms * 1000 + 1))
+    greatest = F.timestamp_micros(F.lit(case.windows_to_ms * 1000))
+    return least, greatest
 
 
 def _columns(stream: DataFrame, result: DataFrame) -> tuple[list[str], list[Difference]]:
-    """The columns that both have in the same type, and one difference for each other; a sink's own ``_``-columns are the platform's."""
-    sides = [
-        {field.name: field.dataType.simpleString() for field in frame.schema.fields if not field.name.startswith("_")}
-        for frame in (stream, result)
-    ]
-    here, there = sides
+    """The columns that both have in the same type, and one difference for each other column.
+
+    A sink's columns with names that begin with ``_`` are the platform's own and are left out.
+    """
+    here = _types(stream)
+    there = _types(result)
     common = [name for name in there if here.get(name) == there[name]]
-    other = sorted((here.keys() | there.keys()) - set(common))
-    return common, [
-        Difference(
+    others = sorted((here.keys() | there.keys()) - set(common))
+    differences: list[Difference] = []
+    for name in others:
+        difference = Difference(
             kind=Kind.COLUMNS,
             cause=Cause.UNEXPLAINED,
             keys="{}",
@@ -199,43 +281,47 @@ def _columns(stream: DataFrame, result: DataFrame) -> tuple[list[str], list[Diff
             stream_value=here.get(name, ""),
             hindcast_value=there.get(name, ""),
         )
-        for name in other
-    ]
+        differences.append(difference)
+    return common, differences
+
+
+def _types(frame: DataFrame) -> dict[str, str]:
+    """The type of each column but the platform's own."""
+    fields = [field for field in frame.schema.fields if not field.name.startswith("_")]
+    return {field.name: field.dataType.simpleString() for field in fields}
 
 
 def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataFrame | None:
-    """The judged rows of the sink, only columns that expectations look at; ``window`` becomes ``window_start``, ``window_end``."""
+    """The judged rows of the sink, only the columns that expectations look at. ``window`` becomes
+    ``window_start`` and ``window_end``.
+    """
     if not pipeline.expectations:
         return None
     url = settings.table("sinks", pipeline.sink.name)
-    table = arrow_dataset(DeltaTable(url, version=case.sink_version, storage_options=settings.storage_options or None))
-    columns = {name: pc.field(name) for name in table.schema.names if name != "window"}
+    table = DeltaTable(url, version=case.sink_version, storage_options=settings.storage_options or None)
+    dataset = arrow_dataset(table)
+    columns = {name: pc.field(name) for name in dataset.schema.names if name != "window"}
     judged = None
     if pipeline.window is not None:
         end = pc.field("window", "end")
-        columns |= {"window_start": pc.field("window", "start"), "window_end": end}
-        bounds = [pa.scalar(utc_from_ms(bound), type=pa.timestamp("us", tz="UTC")) for bound in (case.windows_after_ms, case.windows_to_ms)]
-        judged = (end > bounds[0]) & (end <= bounds[1])
+        columns["window_start"] = pc.field("window", "start")
+        columns["window_end"] = end
+        instant = pa.timestamp("us", tz="UTC")
+        after = pa.scalar(utc_from_ms(case.windows_after_ms), type=instant)
+        to = pa.scalar(utc_from_ms(case.windows_to_ms), type=instant)
+        judged = (end > after) & (end <= to)
     wanted = columns_of(pipeline.expectations)
-    shown = {name: column for name, column in columns.items() if wanted is None or name in wanted}
-    frame: pd.DataFrame = table.to_table(columns=shown, filter=judged).to_pandas()
+    if wanted is not None:
+        columns = {name: column for name, column in columns.items() if name in wanted}
+    frame: pd.DataFrame = dataset.to_table(columns=columns, filter=judged).to_pandas()
     return frame
 
 
 def _verdict_row(pipeline: Pipeline, case: _Case, comparison: Comparison, unexplained: int) -> dict[str, Any]:
-    names = (
-        "windows_compared",
-        "rows_compared",
-        "missing",
-        "extra",
-        "changed",
-        "doubled",
-        "late_differences",
-        "rounding",
-        "captured_results",
-    )
     measured = asdict(comparison)
-    ratios = {**comparison.ratios, **({"greatest_rounding": comparison.greatest_rounding} if comparison.rounding else {})}
+    ratios: dict[str, Any] = dict(comparison.ratios)
+    if comparison.rounding:
+        ratios["greatest_rounding"] = comparison.greatest_rounding
     return {
         "run_id": case.run_id,
         "pipeline": pipeline.name,
@@ -243,7 +329,7 @@ def _verdict_row(pipeline: Pipeline, case: _Case, comparison: Comparison, unexpl
         "sink_version": case.sink_version,
         "windows_after_ms": case.windows_after_ms,
         "windows_to_ms": case.windows_to_ms,
-        **{name: measured[name] for name in names},
+        **{name: measured[name] for name in _MEASURES},
         "unexplained": unexplained,
         "captured": case.captured,
         "ratios": json.dumps(ratios, sort_keys=True),
@@ -255,12 +341,24 @@ def _verdict_row(pipeline: Pipeline, case: _Case, comparison: Comparison, unexpl
 
 def _difference_row(pipeline: Pipeline, verdict: dict[str, Any], difference: Difference) -> dict[str, Any]:
     """``found_at`` is the verdict's ``judged_at``: it tells the samples of two verdicts on one run apart."""
-    return {"run_id": verdict["run_id"], "pipeline": pipeline.name, "found_at": verdict["judged_at"], **asdict(difference)}
+    return {
+        "run_id": verdict["run_id"],
+        "pipeline": pipeline.name,
+        "found_at": verdict["judged_at"],
+        **asdict(difference),
+    }
 
 
-def _record_failure(tables: ControlTables, pipeline: Pipeline, row: dict[str, Any], failed: list[str]) -> None:
-    cure = f"`hindcast verdicts --run {row['run_id']} --differences` names the rows."
-    message = f"{row['unexplained']} differences are unexplained and captured is {row['captured']:.4f}: {'; '.join(failed)}"
+def _record_failure(
+    tables: ControlTables, pipeline: Pipeline, row: dict[str, Any], failed: list[str]
+) -> None:
+    unexplained = f"{row['unexplained']} differences are unexplained"
+    captured = f"captured is {row['captured']:.4f}"
     EventLog(tables).record(
-        EventKind.VERDICT_FAILED, message, severity=Severity.ERROR, cure=cure, pipeline=pipeline.name, run_id=row["run_id"]
+        EventKind.VERDICT_FAILED,
+        f"{unexplained} and {captured}: {'; '.join(failed)}",
+        severity=Severity.ERROR,
+        cure=f"`hindcast verdicts --run {row['run_id']} --differences` names the rows.",
+        pipeline=pipeline.name,
+        run_id=row["run_id"],
     )
