@@ -1,1 +1,1 @@
-"""What readers get: the stream's result, and the batch's in its place for the windows that were corrected."""
+"""What readers get: the stream's result, or the answer of a replay for the windows that were corrected."""

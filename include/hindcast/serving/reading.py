@@ -1,13 +1,13 @@
 """Read a pipeline's results: one view, pinned to a version of the stream's table and one of the corrections.
 
-Each window comes from one of the two, so whatever is written meanwhile no window is missing, doubled or half replaced. What is read is
-the table of the pipeline's active version, and of the versions before it for windows that the active one began too late for.
+Each window comes from one of the two tables, so that no window is missing, doubled or half replaced,
+whatever is written meanwhile. The view reads the table of the pipeline's active version. The active version
+may have begun too late for some windows: these come from the versions before it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Reading:
     """The results of one pipeline at one moment.
 
-    The columns are those of the sink, and ``_run_id``: the run whose answer the row is, null where the stream said it.
+    The columns are those of the sink, and ``_run_id``: the run whose answer the row is, null if it is the
+    stream's.
     """
 
     pipeline: Pipeline
@@ -47,13 +48,18 @@ class Reading:
 
     @classmethod
     def pin(
-        cls, settings: Settings, pipeline: Pipeline, sink_version: int | None = None, corrections_version: int | None = None
+        cls,
+        settings: Settings,
+        pipeline: Pipeline,
+        sink_version: int | None = None,
+        corrections_version: int | None = None,
     ) -> Reading:
         """The newest versions, or these (-1: without corrections).
 
-        :raises BadInputError: where there is no table yet
+        :raises BadInputError: if there is no table yet
         """
-        corrections, url = Corrections(settings, pipeline), settings.table("sinks", pipeline.sink.name)
+        corrections = Corrections(settings, pipeline)
+        url = settings.table("sinks", pipeline.sink.name)
         corrected = corrections.current(corrections_version)
         try:
             table = DeltaTable(url, version=sink_version, storage_options=settings.storage_options or None)
@@ -66,56 +72,69 @@ class Reading:
 
     @property
     def _after_ms(self) -> int | None:
-        """Windows that end after it are of this version; None for all."""
-        return self.earlier[-1].to_ms if self.earlier else None
+        """Windows that end after it are of this version; None if all are."""
+        if not self.earlier:
+            return None
+        return self.earlier[-1].to_ms
 
     def spark(self, session: SparkSession) -> DataFrame:
-        """The view as a Spark frame; the session has Delta (see :mod:`hindcast.spark.session`)."""
+        """The view as a Spark frame. The session must have Delta (see :mod:`hindcast.spark.session`)."""
         from pyspark.sql import functions as F
 
-        frame = self._spark(session)
+        own = self._spark(session)
         if self._after_ms is None:
-            return frame
+            return own
         end_us = F.unix_micros("window.end")
-        older = [part.reading.spark(session).where(part.holds(end_us)) for part in self.earlier]
-        frames = [*older, frame.where(end_us > self._after_ms * 1000)]
-        columns = [F.col(f"`{name}`") for name in frame.columns]
-        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames).select(*columns)
+        frames = [part.reading.spark(session).where(part.holds(end_us)) for part in self.earlier]
+        frames.append(own.where(end_us > self._after_ms * 1000))
+        every = frames[0]
+        for frame in frames[1:]:
+            every = every.unionByName(frame, allowMissingColumns=True)
+        columns = [F.col(f"`{name}`") for name in own.columns]
+        return every.select(*columns)
 
     def _spark(self, session: SparkSession) -> DataFrame:
+        """The windows of this version, corrected."""
         from pyspark.sql import functions as F
 
-        stream = session.read.format("delta").option("versionAsOf", str(self.sink_version)).load(self.sink_url)
+        stream = _delta_frame(session, self.sink_url, self.sink_version)
         stream = stream.withColumn(RUN_ID, F.lit(None).cast("string"))
         if not self.corrected.ranges:
             return stream
-        batch = session.read.format("delta").option("versionAsOf", str(self.corrected.version)).load(self.corrections.url)
+        corrections = _delta_frame(session, self.corrections.url, self.corrected.version)
         columns = [f"`{name}`" for name in stream.columns]
         kept = stream.where(~self._inside(F.unix_micros("window.end")))
-        return kept.unionByName(batch.where(self._inside(F.col(WINDOW_END))).select(*columns))
+        corrected = corrections.where(self._inside(F.col(WINDOW_END)))
+        return kept.unionByName(corrected.select(*columns))
 
     def arrow(self) -> pa.Table:
         """The view as one Arrow table."""
-        if self._after_ms is None:
-            return self._arrow()
         own = self._arrow()
+        if self._after_ms is None:
+            return own
         end_us = pc.field("window", "end").cast(pa.int64())
-        older = [part.reading.arrow().filter(part.holds(end_us)) for part in self.earlier]
-        tables = [*older, own.filter(end_us > self._after_ms * 1000)]
+        tables = [part.reading.arrow().filter(part.holds(end_us)) for part in self.earlier]
+        tables.append(own.filter(end_us > self._after_ms * 1000))
         return pa.concat_tables(tables, promote_options="default").select(own.column_names)
 
     def _arrow(self) -> pa.Table:
-        stream = arrow_dataset(DeltaTable(self.sink_url, version=self.sink_version, storage_options=self.storage_options or None))
-        columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
-        of_stream = {**columns, RUN_ID: pc.scalar(pa.scalar(None, pa.string()))}
-        if not self.corrected.ranges:
-            return stream.to_table(columns=of_stream)
-        batch = arrow_dataset(self.corrections.open(self.corrected.version))
-        parts = (
-            stream.to_table(columns=of_stream, filter=~self._inside(pc.field("window", "end").cast(pa.int64()))),
-            batch.to_table(columns={**columns, RUN_ID: pc.field(RUN_ID)}, filter=self._inside(pc.field(WINDOW_END))),
+        """The windows of this version, corrected."""
+        sink = DeltaTable(
+            self.sink_url, version=self.sink_version, storage_options=self.storage_options or None
         )
-        return pa.concat_tables([part.cast(parts[0].schema) for part in parts])
+        stream = arrow_dataset(sink)
+        columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
+        no_run = pc.scalar(pa.scalar(None, pa.string()))
+        columns_of_stream = {**columns, RUN_ID: no_run}
+        if not self.corrected.ranges:
+            return stream.to_table(columns=columns_of_stream)
+        corrections = arrow_dataset(self.corrections.open(self.corrected.version))
+        end_us = pc.field("window", "end").cast(pa.int64())
+        kept = stream.to_table(columns=columns_of_stream, filter=~self._inside(end_us))
+        corrected = corrections.to_table(
+            columns={**columns, RUN_ID: pc.field(RUN_ID)}, filter=self._inside(pc.field(WINDOW_END))
+        )
+        return pa.concat_tables([kept, corrected.cast(kept.schema)])
 
     def pandas(self) -> pd.DataFrame:
         """The view as a pandas frame."""
@@ -123,53 +142,80 @@ class Reading:
         return frame
 
     def _inside(self, end_us: Any) -> Any:
-        """Whether a window is corrected, as an expression of Spark or of Arrow, over its end in epoch microseconds."""
+        """Whether a window is corrected, as an expression of Spark or of Arrow over its end in epoch
+        microseconds.
+        """
         found = None
         for after_ms, to_ms in self.corrected.intervals():
             one = (end_us > after_ms * 1000) & (end_us <= to_ms * 1000)
-            found = one if found is None else found | one
+            if found is None:
+                found = one
+            else:
+                found |= one
         return found
 
 
 @dataclass(frozen=True)
 class Part:
-    """What readers get from a version that is not active any more: the windows with ``after_ms`` < end <= ``to_ms``."""
+    """What readers get from a version that is not active any more: the windows with ``after_ms`` < end <=
+    ``to_ms``.
+    """
 
     reading: Reading
     after_ms: int | None
     to_ms: int
 
     def holds(self, end_us: Any) -> Any:
-        """Whether a window is one of them, as an expression of Spark or of Arrow, over its end in epoch microseconds."""
+        """Whether a window is one of them, as an expression of Spark or of Arrow over its end in epoch
+        microseconds.
+        """
         until = end_us <= self.to_ms * 1000
-        return until if self.after_ms is None else until & (end_us > self.after_ms * 1000)
+        if self.after_ms is None:
+            return until
+        return until & (end_us > self.after_ms * 1000)
 
 
 def read(pipeline: str, settings: Settings | None = None) -> Reading:
-    """The newest results of a pipeline, in its active version: ``read("stock_stats").pandas()``, ``.arrow()`` or ``.spark(session)``.
+    """The newest results of a pipeline, in its active version.
 
-    Which version is active, and where older windows come from, is one read of one row.
+    Take them by ``read("stock_stats").pandas()``, ``.arrow()`` or ``.spark(session)``.
 
-    :raises UnknownPipelineError: where there is no such pipeline
-    :raises UnknownVersionError: where no file declares a version that readers get
-    :raises BadInputError: where it has no table yet
+    One read of one row says which version is active and where older windows come from.
+
+    :raises UnknownPipelineError: if there is no such pipeline
+    :raises UnknownVersionError: if no file declares a version that readers get
+    :raises BadInputError: if it has no table yet
     """
     settings = settings or Settings()
     found = catalog.load(settings.pipelines_dir)
-    standing = rollouts(read_leases(settings)).get(pipeline)
+    rollout = _rollout(settings, pipeline)
     while True:
         try:
-            return _pinned(settings, found, pipeline, standing)
+            return _pinned(settings, found, pipeline, rollout)
         except BadInputError:
-            before, standing = standing, rollouts(read_leases(settings)).get(pipeline)
-            if standing == before:  # else it was discarded after another was promoted
+            before = rollout
+            rollout = _rollout(settings, pipeline)
+            # If it differs, another version was promoted and the table of the former one discarded: retry.
+            if rollout == before:
                 raise
 
 
-def _pinned(settings: Settings, found: Catalog, name: str, standing: Rollout | None) -> Reading:
-    if standing is None:
+def _rollout(settings: Settings, pipeline: str) -> Rollout | None:
+    return rollouts(read_leases(settings)).get(pipeline)
+
+
+def _pinned(settings: Settings, found: Catalog, name: str, rollout: Rollout | None) -> Reading:
+    if rollout is None:
         return Reading.pin(settings, found[name])
     parts: list[Part] = []
-    for one in standing.earlier:
-        parts.append(Part(Reading.pin(settings, found.of(name, one.version)), parts[-1].to_ms if parts else None, one.to_ms))
-    return replace(Reading.pin(settings, found.of(name, standing.active)), earlier=tuple(parts))
+    after_ms: int | None = None
+    for one in rollout.earlier:
+        reading = Reading.pin(settings, found.of(name, one.version))
+        parts.append(Part(reading, after_ms, one.to_ms))
+        after_ms = one.to_ms
+    active = Reading.pin(settings, found.of(name, rollout.active))
+    return replace(active, earlier=tuple(parts))
+
+
+def _delta_frame(session: SparkSession, url: str, version: int) -> DataFrame:
+    return session.read.format("delta").option("versionAsOf", str(version)).load(url)
