@@ -1,4 +1,6 @@
-"""Arithmetic of offset ranges, for one partition at a time. Pure Python. A range is (start, end), its end exclusive."""
+"""Arithmetic of offset ranges, for one partition at a time. Pure Python. A range is (start, end), its end
+exclusive.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,22 @@ Ranges = tuple[Range, ...]
 
 
 def extended(ranges: Ranges, start: int, end: int) -> Ranges:
-    """The ranges with [start, end) after the last of them, joined to it where they touch."""
+    """The ranges with [start, end) after the last of them, joined to it if they touch."""
     if start == end:
         return ranges
     if ranges and ranges[-1][1] == start:
-        return (*ranges[:-1], (ranges[-1][0], end))
+        first, _ = ranges[-1]
+        return (*ranges[:-1], (first, end))
     return (*ranges, (start, end))
 
 
 def missing(ranges: Sequence[Range], earliest: int, start: int, end: int) -> Ranges:
-    """What of [start, end) is held neither by these archived ranges nor by a topic whose first offset is ``earliest``, in order."""
-    stop, reached, gaps = min(end, earliest), start, list[Range]()
+    """What of [start, end) is held neither by these archived ranges nor by a topic whose first offset is
+    ``earliest``, in order.
+    """
+    stop = min(end, earliest)
+    reached = start
+    gaps: list[Range] = []
     for first, last in ranges:
         if last <= reached:
             continue
@@ -37,20 +44,30 @@ def missing(ranges: Sequence[Range], earliest: int, start: int, end: int) -> Ran
 
 
 def seam(ranges: Sequence[Range], earliest: int, start: int, end: int) -> int:
-    """Where to pass from the archive to the topic when reading [start, end), of which nothing is :func:`missing`.
+    """The offset at which a reader of [start, end) passes from the archive to the topic. Nothing of that
+    range may be :func:`missing`.
 
-    ``start`` where the topic holds all of it. Otherwise as far as the archive goes: what stands next in the topic to be dropped is then
-    not read from the topic, which may drop it meanwhile.
+    It is ``start`` if the topic holds all of the range. Otherwise it is as far as the archive goes: the topic
+    may drop its oldest records meanwhile, so that they are not read from it.
     """
     if start >= earliest:
         return start
-    return next((min(last, end) for first, last in ranges if first <= start < last), start)
+    for first, last in ranges:
+        if first <= start < last:
+            return min(last, end)
+    return start
 
 
 def next_step(start: Mapping[int, int], end: Mapping[int, int], most: int) -> Offsets:
-    """By partition, the ends of a step of about ``most`` offsets from ``start`` towards ``end``; each gives its share of what is left."""
+    """By partition, the ends of a step of about ``most`` offsets from ``start`` towards ``end``. Each
+    partition gives its share of what is left.
+    """
     left = {partition: end[partition] - offset for partition, offset in start.items()}
     total = sum(left.values())
     if total <= most:
         return dict(end)
-    return {partition: offset - (-left[partition] * most // total) for partition, offset in start.items()}
+    ends: Offsets = {}
+    for partition, offset in start.items():
+        share = -(-left[partition] * most // total)  # rounded up
+        ends[partition] = offset + share
+    return ends

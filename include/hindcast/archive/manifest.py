@@ -1,7 +1,7 @@
 """What an archive holds, as its newest commit says of itself. Pure Python.
 
-Ranges of offsets are accounted for, not rows: a compacted topic, an aborted transaction and a transaction's own marks leave offsets without
-a record, and a range that was read to its end is complete all the same.
+It counts ranges of offsets, not rows. A compacted topic, an aborted transaction and a transaction's own marks
+leave offsets without a record, and a range that was read to its end is complete all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from hindcast.tables.ledger import Offsets
 
 @dataclass(frozen=True)
 class Gap:
-    """The offsets [start, end) of a partition that the topic dropped before they were archived, and why somebody went on without them."""
+    """The offsets [start, end) of a partition that the topic dropped before they were archived, and why a
+    person accepted that.
+    """
 
     partition: int
     start: int
@@ -30,10 +32,11 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All that was archived of a topic, by its own partitions; ends are exclusive.
+    """All that was archived of a topic, by its own partitions. Ends are exclusive.
 
-    ``number`` counts the commits and ``step`` names the last one, so that whoever wrote it knows it again. ``ends``: where the archive goes
-    on; a partition may have an end and no range. ``newest_at`` is the greatest broker timestamp, ISO 8601 in UTC, "" before the first row.
+    ``number`` counts the commits. ``step`` names the last one, so that its writer recognises it. ``ends``:
+    where the archive continues; a partition may have an end and no range. ``newest_at`` is the greatest
+    broker timestamp, ISO 8601 in UTC, "" before the first row.
     """
 
     topic: str
@@ -48,42 +51,69 @@ class Manifest:
     newest_at: str = ""
 
     def starts(self, earliest: Mapping[int, int]) -> Offsets:
-        """Where the next step begins, for each partition of the topic: the topic's earliest before the first commit, then where the archive
-        ends, which is 0 for a partition that was added since.
+        """Where the next step begins, for each partition of the topic.
+
+        Before the first commit it is the topic's earliest offset, then the end of the archive: 0 for a
+        partition that was added since.
         """
-        return dict(earliest) if self.number == 0 else {partition: self.ends.get(partition, 0) for partition in earliest}
+        if self.number == 0:
+            return dict(earliest)
+        return {partition: self.ends.get(partition, 0) for partition in earliest}
 
     def lost(self, earliest: Mapping[int, int]) -> tuple[Gap, ...]:
-        """What the topic no longer holds and nobody has archived."""
-        starts = self.starts(earliest)
-        return tuple(Gap(partition, starts[partition], offset) for partition, offset in earliest.items() if offset > starts[partition])
+        """The offsets that the topic no longer holds and the archive does not either."""
+        gaps: list[Gap] = []
+        for partition, start in self.starts(earliest).items():
+            first_held = earliest[partition]
+            if first_held > start:
+                gaps.append(Gap(partition, start, first_held))
+        return tuple(gaps)
 
     def with_gaps(self, step: str, gaps: Sequence[Gap]) -> Self:
-        """After a commit that goes on behind these gaps."""
-        ends = {**self.ends, **{gap.partition: gap.end for gap in gaps}}
+        """After a commit that continues behind these gaps."""
+        ends = dict(self.ends)
+        for gap in gaps:
+            ends[gap.partition] = gap.end
         return replace(self, step=step, number=self.number + 1, ends=ends, gaps=(*self.gaps, *gaps))
 
     def with_step(
-        self, step: str, start: Mapping[int, int], end: Mapping[int, int], *, rows: int, size: int, newest_at: str, topic_id: str = ""
+        self,
+        step: str,
+        start: Mapping[int, int],
+        end: Mapping[int, int],
+        *,
+        rows: int,
+        size: int,
+        newest_at: str,
+        topic_id: str = "",
     ) -> Self:
-        """After a commit of the records of [start, end). They form a chain: the start must be where the archive ends.
+        """After a commit of the records of [start, end). Steps form a chain: it starts at the archive's end.
 
-        :raises ValueError: where it is not
+        :raises ValueError: if it does not
         """
-        if self.number and any(self.ends.get(partition, 0) != offset for partition, offset in start.items()):
-            raise ValueError(f"the step begins at {dict(start)}, the archive ends at {self.ends}")
-        ranges = {partition: extended(self.ranges.get(partition, ()), offset, end[partition]) for partition, offset in start.items()}
+        if self.number:
+            self._check_continues(start)
+        ranges = dict(self.ranges)
+        for partition, offset in start.items():
+            extended_ranges = extended(ranges.get(partition, ()), offset, end[partition])
+            if extended_ranges:
+                ranges[partition] = extended_ranges
         return replace(
             self,
             topic_id=self.topic_id or topic_id,
             step=step,
             number=self.number + 1,
             ends={**self.ends, **end},
-            ranges={**self.ranges, **{partition: found for partition, found in ranges.items() if found}},
+            ranges=ranges,
             rows=self.rows + rows,
             bytes=self.bytes + size,
             newest_at=max(self.newest_at, newest_at),
         )
+
+    def _check_continues(self, start: Mapping[int, int]) -> None:
+        for partition, offset in start.items():
+            if offset != self.ends.get(partition, 0):
+                raise ValueError(f"the step begins at {dict(start)}, the archive ends at {self.ends}")
 
     def as_metadata(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -91,25 +121,26 @@ class Manifest:
     @classmethod
     def from_metadata(cls, text: str) -> Self:
         values: dict[str, Any] = json.loads(text)
-        return cls(
-            **{
-                **values,
-                "ends": {int(partition): offset for partition, offset in values["ends"].items()},
-                "ranges": {
-                    int(partition): tuple((first, last) for first, last in ranges) for partition, ranges in values["ranges"].items()
-                },
-                "gaps": tuple(Gap(**gap) for gap in values["gaps"]),
-            }
-        )
+        # JSON turned partitions into text, and tuples into lists.
+        ranges: dict[int, Ranges] = {}
+        for partition, pairs in values["ranges"].items():
+            ranges[int(partition)] = tuple((first, last) for first, last in pairs)
+        values["ranges"] = ranges
+        values["ends"] = {int(partition): offset for partition, offset in values["ends"].items()}
+        values["gaps"] = tuple(Gap(**gap) for gap in values["gaps"])
+        return cls(**values)
 
     def as_row(self) -> dict[str, Any]:
         """For a listing: ranges by partition and gaps as plain lists."""
+        ranges: dict[str, list[list[int]]] = {}
+        for partition, pairs in sorted(self.ranges.items()):
+            ranges[str(partition)] = [list(pair) for pair in pairs]
         return {
             "topic": self.topic,
             "rows": self.rows,
             "bytes": self.bytes,
             "newest_at": self.newest_at or None,
-            "ranges": {str(partition): [list(one) for one in ranges] for partition, ranges in sorted(self.ranges.items())},
+            "ranges": ranges,
             "gaps": [asdict(gap) for gap in self.gaps],
             "commits": self.number,
         }

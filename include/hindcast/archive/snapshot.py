@@ -1,8 +1,8 @@
-"""What an archive answers without Spark: which ranges it holds, and which offset a moment has."""
+"""What an archive answers without Spark: which ranges it holds, and which offset an instant has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,33 +35,47 @@ class ArchiveSnapshot:
         return self.account.ranges
 
     def is_of(self, topic_id: str) -> bool:
-        """Whether it can be of the topic with this id of Kafka's: not where both are known and differ."""
+        """Whether it can be of the topic with this id of Kafka's: not if both ids are known and differ."""
         return not topic_id or self.account.topic_id in ("", topic_id)
 
     def at_time(self, at: datetime, below: Mapping[int, int]) -> Offsets:
-        """By partition, the first archived offset before ``below`` whose broker timestamp is at or after ``at``; none where there is none.
+        """By partition, the first archived offset before ``below`` whose broker timestamp is ``at`` or later.
+        A partition without such a record is left out.
 
-        ``at`` is aware and counts to the millisecond, as Kafka's timestamps do.
-        Files are looked at in the order of their offsets, until one answers: seldom more than one a partition.
+        ``at`` is aware and counts to the millisecond, as Kafka's timestamps do. Files are read in the order
+        of their offsets, until one answers: seldom more than one a partition.
 
-        :raises StoreUnavailableError: where a file cannot be read
+        :raises StoreUnavailableError: if a file cannot be read
         """
         at = at.replace(microsecond=at.microsecond // 1000 * 1000)
         found: Offsets = {}
         for partition, end in below.items():
-            for path, lowest in self._files(partition, at):
-                if lowest >= found.get(partition, end):
-                    break
-                if (offset := self._first(path, partition, at)) is not None:
-                    found[partition] = min(offset, found.get(partition, end))
-        return {partition: offset for partition, offset in found.items() if offset < below[partition]}
+            first = self._first_before(end, partition, at)
+            if first < end:
+                found[partition] = first
+        return found
 
-    def _files(self, partition: int, at: datetime) -> Iterator[tuple[str, int]]:
+    def _first_before(self, end: int, partition: int, at: datetime) -> int:
+        """The first such offset before ``end``, else ``end``."""
+        first = end
+        for path, lowest in self._files(partition, at):
+            if lowest >= first:
+                break
+            offset = self._first(path, partition, at)
+            if offset is not None:
+                first = min(offset, first)
+        return first
+
+    def _files(self, partition: int, at: datetime) -> list[tuple[str, int]]:
         """(path, least offset) of the files that may hold such a record, in the order of those offsets."""
         files: list[dict[str, Any]] = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
-        mine = [file for file in files if file["min.partition"] <= partition <= file["max.partition"]]
-        young = [file for file in mine if file["max.timestamp"] is None or file["max.timestamp"] >= at]
-        return ((file["path"], file["min.offset"]) for file in sorted(young, key=lambda file: file["min.offset"]))
+        found: list[tuple[str, int]] = []
+        for file in files:
+            newest_at = file["max.timestamp"]
+            of_partition = file["min.partition"] <= partition <= file["max.partition"]
+            if of_partition and (newest_at is None or newest_at >= at):
+                found.append((file["path"], file["min.offset"]))
+        return sorted(found, key=lambda file: file[1])
 
     def _first(self, path: str, partition: int, at: datetime) -> int | None:
         try:
@@ -78,9 +92,9 @@ class ArchiveSnapshot:
 
 
 def read_snapshot(settings: Settings, topic: str) -> ArchiveSnapshot | None:
-    """What the topic's archive holds; None where there is none.
+    """What the topic's archive holds; None if there is none.
 
-    :raises ArchiveDamagedError: where it lacks records that it held, or has more
+    :raises ArchiveDamagedError: if it lacks records that it held, or has more
     """
     table = ArchiveTable(settings, topic)
     try:

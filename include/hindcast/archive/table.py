@@ -1,8 +1,10 @@
-"""The Delta table of an archive, which grows at its end alone and by one writer at a time.
+"""The Delta table of an archive. It grows only at its end, and by one writer at a time.
 
-Each commit carries the :class:`~hindcast.archive.manifest.Manifest` of the whole archive in its metadata, so the newest one says all. A
-commit lands on the very version of the table that it was decided on, or not at all, and takes the next number of the table's application
-transaction (see :mod:`hindcast.tables.fenced_sink`): of two archivers that read the same account one writes, and the other reads again.
+Each commit carries the :class:`~hindcast.archive.manifest.Manifest` of the whole archive in its metadata, so
+that the newest one says all. A commit lands on the very version of the table that it was decided on, or not
+at all. It takes the next number of the table's application transaction (see
+:mod:`hindcast.tables.fenced_sink`): of two archivers that read the same account one writes, and the other
+reads again.
 """
 
 from __future__ import annotations
@@ -36,20 +38,21 @@ class ArchiveTable:
         self.storage_options = settings.storage_options
 
     def create(self) -> None:
-        """Make the table where there is none.
+        """Make the table if there is none.
 
-        :raises SchemaVersionError: where there is one with other columns
+        :raises SchemaVersionError: if there is one with other columns
         """
         if "://" not in self.url:
             Path(self.url).mkdir(parents=True, exist_ok=True)
         cure = "It was not written by this Hindcast: move it away."
-        create_table(self.url, ARCHIVE_SCHEMA, self.storage_options, cure, f"archive of {self.topic}", KEEP_THE_LOG)
+        name = f"archive of {self.topic}"
+        create_table(self.url, ARCHIVE_SCHEMA, self.storage_options, cure, name, KEEP_THE_LOG)
 
     def open(self) -> DeltaTable:
         """The table at its newest version.
 
-        :raises UnknownArchiveError: where there is none
-        :raises StoreUnavailableError: where the store does not answer
+        :raises UnknownArchiveError: if there is none
+        :raises StoreUnavailableError: if the store does not answer
         """
         try:
             refuse_empty_commits(self.url)
@@ -62,8 +65,8 @@ class ArchiveTable:
     def account(self) -> Manifest:
         """What the archive holds now.
 
-        :raises UnknownArchiveError: where there is none
-        :raises ArchiveRefusedError: where the table's log has lost it
+        :raises UnknownArchiveError: if there is none
+        :raises ArchiveRefusedError: if the table's log has lost the answer
         """
         return self.account_of(self.open())
 
@@ -72,23 +75,35 @@ class ArchiveTable:
         recorded = table.transaction_version(APP)
         if recorded is None:
             return Manifest(topic=self.topic)
-        for entry in commits_down(self.open(), table.version()):  # by another handle: on this one a commit may be about to land
+        account = self._newest_account(table.version())
+        if account is not None and account.number == recorded:
+            return account
+        lost = f"commit {recorded} of {self.url} is no longer in the table's log"
+        problem = f"{lost}, so where the archive ends is not known"
+        raise ArchiveRefusedError(
+            topic=self.topic, problem=problem, cure="Restore the files of its _delta_log."
+        )
+
+    def _newest_account(self, version: int) -> Manifest | None:
+        """The account of the newest commit up to this version that has one."""
+        other_handle = self.open()  # a commit may be about to land on the caller's
+        for entry in commits_down(other_handle, version):
             if METADATA_KEY in entry:
-                account = Manifest.from_metadata(entry[METADATA_KEY])
-                if account.number == recorded:
-                    return account
-                break
-        problem = f"commit {recorded} of {self.url} is no longer in the table's log, so where the archive ends is not known"
-        raise ArchiveRefusedError(topic=self.topic, problem=problem, cure="Restore the files of its _delta_log.")
+                return Manifest.from_metadata(entry[METADATA_KEY])
+        return None
 
     def commit(self, before: Manifest, after: Manifest, files: Sequence[DataFile]) -> bool:
         """Write the files and the account ``after`` in one commit; return whether they are written.
 
-        They are not where somebody else has committed since ``before`` was read. A compaction of the table is no such commit.
+        They are not written if another archiver has committed since ``before`` was read. A compaction of the
+        table does not count as such a commit.
 
-        :raises StoreUnavailableError: where the store does not answer; the outcome is settled by the next look at the account
+        :raises StoreUnavailableError: if the store does not answer; the next reading of the account then
+            shows whether they are written
         """
-        return until_it_lands(self.url, lambda: self._commit_once(before, after, files), StoreUnavailableError)
+        return until_it_lands(
+            self.url, lambda: self._commit_once(before, after, files), StoreUnavailableError
+        )
 
     def _commit_once(self, before: Manifest, after: Manifest, files: Sequence[DataFile]) -> bool:
         reach("archive.3")  # 3. on one handle: does the archive still end where this step begins?
@@ -100,11 +115,15 @@ class ArchiveTable:
             return False
         reach("archive.4")  # 4. commit files and account on that handle, or not at all
         properties = CommitProperties(
-            custom_metadata={METADATA_KEY: after.as_metadata()}, max_commit_retries=0, app_transactions=[Transaction(APP, after.number)]
+            custom_metadata={METADATA_KEY: after.as_metadata()},
+            max_commit_retries=0,
+            app_transactions=[Transaction(APP, after.number)],
         )
         actions: list[AddAction | RemoveAction] = [file.as_action() for file in files]
         try:
-            table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=properties)
+            table.create_write_transaction(
+                actions, "append", table.schema(), [], commit_properties=properties
+            )
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as error:

@@ -26,17 +26,21 @@ _log = structlog.get_logger(__name__)
 
 #: Differing records that are named; all are counted.
 SAMPLES = 20
-#: What is compared of a record beside its place.
+#: What is compared of a record, in addition to its place.
 COMPARED = ("timestamp", "timestampType", "headers", "key", "value")
+_SAMPLE_COLUMNS = ("partition", "offset", "kind", "columns")
 
 
-def verify(session: Callable[[], SparkSession], settings: Settings, topic: str, *, step_offsets: int = STEP_OFFSETS) -> dict[str, Any]:
+def verify(
+    session: Callable[[], SparkSession], settings: Settings, topic: str, *, step_offsets: int = STEP_OFFSETS
+) -> dict[str, Any]:
     """Compare what both hold, in steps; a difference also leaves an event.
 
-    :returns: {topic, equal, compared, differences, samples, start, end}. ``compared`` counts offsets that have a record in either. A sample
-        is {partition, offset, kind, columns}; kind is ``missing`` in the archive, ``extra``, ``doubled``, or ``changed`` in these columns.
-    :raises UnknownArchiveError: where the topic has no archive
-    :raises ArchiveFailedError: where Spark failed
+    :returns: {topic, equal, compared, differences, samples, start, end}. ``compared`` counts the offsets
+        that have a record in either. A sample is {partition, offset, kind, columns}; kind is ``missing`` in
+        the archive, ``extra``, ``doubled``, or ``changed`` in these columns.
+    :raises UnknownArchiveError: if the topic has no archive
+    :raises ArchiveFailedError: if Spark failed
     """
     with TopicOffsets(settings) as offsets:
         account = ArchiveTable(settings, topic).account()
@@ -51,66 +55,100 @@ def verify(session: Callable[[], SparkSession], settings: Settings, topic: str, 
                 raise
             except Exception as error:
                 raise ArchiveFailedError(action="Verifying", topic=topic, reason=innermost(error)) from error
-            _log.info("Compared a step.", topic=topic, end=stop, compared=found["compared"], differences=found["differences"])
+            _log.info(
+                "Compared a step.",
+                topic=topic,
+                end=stop,
+                compared=found["compared"],
+                differences=found["differences"],
+            )
             reached = stop
     if found["differences"]:
-        EventLog(ControlTables(settings)).record(
-            EventKind.ARCHIVE_DIFFERS,
-            f"The archive of {topic} differs from the topic in {found['differences']} of {found['compared']} records.",
-            severity=Severity.ERROR,
-            cure=differs_cure(settings, topic),
-            topic=topic,
-            samples=found["samples"],
-        )
-    shown = {name: {str(partition): offset for partition, offset in ends.items()} for name, ends in (("start", start), ("end", end))}
-    return {"topic": topic, "equal": not found["differences"], **found, **shown}
+        _record(settings, topic, found)
+    return {
+        "topic": topic,
+        "equal": not found["differences"],
+        **found,
+        "start": _as_json(start),
+        "end": _as_json(end),
+    }
+
+
+def _as_json(offsets: Offsets) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in offsets.items()}
+
+
+def _record(settings: Settings, topic: str, found: dict[str, Any]) -> None:
+    differ = f"{found['differences']} of {found['compared']} records"
+    EventLog(ControlTables(settings)).record(
+        EventKind.ARCHIVE_DIFFERS,
+        f"The archive of {topic} differs from the topic in {differ}.",
+        severity=Severity.ERROR,
+        cure=differs_cure(settings, topic),
+        topic=topic,
+        samples=found["samples"],
+    )
 
 
 def differs_cure(settings: Settings, topic: str) -> str:
     url = ArchiveTable(settings, topic).url
-    return f"Somebody wrote to {url} or to the topic's files: restore that table, or move it away and archive the topic anew."
+    return (
+        f"Somebody wrote to {url} or to the topic's files: "
+        "restore that table, or move it away and archive the topic anew."
+    )
 
 
 def _common(account: Manifest, earliest: Offsets) -> tuple[Offsets, Offsets]:
-    """[start, end) of each partition that both hold. A gap of the archive lies before what the topic still holds."""
-    last = {partition: ranges[-1] for partition, ranges in account.ranges.items() if partition in earliest}
-    both = {partition: (max(first, earliest[partition]), end) for partition, (first, end) in last.items() if earliest[partition] < end}
-    return {partition: first for partition, (first, _) in both.items()}, {partition: end for partition, (_, end) in both.items()}
+    """[start, end) of each partition that both hold. A gap of the archive lies before what the topic still
+    holds, so that only the archive's last range counts.
+    """
+    starts: Offsets = {}
+    ends: Offsets = {}
+    for partition, ranges in account.ranges.items():
+        if partition not in earliest:
+            continue
+        first, end = ranges[-1]
+        if earliest[partition] < end:
+            starts[partition] = max(first, earliest[partition])
+            ends[partition] = end
+    return starts, ends
 
 
-def _differing(spark: SparkSession, settings: Settings, topic: str, start: Offsets, end: Offsets) -> DataFrame:
-    """One row an offset: how often it stands in the archive and in the topic, and the columns in which those differ.
+def _differing(
+    spark: SparkSession, settings: Settings, topic: str, start: Offsets, end: Offsets
+) -> DataFrame:
+    """One row an offset: how often it stands in the archive and in the topic, and the columns in which those
+    differ.
 
     Digests are compared, so that only they travel between Spark's tasks.
     """
     begin = {partition: offset for partition, offset in start.items() if offset < end[partition]}
-    read = {"archive": archived_range, "topic": lambda *of: kafka_range(*of, headers=True)}
-    sides = [
-        records(spark, settings, topic, begin, end).select(
-            "partition", "offset", F.lit(side).alias("side"), *[_digest(name).alias(name) for name in COMPARED]
-        )
-        for side, records in read.items()
-    ]
+    archived = archived_range(spark, settings, topic, begin, end)
+    held = kafka_range(spark, settings, topic, begin, end, headers=True)
+    every = _digests("archive", archived).unionByName(_digests("topic", held))
     changed = [F.when(F.min(name) != F.max(name), F.lit(name)) for name in COMPARED]
-    return (
-        sides[0]
-        .unionByName(sides[1])
-        .groupBy("partition", "offset")
-        .agg(
-            F.count_if(F.col("side") == "archive").alias("archived"),
-            F.count_if(F.col("side") == "topic").alias("held"),
-            F.array_compact(F.array(*changed)).alias("columns"),
-        )
+    return every.groupBy("partition", "offset").agg(
+        F.count_if(F.col("side") == "archive").alias("archived"),
+        F.count_if(F.col("side") == "topic").alias("held"),
+        F.array_compact(F.array(*changed)).alias("columns"),
     )
 
 
+def _digests(side: str, records: DataFrame) -> DataFrame:
+    digests = [_digest(name).alias(name) for name in COMPARED]
+    return records.select("partition", "offset", F.lit(side).alias("side"), *digests)
+
+
 def _digest(name: str) -> Column:
-    # JSON writes bytes in base64 and leaves nulls out, so no two contents look alike; instants it would cut to milliseconds.
-    value = F.unix_micros(name) if name == "timestamp" else F.col(name)
+    value = F.col(name)
+    if name == "timestamp":
+        value = F.unix_micros(name)  # JSON would cut an instant to milliseconds
+    # JSON writes bytes in base64 and leaves nulls out, so no two contents look alike.
     return F.sha2(F.to_json(F.struct(value.alias("v"))), 256)
 
 
 def _add(found: dict[str, Any], compared: DataFrame) -> None:
+    """Add the counts and some samples of one step."""
     kind = (
         F.when(F.col("archived") == 0, "missing")
         .when(F.col("held") == 0, "extra")
@@ -122,7 +160,8 @@ def _add(found: dict[str, Any], compared: DataFrame) -> None:
         assert counts is not None
         found["compared"] += counts["compared"]
         found["differences"] += counts["differences"]
-        if counts["differences"] and len(found["samples"]) < SAMPLES:
-            worst = rows.where(F.col("kind").isNotNull()).orderBy("partition", "offset").limit(SAMPLES - len(found["samples"]))
-            names = ("partition", "offset", "kind", "columns")
-            found["samples"] += [{name: row[name] for name in names} for row in worst.collect()]
+        wanted = SAMPLES - len(found["samples"])
+        if counts["differences"] and wanted > 0:
+            different = rows.where(F.col("kind").isNotNull()).orderBy("partition", "offset")
+            for row in different.limit(wanted).collect():
+                found["samples"].append({name: row[name] for name in _SAMPLE_COLUMNS})
