@@ -20,9 +20,10 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 
 from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
+from hindcast.delta.open_table import find_table
 from hindcast.errors import StoreUnavailableError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -122,7 +123,7 @@ class Corrections:
 
     def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
         self.url = settings.table("corrections", pipeline.sink.name)
-        self._options = settings.storage_options or None
+        self._options = settings.storage_options
         self._app = f"{pipeline.name}/v{pipeline.version}/corrections"
 
     def current(self, version: int | None = None) -> Corrected:
@@ -189,7 +190,7 @@ class Corrections:
     def _create(self, schema: pa.Schema) -> None:
         # The table's commits say what is corrected, so none may ever be cleaned away; there are some a day.
         cure = "It was not written by this Hindcast: move it away."
-        create_table(self.url, schema, self._options or {}, cure, configuration=KEEP_THE_LOG)
+        create_table(self.url, schema, self._options, cure, configuration=KEEP_THE_LOG)
 
     def _corrected(self, table: DeltaTable) -> Corrected:
         """What is corrected at the version of the handle. The newest commit up to it that corrected says so;
@@ -205,12 +206,7 @@ class Corrections:
         return Corrected(version, ())
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
-        try:
-            return DeltaTable(self.url, version=version, storage_options=self._options)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+        return find_table(self.url, self._options, version)
 
 
 def _may_replace(before: Corrected, by: CorrectedRange) -> bool:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast import catalog
 from hindcast.catalog import Catalog
-from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.delta.open_table import find_table, open_table
+from hindcast.errors import BadInputError
 from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline
 from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, Corrections
@@ -61,13 +60,10 @@ class Reading:
         corrections = Corrections(settings, pipeline)
         url = settings.table("sinks", pipeline.sink.name)
         corrected = corrections.current(corrections_version)
-        try:
-            table = DeltaTable(url, version=sink_version, storage_options=settings.storage_options or None)
-        except TableNotFoundError as error:
+        table = find_table(url, settings.storage_options, sink_version)
+        if table is None:
             cure = f"It is made when the pipeline is first consumed: `hindcast resume {pipeline.name}`."
-            raise BadInputError(problem=f"There is no table {url} yet", cure=cure) from error
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=url, action="read", reason=error) from error
+            raise BadInputError(problem=f"There is no table {url} yet", cure=cure)
         return cls(pipeline, url, table.version(), corrections, corrected, settings.storage_options)
 
     @property
@@ -119,9 +115,7 @@ class Reading:
 
     def _arrow(self) -> pa.Table:
         """The windows of this version, corrected."""
-        sink = DeltaTable(
-            self.sink_url, version=self.sink_version, storage_options=self.storage_options or None
-        )
+        sink = open_table(self.sink_url, self.storage_options, self.sink_version)
         stream = arrow_dataset(sink)
         columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
         no_run = pc.scalar(pa.scalar(None, pa.string()))

@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
+from hindcast.delta.open_table import open_table
 from hindcast.errors import CorrectionRefusedError
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
@@ -117,7 +117,7 @@ def _number_and_unexplained(verdict: dict[str, Any]) -> tuple[int, int]:
 def _replace(settings: Settings, pipeline: Pipeline, by: CorrectedRange) -> bool:
     """Put the run's answer in hindsight in the place of what readers get for its windows."""
     url = answers_url(settings, pipeline.name, by.run_id)
-    dataset = arrow_dataset(DeltaTable(url, storage_options=settings.storage_options or None))
+    dataset = arrow_dataset(open_table(url, settings.storage_options))
     instant = pa.timestamp("us", tz="UTC")
     after = pa.scalar(utc_from_ms(by.after_ms), type=instant)
     to = pa.scalar(utc_from_ms(by.to_ms), type=instant)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
+from hindcast.delta.open_table import open_table
 from hindcast.replay.batch import side_rows_url
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
@@ -41,9 +41,7 @@ def check_accounts(
     Both sides are sets of (partition, offset), 16 bytes a row in memory.
     """
     tables = ControlTables(settings)
-    side_rows = DeltaTable(
-        side_rows_url(settings, pipeline, run_id), storage_options=settings.storage_options or None
-    )
+    side_rows = open_table(side_rows_url(settings, pipeline, run_id), settings.storage_options)
     of_replay = arrow_dataset(side_rows)
     of_pipeline = (pc.field("pipeline") == pipeline) & (pc.field("version") == version)
     count = 0

@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError
 from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Mode, Pipeline
@@ -298,7 +298,7 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
     if not pipeline.expectations:
         return None
     url = settings.table("sinks", pipeline.sink.name)
-    table = DeltaTable(url, version=case.sink_version, storage_options=settings.storage_options or None)
+    table = open_table(url, settings.storage_options, case.sink_version)
     dataset = arrow_dataset(table)
     columns = {name: pc.field(name) for name in dataset.schema.names if name != "window"}
     judged = None
