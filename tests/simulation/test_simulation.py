@@ -14,6 +14,8 @@ from simulation.actions import VERSION_WEIGHTS, Action, act
 from simulation.mutants import MUTANTS, mutated
 from simulation.world import MOST_SHARDS, MOST_WORKERS, World
 
+from hindcast.leases import store
+from hindcast.leases.lease import REMOVED, TRANSITIONS, Lease, ShardState
 from hindcast.shards.active_version import ChangeKind
 
 numbers = st.integers(0, random_histories.SPREAD - 1)
@@ -60,6 +62,27 @@ def test_most_histories_that_have_versions_promote_one_and_back_out() -> None:
     assert seen["histories"] > 20
     for change in (ChangeKind.PROMOTED, ChangeKind.BACKED_OUT):
         assert seen[change] > seen["histories"] / 2, seen
+
+
+#: A rewind ends a shard that was given up: unit tests of `recovery`. A version that is discarded seldom has a shard in CLOSING.
+NOT_DRAWN = {(ShardState.CLOSED, ShardState.TERMINATED), (ShardState.CLOSING, REMOVED)}
+
+
+def test_histories_take_every_step_of_a_shards_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has no step that is never taken; that no other one is taken, each commit checks."""
+    taken: set[tuple[str, str]] = set()
+    check_step = store._check_step
+
+    def noting(before: Lease | None, lease: Lease, *, called_off: bool) -> None:
+        check_step(before, lease, called_off=called_off)
+        if before is not None and before.state != lease.state:
+            taken.add((before.state, lease.state))
+
+    monkeypatch.setattr(store, "_check_step", noting)
+    for number in range(100):
+        random_histories.play(*random_histories.draw(f"steps/{number}", STEPS))
+    table = {(first, second) for first, others in TRANSITIONS.items() for second in others}
+    assert table - NOT_DRAWN <= taken <= table
 
 
 TestLeaseMachine = LeaseMachine.TestCase

@@ -36,19 +36,31 @@ class ShardState(StrEnum):
     TERMINATED = "TERMINATED"
 
 
-#: WAIT until the parents are TERMINATED; OPEN to be consumed; CLOSING while its owner finishes the batch in hand to give it up;
-#: CLOSED once given up, until the next owner opens it; TERMINATED when consumed to its end, late and poison rows filed, or when
-#: a reset puts others in its place. An owner that dies in CLOSING leaves a lease that expires, so the next one opens it.
-TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
-    ShardState.WAIT: frozenset({ShardState.OPEN}),
-    ShardState.OPEN: frozenset({ShardState.CLOSING, ShardState.TERMINATED}),
-    ShardState.CLOSING: frozenset({ShardState.CLOSED, ShardState.OPEN, ShardState.TERMINATED}),
-    ShardState.CLOSED: frozenset({ShardState.OPEN, ShardState.TERMINATED}),
-    ShardState.TERMINATED: frozenset(),
-}
-
-#: A row that is committed in this state is taken out of the table, for good: of a shard whose version was discarded.
+#: A row that is committed in this state is taken out of the table, for good.
 REMOVED = "REMOVED"
+#: The one table of a shard's life. Every commit of leases is checked against it (:func:`hindcast.leases.store.after`).
+#:
+#: - WAIT until the parents are TERMINATED, or until a rewind has restored the tables.
+#: - OPEN to be taken and consumed.
+#: - CLOSING while its owner finishes the batch in hand to give it up. An owner that dies then leaves a lease that expires, and
+#:   the next owner opens it.
+#: - CLOSED once it is given up, until the next owner opens it. An owner whose query has failed, or who gives up between two
+#:   renewals, goes there without CLOSING.
+#: - TERMINATED once it is consumed to its end and its late and poison rows are filed, or once a rewind puts others in its place.
+#: - REMOVED once its version is discarded, or its rewind is called off.
+#:
+#: A rewind that is called off is the only way out of TERMINATED: see :data:`CALLED_OFF`.
+TRANSITIONS: Mapping[str, frozenset[str]] = {
+    ShardState.WAIT: frozenset({ShardState.OPEN, REMOVED}),
+    ShardState.OPEN: frozenset({ShardState.CLOSING, ShardState.CLOSED, ShardState.TERMINATED, REMOVED}),
+    ShardState.CLOSING: frozenset({ShardState.OPEN, ShardState.CLOSED, ShardState.TERMINATED, REMOVED}),
+    ShardState.CLOSED: frozenset({ShardState.OPEN, ShardState.TERMINATED, REMOVED}),
+    ShardState.TERMINATED: frozenset({REMOVED}),
+}
+#: A shard begins in one of these.
+FIRST_STATES = frozenset({ShardState.WAIT, ShardState.OPEN})
+#: To where a shard goes back that a rewind had ended, in the commit that removes the shard which was to follow it.
+CALLED_OFF = frozenset({ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED})
 #: States of a shard that nobody holds: it has not begun, or it is at its end.
 NOT_HELD = frozenset({ShardState.WAIT, ShardState.TERMINATED})
 #: States in which a lease that is free or expired may be taken.
@@ -113,10 +125,12 @@ class Lease:
         return self.renewed(lease_owner=owner, lease_stealer="", epoch=self.epoch + 1, **changes)
 
     def moved(self, state: ShardState) -> Self:
-        """A copy in another state; ValueError where :data:`TRANSITIONS` has no such step. Staying is always allowed."""
-        current = ShardState(self.state)
-        if state is not current and state not in TRANSITIONS[current]:
-            raise ValueError(f"a shard cannot go from {current} to {state}")
+        """A copy in another state. Staying is always allowed.
+
+        :raises ValueError: if :data:`TRANSITIONS` has no such step
+        """
+        if state != self.state and state not in TRANSITIONS[self.state]:
+            raise ValueError(f"a shard cannot go from {self.state} to {state}")
         return self.evolve(state=state)
 
     def _with(self, values: dict[str, Any], changes: Mapping[str, Any]) -> Self:

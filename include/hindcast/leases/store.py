@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.errors import CommitConflictError, CommitUnknownError
-from hindcast.leases.lease import REMOVED, Lease, LeaseKey
+from hindcast.leases.lease import CALLED_OFF, FIRST_STATES, REMOVED, TRANSITIONS, Lease, LeaseKey, ShardState, StatusType
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,40 @@ class LeaseStore(Protocol):
 
 
 def after(leases: Mapping[LeaseKey, Lease], changes: Iterable[Lease]) -> dict[LeaseKey, Lease]:
-    """The leases once these changes are committed."""
+    """The leases once these changes are committed. Every store commits what this returns, so each step of a shard's life
+    passes here.
+
+    :raises ValueError: if a shard would take a step that :data:`hindcast.leases.lease.TRANSITIONS` does not have
+    """
+    committed = list(changes)
+    followed = {
+        LeaseKey(lease.stream_id, lease.status_type, parent)
+        for lease in committed
+        if lease.state == REMOVED
+        for parent in lease.parent_shard_ids
+    }
     merged = dict(leases)
-    for lease in changes:
+    for lease in committed:
+        if lease.status_type is StatusType.SHARD:
+            _check_step(leases.get(lease.key), lease, called_off=lease.key in followed)
         if lease.state == REMOVED:
             merged.pop(lease.key, None)
         else:
             merged[lease.key] = lease
     return merged
+
+
+def _check_step(before: Lease | None, lease: Lease, *, called_off: bool) -> None:
+    """:param called_off: whether the shard that was to follow this one is removed in the same commit"""
+    state = "no row"
+    allowed = FIRST_STATES | {REMOVED}  # what is gone may be removed again
+    if before is not None:
+        state = before.state
+        allowed = TRANSITIONS[state] | {state}
+        if called_off and state == ShardState.TERMINATED:
+            allowed |= CALLED_OFF
+    if lease.state not in allowed:
+        raise ValueError(f"the shard {lease.key} cannot go from {state} to {lease.state}")
 
 
 #: How often a change is decided anew on conflicts before the conflict is raised: with n writers a round has one winner, so this

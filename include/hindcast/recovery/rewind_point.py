@@ -165,7 +165,7 @@ def undo(store: LeaseStore, pipeline: str, reset_id: str) -> list[Lease]:
         waiting = _waiting_for(snapshot, pipeline, reset_id)
         parents = {name for lease in waiting for name in lease.parent_shard_ids}
         states: Mapping[str, str] = waiting[0].detail[RESET].get("states", {}) if waiting else {}
-        # Not `moved`: nothing but this leads out of TERMINATED, and only while no shard has followed.
+        # The only way out of TERMINATED: the commit also removes the shard that was to follow.
         again = [
             lease.renewed(state=states.get(lease.status_value, ShardState.CLOSED), updated_at=datetime.now(UTC))
             for lease in snapshot.leases.values()

@@ -16,14 +16,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from hindcast.errors import CommitConflictError, CommitUnknownError, HindcastError, SchemaVersionError, StoreUnavailableError
 from hindcast.leases.delta_store import LeaseTable, read_leases
-from hindcast.leases.lease import REMOVED, Lease, StatusType
+from hindcast.leases.lease import REMOVED, TRANSITIONS, Lease, LeaseKey, ShardState, StatusType
 from hindcast.leases.store import ATTEMPTS, LeaseStore, Snapshot, after, shuffled, swap
 from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
 from hindcast.tables.schema import SCHEMA_VERSION
 from hindcast.testing import MemoryStore, Outcome
 
-KEY = ("trades", "shard", "v1.g0.s0")
+KEY = LeaseKey("trades", "shard", "v1.g0.s0")
 
 
 def lease(**changes: object) -> Lease:
@@ -57,8 +57,61 @@ def test_what_is_committed_is_read_back_whole(stores: Callable[[], LeaseStore]) 
         state="CLOSING",
         detail={"x": [1]},
     )
+    store.commit(store.read(), [written.evolve(state="OPEN")])
     store.commit(store.read(), [written])
     assert stores().read().leases == {written.key: written}
+
+
+@pytest.mark.parametrize("first", ["", *TRANSITIONS])
+@pytest.mark.parametrize("second", [*TRANSITIONS, REMOVED])
+def test_every_step_of_a_shards_life_is_in_the_table(first: str, second: str) -> None:
+    """A commit with another step is refused whole. A shard begins waiting or open, and what is gone may be removed again."""
+    before = {row.key: row for row in [lease(state=first)] if first}
+    allowed = TRANSITIONS[first] | {first} if first else {ShardState.WAIT, ShardState.OPEN, REMOVED}
+    slot = lease(status_type=StatusType.SLOT, status_value="0")
+    if second in allowed:
+        assert {row.state for row in after(before, [lease(state=second), slot]).values()} - {slot.state} <= {second}
+    else:
+        with pytest.raises(ValueError, match=f"trades/v1.g0.s0 cannot go from {first or 'no row'} to {second}"):
+            after(before, [lease(state=second), slot])
+
+
+@pytest.mark.parametrize("state", [ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED])
+def test_only_a_rewind_that_is_called_off_brings_an_ended_shard_back(state: ShardState) -> None:
+    """The shard that was to follow it is removed in the same commit. Others of the same name, or of another parent, are no reason."""
+    ended = lease(state=ShardState.TERMINATED)
+    back = ended.evolve(state=state)
+    follower = lease(status_value="v1.g1.s0", state=ShardState.WAIT, parent_shard_ids=[ended.status_value])
+    rows = {row.key: row for row in (ended, follower)}
+    assert after(rows, [follower.evolve(state=REMOVED), back]) == {back.key: back}
+    for other in (
+        follower,
+        follower.evolve(state=REMOVED, parent_shard_ids=["v1.g0.s1"]),
+        follower.evolve(state=REMOVED, stream_id="another"),
+    ):
+        with pytest.raises(ValueError, match="TERMINATED"):
+            after(rows, [other, back])
+    with pytest.raises(ValueError, match="TERMINATED to WAIT"):
+        after(rows, [follower.evolve(state=REMOVED), ended.evolve(state=ShardState.WAIT)])
+
+
+def test_the_state_of_a_desired_state_is_no_state_of_a_shard() -> None:
+    """Rows of pipelines and slots have words of their own."""
+    row = lease(status_type=StatusType.PIPELINE, state="running")
+    changed = row.evolve(state="paused")
+    assert after({row.key: row}, [changed]) == {row.key: changed}
+
+
+def test_a_commit_with_a_step_that_is_none_writes_nothing(stores: Callable[[], LeaseStore]) -> None:
+    """The store is as it was, and the next commit on the same snapshot lands."""
+    store = stores()
+    store.commit(store.read(), [lease(state=ShardState.OPEN)])
+    snapshot = store.read()
+    with pytest.raises(ValueError, match="OPEN to WAIT"):
+        store.commit(snapshot, [lease(state=ShardState.WAIT)])
+    assert stores().read().leases[KEY].state == ShardState.OPEN
+    store.commit(snapshot, [lease(state=ShardState.CLOSED)])
+    assert stores().read().leases[KEY].state == ShardState.CLOSED
 
 
 def test_a_commit_on_an_old_snapshot_is_refused(stores: Callable[[], LeaseStore]) -> None:

@@ -627,6 +627,7 @@ def test_a_shard_that_had_no_batch_is_fenced_too(paused: Paused) -> None:
     """Its first batch may be under way: it is refused, and its ledger says that none is kept."""
     rest = [lease for lease in paused.store.read().leases.values() if lease.status_value == "v1.g0.s1"]
     idle = rest[0].evolve(status_value="v1.g0.s2", detail={**rest[0].detail, "partitions": []}, checkpoint={"start_offsets": {}})
+    paused.store.commit(paused.store.read(), [idle.evolve(state=ShardState.OPEN)])
     paused.store.commit(paused.store.read(), [idle])
     paused.rewind(None)
     assert paused.app("v1.g0.s2").recorded() == Fence(EPOCH + 1, 0)

@@ -190,6 +190,7 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
     store.commit(store.read(), [planned[1].evolve(lease_owner="w")])
     problem, cure = refusal(store)
     assert problem == "w still holds v1.g0.s1" and "`hindcast resume p`" in cure
+    store.commit(store.read(), [planned[1].evolve(state=REMOVED)])
     store.commit(store.read(), [planned[1].evolve(state=ShardState.WAIT)])
     problem, cure = refusal(store)
     assert problem == "v1.g0.s1 waits for its parents" and "`hindcast resume p`" in cure
@@ -267,6 +268,7 @@ def test_a_reset_that_is_called_off_leaves_the_shards_as_they_were(knows_states:
     """In the raised epoch, each in its state; a reset that an older Hindcast began does not tell it. Other pipelines are left alone."""
     store, planned = paused()
     planned = [planned[0], planned[1].evolve(state=ShardState.OPEN)]
+    store.commit(store.read(), [others()[0].evolve(state=ShardState.OPEN)])
     store.commit(store.read(), [*planned, *others()])
     rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     if not knows_states:
