@@ -1,1 +1,1 @@
-"""Spark: its session, its sources, and how a frame is written. Shared by streams, replays, archives and verdicts."""
+"""Spark: its session, its sources, and how a frame is written. Shared by all rooms that run Spark."""

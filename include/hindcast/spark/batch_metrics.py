@@ -1,9 +1,11 @@
-"""What Spark measures of a query's batches: the rows of each source, their event times, how far the topics are ahead."""
+"""What Spark measures of a query's batches: the rows of each source, their event times, and the lag."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -15,7 +17,7 @@ _OBSERVED = "source"
 
 
 def observed(parsed: DataFrame, source: int) -> DataFrame:
-    """The parsed rows of the source of that number, counted as they pass."""
+    """The parsed rows of the source with this number; Spark counts them as they pass."""
     event_ms = F.when(F.col("_reason").isNull(), F.unix_millis("_event_at"))
     return parsed.observe(
         f"{_OBSERVED}{source}",
@@ -27,19 +29,28 @@ def observed(parsed: DataFrame, source: int) -> DataFrame:
 
 
 def completed(row: LedgerRow, progress: StreamingQueryProgress, sources: int) -> LedgerRow:
-    """The batch with what was measured of it; as it is, where Spark has not reported every source yet."""
-    found = [progress["observedMetrics"].get(f"{_OBSERVED}{number}") for number in range(sources)]
-    if None in found:
-        return row
-    earliest, latest = ([each[name] for each in found if each[name] is not None] for name in ("min_event_ms", "max_event_ms"))
+    """The batch with its measurements; unchanged if Spark has not reported every source yet."""
+    found = []
+    for number in range(sources):
+        measured = progress["observedMetrics"].get(f"{_OBSERVED}{number}")
+        if measured is None:
+            return row
+        found.append(measured)
+    measured_seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
     return replace(
         row,
         input_rows=sum(each["rows"] for each in found),
         poison_rows=sum(each["poison"] for each in found),
-        min_event_ms=min(earliest, default=None),
-        max_event_ms=max(latest, default=None),
-        batch_seconds=progress["durationMs"].get("triggerExecution", 0) / 1000 or row.batch_seconds,
+        min_event_ms=min(_known(found, "min_event_ms"), default=None),
+        max_event_ms=max(_known(found, "max_event_ms"), default=None),
+        batch_seconds=measured_seconds or row.batch_seconds,
     )
+
+
+def _known(found: Iterable[Any], name: str) -> list[int]:
+    """The measurement of each source that has one: a source without usable rows has no event times."""
+    values = [each[name] for each in found]
+    return [value for value in values if value is not None]
 
 
 def lag_records(progress: StreamingQueryProgress) -> int | None:
@@ -47,9 +58,17 @@ def lag_records(progress: StreamingQueryProgress) -> int | None:
     if not progress.sources:
         return None
     behind = 0
-    for read in progress.sources:
-        ends, latest = (json.loads(text or "null") or {} for text in (read.endOffset, read.latestOffset))
+    for source in progress.sources:
+        ends = _offsets(source.endOffset)
+        latest = _offsets(source.latestOffset)
         for topic, offsets in ends.items():
             known = latest.get(topic, {})
-            behind += sum(max(int(known[partition]) - int(offset), 0) for partition, offset in offsets.items() if partition in known)
+            for partition, offset in offsets.items():
+                if partition in known:
+                    behind += max(int(known[partition]) - int(offset), 0)
     return behind
+
+
+def _offsets(text: str | None) -> dict[str, dict[str, Any]]:
+    """Topic -> partition -> offset, from the JSON that Spark reports."""
+    return json.loads(text or "null") or {}

@@ -1,8 +1,10 @@
-"""An archive of the classes that Spark loads, so that a new JVM maps them instead of reading and checking 20,000 of them.
+"""An archive of the classes that Spark loads.
 
-The JVM's own class-data sharing (`java -XX:ArchiveClassesAtExit`, JEP 350): one practice session, ended in order, leaves the archive
-beside the jars, and every later session of the same JVM and jars maps it. Another JVM or other jars have an archive of another name, so an
-old one is never used; a session that finds none is as slow as without.
+A new JVM maps it instead of reading and checking 20,000 classes. This is the JVM's own class-data sharing
+(`java -XX:ArchiveClassesAtExit`, JEP 350). One practice session, ended in order, leaves the archive in the
+folder of the jars. Every later session of the same JVM and jars maps it. Another JVM or other jars have an
+archive of another name, so an old one is never used. A session that finds no archive is as slow as without
+one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from hindcast.spark import kafka_source, parquet_writer, session
 
 _log = structlog.get_logger(__name__)
 
-TIMEOUT_SECONDS = 600.0  # it takes one minute, and four beside much else
+#: The practice takes one minute, and four on a busy machine.
+TIMEOUT_SECONDS = 600.0
 _ROWS = 100
 
 
@@ -44,7 +47,9 @@ _ROWS = 100
 )
 def practice(rows: DataFrame) -> DataFrame:
     """A query of the usual kind."""
-    return rows.groupBy("window", "name").agg(F.count("*").alias("rows"), F.avg("value").alias("mean"), F.max("value").alias("most"))
+    mean = F.avg("value").alias("mean")
+    most = F.max("value").alias("most")
+    return rows.groupBy("window", "name").agg(F.count("*").alias("rows"), mean, most)
 
 
 def _first_of_each(rows: DataFrame) -> DataFrame:
@@ -52,10 +57,10 @@ def _first_of_each(rows: DataFrame) -> DataFrame:
 
 
 def make(settings: Settings, say: Callable[[str], None] = print) -> None:
-    """Make the archive where there is none and its folder can be written; about a minute, once.
+    """Make the archive if there is none and its folder can be written. It takes about a minute, once.
 
-    :param say: is given a line where there is something to do
-    :raises PrerequisiteError: where the practice session breaks, with its last words, or hangs
+    :param say: gets one line if there is something to do
+    :raises PrerequisiteError: if the practice session breaks, with its last words, or hangs
     """
     place = session.class_archive(settings)
     if place.exists() or not os.access(place.parent, os.W_OK):
@@ -63,43 +68,70 @@ def make(settings: Settings, say: Callable[[str], None] = print) -> None:
     say("Archiving Spark's classes, so that each session starts sooner: about a minute, once ...")
     with tempfile.TemporaryDirectory(prefix="hindcast-practice-") as folder:
         draft = Path(folder) / "classes.jsa"
-        own = settings.model_copy(update={"home": Path(folder), "jars_dir": settings.spark_jars_dir})
-        command = [sys.executable, "-m", "hindcast.spark.jvm_class_archive", str(draft)]
-        try:
-            ended = subprocess.run(
-                command, env={**os.environ, **own.environment()}, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            raise _missing(f"the practice session took more than {TIMEOUT_SECONDS:.0f} s") from error
-        if ended.returncode != 0 or not draft.exists():
-            raise _missing(f"the practice session ended with {ended.returncode}: {ended.stderr.strip()[-2000:]}")
+        _run_practice(settings, Path(folder), draft)
         for old in place.parent.glob("classes-*.jsa"):
             old.unlink()
         shutil.copyfile(draft, place.with_suffix(".draft"))
         place.with_suffix(".draft").rename(place)
 
 
+def _run_practice(settings: Settings, home: Path, draft: Path) -> None:
+    """Run the practice session as a process that leaves the archive in ``draft``.
+
+    :raises PrerequisiteError: if it breaks or hangs
+    """
+    own = settings.model_copy(update={"home": home, "jars_dir": settings.spark_jars_dir})
+    environment = {**os.environ, **own.environment()}
+    command = [sys.executable, "-m", "hindcast.spark.jvm_class_archive", str(draft)]
+    try:
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _missing(f"the practice session took more than {TIMEOUT_SECONDS:.0f} s") from error
+    if ended.returncode != 0 or not draft.exists():
+        last_words = ended.stderr.strip()[-2000:]
+        raise _missing(f"the practice session ended with {ended.returncode}: {last_words}")
+
+
 def _missing(problem: str) -> PrerequisiteError:
-    cure = "Sessions run without it, only slower to start. `hindcast doctor` checks Java and the jars; `make jars` tries again."
+    cure = (
+        "Sessions run without it, only slower to start. `hindcast doctor` checks Java and the jars; "
+        "`make jars` tries again."
+    )
     return PrerequisiteError(what="The archive of Spark's classes", problem=problem, cure=cure)
 
 
 def rehearse(spark: SparkSession, folder: Path) -> None:
-    """Run what loads the classes: a stream with state in memory and one with state on disk, a batch, a Delta table."""
-    now = F.current_timestamp()
-    value = F.to_json(F.struct(F.concat(F.lit("n"), F.col("id") % 7).alias("name"), now.alias("ts"), F.rand().alias("value")))
-    columns = {"key": F.lit(b"k"), "value": value.cast("binary"), "topic": F.lit("practice"), "partition": F.lit(0), "offset": F.col("id")}
-    rows = spark.range(_ROWS).select(
-        *(column.alias(name) for name, column in columns.items()), now.alias("timestamp"), F.lit(0).alias("timestampType")
-    )
-    rows.repartition(4).write.parquet(str(folder / "rows"))
-    for one in (practice, replace(practice, name="first", window=None, re_execute=True, transform=_first_of_each)):
+    """Load the classes: run a stream with state in memory, one with state on disk, a batch, a Delta table."""
+    records = folder / "rows"
+    rows = _practice_records(spark)
+    rows.repartition(4).write.parquet(str(records))
+    with_own_state = replace(practice, name="first", window=None, re_execute=True, transform=_first_of_each)
+    for one in (practice, with_own_state):
         _stream(spark, one, rows, folder / one.name)
-    batch = kafka_source.result([kafka_source.parse(spark.read.parquet(str(folder / "rows")), practice)], practice, {})
-    _write(batch, folder / "batch")
+    parsed = kafka_source.parse(spark.read.parquet(str(records)), practice)
+    _write(kafka_source.result([parsed], practice, {}), folder / "batch")
     write_deltalake(folder / "table", pa.table({"n": [1, 2, 3]}))
     table = spark.read.format("delta").option("versionAsOf", "0").load(str(folder / "table"))
-    table.join(spark.range(3).withColumnRenamed("id", "n"), "n", "full_outer").groupBy("n").count().collect()
+    numbers = spark.range(3).withColumnRenamed("id", "n")
+    table.join(numbers, "n", "full_outer").groupBy("n").count().collect()
+
+
+def _practice_records(spark: SparkSession) -> DataFrame:
+    """Records as Kafka's source gives them, with the values of :func:`practice`'s topic."""
+    now = F.current_timestamp()
+    name = F.concat(F.lit("n"), F.col("id") % 7).alias("name")
+    value = F.to_json(F.struct(name, now.alias("ts"), F.rand().alias("value")))
+    return spark.range(_ROWS).select(
+        F.lit(b"k").alias("key"),
+        value.cast("binary").alias("value"),
+        F.lit("practice").alias("topic"),
+        F.lit(0).alias("partition"),
+        F.col("id").alias("offset"),
+        now.alias("timestamp"),
+        F.lit(0).alias("timestampType"),
+    )
 
 
 def _write(frame: DataFrame, folder: Path) -> None:
@@ -108,7 +140,8 @@ def _write(frame: DataFrame, folder: Path) -> None:
 
 
 def _stream(spark: SparkSession, one: Pipeline, rows: DataFrame, folder: Path) -> None:
-    raw = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1).parquet(str(folder.parent / "rows"))
+    reader = spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1)
+    raw = reader.parquet(str(folder.parent / "rows"))
     session.keep_state_for(spark, one)
     query = (
         kafka_source.result([kafka_source.parse(raw, one)], one, {})
@@ -122,15 +155,16 @@ def _stream(spark: SparkSession, one: Pipeline, rows: DataFrame, folder: Path) -
 
 
 def _practise(draft: str) -> None:
-    """Ends in order, as only then the JVM writes its archive."""
+    """Rehearse, then end in order: only then does the JVM write its archive."""
     settings = Settings()
-    spark = session.build(settings, "practice", options=f'{session.QUICK_COMPILER} "-XX:ArchiveClassesAtExit={draft}" -Xlog:cds=off')
+    options = f'{session.QUICK_COMPILER} "-XX:ArchiveClassesAtExit={draft}" -Xlog:cds=off'
+    spark = session.build(settings, "practice", options=options)
     with tempfile.TemporaryDirectory(dir=settings.home) as folder:
         rehearse(spark, Path(folder))
     gateway: Any = spark.sparkContext._gateway
     spark.stop()
     gateway.shutdown()
-    gateway.proc.stdin.close()  # what a JVM that Python has started ends by
+    gateway.proc.stdin.close()  # a JVM that Python has started ends by this
     gateway.proc.wait(TIMEOUT_SECONDS)
 
 

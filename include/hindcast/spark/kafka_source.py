@@ -1,7 +1,7 @@
-"""From Kafka's records to the frames that a transformation is given. Stream and batch share every line of it.
+"""From Kafka's records to the frames that a transformation gets. Stream and batch share every line of it.
 
-The rows keep where they came from in columns that begin with an underscore (see :data:`SOURCE_COLUMNS`); ``_partition`` is the pipeline's
-own number of the partition (:data:`hindcast.pipeline.TOPIC_STRIDE`).
+The rows keep their origin in columns that begin with an underscore (see :data:`SOURCE_COLUMNS`).
+``_partition`` is the pipeline's own number of the partition (:data:`hindcast.pipeline.TOPIC_STRIDE`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ from hindcast.spark.malformed_records import PARSERS, refusal_reason
 from hindcast.tables.archive_schema import archive_url
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
-#: Those that a transformation is given beside the topic's own: the place and the broker's time of a record.
+#: A transformation gets these and the topic's own columns: the place and the broker's time of a record.
 PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
 #: A record as Kafka has it, without its headers.
 RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 _RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
-#: One batch of a stream reads at most so many records of a topic: a long backlog is worked off in steps that renew, commit and can be
-#: drained.
+#: One batch of a stream reads at most so many records of a topic: a long backlog takes many batches, and each
+#: of them renews, commits and can be drained.
 MAX_RECORDS_PER_BATCH = 500_000
-#: A version that catches up beside the active one shares its worker's cores with it: steps of a second or less.
+#: A version that catches up shares its worker's cores with the active one: its batches take a second at most.
 MAX_RECORDS_PER_SHADOW_BATCH = 25_000
 
 
 def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> dict[str, str]:
-    """Options for reading exactly these partitions of a topic, committed records only, failing where data is gone."""
+    """Options for reading exactly these partitions of a topic.
+
+    Only committed records are read, and the query fails if data is gone.
+    """
     return {
         "kafka.bootstrap.servers": settings.bootstrap_servers,
         "kafka.isolation.level": "read_committed",
@@ -49,30 +52,48 @@ def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> 
 
 def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
     """Offsets in the JSON that Spark's Kafka source takes: ``{"topic": {"0": 23}}``."""
-    return json.dumps({topic: {str(partition): offset for partition, offset in sorted(offsets.items())}})
+    by_partition = {str(partition): offset for partition, offset in sorted(offsets.items())}
+    return json.dumps({topic: by_partition})
 
 
 def empty(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
-    """No rows of each topic, parsed: for what can be known from their columns alone."""
+    """A parsed frame of each topic without rows: its columns alone tell what the query needs."""
     records = spark.createDataFrame([], _RECORD)
     return [usable(parse(records, pipeline, topic)) for topic in pipeline.topics]
 
 
 def unread(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
-    """A stream of each topic, parsed, that is never started: for what can be known from the plan of a query alone."""
-    columns = [F.lit(None).cast(kind).alias(name) for name, kind in (column.split() for column in _RECORD.split(", "))]
+    """A parsed stream of each topic that is never started: the plan of a query alone tells what is asked."""
+    columns = []
+    for column in _RECORD.split(", "):
+        name, kind = column.split()
+        columns.append(F.lit(None).cast(kind).alias(name))
     records = spark.readStream.format("rate").load().select(*columns)
     return [parse(records, pipeline, topic) for topic in pipeline.topics]
 
 
 def of_topic(pipeline: Pipeline, topic: Topic, offsets: Mapping[int, int]) -> dict[int, int]:
-    """Of the pipeline's partitions those of one topic, by the topic's own numbers."""
+    """The partitions of one topic among the pipeline's partitions, by the topic's own numbers."""
     index = pipeline.topics.index(topic)
-    return {partition % TOPIC_STRIDE: offset for partition, offset in offsets.items() if partition // TOPIC_STRIDE == index}
+    found = {}
+    for partition, offset in offsets.items():
+        if partition // TOPIC_STRIDE == index:
+            found[partition % TOPIC_STRIDE] = offset
+    return found
 
 
-def stream(spark: SparkSession, settings: Settings, pipeline: Pipeline, topic: Topic, start: Mapping[int, int], most: int = 0) -> DataFrame:
-    """The topic's records from ``start`` (the pipeline's partitions) on, as they come, unparsed; ``most`` bounds those of one batch."""
+def stream(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    topic: Topic,
+    start: Mapping[int, int],
+    most: int = 0,
+) -> DataFrame:
+    """The topic's records as they come, unparsed, from ``start`` on (the pipeline's partitions).
+
+    :param most: records of one batch at most; 0 for :data:`MAX_RECORDS_PER_BATCH`
+    """
     begin = of_topic(pipeline, topic, start)
     reader = spark.readStream.format("kafka").options(**kafka_options(settings, topic.name, list(begin)))
     return (
@@ -83,22 +104,41 @@ def stream(spark: SparkSession, settings: Settings, pipeline: Pipeline, topic: T
 
 
 def kafka_range(
-    spark: SparkSession, settings: Settings, topic: str, start: Mapping[int, int], end: Mapping[int, int], *, headers: bool = False
+    spark: SparkSession,
+    settings: Settings,
+    topic: str,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    *,
+    headers: bool = False,
 ) -> DataFrame:
-    """A topic's records of [start, end) of each of its own partitions, as Kafka has them, with the column ``headers`` where asked for."""
+    """A topic's records of [start, end) of each of its own partitions, as Kafka has them.
+
+    :param headers: add the column ``headers``
+    """
     reader = spark.read.format("kafka").options(**kafka_options(settings, topic, list(start)))
     stop = {partition: end[partition] for partition in start}
-    ends = {"startingOffsets": offsets_option(topic, start), "endingOffsets": offsets_option(topic, stop)}
-    return reader.options(**ends, includeHeaders=str(headers).lower()).load()
+    return (
+        reader.option("startingOffsets", offsets_option(topic, start))
+        .option("endingOffsets", offsets_option(topic, stop))
+        .option("includeHeaders", str(headers).lower())
+        .load()
+    )
 
 
-def archived_range(spark: SparkSession, settings: Settings, topic: str, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+def archived_range(
+    spark: SparkSession, settings: Settings, topic: str, start: Mapping[int, int], end: Mapping[int, int]
+) -> DataFrame:
     """What :func:`kafka_range` gave with headers when the topic was archived: the same columns."""
     rows = spark.read.format("delta").load(archive_url(settings, topic))
+    partition = F.col("partition")
     offset = F.col("offset")
-    wanted = [(F.col("partition") == number) & (offset >= first) & (offset < end[number]) for number, first in start.items()]
-    located = rows.where(reduce(or_, wanted)).withColumns({"topic": F.lit(topic), "timestampType": F.col("timestamp_type")})
-    return located.select(*RECORD_COLUMNS, "headers")
+    wanted = []
+    for number, first in start.items():
+        wanted.append((partition == number) & (offset >= first) & (offset < end[number]))
+    located = rows.where(reduce(or_, wanted))
+    named = located.withColumns({"topic": F.lit(topic), "timestampType": F.col("timestamp_type")})
+    return named.select(*RECORD_COLUMNS, "headers")
 
 
 def records(
@@ -112,16 +152,21 @@ def records(
 ) -> DataFrame:
     """The topic's records of [start, end) of each of the pipeline's partitions, unparsed.
 
-    :param seams: by partition, the offset up to which the topic's archive is read instead of the topic; ``start`` by default
+    :param seams: by partition, the offset up to which the topic's archive is read instead of the topic;
+        ``start`` by default
     """
-    begin, stop = of_topic(pipeline, topic, start), of_topic(pipeline, topic, end)
+    begin = of_topic(pipeline, topic, start)
+    stop = of_topic(pipeline, topic, end)
     seam = {**begin, **of_topic(pipeline, topic, seams or {})}
     if seam == begin:
         return kafka_range(spark, settings, topic.name, begin, stop)
     old = {partition: offset for partition, offset in begin.items() if offset < seam[partition]}
     rest = {partition: offset for partition, offset in seam.items() if offset < stop[partition]}
     archived = archived_range(spark, settings, topic.name, old, seam).select(*RECORD_COLUMNS)
-    return archived.unionByName(kafka_range(spark, settings, topic.name, rest, stop).select(*RECORD_COLUMNS)) if rest else archived
+    if not rest:
+        return archived
+    newer = kafka_range(spark, settings, topic.name, rest, stop).select(*RECORD_COLUMNS)
+    return archived.unionByName(newer)
 
 
 def read_topics(
@@ -132,38 +177,54 @@ def read_topics(
     end: Mapping[int, int],
     seams: Mapping[int, int] | None = None,
 ) -> list[DataFrame]:
-    """The records of [start, end) of each partition, parsed, one frame for each topic that has a partition in ``start``.
+    """The records of [start, end) of each partition, parsed, one frame for each topic.
+
+    A topic without a partition in ``start`` is left out.
 
     :param end: of the same partitions as ``start``
     :param seams: see :func:`records`
     """
-    topics = [topic for topic in pipeline.topics if of_topic(pipeline, topic, start)]
-    return [parse(records(spark, settings, pipeline, topic, start, end, seams), pipeline, topic) for topic in topics]
+    frames = []
+    for topic in pipeline.topics:
+        if of_topic(pipeline, topic, start):
+            raw = records(spark, settings, pipeline, topic, start, end, seams)
+            frames.append(parse(raw, pipeline, topic))
+    return frames
 
 
-def in_common(parsed: Sequence[DataFrame], columns: Sequence[str] = (*SOURCE_COLUMNS, "_event_at", "_reason")) -> DataFrame:
+def in_common(
+    parsed: Sequence[DataFrame], columns: Sequence[str] = (*SOURCE_COLUMNS, "_event_at", "_reason")
+) -> DataFrame:
     """The rows of all topics in one frame: of several topics only these columns, of one topic all."""
-    return parsed[0] if len(parsed) == 1 else reduce(DataFrame.unionByName, [frame.select(*columns) for frame in parsed])
+    if len(parsed) == 1:
+        return parsed[0]
+    return reduce(DataFrame.unionByName, [frame.select(*columns) for frame in parsed])
 
 
 def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> DataFrame:
-    """The topic's columns (the source's by default), the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``: null, or why the row is
-    poison.
+    """The topic's columns, the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``.
+
+    The reason is null, or it says why the row is poison.
+
+    :param topic: the pipeline's source by default
     """
     topic = topic or pipeline.source
     carry_code()
+    first_partition = pipeline.topics.index(topic) * TOPIC_STRIDE
+    record = PARSERS[topic.format](F.col("value"), topic)
     located = raw.select(
         F.col("topic").alias("_topic"),
-        (F.col("partition") + F.lit(pipeline.topics.index(topic) * TOPIC_STRIDE)).alias("_partition"),
+        (F.col("partition") + F.lit(first_partition)).alias("_partition"),
         F.col("offset").alias("_offset"),
         F.col("timestamp").alias("_timestamp"),
         F.col("key").alias("_key"),
         F.col("value").alias("_value"),
-        PARSERS[topic.format](F.col("value"), topic).alias("_record"),
+        record.alias("_record"),
     )
     columns = [F.col("_record")[name].alias(name) for name in topic.columns]
-    event_at = F.col("_record")[pipeline.event_time_of(topic)]
-    return located.select(*SOURCE_COLUMNS, *columns, event_at.alias("_event_at"), refusal_reason(pipeline, topic).alias("_reason"))
+    event_at = F.col("_record")[pipeline.event_time_of(topic)].alias("_event_at")
+    reason = refusal_reason(pipeline, topic).alias("_reason")
+    return located.select(*SOURCE_COLUMNS, *columns, event_at, reason)
 
 
 def usable(parsed: DataFrame) -> DataFrame:
@@ -172,30 +233,44 @@ def usable(parsed: DataFrame) -> DataFrame:
 
 
 def assign_windows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """One row for each window a row falls into, in the column ``window`` (struct of start and end); unchanged without a window."""
+    """One row for each window that a row falls into, in the column ``window`` (struct of start and end).
+
+    Without a window the rows stay as they are.
+    """
     if pipeline.window is None:
         return rows
-    window = F.window(quoted(pipeline.event_time), pipeline.window.duration, pipeline.window.slide or pipeline.window.duration)
+    duration = pipeline.window.duration
+    slide = pipeline.window.slide or duration
+    window = F.window(quoted(pipeline.event_time), duration, slide)
     return rows.withColumn("window", window)
 
 
 def above_floors(windows: DataFrame, pipeline: Pipeline, floors: Mapping[int, int]) -> DataFrame:
-    """Without the (row, window) pairs whose window was final for the row's partition before the query began; floors are in ms."""
+    """Without the (row, window) pairs whose window was final for the row's partition before the query began.
+
+    :param floors: by partition, in epoch milliseconds
+    """
     if pipeline.window is None or not any(floors.values()):
         return windows
-    pairs = [F.lit(value).cast("long") for item in sorted(floors.items()) for value in item]
+    pairs = []
+    for partition, floor in sorted(floors.items()):
+        pairs.append(F.lit(partition).cast("long"))
+        pairs.append(F.lit(floor).cast("long"))
     floor_ms = F.element_at(F.create_map(*pairs), F.col("_partition").cast("long"))
     return windows.where(F.unix_micros("window.end") > floor_ms * F.lit(1000))
 
 
 def result(parsed: Sequence[DataFrame], pipeline: Pipeline, floors: Mapping[int, int]) -> DataFrame:
-    """What the pipeline's stream makes of the parsed records of its topics, in their order: the late filter sits between the windows and
-    the transformation.
+    """What the pipeline's stream makes of the parsed records of its topics, in their order.
+
+    The late filter sits between the windows and the transformation.
     """
-    rows = [
-        usable(frame).withWatermark(quoted(pipeline.event_time_of(topic)), pipeline.watermark) if topic.watermark else usable(frame)
-        for topic, frame in zip(pipeline.topics, parsed, strict=True)
-    ]
+    rows = []
+    for topic, frame in zip(pipeline.topics, parsed, strict=True):
+        good = usable(frame)
+        if topic.watermark:
+            good = good.withWatermark(quoted(pipeline.event_time_of(topic)), pipeline.watermark)
+        rows.append(good)
     if pipeline.window is not None:
         rows = [above_floors(assign_windows(rows[0], pipeline), pipeline, floors)]
     return transform(rows, pipeline)
@@ -207,16 +282,36 @@ def output_mode(pipeline: Pipeline) -> str:
 
 
 def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:
-    """The pipeline's own transformation over its topics' rows and the tables that it joins; with ``hindsight`` the one that knows all."""
-    function = (pipeline.hindsight if hindsight else None) or pipeline.transform
+    """The pipeline's own transformation over the rows of its topics and the tables that it joins.
+
+    :param hindsight: take the transformation that knows all, if the pipeline has one
+    """
+    function = pipeline.transform
+    if hindsight and pipeline.hindsight:
+        function = pipeline.hindsight
     carry_code()
-    frames = iter([frame.drop(*(column for column in (*SOURCE_COLUMNS, "_event_at") if column not in PLACE_COLUMNS)) for frame in rows])
+    frames = iter([_without_origin(frame) for frame in rows])
     first = next(frames)
-    others = [read_lookup(first.sparkSession, joined) if isinstance(joined, Lookup) else next(frames) for joined in pipeline.joined]
+    others = []
+    for joined in pipeline.joined:
+        if isinstance(joined, Lookup):
+            others.append(read_lookup(first.sparkSession, joined))
+        else:
+            others.append(next(frames))
     return function(first, *others)
 
 
+def _without_origin(frame: DataFrame) -> DataFrame:
+    """The frame with the columns that a transformation gets."""
+    hidden = [column for column in (*SOURCE_COLUMNS, "_event_at") if column not in PLACE_COLUMNS]
+    return frame.drop(*hidden)
+
+
 def carry_code() -> None:
-    """Spark's Python workers cannot import pipelines and what lies beside them, so what they run of it is sent to them."""
-    if module := sys.modules.get(PACKAGE):
+    """Let Spark send the code of pipelines, and what they import from their folder, to its Python workers.
+
+    Those cannot import it themselves.
+    """
+    module = sys.modules.get(PACKAGE)
+    if module:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Read the Delta tables that pipelines join.
 
-A lookup belongs to somebody else: any engine may have written it, with any feature of Delta. So it is read through Delta's own
-library for Spark, never through delta-rs, which knows fewer features.
+A lookup is not ours: any engine may have written it, with any feature of Delta. So it is read through Delta's
+own library for Spark, never through delta-rs: that knows fewer features.
 """
 
 from __future__ import annotations

@@ -16,12 +16,9 @@ from hindcast.pipeline import Format, Pipeline, Topic
 
 _CORRUPT = "_corrupt"
 
-
 _LONG_EXPONENT = r"[0-9.][eE][+-]?0*[1-9][0-9]{3}"
-
-
-#: A string in quotes of either kind, as Spark reads both; one that does not end is one, too. Nothing of it is tried in two ways, so long
-#: records take time in proportion to their length.
+#: A string in quotes of either kind, as Spark reads both. A string that does not end counts, too. The pattern
+#: tries nothing in two ways, so a long record takes time in proportion to its length.
 _JSON_STRING = r"""(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?|'[^'\\]*+(?:\\.[^'\\]*+)*+'?"""
 
 
@@ -36,17 +33,20 @@ def _json(value: Column, topic: Topic) -> Column:
 def _has_endless_number(text: Column) -> Column:
     """Whether a number's exponent has four digits or more, leading zeros aside.
 
-    Spark writes a decimal out, digit by digit, before it looks whether it fits its column: of 1e30000000 that takes minutes, and of a few
-    more zeros all memory. Such a number fits no decimal, and is no finite double either. What stands in a string does not count.
+    Spark writes a decimal out, digit by digit, before it checks whether it fits its column. For 1e30000000
+    that takes minutes, and with a few more zeros all memory. Such a number fits no decimal, and is no finite
+    double either. What stands in a string does not count.
     """
     outside_strings = F.regexp_replace(text, _JSON_STRING, '""')
-    return F.coalesce(F.when(text.rlike(_LONG_EXPONENT), outside_strings.rlike(_LONG_EXPONENT)), F.lit(False))
+    endless = F.when(text.rlike(_LONG_EXPONENT), outside_strings.rlike(_LONG_EXPONENT))
+    return F.coalesce(endless, F.lit(False))
 
 
 def _text(value: Column, topic: Topic) -> Column:
     assert topic.parse is not None
-    # Bytes that are no UTF-8 become the replacement character: a line is not lost for one of them.
-    found = topic.parse(F.make_valid_utf8(value.cast("string"))).alias("_found")
+    # Bytes that are no UTF-8 become the replacement character: one of them does not cost the whole line.
+    line = F.make_valid_utf8(value.cast("string"))
+    found = topic.parse(line).alias("_found")
     return F.when(found.isNotNull(), found).cast(f"struct<{_struct(topic)}>")
 
 
@@ -54,7 +54,11 @@ def _avro(value: Column, topic: Topic) -> Column:
     return from_avro(value, topic.avro_schema, {"mode": "PERMISSIVE"})
 
 
-PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {Format.JSON: _json, Format.TEXT: _text, Format.AVRO: _avro}
+PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {
+    Format.JSON: _json,
+    Format.TEXT: _text,
+    Format.AVRO: _avro,
+}
 
 
 def _struct(topic: Topic) -> str:
@@ -62,9 +66,11 @@ def _struct(topic: Topic) -> str:
 
 
 def refusal_reason(pipeline: Pipeline, topic: Topic) -> Column:
-    record, event_time = F.col("_record"), pipeline.event_time_of(topic)
-    limit_seconds = pipeline.future_limit.total_seconds()
-    latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(int(limit_seconds * 1_000_000)))
+    """Why the parsed record is poison; null if it is usable."""
+    record = F.col("_record")
+    event_time = pipeline.event_time_of(topic)
+    limit_us = int(pipeline.future_limit.total_seconds() * 1_000_000)
+    latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(limit_us))
     reason = (
         F.when(F.col("_value").isNull(), "no value")
         .when(_torn(record, topic), "does not parse as the topic's schema")
@@ -77,10 +83,13 @@ def refusal_reason(pipeline: Pipeline, topic: Topic) -> Column:
 
 
 def _torn(record: Column, topic: Topic) -> Column:
-    """Whether the parser made nothing of the value. Of Avro that does not decode Spark makes a record without any value."""
+    """Whether the parser made nothing of the value.
+
+    If Avro does not decode, Spark makes a record without any value.
+    """
     if topic.format is Format.JSON:
         return record.isNull() | record[_CORRUPT].isNotNull()
     if topic.format is Format.AVRO:
-        names = [field["name"] for field in json.loads(topic.avro_schema)["fields"]]
-        return reduce(and_, [record[name].isNull() for name in names])
+        fields = json.loads(topic.avro_schema)["fields"]
+        return reduce(and_, [record[field["name"]].isNull() for field in fields])
     return record.isNull()

@@ -21,23 +21,29 @@ from hindcast.settings import Settings
 from hindcast.spark import scratch
 from hindcast.spark.lookups import LOOKUPS
 
-#: On a local disk both of Spark's managers write a file beside its place and rename it. The default one also asks for symbolic links,
-#: and Hadoop answers that by starting a process for each file: 28 % of a small batch's CPU (0.48 against 0.35 s, 2 cores).
-_LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+#: On a local disk both of Spark's managers write a temporary file and rename it. The default one also asks
+#: for symbolic links, and Hadoop answers that by starting a process for each file: 28 % of a small batch's
+#: CPU (0.48 against 0.35 s, 2 cores).
+_LOCAL_CHECKPOINTS = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 _STATE_IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _STATE_ON_DISK = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-#: JVM options for many small batches: the quick compiler alone. The slow one competes with a young JVM's batches for the cores for minutes
-#: (the first batch of a query 6.5 instead of 10.0 s, the tenth 0.5 instead of 1.0 s, on 2 cores with two workers).
+#: JVM options for many small batches: the quick compiler alone. The slow one competes with a young JVM's
+#: batches for the cores for minutes (the first batch of a query 6.5 instead of 10.0 s, the tenth 0.5 instead
+#: of 1.0 s, on 2 cores with two workers).
 QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-#: One JVM beside others on a small machine. A heap given back at once is full again at once: with 10 to 30 % left free a worker's JVM
-#: stood still for 0.3 to 1 s each 5 to 30 s (19 whole collections in its first 5 minutes; 5 with what is set here).
+#: For one of several JVMs on a small machine. A heap that is given back at once is full again at once: with
+#: 10 to 30 % left free a worker's JVM stood still for 0.3 to 1 s each 5 to 30 s (19 whole collections in its
+#: first 5 minutes; 5 with these options).
 _SMALL_JVM = (
     "-XX:+UseSerialGC -Xmn192m -XX:MetaspaceSize=192m -XX:MinHeapFreeRatio=40 -XX:MaxHeapFreeRatio=70"
     " -XX:MaxDirectMemorySize=256m -XX:ReservedCodeCacheSize=128m"
 )
 
-#: Avro makes room for what a record says of its own length before it reads on: five bytes that say 1.5 GB end the JVM, and no mode of a
-#: parser catches that. These bounds make such a record poison. A Kafka record is far smaller, and JSON's parser has bounds of its own.
+#: Avro makes room for the length that a record claims before it reads on: five bytes that claim 1.5 GB end
+#: the JVM, and no mode of a parser catches that. These bounds make such a record poison. A Kafka record is
+#: far smaller, and JSON's parser has bounds of its own.
 _AVRO_LIMITS = {
     "org.apache.avro.limits.bytes.maxLength": 20_000_000,
     "org.apache.avro.limits.string.maxLength": 20_000_000,
@@ -46,32 +52,60 @@ _AVRO_LIMITS = {
 
 
 def keep_state_for(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Choose the state store of the query that is started next: state of a pipeline's own needs RocksDB, all else is quicker in memory."""
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _STATE_ON_DISK if pipeline.re_execute else _STATE_IN_MEMORY)
+    """Choose the state store of the query that starts next.
+
+    A pipeline's own state needs RocksDB; all else is quicker in memory.
+    """
+    provider = _STATE_IN_MEMORY
+    if pipeline.re_execute:
+        provider = _STATE_ON_DISK
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
 
 
 def class_archive(settings: Settings) -> Path:
-    """Where the archive of this JVM's and these jars' classes is, or would be (see :mod:`hindcast.spark.jvm_class_archive`)."""
-    java = shutil.which(str(Path(os.environ["JAVA_HOME"], "bin", "java")) if os.environ.get("JAVA_HOME") else "java")
-    jars = (Path(pyspark.__file__).parent / "jars").glob("*.jar")
-    parts = [Path(java).resolve()] if java else []
-    seen = [f"{part} {part.stat().st_size} {part.stat().st_mtime_ns}" for part in [*parts, *sorted(jars)]]
-    return settings.spark_jars_dir / f"classes-{hashlib.sha256('|'.join(seen).encode()).hexdigest()[:12]}.jsa"
+    """Where the archive of this JVM's and these jars' classes is, or would be.
+
+    See :mod:`hindcast.spark.jvm_class_archive`.
+    """
+    parts = []
+    java = shutil.which(_java_command())
+    if java:
+        parts.append(Path(java).resolve())
+    parts += sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+    seen = []
+    for part in parts:
+        status = part.stat()
+        seen.append(f"{part} {status.st_size} {status.st_mtime_ns}")
+    name = hashlib.sha256("|".join(seen).encode()).hexdigest()[:12]
+    return settings.spark_jars_dir / f"classes-{name}.jsa"
 
 
-def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: str | None = None, options: str = "") -> SparkSession:
-    """A session with Delta and Kafka, in UTC. The jars come from ``settings.spark_jars_dir`` (``make jars`` fills it).
+def _java_command() -> str:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return str(Path(home, "bin", "java"))
+    return "java"
+
+
+def build(
+    settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: str | None = None, options: str = ""
+) -> SparkSession:
+    """A session with Delta and Kafka, in UTC.
+
+    The jars come from ``settings.spark_jars_dir``; ``make jars`` fills it.
 
     :param shuffle_partitions: is part of a streaming query's state layout, so it never follows the machine
     :param cpus: another Spark master than ``settings.spark_master``
     :param options: more for the driver's JVM
-    :raises PrerequisiteError: where the jars have not been fetched
+    :raises PrerequisiteError: if the jars have not been fetched
     """
     jars = sorted(str(jar) for jar in settings.spark_jars_dir.glob("*.jar"))
     if not jars:
-        raise PrerequisiteError(what="Spark's jars", problem=f"{settings.spark_jars_dir} holds none", cure="Run `make jars`.")
+        problem = f"{settings.spark_jars_dir} holds none"
+        raise PrerequisiteError(what="Spark's jars", problem=problem, cure="Run `make jars`.")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     master = cpus or settings.spark_master
+    avro_limits = " ".join(f"-D{limited}={limit}" for limited, limit in _AVRO_LIMITS.items())
     builder = (
         SparkSession.builder.appName(name)
         .master(master)
@@ -85,10 +119,10 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
         .config("spark.scheduler.mode", "FAIR")
         .config(LOOKUPS, settings.table("lookups"))
         .config("spark.driver.memory", settings.spark_driver_memory)
-        # Not its extra options, which are the deployment's: those come after these and may set a bound anew.
-        .config("spark.executor.defaultJavaOptions", " ".join(f"-D{name}={limit}" for name, limit in _AVRO_LIMITS.items()))
+        # Not its extra options: those are the deployment's, they come after these and may set another bound.
+        .config("spark.executor.defaultJavaOptions", avro_limits)
         .config("spark.ui.enabled", "false")
-        .config("spark.ui.retainedJobs", "50")  # kept though nobody can look at them
+        .config("spark.ui.retainedJobs", "50")  # Spark keeps them though there is no UI
         .config("spark.ui.retainedStages", "50")
         .config("spark.ui.retainedTasks", "500")
         .config("spark.sql.ui.retainedExecutions", "50")
@@ -97,16 +131,13 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
     )
     own = scratch.claim(settings.home)
-    archive = class_archive(settings)
-    if archive.exists():
-        options += f' "-XX:SharedArchiveFile={archive}" -Xlog:cds=off'
+    builder = builder.config("spark.local.dir", str(own))
     # The driver is a process of this machine on every master. Its extra options are left to the deployment.
-    builder = builder.config("spark.local.dir", str(own)).config(
-        "spark.driver.defaultJavaOptions", f'{_SMALL_JVM} {options} "-Djava.io.tmpdir={own}"'
-    )
+    builder = builder.config("spark.driver.defaultJavaOptions", _driver_options(settings, options, own))
     if master.startswith("local"):
         # Nothing listens beyond this machine.
-        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config(scratch.PLACE, str(own))
     else:
         builder = builder.config(scratch.PLACE, settings.scratch())
@@ -114,14 +145,26 @@ def build(settings: Settings, name: str, *, shuffle_partitions: int = 2, cpus: s
         builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)
     session = builder.getOrCreate()
     _limit_avro(session)
-    # Stores of state ask a coordinator that the session's manager of streams starts; without one a batch with such state fails.
+    # The session's manager of streams starts the coordinator of state stores. Without it a batch with such
+    # state fails.
     _ = session.streams
     session.sparkContext.setLogLevel("WARN")
     return session
 
 
+def _driver_options(settings: Settings, options: str, own: Path) -> str:
+    """The options of the driver's JVM: a small JVM's, the caller's, and the archive if there is one."""
+    archive = class_archive(settings)
+    if archive.exists():
+        options += f' "-XX:SharedArchiveFile={archive}" -Xlog:cds=off'
+    return f'{_SMALL_JVM} {options} "-Djava.io.tmpdir={own}"'
+
+
 def _limit_avro(session: SparkSession) -> None:
-    """In the driver's JVM, whoever has started it: Avro reads these once, with the first record."""
+    """Set the bounds in the driver's JVM, for another part of the process may have started it.
+
+    Avro reads them once, with the first record.
+    """
     context: Any = session.sparkContext
     properties = context._jvm.java.lang.System
     for name, limit in _AVRO_LIMITS.items():
@@ -131,7 +174,7 @@ def _limit_avro(session: SparkSession) -> None:
 
 @contextmanager
 def cached(rows: DataFrame) -> Iterator[DataFrame]:
-    """The frame, kept in memory and then on local disk for as long as the context lasts."""
+    """The frame, kept in memory and then on local disk while the context lasts."""
     rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield rows
