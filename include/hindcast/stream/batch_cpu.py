@@ -1,13 +1,15 @@
 """What the batches of one process cost, in seconds of CPU: each second that the process uses is counted once.
 
-The queries of a worker share its JVM and its Python workers, so nobody can say whose second it was. The rule is simple, and its shares add
-up to the whole:
+The queries of a worker share its JVM and its Python workers, so nobody can say whose second it was. The rule
+is simple, and its shares add up to the whole:
 
 - a second is dealt in equal parts to the batches that ran in that time;
-- while none runs (planning, leases, filing), it is dealt in equal parts to all shards that are consumed, for their next batches;
-- what is used while no shard is consumed (starting, practice) belongs to no batch.
+- while none runs (planning, leases, filing), it is dealt in equal parts to all shards that are consumed, for
+  their next batches;
+- CPU that is used while no shard is consumed (starting, practice) belongs to no batch.
 
-The CPU is read from the system once in a while, and dealt by the time for which each batch ran since the last reading.
+The CPU is read from the system once in a while, and dealt by the time for which each batch ran since the last
+reading.
 """
 
 from __future__ import annotations
@@ -29,17 +31,20 @@ class CpuShare:
     def __init__(self) -> None:
         self.running = False
         self.share_seconds = 0.0  # its part of the time since the last reading
-        self.cpu_seconds = 0.0  # what was dealt to it and not taken yet
+        self.cpu_seconds = 0.0  # dealt to it and not taken yet
 
 
 class CpuMeter:
     """Deals the process's CPU to the shards' accounts. Safe for threads."""
 
     def __init__(self, clock: Clock, read: Callable[[], float] | None = None) -> None:
-        """:param read: CPU of the process since it began, in seconds; :func:`cpu_seconds` if it is not given"""
-        self._clock, self._read = clock, read or cpu_seconds
+        """:param read: CPU of the process since it began, in seconds; by default :func:`cpu_seconds`"""
+        self._clock = clock
+        self._read = read or cpu_seconds
         self._accounts: list[CpuShare] = []
-        self._moved_at = self._read_at = clock.monotonic()
+        now = clock.monotonic()
+        self._passed_at = now  # up to here the accounts have their share of the time
+        self._read_at = now
         self._read_cpu = 0.0
         self._lock = threading.Lock()
 
@@ -50,14 +55,16 @@ class CpuMeter:
                 self._pass_time()
                 self._deal()
             else:
-                self._moved_at = self._read_at = self._clock.monotonic()
+                now = self._clock.monotonic()
+                self._passed_at = now
+                self._read_at = now
                 self._read_cpu = self._read()
             account = CpuShare()
             self._accounts.append(account)
             return account
 
     def closed(self, account: CpuShare) -> None:
-        """Its query has stopped; what it has not taken goes to the others with the next reading."""
+        """Its query has stopped; the others get with the next reading what it has not taken."""
         with self._lock:
             if account not in self._accounts:
                 return
@@ -81,21 +88,23 @@ class CpuMeter:
             account.running = False
 
     def taken(self, account: CpuShare) -> float:
-        """What the shard's batches have cost since it was last asked, in seconds."""
+        """What the shard's batches have cost since the last call, in seconds."""
         with self._lock:
             self._pass_time()
             if self._clock.monotonic() - self._read_at >= READING_SECONDS:
                 self._deal()
-            cost, account.cpu_seconds = account.cpu_seconds, 0.0
+            cost = account.cpu_seconds
+            account.cpu_seconds = 0.0
             return cost
 
     def _pass_time(self) -> None:
-        """Note who ran since this was last called."""
+        """Give the time since the last call to those that ran in it."""
         now = self._clock.monotonic()
-        among = [account for account in self._accounts if account.running] or self._accounts
+        running = [account for account in self._accounts if account.running]
+        among = running or self._accounts
         for account in among:
-            account.share_seconds += (now - self._moved_at) / len(among)
-        self._moved_at = now
+            account.share_seconds += (now - self._passed_at) / len(among)
+        self._passed_at = now
 
     def _deal(self) -> None:
         """Read the CPU and deal what was used since the last reading."""
@@ -103,17 +112,19 @@ class CpuMeter:
         shares = sum(account.share_seconds for account in self._accounts)
         used = total - self._read_cpu
         if used <= 0 or shares <= 0:
-            return  # a process ended while it was being read, or no time has passed: the next reading has it
+            return  # a process ended during the reading, or no time has passed: the next reading has it
         for account in self._accounts:
             account.cpu_seconds += used * account.share_seconds / shares
             account.share_seconds = 0.0
-        self._read_cpu, self._read_at = total, self._clock.monotonic()
+        self._read_cpu = total
+        self._read_at = self._clock.monotonic()
 
 
 def cpu_seconds() -> float:
     """CPU time of this process and all below it (the JVM, the Python workers), in seconds since they began.
 
-    With that of children that have ended and were waited for: a Python worker of Spark's that ends takes nothing away.
+    Children that have ended and were waited for are included: if one of Spark's Python workers ends, nothing
+    is taken away.
     """
     total = 0.0
     me = psutil.Process()

@@ -1,7 +1,8 @@
-"""File the rows that are in no result: poison into ``dead_letters``, late ones into ``late_rows``, each exactly once.
+"""File what is in no result: poison in ``dead_letters``, late ones in ``late_rows``, each exactly once.
 
-Which rows those are follows from the ledger alone (a batch's offsets and the watermark before it), so this runs some seconds behind
-the commits, over several batches at a time, and may be run again by any later owner: both tables are fenced like the sink.
+The ledger alone tells which rows those are (a batch's offsets and the watermark before it). So this runs some
+seconds behind the commits, over several batches at a time, and any later owner may run it again: both tables
+are fenced like the sink.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
+from hindcast.delta.files import DataFile
 from hindcast.errors import FenceMovedError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -29,106 +31,174 @@ BATCHES_PER_PASS = 64
 
 @dataclass(frozen=True)
 class _SideTable:
-    """One table that rows are filed into: which of the located rows, and whether these batches can have any."""
+    """One table that rows are filed into."""
 
     table: FencedTable
+    #: Of the located rows of some batches, those that belong into the table, as its columns; the last of the
+    #: batches is given, too.
     frame: Callable[[DataFrame, LedgerRow], DataFrame]
+    #: Whether these batches can have any such rows.
     may_have: Callable[[Sequence[LedgerRow]], bool]
 
 
 class Audit:
-    """Files the late and poison rows of one shard, and gives the late ones to the pipeline's own handler where it has one."""
+    """Files the late and poison rows of one shard.
 
-    def __init__(self, spark: SparkSession, settings: Settings, pipeline: Pipeline, app: str, epoch: int) -> None:
-        self._spark, self._settings, self._pipeline, self._epoch = spark, settings, pipeline, epoch
+    If the pipeline has its own handler of late rows, they also go through that.
+    """
+
+    def __init__(
+        self, spark: SparkSession, settings: Settings, pipeline: Pipeline, app: str, epoch: int
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._pipeline = pipeline
+        self._epoch = epoch
         self.give_way: Callable[[], object] = lambda: None  # between the parts of a pass; may wait
         tables = ControlTables(settings)
-
-        def account(name: ControlTable, rows: Callable[..., DataFrame], may_have: Callable[[Sequence[LedgerRow]], bool]) -> _SideTable:
-            tables.open(name)
-            table = FencedTable(tables.url(name), settings.storage_options, app)
-            return _SideTable(table, lambda located, last: _as_table(rows(located, pipeline), name, last), may_have)
-
-        self._accounts = [
-            account(ControlTable.DEAD_LETTERS, dead_letters, lambda batches: any(row.poison_rows != 0 for row in batches)),
-            account(ControlTable.LATE_ROWS, late_rows, self._may_be_late),
+        self._sides = [
+            self._control_table(tables, ControlTable.DEAD_LETTERS, app, dead_letters, _may_be_poison),
+            self._control_table(tables, ControlTable.LATE_ROWS, app, late_rows, self._may_be_late),
         ]
         if pipeline.late is not None and pipeline.late_sink is not None:
-            table = FencedTable(settings.table("sinks", pipeline.late_sink.name), settings.storage_options, app)
-            table.create(query_signature.table_schema(self._handled(kafka_source.empty(spark, pipeline)[0])))
-            self._accounts.append(_SideTable(table, lambda located, _: self._handled(_late(located, pipeline)), self._may_be_late))
+            self._sides.append(self._late_sink(pipeline.late_sink.name, app))
+
+    def _control_table(
+        self,
+        tables: ControlTables,
+        name: ControlTable,
+        app: str,
+        rows: Callable[[DataFrame, Pipeline], DataFrame],
+        may_have: Callable[[Sequence[LedgerRow]], bool],
+    ) -> _SideTable:
+        tables.open(name)
+        table = FencedTable(tables.url(name), self._settings.storage_options, app)
+
+        def frame(located: DataFrame, last: LedgerRow) -> DataFrame:
+            return _as_table(rows(located, self._pipeline), name, last)
+
+        return _SideTable(table, frame, may_have)
+
+    def _late_sink(self, name: str, app: str) -> _SideTable:
+        """The table of the pipeline's own handler of late rows."""
+        url = self._settings.table("sinks", name)
+        table = FencedTable(url, self._settings.storage_options, app)
+        nothing = kafka_source.empty(self._spark, self._pipeline)[0]
+        table.create(query_signature.table_schema(self._handled(nothing)))
+
+        def frame(located: DataFrame, _: LedgerRow) -> DataFrame:
+            return self._handled(_late(located, self._pipeline))
+
+        return _SideTable(table, frame, self._may_be_late)
 
     def run(self, batches: Sequence[LedgerRow]) -> int:
-        """File what is not filed yet of these batches (all that the shard committed after filed ones, in order); return up to which it is.
+        """File the late and poison rows of these batches that are not filed yet.
 
-        :raises LeaseLostError: where a later epoch has filed rows
+        :param batches: all that the shard committed after filed ones, in order
+        :returns: the last batch whose rows are filed
+        :raises LeaseLostError: if a later epoch has filed rows
         """
         filed = self._recorded()
-        done = min(fence.batch if fence else 0 for fence in filed)
+        done = min(_batch_of(fence) for fence in filed)
         todo = [row for row in batches if row.batch > done][:BATCHES_PER_PASS]
         if not todo:
             return done
         target = Fence(self._epoch, todo[-1].batch)
-        with session.cached(self._unaccounted(todo)) as rows:  # each account reads these few, not the topic again
-            for account, before in zip(self._accounts, filed, strict=True):
+        # Each table reads these few rows, not the topic again.
+        with session.cached(self._unaccounted(todo)) as rows:
+            for side, before in zip(self._sides, filed, strict=True):
                 if before is not None and before.batch >= target.batch:
                     continue
-                fresh = rows.where(F.col("_batch") > (before.batch if before else 0))
-                table, written = account.table, []
+                fresh = rows.where(F.col("_batch") > _batch_of(before))
                 self.give_way()
-                if account.may_have(todo):
-                    name = f"{todo[-1].shard}-e{self._epoch}-b{target.batch}"
-                    written = parquet_writer.write_files(account.frame(fresh, todo[-1]), table.url, table.storage_options, name)
+                written = self._written(side, fresh, todo)
                 try:
-                    table.commit(target, written, after=before)
+                    side.table.commit(target, written, after=before)
                 except FenceMovedError:
-                    return done  # an older owner filed them in the meantime: the next pass starts from what it filed
+                    return done  # an older owner filed them in the meantime: the next pass starts from there
         return target.batch
+
+    def _written(self, side: _SideTable, fresh: DataFrame, todo: Sequence[LedgerRow]) -> list[DataFile]:
+        """Write the data files of a pass over these batches; none if they cannot have rows for the table."""
+        if not side.may_have(todo):
+            return []
+        last = todo[-1]
+        prefix = f"{last.shard}-e{self._epoch}-b{last.batch}"
+        table = side.table
+        return parquet_writer.write_files(side.frame(fresh, last), table.url, table.storage_options, prefix)
 
     def rehearse(self, batch: LedgerRow, url: str) -> None:
         """Write what a pass would file of this batch into a folder that nobody reads."""
         with session.cached(self._unaccounted([batch])) as rows:
-            for number, account in enumerate(self._accounts):
-                parquet_writer.write_files(account.frame(rows, batch), url, self._settings.storage_options, f"a{number}")
+            for number, side in enumerate(self._sides):
+                frame = side.frame(rows, batch)
+                parquet_writer.write_files(frame, url, self._settings.storage_options, f"a{number}")
 
     def filed(self) -> int:
         """The last batch of the shard whose late and poison rows are filed; 0 before the first."""
-        return min(fence.batch if fence else 0 for fence in self._recorded())
+        return min(_batch_of(fence) for fence in self._recorded())
 
     def _recorded(self) -> list[Fence | None]:
-        return [account.table.recorded() for account in self._accounts]
+        return [side.table.recorded() for side in self._sides]
 
     def _may_be_late(self, batches: Sequence[LedgerRow]) -> bool:
-        waits = self._pipeline.window is not None or self._pipeline.re_execute
-        return waits and any(row.late_ms(partition) > 0 for row in batches for partition in row.end_offsets)
+        if self._pipeline.window is None and not self._pipeline.re_execute:
+            return False
+        return any(_has_late_windows(row) for row in batches)
 
     def _handled(self, late: DataFrame) -> DataFrame:
         assert self._pipeline.late is not None
         kafka_source.carry_code()
-        return self._pipeline.late(late.select(*map(quoted, self._pipeline.source.columns), *kafka_source.PLACE_COLUMNS))
+        columns = [quoted(column) for column in self._pipeline.source.columns]
+        return self._pipeline.late(late.select(*columns, *kafka_source.PLACE_COLUMNS))
 
     def _unaccounted(self, batches: Sequence[LedgerRow]) -> DataFrame:
-        """The records of these batches that some account has to name, as :meth:`_located` gives them."""
+        """The records of these batches that belong into some table, as :meth:`_located` gives them."""
         _, late = window_counts(self._pipeline)
         return self._located(batches).where(F.col("_reason").isNotNull() | (late > 0))
 
     def _located(self, batches: Sequence[LedgerRow]) -> DataFrame:
-        """The records of these batches, parsed, each with ``_batch`` and ``_late_watermark_ms`` of the batch that read it."""
-        start, end = batches[0].start_offsets, batches[-1].end_offsets
-        ranges = [
-            (partition, row.start_offsets[partition], row.end_offsets[partition], row.batch, row.late_ms(partition))
-            for row in batches
-            for partition in row.end_offsets
-            if row.end_offsets[partition] > row.start_offsets[partition]
-        ]
-        lookup = self._spark.createDataFrame(ranges, "p int, s long, e long, _batch long, _late_watermark_ms long")
-        rows = kafka_source.in_common(kafka_source.read_topics(self._spark, self._settings, self._pipeline, start, end))
-        within = (F.col("_partition") == F.col("p")) & (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))
-        return rows.join(F.broadcast(lookup), within).drop("p", "s", "e")
+        """The records of these batches, parsed.
+
+        Each has ``_batch`` and ``_late_watermark_ms`` of the batch that read it.
+        """
+        ranges = []
+        for row in batches:
+            for partition, end in row.end_offsets.items():
+                start = row.start_offsets[partition]
+                if end > start:
+                    ranges.append((partition, start, end, row.batch, row.late_ms(partition)))
+        lookup = self._spark.createDataFrame(
+            ranges, "p int, s long, e long, _batch long, _late_watermark_ms long"
+        )
+        first = batches[0].start_offsets
+        last = batches[-1].end_offsets
+        parsed = kafka_source.read_topics(self._spark, self._settings, self._pipeline, first, last)
+        rows = kafka_source.in_common(parsed)
+        same_partition = F.col("_partition") == F.col("p")
+        in_range = (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))
+        return rows.join(F.broadcast(lookup), same_partition & in_range).drop("p", "s", "e")
+
+
+def _batch_of(fence: Fence | None) -> int:
+    """The last batch that a table holds; 0 before the first."""
+    if fence is None:
+        return 0
+    return fence.batch
+
+
+def _has_late_windows(row: LedgerRow) -> bool:
+    """Whether some window was final when the batch began: only then can its rows be late."""
+    return any(row.late_ms(partition) > 0 for partition in row.end_offsets)
+
+
+def _may_be_poison(batches: Sequence[LedgerRow]) -> bool:
+    """A batch that Spark did not measure counts, too."""
+    return any(row.poison_rows != 0 for row in batches)
 
 
 def dead_letters(rows: DataFrame, _: Pipeline) -> DataFrame:
-    """The poison rows, with why."""
+    """The poison rows, each with its reason."""
     return rows.where(F.col("_reason").isNotNull()).select(
         F.col("_batch").alias("batch"),
         F.col("_topic").alias("topic"),
@@ -142,7 +212,7 @@ def dead_letters(rows: DataFrame, _: Pipeline) -> DataFrame:
 
 
 def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The usable rows that were late for at least one of their windows, with how many of how many."""
+    """The usable rows that were late for at least one of their windows, with the counts of both."""
     return _late(rows, pipeline).select(
         F.col("_batch").alias("batch"),
         F.col("_topic").alias("topic"),
@@ -160,17 +230,23 @@ def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 def _late(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     total, late = window_counts(pipeline)
     usable = rows.where(F.col("_reason").isNull())
-    return usable.withColumns({"_windows_total": total, "_windows_late": late}).where(F.col("_windows_late") > 0)
+    return usable.withColumns({"_windows_total": total, "_windows_late": late}).where(
+        F.col("_windows_late") > 0
+    )
 
 
 def _as_table(frame: DataFrame, name: ControlTable, of: LedgerRow) -> DataFrame:
+    """The frame with the columns of the control table, in their order.
+
+    :param of: a batch of the frame's shard and epoch
+    """
     constants = {"pipeline": of.pipeline, "version": of.version, "shard": of.shard, "epoch": of.epoch}
-    kinds = {field.name: field.type for field in SCHEMAS[name]}
-    columns = [F.lit(constants[column]).alias(column) if column in constants else F.col(column) for column in SCHEMAS[name].names]
-    longs = {column for column, kind in kinds.items() if str(kind) == "int64"}
-    return frame.select(
-        *[
-            value.cast("long").alias(column) if column in longs else value
-            for column, value in zip(SCHEMAS[name].names, columns, strict=True)
-        ]
-    )
+    columns = []
+    for field in SCHEMAS[name]:
+        column = F.col(field.name)
+        if field.name in constants:
+            column = F.lit(constants[field.name]).alias(field.name)
+        if str(field.type) == "int64":
+            column = column.cast("long").alias(field.name)
+        columns.append(column)
+    return frame.select(*columns)

@@ -1,4 +1,7 @@
-"""The pipelines that a worker can consume. A version that is deployed while it runs is loaded once it is wanted."""
+"""The pipelines that a worker can consume.
+
+If a version is deployed while the worker runs, it is loaded once it is wanted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hindcast.shards.desired_state import rows_of, wanted_versions
 
 
 class LoadedPipelines:
-    """The versions in a folder, each as it was when it was first loaded: a query goes on with the code that it was started with.
+    """The versions in a folder, each as it was first loaded: a query keeps the code with which it started.
 
     ``look`` is called by one thread; the others may ask at any time.
     """
@@ -28,34 +31,46 @@ class LoadedPipelines:
         return (name, version) in self.catalog.declared
 
     def of(self, name: str, version: int) -> Pipeline:
-        """:raises UnknownPipelineError, UnknownVersionError: where it is not deployed"""
+        """:raises UnknownPipelineError, UnknownVersionError: if it is not deployed"""
         return self.catalog.of(name, version)
 
     def look(self, leases: Iterable[Lease]) -> list[tuple[str, int]]:
-        """Load the folder again where something is wanted that was not in it, and its files have changed since.
+        """Load the folder again if a wanted version was not in it and its files have changed since.
 
         :returns: the pipelines and versions that are wanted and not deployed
         """
-        wanted = [(row.stream_id, version) for row in rows_of(leases) for version in wanted_versions(row)]
-        if all(self.has(*one) for one in wanted):
+        wanted = _wanted(leases)
+        if not self._missing(wanted):
             return []
-        if (files := self._stamps()) != self._files:
+        files = self._stamps()
+        if files != self._files:
             found = catalog.load(self._folder)
             self._files = files
             self.catalog = _merged(self.catalog, found)
-        return [one for one in wanted if not self.has(*one)]
+        return self._missing(wanted)
+
+    def _missing(self, wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        return [(name, version) for name, version in wanted if not self.has(name, version)]
 
     def _stamps(self) -> dict[str, tuple[int, int]]:
+        """Path -> when the file was changed, and its size."""
         found = {}
         for path in self._folder.rglob("*.py"):  # also what pipelines import
-            with suppress(FileNotFoundError):  # it may go while this looks
+            with suppress(FileNotFoundError):  # a file may go during the walk
                 stat = path.stat()
                 found[str(path)] = (stat.st_mtime_ns, stat.st_size)
         return found
 
 
+def _wanted(leases: Iterable[Lease]) -> list[tuple[str, int]]:
+    wanted: list[tuple[str, int]] = []
+    for row in rows_of(leases):
+        wanted.extend((row.stream_id, version) for version in wanted_versions(row))
+    return wanted
+
+
 def _merged(before: Catalog, found: Catalog) -> Catalog:
-    """What was loaded before, as it was, and what is new and in the way of none of it."""
+    """All that was loaded before, as it was, and the new versions that conflict with none of it."""
     merged = Catalog(dict(before.declared), dict(found.errors))
     by_file: dict[str, list[Pipeline]] = {}
     for key, pipeline in found.declared.items():

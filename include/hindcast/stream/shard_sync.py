@@ -1,7 +1,8 @@
-"""The shards that one worker consumes: start, watch and stop their queries, and tell the keeper when a lease may go.
+"""The shards that one worker consumes: start, watch and stop their queries, and say when a lease may go.
 
-All methods but :meth:`ShardSync.audit` are called from the worker's main thread. The start of a query takes about a second, and a worker
-may gain hundreds of shards: they wait in a queue, and the main thread starts one, acts on the renewals since, and starts the next.
+The worker's main thread calls all methods but :meth:`ShardSync.audit`. The start of a query takes about a
+second, and a worker may gain hundreds of shards. So they wait in a queue: the main thread starts one, acts on
+the renewals since, and starts the next.
 """
 
 from __future__ import annotations
@@ -41,39 +42,62 @@ from hindcast.spark import kafka_source
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.stream.shard_events import ShardEvents
 from hindcast.stream.shard_runner import ShardRunner
 from hindcast.stream.takeover_priority import TakeoverPriority
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.event_log import EventLog
 from hindcast.tables.ledger import Ledger, Offsets, by_partition
 
 _log = structlog.get_logger(__name__)
 
-#: Faults of the moment: the shard is given back and taken again after a while. Every other HindcastError waits for an operator.
-_PASSING = (LeaseLostError, StoreUnavailableError, BrokerUnavailableError, CommitConflictError, CommitUnknownError, FenceMovedError)
-#: Spark's conditions for state files that are missing or torn: the next start makes the state anew instead of failing for ever.
+#: Passing faults: the shard is given back and taken again after a while. Every other HindcastError waits for
+#: an operator.
+_PASSING = (
+    LeaseLostError,
+    StoreUnavailableError,
+    BrokerUnavailableError,
+    CommitConflictError,
+    CommitUnknownError,
+    FenceMovedError,
+)
+#: Spark's conditions for state files that are missing or torn: the next start rebuilds the state instead of
+#: failing for ever.
 _STATE_LOST = re.compile(
     r"CANNOT_LOAD_STATE_STORE|OPERATOR_MISSING_STATE_DIRECTORY|STATE_STORE_[A-Z_]*(CORRUPT|CHECKSUM|MISSING|NOT_FOUND|UNEXPECTED)"
 )
 #: A query that failed is started again by this worker after 1, 2, 4 ... seconds, at most this.
 MAX_BACKOFF_SECONDS = 60.0
-
-
-#: In a shard's detail: why its state must be made anew, found out while its query ran.
+#: In a shard's detail: why its state must be rebuilt, as its query has shown.
 DAMAGED = "damaged"
 
 
 @dataclass
 class _Running:
+    """A shard that is held and whose query was started."""
+
     consumer: ShardRunner
     audit: Audit
-    filed: int | None = None  # the last batch whose late and poison rows are filed, where it is known
+    filed: int | None = None  # the last batch whose late and poison rows are filed, if it is known
     rebuilt: str = ""  # the newest request to rebuild when it was started
     met: str | None = None  # a request to rebuild, or "" for damage, that its first batch will have met
     draining: bool = False
     ending: bool = False  # superseded, with nothing in hand
     restart: tuple[Lease, str] | None = None  # once drained, start it again for this request to rebuild
     drain_to: Offsets | None = None
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it waits for the first batch of its new owner."""
+        return not (self.consumer.progressed or self.draining)
+
+    @property
+    def reached_drain_end(self) -> bool:
+        """Whether it has consumed up to where it is to drain."""
+        if self.drain_to is None:
+            return False
+        ends = self.consumer.end_offsets
+        return all(ends[partition] >= end for partition, end in self.drain_to.items())
 
 
 @dataclass
@@ -86,11 +110,14 @@ class _Waiting:
 
 
 class Pace:
-    """How many shards this worker can start in half a lease, by the slowest of its last starts. Safe for threads."""
+    """How many shards this worker can start in half a lease, by the slowest of its last starts.
+
+    Safe for threads.
+    """
 
     #: Starts that count: more than one, for a single quick one says little.
     KEPT = 8
-    #: Until the first start was measured: what one takes on an idle machine.
+    #: Assumed until the first start was measured: one start on an idle machine.
     FIRST_SECONDS = 1.0
 
     def __init__(self, lease_seconds: float) -> None:
@@ -128,7 +155,8 @@ class Backoff:
 
     def next_end(self, after: float) -> float:
         """The first moment after this one at which a shard may be tried again; infinity if none waits."""
-        return min((until for until in list(self.until.values()) if until > after), default=math.inf)
+        later = [until for until in list(self.until.values()) if until > after]
+        return min(later, default=math.inf)
 
     def over(self, key: LeaseKey, now: float) -> bool:
         return now >= self.until.get(key, 0.0)
@@ -150,12 +178,18 @@ class ShardSync:
         beat: Callable[[], object] = lambda: None,
     ) -> None:
         """:param beat: called between any two starts or stops: the main thread is not stuck"""
-        self._pace, self._beat = pace or Pace(settings.lease_seconds), beat
-        self._spark, self._settings, self._deployed = spark, settings, deployed
-        self._keeper, self._events, self._clock, self._backoff = keeper, events, clock, backoff
+        self._spark = spark
+        self._settings = settings
+        self._deployed = deployed
+        self._keeper = keeper
+        self._events = ShardEvents(events, keeper.owner)
+        self._clock = clock
+        self._backoff = backoff
+        self._pace = pace or Pace(settings.lease_seconds)
+        self._beat = beat
         self._ledger = Ledger(ControlTables(settings))
         self._topics = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
-        self._beside = ThreadPoolExecutor(2, "take-over")
+        self._meanwhile = ThreadPoolExecutor(2, "take-over")
         self._waiting: dict[LeaseKey, _Waiting] = {}  # in the order in which they are started
         self._running: dict[LeaseKey, _Running] = {}
         self._settling: list[_Running] = []  # given up or lost, with late and poison rows still to be filed
@@ -164,11 +198,11 @@ class ShardSync:
         self._precedence = TakeoverPriority(clock)
         self._meter = CpuMeter(clock)
         self.superseded: frozenset[LeaseKey] = frozenset()  # shards of an older generation: to be ended
-        self.leaving = False  # the worker stops: the next owner ends what is superseded
-        self.audit_due = threading.Event()  # somebody waits for what is late and poison to be filed
+        self.leaving = False  # the worker stops: the next owner ends superseded shards
+        self.audit_due = threading.Event()  # a shard waits for its late and poison rows to be filed
 
     def versions(self) -> set[tuple[str, int]]:
-        """The pipelines and versions of which shards are held."""
+        """The pipelines and versions that have shards here."""
         held = [*list(self._running), *list(self._waiting)]
         return {(key.stream_id, shard_names.shard_version(key.status_value)) for key in held}
 
@@ -185,7 +219,8 @@ class ShardSync:
         :param request: the newest request to rebuild the shard, empty if there is none
         :param shadow: its batches are bounded, so that those of the active version need not wait for long
         """
-        if (running := self._running.get(lease.key)) is not None:
+        running = self._running.get(lease.key)
+        if running is not None:
             self._lose(running)  # of an earlier epoch: the shard was lost and taken again within one step
         self._waiting[lease.key] = _Waiting(lease, request, shadow)
 
@@ -196,68 +231,99 @@ class ShardSync:
         self._beat()
         key = next(iter(self._waiting))
         waiting = self._waiting.pop(key)
-        if not self._keeper.holds(key, waiting.lease.epoch):
-            self._keeper.closed(key, waiting.lease.epoch)
-            self._lost(waiting.lease)
+        lease = waiting.lease
+        if not self._keeper.holds(key, lease.epoch):
+            self._keeper.closed(key, lease.epoch)
+            self._events.lost(lease)
             return True
         began = self._clock.monotonic()
+        superseded = key in self.superseded
         try:
-            self.start(waiting.lease, request=waiting.request, superseded=key in self.superseded, shadow=waiting.shadow)
+            self.start(lease, request=waiting.request, superseded=superseded, shadow=waiting.shadow)
         finally:
             self._pace.note(self._clock.monotonic() - began)
-            self._keeper.begun(key, waiting.lease.epoch)
+            self._keeper.begun(key, lease.epoch)
         return True
 
-    def start(self, lease: Lease, *, request: str = "", superseded: bool = False, shadow: bool = False) -> None:
+    def start(
+        self, lease: Lease, *, request: str = "", superseded: bool = False, shadow: bool = False
+    ) -> None:
         """Take the shard over and start its query; if that fails, say why and give the lease back.
 
-        :param superseded: only end it: seal it, file what is late or poison, and start no query
+        :param superseded: only end it: seal it, file its late and poison rows, and start no query
         """
         self._precedence.begin(lease.key)
         pipeline = self._pipeline(lease.key)
-        consumer = ShardRunner(self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, self._meter)
-        consumer.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH if shadow else 0
-        consumer.give_way = self._precedence.give_way
-        # A pool for each query: Spark's fair scheduler then shares the cores between the shards of this worker.
+        consumer = self._consumer(pipeline, lease, shadow=shadow)
+        # A pool for each query: Spark's fair scheduler then shares the cores between this worker's shards.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", consumer.app)
+        rebuilt = ""
         try:
-            asked = request if request != lease.detail.get(REBUILD, "") else ""
-            rebuilt = "it was asked for" if asked else str(lease.detail.get(DAMAGED, ""))
             if superseded:
                 consumer.seal()
             else:
-                # While the sink is sealed the broker is asked and the query made: the shard stands still for as long as all takes.
-                beside = [self._beside.submit(_check_retained, self._topics, pipeline, lease), self._beside.submit(consumer.prepare)]
-                try:
-                    rebuilt = consumer.start(rebuilt, allowed=lambda: [task.result() for task in beside])
-                finally:
-                    wait(beside)
+                rebuilt = self._start_query(consumer, pipeline, lease, _why_rebuild(lease, request))
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             consumer.stop()
             self._failed(lease, error)
             return
         audit = Audit(self._spark, self._settings, pipeline, consumer.app, lease.epoch)
         audit.give_way = self._precedence.give_way
-        self._running[lease.key] = _Running(consumer, audit, rebuilt=request, draining=superseded)
-        message = f"{self._keeper.owner} {'ends' if superseded else 'consumes'} {lease.key} in epoch {lease.epoch}."
-        self._record(EventKind.SHARD_TAKEN, message, lease)
-        if rebuilt and not superseded:
-            self._running[lease.key].met = request
-            self._record(EventKind.SHARD_REBUILT, f"The state of {lease.key} is made anew from the topic: {rebuilt}", lease)
+        running = _Running(consumer, audit, rebuilt=request, draining=superseded)
+        self._running[lease.key] = running
+        self._events.taken(lease, superseded=superseded)
+        if rebuilt:
+            running.met = request
+            self._events.rebuilt(lease, rebuilt)
+
+    def _consumer(self, pipeline: Pipeline, lease: Lease, *, shadow: bool) -> ShardRunner:
+        consumer = ShardRunner(
+            self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, self._meter
+        )
+        if shadow:
+            consumer.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
+        consumer.give_way = self._precedence.give_way
+        return consumer
+
+    def _start_query(self, consumer: ShardRunner, pipeline: Pipeline, lease: Lease, rebuild: str) -> str:
+        """Start the query; return why its state was rebuilt, empty if it was not.
+
+        The worker asks the broker and makes the query while the sink is sealed: the shard stands still until
+        all is done.
+        """
+        retained = self._meanwhile.submit(_check_retained, self._topics, pipeline, lease)
+        prepared = self._meanwhile.submit(consumer.prepare)
+
+        def allowed() -> None:
+            retained.result()
+            prepared.result()
+
+        try:
+            return consumer.start(rebuild, allowed=allowed)
+        finally:
+            wait([retained, prepared])
 
     def rebuild(self, lease: Lease, request: str) -> None:
-        """If the shard's query did not meet this request yet: let the batch in hand end, then start it again with a new state."""
-        if (waiting := self._waiting.get(lease.key)) is not None:
+        """If the shard's query did not meet this request yet, start it again with a new state.
+
+        The batch in hand ends first.
+        """
+        waiting = self._waiting.get(lease.key)
+        if waiting is not None:
             waiting.request = request
         running = self._running.get(lease.key)
-        if running is not None and request not in {running.rebuilt, ""} and not running.draining:
-            running.restart, running.draining = (lease, request), True
-            running.consumer.drain()
+        if running is None or running.draining or request in {running.rebuilt, ""}:
+            return
+        running.restart = (lease, request)
+        running.draining = True
+        running.consumer.drain()
 
     def close(self, key: LeaseKey, epoch: int | None = None) -> None:
-        """Let the batch in hand end; :meth:`tick` then gives the lease away. A shard that waits for its start has none in hand.
+        """Let the batch in hand end; :meth:`tick` then gives the lease away.
 
-        :param epoch: of the lease that is to be closed; the one that is held if it is not known
+        A shard that waits for its start has no batch in hand.
+
+        :param epoch: of the lease that is to be closed; if it is not known, that of the lease that is held
         """
         if key in self._waiting and key in self.superseded and not self.leaving:
             return  # it is started to be ended
@@ -266,11 +332,12 @@ class ShardSync:
         if running is None:
             self._keeper.closed(key, epoch)
             return
-        running.draining, running.restart = True, None
+        running.draining = True
+        running.restart = None
         running.consumer.drain()
 
     def drain_to_end(self, key: LeaseKey, *, wanted: bool) -> None:
-        """If it is wanted, consume to the topic's end of the moment it was first asked for, then mark the shard as drained.
+        """If it is wanted, consume to the topic's end as of the first call, then mark the shard as drained.
 
         :raises BrokerUnavailableError: the topic's end is not known yet; ask again
         """
@@ -286,70 +353,77 @@ class ShardSync:
             except BrokerUnavailableError:
                 raise
             except HindcastError as error:
-                _log.warning("The topic's end is not known yet; asking again.", shard=str(key), reason=str(error))
+                message = "The topic's end is not known yet; asking again."
+                _log.warning(message, shard=str(key), reason=str(error))
                 return
             running.drain_to = {partition: latest[partition] for partition in running.consumer.end_offsets}
 
     def lose(self, key: LeaseKey) -> None:
-        """Stop at once: somebody else owns the shard."""
-        if (waiting := self._waiting.pop(key, None)) is not None:
-            self._lost(waiting.lease)
-        if (running := self._running.get(key)) is not None:
+        """Stop at once: another worker owns the shard."""
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self._events.lost(waiting.lease)
+        running = self._running.get(key)
+        if running is not None:
             self._lose(running)
 
     def _lose(self, running: _Running) -> None:
         self._beat()
-        del self._running[running.consumer.lease.key]
+        lease = running.consumer.lease
+        del self._running[lease.key]
         running.consumer.stop()
         self._settling.append(running)
-        self._lost(running.consumer.lease)
+        self._events.lost(lease)
 
     def tick(self) -> None:
-        """Look after every query: fence off what is no longer ours, report what failed, give away what has drained."""
-        self._precedence.keep(key for key, running in self._running.items() if not (running.consumer.progressed or running.draining))
+        """Look after every query: stop it if its lease is lost, report its failure, or give it away."""
+        self._precedence.keep(key for key, running in self._running.items() if running.stands_still)
         for key, running in list(self._running.items()):
-            consumer, lease = running.consumer, running.consumer.lease
             self._beat()
-            failure = consumer.failure
-            if not self._keeper.holds(key, lease.epoch):
-                self._lose(running)
-                self._keeper.closed(key, lease.epoch)
-            elif failure is not None:
-                del self._running[key]
-                consumer.stop()
-                cause = self._diagnosed(lease, failure)
-                if not _is_refusal(cause):
-                    self._settling.append(running)
-                self._failed(lease, cause)
-            elif running.draining and consumer.drained:
-                self._drained(running)
-            elif running.drain_to is not None and all(
-                consumer.end_offsets[partition] >= end for partition, end in running.drain_to.items()
-            ):
-                self._keeper.report(key, lease.epoch, detail={DRAINED: True})
-            else:
-                consumer.go_on()
+            self._look_after(key, running)
+
+    def _look_after(self, key: LeaseKey, running: _Running) -> None:
+        consumer = running.consumer
+        lease = consumer.lease
+        failure = consumer.failure
+        if not self._keeper.holds(key, lease.epoch):
+            self._lose(running)
+            self._keeper.closed(key, lease.epoch)
+        elif failure is not None:
+            del self._running[key]
+            consumer.stop()
+            cause = self._diagnosed(lease, failure)
+            if not _is_refusal(cause):
+                self._settling.append(running)
+            self._failed(lease, cause)
+        elif running.draining and consumer.drained:
+            self._drained(running)
+        elif running.reached_drain_end:
+            self._keeper.report(key, lease.epoch, detail={DRAINED: True})
+        else:
+            consumer.go_on()
 
     def _drained(self, running: _Running) -> None:
-        """What comes after the last batch: a new state, the shard's end, or another owner."""
+        """After the last batch: rebuild the state, end the shard, or give it away."""
         lease = running.consumer.lease
         if lease.key in self.superseded and not self.leaving:
             if not running.ending:
                 running.ending = True
-                self.audit_due.set()  # it ends once all is filed
+                self.audit_due.set()  # the shard ends once all is filed
             return
         del self._running[lease.key]
         running.consumer.stop()
         if running.restart:
             again, request = running.restart
-            self.take(again, request=request, shadow=running.consumer.most_records > 0)
+            shadow = running.consumer.most_records > 0
+            self.take(again, request=request, shadow=shadow)
             return
         self._keeper.closed(lease.key, lease.epoch)
         self._settling.append(running)
-        self._record(EventKind.SHARD_RELEASED, f"{self._keeper.owner} has given {lease.key} up after the batch in hand.", lease)
+        self._events.released(lease)
 
     def flush(self) -> None:
-        """Write the queued ledger rows of all shards; a store that is away keeps them queued."""
+        """Write the queued ledger rows of all shards; they stay queued while the store is away."""
         for running in self._running.values():
             self._beat()
             try:
@@ -357,23 +431,28 @@ class ShardSync:
             except StoreUnavailableError as error:
                 _log.warning("The ledger could not be written; its rows are kept.", reason=str(error))
             if running.consumer.progressed:
-                lease = running.consumer.lease
-                self._backoff.succeeded(lease.key)
-                if running.met is not None:  # the sink names the new checkpoint from now on
-                    self._keeper.report(lease.key, lease.epoch, detail={REBUILD: running.met, DAMAGED: ""})
-                    running.met = None
+                self._note_progress(running)
+
+    def _note_progress(self, running: _Running) -> None:
+        lease = running.consumer.lease
+        self._backoff.succeeded(lease.key)
+        if running.met is not None:  # the sink names the new checkpoint from now on
+            self._keeper.report(lease.key, lease.epoch, detail={REBUILD: running.met, DAMAGED: ""})
+            running.met = None
 
     def audit(self) -> None:
-        """File late and poison rows of every shard held, and of those just given up (from the audit's own thread).
+        """File late and poison rows of every shard held, and of those just given up (from the audit's own
+        thread).
 
-        A shard that was given up, or lost, is finished here, since nobody may take it for long: its pipeline may be paused. Whoever does
-        take it seals these tables with its first pass, and ours is then refused.
+        A shard that was given up, or lost, is finished here, since nobody may take it for long: its pipeline
+        may be paused. If a worker does take it, that worker seals these tables with its first pass, and then
+        refuses ours.
         """
         with self._auditing:
             self.audit_due.clear()
             for running in list(self._running.values()):
                 if running.ending:
-                    running.consumer.stop()  # its last ledger rows are written with it
+                    running.consumer.stop()  # this also writes its last ledger rows
                 self._audit(running, to_the_end=running.ending)
                 if running.ending:
                     self._end(running)
@@ -382,30 +461,26 @@ class ShardSync:
                     self._settling.remove(running)
 
     def _audit(self, running: _Running, *, to_the_end: bool = False) -> bool:
-        """One pass; whether it went well. One that fails is tried again by the next, and must never end the stream."""
+        """Run one pass; return whether it went well. The next pass repeats one that fails, which must never
+        end the stream.
+        """
         lease = running.consumer.lease
         self._precedence.give_way()
         try:
-            if running.filed is None:
-                running.filed = running.audit.filed()
-            batches = running.consumer.unfiled(running.filed)
-            running.filed = running.audit.run(batches)
-            while to_the_end and batches and running.filed < batches[-1].batch:
-                before, running.filed = running.filed, running.audit.run(batches)
-                if running.filed <= before:
-                    return True  # somebody else files them now
+            if not _file(running, to_the_end=to_the_end):
+                return True  # another worker files them now
         except LeaseLostError:
-            return True  # somebody else does already
+            return True  # another worker files them already
         except TableNotFoundError:
             return True  # its version was discarded, and the table for its late rows with it
         except _PASSING as error:
-            _log.warning("Late and poison rows could not be filed; the next pass will.", shard=str(lease.key), reason=str(error))
+            message = "Late and poison rows could not be filed; the next pass will."
+            _log.warning(message, shard=str(lease.key), reason=str(error))
             return False
         except Exception as error:  # noqa: BLE001 - whatever Spark raises
             message = f"Late and poison rows of {lease.key} could not be filed: {_cause(error)}"
-            cure = "The next pass tries again. If it goes on: the worker's log has the whole error."
             if self._unfiled.get(lease.key) != message:  # said once, not at each pass
-                self._record(EventKind.AUDIT_FAILED, message, lease, severity=Severity.WARNING, cure=cure)
+                self._events.audit_failed(lease, message)
             self._unfiled[lease.key] = message
             return False
         self._unfiled.pop(lease.key, None)
@@ -413,19 +488,21 @@ class ShardSync:
 
     def _end(self, running: _Running) -> None:
         """Give a superseded shard up for good, once every late and poison row of it is filed."""
-        consumer, lease = running.consumer, running.consumer.lease
+        consumer = running.consumer
+        lease = consumer.lease
         try:
             filed = running.audit.filed()
         except StoreUnavailableError as error:
-            _log.warning("Whether all rows are filed is not known; the next pass asks again.", shard=str(lease.key), reason=str(error))
+            message = "Whether all rows are filed is not known; the next pass asks again."
+            _log.warning(message, shard=str(lease.key), reason=str(error))
             return
         if filed < consumer.batch or self._running.pop(lease.key, None) is None:
             return
         self._keeper.closed(lease.key, lease.epoch, ended=True)
-        self._record(EventKind.SHARD_ENDED, f"{lease.key} has ended at the offsets {consumer.end_offsets}.", lease)
+        self._events.ended(lease, consumer.end_offsets)
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
-        """The cause behind a failed query, where it can be known: data that Kafka no longer has."""
+        """The cause behind a failed query, if it can be known: data that Kafka no longer has."""
         if isinstance(failure, HindcastError):
             return failure
         try:
@@ -434,37 +511,49 @@ class ShardSync:
             return error
         return failure
 
-    def _lost(self, lease: Lease) -> None:
-        message = f"{self._keeper.owner} has lost {lease.key} (epoch {lease.epoch}) and has stopped consuming it."
-        cure = "The next owner goes on. If it happens often: give the worker more CPU, or raise HINDCAST_LEASE_SECONDS."
-        self._record(EventKind.LEASE_LOST, message, lease, severity=Severity.WARNING, cure=cure)
-
-    def _record(self, kind: EventKind, message: str, lease: Lease, *, severity: Severity = Severity.INFO, cure: str = "") -> None:
-        self._events.record(
-            kind, message, severity=severity, cure=cure, pipeline=lease.stream_id, shard=lease.status_value, epoch=lease.epoch
-        )
-
     def _failed(self, lease: Lease, error: BaseException) -> None:
+        """Say why the shard is given back, and give it back."""
         if isinstance(error, LeaseLostError):
-            self._lost(lease)
+            self._events.lost(lease)
         elif _is_refusal(error):
-            kind = EventKind.OFFSETS_LOST if isinstance(error, OffsetsLostError) else EventKind.SHARD_REFUSED
             self._keeper.report(lease.key, lease.epoch, detail={REFUSED: str(error)})
-            cure = f"When it is mended: hindcast resume {lease.stream_id}"
-            self._record(kind, str(error), lease, severity=Severity.ERROR, cure=cure)
+            self._events.refused(lease, error)
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
-            message = f"The query of {lease.key} failed and is started again in {seconds:.0f} s at the earliest: {_cause(error)}"
-            cure = (
-                "If it goes on: the worker's log has the whole error; "
-                f"`hindcast rebuild {lease.stream_id} --shard {lease.status_value}` makes its state anew; `hindcast pause` stops the tries."
-            )
-            _log.error(message, error=str(error))
-            self._record(EventKind.QUERY_FAILED, message, lease, severity=Severity.ERROR, cure=cure)
+            self._events.query_failed(lease, error, _cause(error), seconds)
             if _STATE_LOST.search(str(error)):
                 self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: _cause(error)})
-        # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be lost.
+        # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be
+        # lost.
         self._keeper.closed(lease.key, lease.epoch)
+
+
+def _why_rebuild(lease: Lease, request: str) -> str:
+    """Why the shard's state is to be rebuilt when its query starts; empty if the query is to resume.
+
+    :param request: the newest request to rebuild the shard
+    """
+    met = lease.detail.get(REBUILD, "")
+    if request and request != met:
+        return "it was asked for"
+    return str(lease.detail.get(DAMAGED, ""))
+
+
+def _file(running: _Running, *, to_the_end: bool) -> bool:
+    """File rows of the shard's batches, as many as one pass takes, or all of them.
+
+    :returns: False if a pass moved nothing
+    """
+    if running.filed is None:
+        running.filed = running.audit.filed()
+    batches = running.consumer.unfiled(running.filed)
+    running.filed = running.audit.run(batches)
+    while to_the_end and batches and running.filed < batches[-1].batch:
+        before = running.filed
+        running.filed = running.audit.run(batches)
+        if running.filed <= before:
+            return False
+    return True
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -473,19 +562,28 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> None:
-    """:raises OffsetsLostError: where the topic no longer holds, or does not reach, the offset at which the shard must go on"""
-    earliest, latest = across(pipeline, topics.earliest), across(pipeline, topics.latest)
+    """:raises OffsetsLostError: if the topic does not hold, or not reach, the offset at which the shard must
+    resume
+    """
+    earliest = across(pipeline, topics.earliest)
+    latest = across(pipeline, topics.latest)
     for partition, offset in by_partition(resharding.ends(lease)).items():
-        topic, number = pipeline.topics[partition // TOPIC_STRIDE].name, partition % TOPIC_STRIDE
-        lost = {"topic": topic, "partition": number, "pipeline": pipeline.name, "shard": lease.status_value, "start": offset}
+        lost = {
+            "topic": pipeline.topics[partition // TOPIC_STRIDE].name,
+            "partition": partition % TOPIC_STRIDE,
+            "pipeline": pipeline.name,
+            "shard": lease.status_value,
+            "start": offset,
+        }
         if partition not in latest:
-            raise OffsetsLostError(
-                **lost, end="its end", problem="the topic no longer has that partition: it was deleted and created again"
-            )
+            problem = "the topic no longer has that partition: it was deleted and created again"
+            raise OffsetsLostError(**lost, end="its end", problem=problem)
         if offset < earliest[partition]:
-            raise OffsetsLostError(**lost, end=earliest[partition] - 1, problem="the topic no longer holds them (retention or a deletion)")
+            problem = "the topic no longer holds them (retention or a deletion)"
+            raise OffsetsLostError(**lost, end=earliest[partition] - 1, problem=problem)
         if offset > latest[partition]:
-            raise OffsetsLostError(**lost, end="later", problem=f"the topic ends at {latest[partition]}: it was deleted and created again")
+            problem = f"the topic ends at {latest[partition]}: it was deleted and created again"
+            raise OffsetsLostError(**lost, end="later", problem=problem)
 
 
 def _cause(error: BaseException) -> str:

@@ -1,8 +1,10 @@
-"""A worker: one long-running process of a fleet. It holds a slot and some shards, and runs one query for each shard.
+"""A worker: one long-running process of a fleet.
 
-Three threads. *Renewal* proves to the others that this worker lives; it never waits for Spark, so that a slow batch does not cost the
-lease. *Main* starts, watches and stops the queries. *Audit* files late and poison rows. If one of them fails the process ends: without
-renewal it would own nothing, without audit nothing would be filed, and it would keep its slot from a worker that is whole.
+It holds a slot and some shards, and runs one query for each shard. It has three threads. *Renewal* proves to
+the others that this worker lives; it never waits for Spark, so that a slow batch does not cost the lease.
+*Main* starts, watches and stops the queries. *Audit* files late and poison rows. If one of them fails the
+process ends: without renewal it would own nothing, without audit nothing would be filed, and it would keep
+its slot from a whole worker.
 """
 
 from __future__ import annotations
@@ -15,21 +17,22 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import partial
 
 import structlog
 from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError, LeaseSecondsDifferError, StoreUnavailableError
-from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.errors import (
+    BrokerUnavailableError,
+    HindcastError,
+    LeaseSecondsDifferError,
+    StoreUnavailableError,
+)
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.leases.store import Snapshot
-from hindcast.pipeline import Pipeline, parse_start
 from hindcast.processes.end_with_parent import exit_now
-from hindcast.recovery import rebuild_state
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.active_version import caught_up, is_shadow
@@ -40,19 +43,21 @@ from hindcast.shards.version_events import record_changes
 from hindcast.shards.warm_time import WarmTime
 from hindcast.spark import session
 from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.stream.shard_creation import ShardCreation
 from hindcast.stream.shard_sync import Backoff, Pace, ShardSync
 from hindcast.stream.warmup import warm_up
+from hindcast.stream.warn_once import WarnOnce
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger
-from hindcast.tables.ledger_history import History
 
 _log = structlog.get_logger(__name__)
 
 #: How often the main thread looks at its queries.
 TICK_SECONDS = 0.2
-#: A main thread that has not come round for so long is stuck (a JVM that is stopped or dead): renewing for it would keep its shards
-#: from those who can consume them. Starting Spark and taking a shard over stay well below it.
+#: A main thread that has not come round for so long is stuck (a JVM that is stopped or dead): renewing for it
+#: would keep its shards from workers that can consume them. Starting Spark and taking a shard over stay well
+#: below it.
 STUCK_SECONDS = 60.0
 
 
@@ -69,20 +74,36 @@ class Worker:
         self._clock = clock or SystemClock()
         self.id = worker_id()
         self._store = LeaseTable(settings)
-        self._versions, self._tables = Versions(self._store), ControlTables(settings)
+        self._versions = Versions(self._store)
+        self._tables = ControlTables(settings)
         self._warm_time = WarmTime(self._clock)
-        self._ledger = Ledger(self._tables)
         self._events = EventLog(self._tables, self.id, self._clock)
+        self._warnings = WarnOnce(self._events)
         self._deployed = LoadedPipelines(settings.pipelines_dir)
-        self._backoff, self._pace = Backoff(), Pace(settings.lease_seconds)
+        self._creation = ShardCreation(
+            settings,
+            self._store,
+            Ledger(self._tables),
+            self._deployed,
+            self._events,
+            self._warnings,
+            beat=self._come_round,
+        )
+        self._backoff = Backoff()
+        self._pace = Pace(settings.lease_seconds)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
-        self._stop, self._ended = threading.Event(), threading.Event()
+        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._woken = threading.Event()  # the main thread need not wait for its next tick
         self._beat = self._clock.monotonic()
-        self._said: set[str] = set()
         self._failure: Exception | None = None  # what ended another thread than the main one, and which:
         self._failed_thread = ""
-        identity = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": self._clock.now().isoformat(), STARTING: True}
+        identity = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started_at": self._clock.now().isoformat(),
+            STARTING: True,
+        }
         self._keeper = LeaseCoordinator(
             self._store,
             self._clock,
@@ -97,29 +118,23 @@ class Worker:
         )
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT; return the exit code: 0 for a clean stop or no free slot, 1 if the slot was lost.
+        """Run until SIGTERM or SIGINT.
 
-        What ends one of its threads is raised, once it is in the events and the leases are given up.
+        An error that ends one of its threads is raised, once it is in the events and the leases are given up.
 
+        :returns: the exit code: 0 for a clean stop or no free slot, 1 if the slot was lost
         :raises LeaseSecondsDifferError: if live workers have other lease times; nothing was taken
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_stop)
-        _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=self._settings.fleet, slots=self._settings.workers)
-        try:
-            found = self._keeper.acquire_slot(self._stop.wait)
-        except LeaseSecondsDifferError as refusal:
-            cure = "Give all workers the same HINDCAST_LEASE_SECONDS. To change it, stop all of them, then start all."
-            self._events.record(EventKind.WORKER_REFUSED, str(refusal), severity=Severity.ERROR, cure=cure)
-            raise
-        if not found:
-            fleet = f"All {self._settings.workers} slots of the fleet {self._settings.fleet}"
-            message = f"{fleet} are held by live workers: this one is not needed and stops."
-            self._events.record(EventKind.NO_SLOT, message)
+        if not self._acquire_slot():
             return 0
-        self._events.record(EventKind.WORKER_STARTED, f"Worker {self.id} holds slot {self._keeper.slot}.", pid=os.getpid())
+        self._events.record(
+            EventKind.WORKER_STARTED, f"Worker {self.id} holds slot {self._keeper.slot}.", pid=os.getpid()
+        )
         for file, error in self._deployed.catalog.errors.items():
-            self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=f"Mend {file}.")
+            cure = f"Mend {file}."
+            self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=cure)
         self._in_thread("renewal", self._renew)
         try:
             spark = session.build(self._settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
@@ -129,21 +144,48 @@ class Worker:
             self._in_thread("audit", partial(self._audit, consumers))
             clean = self._serve(consumers)
         except Exception as error:
-            self._say_that_it_failed(self._failed_thread if error is self._failure else "main", error)
-            self._keeper.leave()  # whatever still runs here is fenced off by the next owner's seal
+            thread = "main"
+            if error is self._failure:
+                thread = self._failed_thread
+            self._say_that_it_failed(thread, error)
+            self._keeper.leave()  # if anything still runs here, the next owner's seal fences it off
             raise
         finally:
             self._ended.set()
         self._keeper.leave()
         consumers.audit()  # after the leases are free, so that no heir waits for it
+        return self._say_that_it_stops(clean=clean)
+
+    def _acquire_slot(self) -> bool:
+        """Wait for a free slot of the fleet; False if live workers hold all of them.
+
+        :raises LeaseSecondsDifferError: if live workers have other lease times; nothing was taken
+        """
+        fleet, slots = self._settings.fleet, self._settings.workers
+        _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=fleet, slots=slots)
+        try:
+            found = self._keeper.acquire_slot(self._stop.wait)
+        except LeaseSecondsDifferError as refusal:
+            cure = (
+                "Give all workers the same HINDCAST_LEASE_SECONDS. "
+                "To change it, stop all of them, then start all."
+            )
+            self._events.record(EventKind.WORKER_REFUSED, str(refusal), severity=Severity.ERROR, cure=cure)
+            raise
+        if not found:
+            held = f"All {slots} slots of the fleet {fleet} are held by live workers"
+            self._events.record(EventKind.NO_SLOT, f"{held}: this one is not needed and stops.")
+        return found
+
+    def _say_that_it_stops(self, *, clean: bool) -> int:
+        """Record the end of the worker; return its exit code."""
         message = f"Worker {self.id} has given up its leases and stops."
-        self._events.record(
-            EventKind.WORKER_STOPPED,
-            message,
-            severity=Severity.INFO if clean else Severity.ERROR,
-            cure="" if clean else "Start another worker.",
-        )
-        return 0 if clean else 1
+        if clean:
+            self._events.record(EventKind.WORKER_STOPPED, message)
+            return 0
+        cure = "Start another worker."
+        self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.ERROR, cure=cure)
+        return 1
 
     def _consumers(self, spark: SparkSession) -> ShardSync:
         return ShardSync(
@@ -163,13 +205,17 @@ class Worker:
         self._beat = self._clock.monotonic()
 
     def _in_thread(self, name: str, work: Callable[[], None]) -> None:
-        """Run it in a thread. If it fails the main thread ends the worker, and if that is stuck, this does."""
+        """Run it in a thread.
+
+        If it fails, the main thread ends the worker. If that is stuck, this thread does.
+        """
 
         def guarded() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would see it
-                self._failed_thread, self._failure = name, error
+            except Exception as error:  # noqa: BLE001 - no other code would see it
+                self._failed_thread = name
+                self._failure = error
                 self._woken.set()
                 if not self._ended.wait(STUCK_SECONDS):
                     try:
@@ -182,7 +228,10 @@ class Worker:
     def _say_that_it_failed(self, thread: str, error: Exception) -> None:
         message = f"Worker {self.id} stops: its {thread} thread has failed: {type(error).__name__}: {error}"
         _log.error(message, error="".join(traceback.format_exception(error)))
-        cure = "Its log has the whole error. `supervise` starts another worker; start one yourself if it does not run."
+        cure = (
+            "Its log has the whole error. `supervise` starts another worker; "
+            "start one yourself if it does not run."
+        )
         self._events.record(EventKind.WORKER_STOPPED, message, severity=Severity.ERROR, cure=cure)
 
     def _told_to_stop(self, *_: object) -> None:
@@ -190,24 +239,30 @@ class Worker:
         self._woken.set()
 
     def _rehearse(self, spark: SparkSession) -> None:
-        """What is loaded and compiled on first use is so before shards wait for it."""
+        """Load and compile what the first use needs, before shards wait for it."""
         try:
-            rows = [row for row in rows_of(self._store.leases()) if row.state == DesiredState.RUNNING]
+            rows = rows_of(self._store.leases())
+            running = [row for row in rows if row.state == DesiredState.RUNNING]
         except StoreUnavailableError as error:
-            _log.warning("What is wanted could not be read: nothing is rehearsed.", worker=self.id, reason=str(error))
+            _log.warning(
+                "What is wanted could not be read: nothing is rehearsed.", worker=self.id, reason=str(error)
+            )
             return
-        for name, version in [(row.stream_id, version) for row in rows for version in wanted_versions(row)]:
-            self._come_round()
-            if self._deployed.has(name, version) and not self._stop.is_set():
-                warm_up(spark, self._settings, self._deployed.of(name, version))
+        for row in running:
+            for version in wanted_versions(row):
+                self._come_round()
+                if self._deployed.has(row.stream_id, version) and not self._stop.is_set():
+                    warm_up(spark, self._settings, self._deployed.of(row.stream_id, version))
         self._come_round()
 
-    # -- main --------------------------------------------------------------------------------------------------------------
+    # -- main ------------------------------------------------------------------------------------------------
 
     def _serve(self, consumers: ShardSync) -> bool:
-        """Until it is to stop: act on each renewal, look after the queries, start one that waits. False where the slot was lost.
+        """Until it is to stop: act on each renewal, look after the queries, start one that waits.
 
-        A worker may gain hundreds of shards: what a renewal has changed is acted on between any two starts.
+        A worker may gain hundreds of shards, so it acts on the changes of a renewal between any two starts.
+
+        :returns: False if the slot was lost
         """
         flush_at = 0.0
         leaving = False
@@ -220,8 +275,9 @@ class Worker:
             if self._beat >= flush_at:
                 consumers.flush()
                 flush_at = self._beat + self._keeper.renewal_seconds
-            if (self._stop.is_set() or self._keeper.slot is None) and not leaving:
-                leaving = consumers.leaving = True
+            if not leaving and (self._stop.is_set() or self._keeper.slot is None):
+                leaving = True
+                consumers.leaving = True
                 _log.info("Stopping: the batches in hand end, then the leases are released.", worker=self.id)
                 for key in self._keeper.drain():
                     consumers.close(key)
@@ -232,7 +288,11 @@ class Worker:
                 self._woken.clear()
 
     def _act_on_steps(self, consumers: ShardSync) -> None:
-        """Who holds what is acted on step by step; what is wanted, and what is to be made, by the newest of them alone."""
+        """Act on each step of the renewals.
+
+        Leases change hands step by step. Of the wanted versions and the missing shards only the newest step
+        counts.
+        """
         newest: Step | None = None
         while not self._steps.empty():
             newest = self._steps.get()
@@ -248,116 +308,67 @@ class Worker:
             consumers.close(key, step.leases[key].epoch)
         for lease in step.gained:
             if lease.status_type is StatusType.SHARD and not consumers.leaving:
-                consumers.take(lease, request=rebuild_request(step.leases, lease.key), shadow=is_shadow(step.leases, lease))
+                request = rebuild_request(step.leases, lease.key)
+                consumers.take(lease, request=request, shadow=is_shadow(step.leases, lease))
 
     def _look_after(self, step: Step, consumers: ShardSync) -> None:
         for name, version in self._deployed.look(step.leases.values()):
-            self._say_once(
-                EventKind.PIPELINE_REFUSED,
-                f"{name} is wanted in version {version}, which this worker's pipelines folder does not declare.",
-                f"Deploy version {version}, or want the declared one.",
-                name,
-            )
+            wanted = f"{name} is wanted in version {version}"
+            message = f"{wanted}, which this worker's pipelines folder does not declare."
+            cure = f"Deploy version {version}, or want the declared one."
+            self._warnings.record(EventKind.PIPELINE_REFUSED, message, cure, name)
         self._look_after_versions(step.leases)
         try:
-            self._make_shards(step, consumers)
+            self._change_shards(step.leases, consumers)
         except BrokerUnavailableError as error:  # each further question would wait as long for its answer
-            _log.warning("The broker does not answer; the next renewal asks again.", worker=self.id, reason=str(error))
+            message = "The broker does not answer; the next renewal asks again."
+            _log.warning(message, worker=self.id, reason=str(error))
 
-    def _make_shards(self, step: Step, consumers: ShardSync) -> None:
-        """What is wanted of the shards and needs the topics' offsets.
+    def _change_shards(self, leases: Mapping[LeaseKey, Lease], consumers: ShardSync) -> None:
+        """Rebuild, drain and create shards as it is wanted, as far as that needs the topics' offsets.
 
-        :raises BrokerUnavailableError: the rest was not asked for
+        :raises BrokerUnavailableError: the broker was not asked about the rest
         """
-        mine = [row for row in step.leases.values() if row.status_type is StatusType.SHARD and row.lease_owner == self.id]
+        shards = [row for row in leases.values() if row.status_type is StatusType.SHARD]
+        mine = [row for row in shards if row.lease_owner == self.id]
         for lease in mine:
-            consumers.rebuild(lease, rebuild_request(step.leases, lease.key))
-        drained = {desired.pipeline for desired in desired_of(step.leases.values()).values() if desired.state is DesiredState.DRAINED}
+            consumers.rebuild(lease, rebuild_request(leases, lease.key))
+        drained = set()
+        for desired in desired_of(leases.values()).values():
+            if desired.state is DesiredState.DRAINED:
+                drained.add(desired.pipeline)
         for lease in mine:
             consumers.drain_to_end(lease.key, wanted=lease.stream_id in drained)
-        for name, version, count in resharding.pipelines_without_shards(Snapshot(step.leases)):
-            self._come_round()
-            self._create_shards(name, version, count)
-        for name, version, count in resharding.to_reshard(step.leases.values()):
-            self._come_round()
-            self._reshard(name, version, count)
+        self._creation.create_missing(leases)
 
     def _look_after_versions(self, leases: Mapping[LeaseKey, Lease]) -> None:
-        """Note which shadows have caught up, and end warm versions whose time is over: whichever worker is first."""
-        changes = [(seen, partial(self._versions.note_caught_up, seen)) for seen in caught_up(leases.values())]
+        """Note which shadows have caught up, and end warm versions whose time is over.
+
+        Every worker tries; the first one does it.
+        """
+        changes = [
+            (seen, partial(self._versions.note_caught_up, seen)) for seen in caught_up(leases.values())
+        ]
         warm = self._warm_time.seen(leases.values())
         changes += [(seen, partial(self._versions.keep_warm, seen, seconds)) for seen, seconds in warm]
         for seen, change in changes:
             try:
-                record_changes(self._tables, seen)  # whoever made the change before may have been killed first
-                if (standing := change()) is not None:
-                    record_changes(self._tables, standing)
+                # The worker that made the change before may have been killed before it recorded that.
+                record_changes(self._tables, seen)
+                rollout = change()
+                if rollout is not None:
+                    record_changes(self._tables, rollout)
             except HindcastError as error:
-                _log.warning("What has become of a version could not be noted; the next renewal tries again.", reason=str(error))
-
-    def _create_shards(self, name: str, version: int, count: int) -> None:
-        if not self._deployed.has(name, version):
-            return
-        try:
-            with TopicOffsets(self._settings) as offsets:
-                start = _start_of(self._deployed.of(name, version), offsets)
-            created = resharding.create(self._store, name, version, count, start)
-        except HindcastError as error:
-            self._say_once(
-                EventKind.SHARD_REFUSED, f"The shards of {name} could not be created: {error}", "It is tried again at each renewal.", name
-            )
-            if isinstance(error, BrokerUnavailableError):
-                raise
-            return
-        if created:
-            self._events.record(
-                EventKind.SHARDS_CREATED, f"{name} version {version} has {len(created)} shards from offsets {start}.", pipeline=name
-            )
-
-    def _reshard(self, name: str, version: int, count: int) -> None:
-        """Write the next generation, where the topic still holds the rows from which it would make its state."""
-        if not self._deployed.has(name, version):
-            return
-        pipeline = self._deployed.of(name, version)
-        try:
-            with TopicOffsets(self._settings) as offsets:
-                earliest = across(pipeline, offsets.earliest)
-            leases = resharding.of_version(self._store.leases(), name, version)
-            rebuild_state.check_reshard(pipeline, History.of(self._ledger.batches(name, version)), leases, earliest)
-            created = resharding.reshard(self._store, name, version, count, earliest)
-        except HindcastError as error:
-            cure = "It is tried again at each renewal: nothing has changed."
-            self._say_once(EventKind.RESHARD_REFUSED, f"{name} could not be resharded: {error}", cure, name)
-            if isinstance(error, BrokerUnavailableError):
-                raise
-            return
-        if created:
-            dealt = "; ".join(f"{lease.status_value} has {lease.detail[resharding.PARTITIONS]}" for lease in created)
-            self._events.record(EventKind.SHARDS_CREATED, f"{name} is resharded for {len(earliest)} partitions: {dealt}.", pipeline=name)
-
-    def _look_for_partitions(self, consumers: ShardSync) -> None:
-        """Reshard a pipeline of which shards are held here, and whose topic has partitions that no shard has."""
-        leases = self._store.leases()
-        wanted = {(row.stream_id, version): count for row in rows_of(leases) for version, count in wanted_versions(row).items()}
-        with TopicOffsets(self._settings) as offsets:
-            for name, version in consumers.versions() & wanted.keys():
-                current = resharding.newest_of_version(leases, name, version)
-                had = {partition for lease in current for partition in lease.detail[resharding.PARTITIONS]}
-                if current and across(self._deployed.of(name, version), offsets.earliest).keys() - had:
-                    self._reshard(name, version, wanted[name, version])
-
-    def _say_once(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            self._events.record(kind, message, severity=Severity.WARNING, cure=cure, pipeline=pipeline)
+                message = "What has become of a version could not be noted; the next renewal tries again."
+                _log.warning(message, reason=str(error))
 
     def _wanted(self, lease: Lease, snapshot: Snapshot) -> bool:
+        if not resharding.wanted(lease, snapshot, self._deployed.has):
+            return False
         held_here = lease.lease_owner == self.id
-        return resharding.wanted(lease, snapshot, self._deployed.has) and (
-            held_here or self._backoff.over(lease.key, self._clock.monotonic())
-        )
+        return held_here or self._backoff.over(lease.key, self._clock.monotonic())
 
-    # -- the other threads ---------------------------------------------------------------------------------------------------
+    # -- the other threads -----------------------------------------------------------------------------------
 
     def _renew(self) -> None:
         due = self._clock.monotonic() + self._keeper.renewal_seconds
@@ -373,33 +384,20 @@ class Worker:
                     self._steps.put(self._keeper.step())
                     self._woken.set()
             except HindcastError as error:
-                _log.warning("The leases could not be renewed; trying again.", worker=self.id, reason=str(error))
+                message = "The leases could not be renewed; trying again."
+                _log.warning(message, worker=self.id, reason=str(error))
 
     def _audit(self, consumers: ShardSync) -> None:
         while not self._ended.is_set():
             consumers.audit_due.wait(self._settings.audit_seconds)
+            # A pass takes seconds. If a worker may have died, its shards may be taken over before that.
             while self._keeper.suspects() and not self._ended.is_set():
-                self._ended.wait(self._keeper.look_seconds)  # a pass takes seconds, and shards may be taken over before it ends
+                self._ended.wait(self._keeper.look_seconds)
             if self._ended.is_set():
                 return
             consumers.audit()
             try:
-                self._look_for_partitions(consumers)
+                self._creation.reshard_for_new_partitions(consumers.versions())
             except HindcastError as error:
-                _log.warning("The topics' partitions could not be counted; the next look will.", worker=self.id, reason=str(error))
-
-
-def _start_of(pipeline: Pipeline, topics: TopicOffsets) -> dict[int, int]:
-    """Where a new version begins.
-
-    :raises BadRangeError: where the declared offsets are not of the topic's partitions, or not within them
-    """
-    start, earliest, latest = parse_start(pipeline.start), across(pipeline, topics.earliest), across(pipeline, topics.latest)
-    if isinstance(start, datetime):
-        return across(pipeline, partial(topics.at_time, at=start))
-    if isinstance(start, str):
-        return earliest if start == "earliest" else latest
-    if start.keys() != earliest.keys() or any(not earliest[p] <= offset <= latest[p] for p, offset in start.items()):
-        problem = f"the topic's partitions hold {earliest} to {latest}"
-        raise BadRangeError(range=pipeline.start, problem=problem, cure="Name each partition, with an offset that it holds, or its end.")
-    return start
+                message = "The topics' partitions could not be counted; the next look will."
+                _log.warning(message, worker=self.id, reason=str(error))

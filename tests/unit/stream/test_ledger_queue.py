@@ -1,4 +1,4 @@
-"""What a consumer queued for the ledger is written once, whichever threads write it."""
+"""What is queued for the ledger is written once, whichever threads write it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 from hindcast import catalog
 from hindcast.settings import Settings, project_root
-from hindcast.shards import resharding
-from hindcast.stream.shard_runner import ShardRunner
+from hindcast.stream.ledger_queue import LedgerQueue
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.testing import FakeClock, MemoryStore
 
 WAIT_SECONDS = 5.0
 
@@ -31,12 +29,10 @@ class SlowLedger:
         self.rows += rows
 
 
-def consumer_of(settings: Settings, ledger: Any) -> ShardRunner:
-    """A consumer that has no query."""
-    (lease,) = resharding.create(MemoryStore(), "stock_stats", 1, 1, {0: 0})
+def queue_of(ledger: Any) -> LedgerQueue:
+    """The queue of a shard that has no query."""
     pipeline = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
-    nothing: Any = None
-    return ShardRunner(nothing, settings, pipeline, lease, nothing, ledger, FakeClock(), nothing)
+    return LedgerQueue(ledger, pipeline, "v1.g0.s0")
 
 
 def row(batch: int) -> LedgerRow:
@@ -45,12 +41,12 @@ def row(batch: int) -> LedgerRow:
     return LedgerRow.unmeasured(**known, **numbers, start_offsets={0: 0}, end_offsets={0: 9}, committed_at=datetime.now(UTC))
 
 
-def test_two_threads_that_flush_write_a_batch_once(settings_factory: Callable[..., Settings]) -> None:
+def test_two_threads_that_flush_write_a_batch_once() -> None:
     """The one that comes second finds nothing left: a batch twice in the history would have its late and poison rows filed twice."""
     ledger = SlowLedger()
-    consumer = consumer_of(settings_factory(), ledger)
-    consumer._rows = [row(1)]
-    threads = [threading.Thread(target=consumer.flush) for _ in range(2)]
+    queue = queue_of(ledger)
+    queue._rows = [row(1)]
+    threads = [threading.Thread(target=queue.flush, args=(None, 0)) for _ in range(2)]
     threads[0].start()
     assert ledger.asked.wait(WAIT_SECONDS)
     threads[1].start()
@@ -58,25 +54,25 @@ def test_two_threads_that_flush_write_a_batch_once(settings_factory: Callable[..
     ledger.go_on.set()
     for thread in threads:
         thread.join(WAIT_SECONDS)
-    assert (len(ledger.rows), consumer.unfiled(0), consumer._rows) == (1, ledger.rows, [])
+    assert (len(ledger.rows), queue.unfiled(0), queue._rows) == (1, ledger.rows, [])
 
 
 def test_what_is_filed_is_forgotten_and_what_others_committed_is_read(settings_factory: Callable[..., Settings]) -> None:
-    """A consumer keeps the batches whose late and poison rows wait, its own and, from the ledger, those of owners before it; no others."""
+    """A shard keeps the batches whose late and poison rows wait, its own and, from the ledger, those of owners before it; no others."""
     settings = settings_factory()
     ledger = Ledger(ControlTables(settings))
     ledger.append([row(batch) for batch in range(1, 6)])
-    consumer = consumer_of(settings, ledger)
-    consumer._history, consumer._history_after = [row(5)], 4  # as it is once the shard was taken over
+    queue = queue_of(ledger)
+    queue.begin([row(5)])  # as it is once the shard was taken over
     for batch in (6, 7):
-        consumer._rows = [row(batch)]
-        consumer.flush()
-    numbers = lambda filed: [entry.batch for entry in consumer.unfiled(filed)]  # noqa: E731 - short
+        queue._rows = [row(batch)]
+        queue.flush(None, 0)
+    numbers = lambda filed: [entry.batch for entry in queue.unfiled(filed)]  # noqa: E731 - short
     assert numbers(5) == [6, 7]
-    assert [entry.batch for entry in consumer._history] == [6, 7]
+    assert [entry.batch for entry in queue._history] == [6, 7]
     assert numbers(2) == [3, 4, 5, 6, 7]
     assert numbers(2) == [3, 4, 5, 6, 7]
-    consumer._rows = [row(8)]
-    consumer.flush()
+    queue._rows = [row(8)]
+    queue.flush(None, 0)
     assert numbers(6) == [7, 8]
-    assert numbers(8) == [] == consumer._history
+    assert numbers(8) == [] == queue._history

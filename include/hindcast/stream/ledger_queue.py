@@ -1,0 +1,98 @@
+"""The ledger rows of one shard that wait: to be written, or for their late and poison rows to be filed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from pyspark.sql.streaming import StreamingQuery
+
+from hindcast.pipeline import Pipeline
+from hindcast.spark import batch_metrics
+from hindcast.tables.ledger import Ledger, LedgerRow
+
+
+class LedgerQueue:
+    """Writes committed batches into the ledger, and remembers them until the audit has filed their rows.
+
+    Safe for threads: the audit may stop a shard while the main thread flushes all shards, and Spark's thread
+    adds rows.
+    """
+
+    def __init__(self, ledger: Ledger, pipeline: Pipeline, shard: str) -> None:
+        self._ledger = ledger
+        self._pipeline = pipeline
+        self._shard = shard
+        # Committed, not yet in the ledger; the last may still lack what Spark measured.
+        self._rows: list[LedgerRow] = []
+        self._history: list[LedgerRow] = []  # each batch in the ledger after this one:
+        self._history_after = 0
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+
+    def begin(self, history: list[LedgerRow]) -> None:
+        """The shard was taken over, and the newest of its batches in the ledger are these."""
+        self._history = history
+        if history:
+            self._history_after = history[0].batch - 1
+
+    def add(self, row: LedgerRow) -> None:
+        """A batch was committed."""
+        with self._lock:
+            self._rows.append(row)
+
+    def complete_last(self, query: StreamingQuery | None, base: int) -> None:
+        """Add what Spark measured of the last batch. Spark reports it after the batch, before the next one.
+
+        :param base: what to add to Spark's number of a batch to get the shard's
+        """
+        if query is None:
+            return
+        progress = query.lastProgress
+        with self._lock:
+            if progress is None or not self._rows:
+                return
+            last = self._rows[-1]
+            if last.input_rows is None and progress["batchId"] + base == last.batch:
+                self._rows[-1] = batch_metrics.completed(last, progress, len(self._pipeline.topics))
+
+    def flush(self, query: StreamingQuery | None, base: int) -> None:
+        """Write the queued rows. The newest waits for Spark's measurements while its query runs.
+
+        :raises StoreUnavailableError: the rows stay queued
+        """
+        with self._flushing:
+            self.complete_last(query, base)
+            ready = self._ready(query)
+            if not ready:
+                return
+            self._ledger.append(ready)
+            self._history += ready
+            with self._lock:
+                self._rows = [row for row in self._rows if row not in ready]
+
+    def _ready(self, query: StreamingQuery | None) -> Sequence[LedgerRow]:
+        """The rows that can be written."""
+        with self._lock:
+            if query is None or not query.isActive:
+                return list(self._rows)
+            newest = None
+            if self._rows:
+                newest = self._rows[-1]
+            return [row for row in self._rows if row.input_rows is not None or row is not newest]
+
+    def unfiled(self, filed: int) -> list[LedgerRow]:
+        """The shard's batches in the ledger after one whose late and poison rows are filed.
+
+        The rows of the batches before that one are filed, too, so the queue forgets them.
+
+        :raises StoreUnavailableError: if earlier owners' batches could not be read
+        """
+        with self._flushing:
+            if filed < self._history_after:
+                name, version = self._pipeline.name, self._pipeline.version
+                self._history = self._ledger.batches(name, version, self._shard, after=filed)
+            else:
+                self._history = [row for row in self._history if row.batch > filed]
+            self._history_after = filed
+            return list(self._history)

@@ -1,0 +1,152 @@
+"""Create the shards of a new version, and reshard a pipeline for another number of shards or new
+partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from functools import partial
+
+from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError
+from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.leases.store import Snapshot
+from hindcast.pipeline import Pipeline, parse_start
+from hindcast.recovery import rebuild_state
+from hindcast.settings import Settings
+from hindcast.shards import resharding
+from hindcast.shards.desired_state import rows_of, wanted_versions
+from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.stream.warn_once import WarnOnce
+from hindcast.tables.event_log import EventKind, EventLog
+from hindcast.tables.ledger import Ledger
+from hindcast.tables.ledger_history import History
+
+
+class ShardCreation:
+    """Writes the rows of new shards.
+
+    Any worker may do it: the first one wins, and the others find nothing to do.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: LeaseTable,
+        ledger: Ledger,
+        deployed: LoadedPipelines,
+        events: EventLog,
+        warnings: WarnOnce,
+        beat: Callable[[], object],
+    ) -> None:
+        """:param beat: called before each pipeline: the main thread is not stuck"""
+        self._settings = settings
+        self._store = store
+        self._ledger = ledger
+        self._deployed = deployed
+        self._events = events
+        self._warnings = warnings
+        self._beat = beat
+
+    def create_missing(self, leases: Mapping[LeaseKey, Lease]) -> None:
+        """Create the shards of wanted versions without any, and reshard if another number is wanted.
+
+        :raises BrokerUnavailableError: the broker was not asked about the rest
+        """
+        for name, version, count in resharding.pipelines_without_shards(Snapshot(leases)):
+            self._beat()
+            self._create(name, version, count)
+        for name, version, count in resharding.to_reshard(leases.values()):
+            self._beat()
+            self._reshard(name, version, count)
+
+    def reshard_for_new_partitions(self, held: Collection[tuple[str, int]]) -> None:
+        """Reshard each of these pipelines and versions if its topic has partitions that no shard has.
+
+        :raises HindcastError: the leases could not be read, or the topics' partitions could not be counted
+        """
+        leases = self._store.leases()
+        wanted = {}
+        for row in rows_of(leases):
+            for version, count in wanted_versions(row).items():
+                wanted[row.stream_id, version] = count
+        with TopicOffsets(self._settings) as offsets:
+            for name, version in wanted.keys() & held:
+                current = resharding.newest_of_version(leases, name, version)
+                if not current:
+                    continue
+                had: set[int] = set()
+                for lease in current:
+                    had.update(lease.detail[resharding.PARTITIONS])
+                earliest = across(self._deployed.of(name, version), offsets.earliest)
+                if earliest.keys() - had:
+                    self._reshard(name, version, wanted[name, version])
+
+    def _create(self, name: str, version: int, count: int) -> None:
+        if not self._deployed.has(name, version):
+            return
+        try:
+            with TopicOffsets(self._settings) as offsets:
+                start = _start_of(self._deployed.of(name, version), offsets)
+            created = resharding.create(self._store, name, version, count, start)
+        except HindcastError as error:
+            message = f"The shards of {name} could not be created: {error}"
+            cure = "It is tried again at each renewal."
+            self._warnings.record(EventKind.SHARD_REFUSED, message, cure, name)
+            if isinstance(error, BrokerUnavailableError):
+                raise
+            return
+        if created:
+            message = f"{name} version {version} has {len(created)} shards from offsets {start}."
+            self._events.record(EventKind.SHARDS_CREATED, message, pipeline=name)
+
+    def _reshard(self, name: str, version: int, count: int) -> None:
+        """Write the next generation, if the topic still holds the rows from which it would make its state."""
+        if not self._deployed.has(name, version):
+            return
+        pipeline = self._deployed.of(name, version)
+        try:
+            with TopicOffsets(self._settings) as offsets:
+                earliest = across(pipeline, offsets.earliest)
+            leases = resharding.of_version(self._store.leases(), name, version)
+            history = History.of(self._ledger.batches(name, version))
+            rebuild_state.check_reshard(pipeline, history, leases, earliest)
+            created = resharding.reshard(self._store, name, version, count, earliest)
+        except HindcastError as error:
+            message = f"{name} could not be resharded: {error}"
+            cure = "It is tried again at each renewal: nothing has changed."
+            self._warnings.record(EventKind.RESHARD_REFUSED, message, cure, name)
+            if isinstance(error, BrokerUnavailableError):
+                raise
+            return
+        if created:
+            parts = [f"{lease.status_value} has {lease.detail[resharding.PARTITIONS]}" for lease in created]
+            dealt = "; ".join(parts)
+            message = f"{name} is resharded for {len(earliest)} partitions: {dealt}."
+            self._events.record(EventKind.SHARDS_CREATED, message, pipeline=name)
+
+
+def _start_of(pipeline: Pipeline, topics: TopicOffsets) -> dict[int, int]:
+    """Where a new version begins.
+
+    :raises BadRangeError: if the declared offsets are not of the topic's partitions, or not within them
+    """
+    start = parse_start(pipeline.start)
+    earliest = across(pipeline, topics.earliest)
+    latest = across(pipeline, topics.latest)
+    if isinstance(start, datetime):
+        return across(pipeline, partial(topics.at_time, at=start))
+    if start == "earliest":
+        return earliest
+    if isinstance(start, str):
+        return latest
+    held = start.keys() == earliest.keys()
+    if held:
+        held = all(earliest[partition] <= offset <= latest[partition] for partition, offset in start.items())
+    if not held:
+        problem = f"the topic's partitions hold {earliest} to {latest}"
+        cure = "Name each partition, with an offset that it holds, or its end."
+        raise BadRangeError(range=pipeline.start, problem=problem, cure=cure)
+    return start
