@@ -1,9 +1,12 @@
-"""The batch run: the pipeline's transformation over an exact range, once with all rows and once without those that came late.
+"""The batch run: the pipeline's transformation over an exact range, once with all rows and once without the
+rows that came late.
 
-Kafka is read once. The parsed rows are cached (memory, then local disk), because three jobs need them: the counts, the rows set aside, and
-the two answers, which are written by one job. Both tables are written as the sinks are: files by the executors, one commit by delta-rs.
+Kafka is read once. The parsed rows are cached (memory, then local disk), because three jobs need them: the
+counts, the side rows, and the two answers. One job writes both answers. Both tables are written as the sinks
+are: executors write the files, and delta-rs makes one commit.
 
-Where results depend on batches, no batch says the online answer; a verdict has it made (:mod:`hindcast.replay.online_answer`).
+If results depend on batches, this run writes no row of the online answer: no batch query can compute it. A
+verdict has it made (:mod:`hindcast.replay.online_answer`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 
 import structlog
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
@@ -35,6 +38,11 @@ _log = structlog.get_logger(__name__)
 
 ANSWER = "answer"
 
+#: Counts that are added up over all groups of :func:`_count`.
+_SUMMED = ("rows_read", "input_rows", "input_bytes", "dead_letters", "late_rows", "judged_rows", "late_judged_rows", "pairs")
+#: Columns that the parsed rows of all topics have.
+_COMMON_COLUMNS = ("_partition", "_offset", "_timestamp", "_event_at", "_reason", "_bytes")
+
 
 class Answer(StrEnum):
     """The two answers of a replay, in the column ``answer`` of its table."""
@@ -43,11 +51,17 @@ class Answer(StrEnum):
     ONLINE = "online"  # without the rows that came after their window was final
 
 
+#: The answer in hindsight and the online one. The second is None if both are the same.
+_Answers = tuple[DataFrame, DataFrame | None]
+
+
 @dataclass(frozen=True)
 class Counted:
-    """What was in the range. Rows before the plan's start, read for their windows only, count in ``rows_read``, ``judged_rows``,
-    ``late_judged_rows`` and ``pairs``, and nowhere else. ``pairs`` are (row, judged window); ``late_rows`` were late for any window.
-    ``output_rows`` are those of the answer in hindsight.
+    """What was in the range.
+
+    Rows before the plan's start are read for their windows only. They count in ``rows_read``,
+    ``judged_rows``, ``late_judged_rows`` and ``pairs``, and nowhere else. ``pairs`` are (row, judged window).
+    ``late_rows`` were late for any window. ``output_rows`` are those of the answer in hindsight.
     """
 
     rows_read: int
@@ -75,46 +89,82 @@ def side_rows_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
 
 
 def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
-    """Replay the plan and write both tables of the run, in place of what an earlier try of the same run wrote.
+    """Replay the plan and write both tables of the run. They replace what an earlier try of the same run
+    wrote.
 
-    :raises ReplayFailedError: where a record was read that no batch of the ledger holds
+    :raises ReplayFailedError: if a record was read that no batch of the ledger holds
     """
+    url = answers_url(settings, plan.pipeline, run_id)
     with _read(spark, settings, pipeline, plan) as (rows, topics):
         counted = _count(rows, pipeline, plan, run_id)
         _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
-        aside = _side_rows(rows, pipeline, plan)
-        some = counted.dead_letters + counted.late_rows + counted.late_judged_rows > 0
-        _write(settings, aside if some else spark.createDataFrame([], aside.schema), side_rows_url(settings, plan.pipeline, run_id))
-        with _answers(spark, settings, pipeline, plan, rows, topics, some_late=counted.late_judged_rows > 0) as answers:
-            written = _write(settings, _together(pipeline, *answers), answers_url(settings, plan.pipeline, run_id), by=ANSWER)
-    counted = replace(counted, output_rows=sum(file.rows for file in written if file.partition[ANSWER] == Answer.HINDSIGHT))
-    _log.info("Wrote the hindcast.", run_id=run_id, url=answers_url(settings, plan.pipeline, run_id))
-    return counted
+        side_rows = _side_rows(rows, pipeline, plan)
+        if counted.dead_letters + counted.late_rows + counted.late_judged_rows == 0:
+            side_rows = spark.createDataFrame([], side_rows.schema)
+        _write(settings, side_rows, side_rows_url(settings, plan.pipeline, run_id))
+        some_late = counted.late_judged_rows > 0
+        with _answers(spark, settings, pipeline, plan, rows, topics, some_late=some_late) as (hindsight, online):
+            written = _write(settings, _together(pipeline, hindsight, online), url, by=ANSWER)
+    output_rows = sum(file.rows for file in written if file.partition[ANSWER] == Answer.HINDSIGHT)
+    _log.info("Wrote the hindcast.", run_id=run_id, url=url)
+    return replace(counted, output_rows=output_rows)
 
 
 @contextmanager
 def _read(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan) -> Iterator[tuple[DataFrame, list[DataFrame]]]:
-    """All records, placed, and the usable rows of each topic; each topic is read once, and kept for as long as the context lasts."""
-    parsed = read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams)
-    size = F.coalesce(F.octet_length("_value"), F.lit(0)) + F.coalesce(F.octet_length("_key"), F.lit(0))
+    """All records with the watermark that the stream had, and the usable rows of each topic.
+
+    Each topic is read once and stays cached as long as the context lasts.
+    """
+    value_bytes = F.coalesce(F.octet_length("_value"), F.lit(0))
+    key_bytes = F.coalesce(F.octet_length("_key"), F.lit(0))
+    parsed = []
+    for frame in read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams):
+        sized = frame.withColumn("_bytes", value_bytes + key_bytes)
+        parsed.append(sized.drop("_topic", "_key", "_value"))
     if len(parsed) == 1:
-        with session.cached(
-            attribute(spark, parsed[0].withColumn("_bytes", size).drop("_topic", "_key", "_value"), plan, pipeline)
-        ) as rows:
+        with session.cached(attribute(spark, parsed[0], plan, pipeline)) as rows:
             yield rows, [usable(rows)]
         return
-    with ExitStack() as kept:
-        topics = [kept.enter_context(session.cached(frame.withColumn("_bytes", size).drop("_topic", "_key", "_value"))) for frame in parsed]
-        common = ("_partition", "_offset", "_timestamp", "_event_at", "_reason", "_bytes")
-        yield attribute(spark, in_common(topics, common), plan, pipeline), [usable(frame) for frame in topics]
+    with ExitStack() as caches:
+        topics = [caches.enter_context(session.cached(frame)) for frame in parsed]
+        rows = attribute(spark, in_common(topics, _COMMON_COLUMNS), plan, pipeline)
+        yield rows, [usable(frame) for frame in topics]
 
 
 def _count(rows: DataFrame, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
-    inside, poison = F.col("_inside"), F.col("_reason").isNotNull()
-    latency = F.when(inside, (F.unix_micros("_committed_at") - F.unix_micros("_timestamp")) / 1_000_000)
-    percentiles = F.percentile_approx(latency, [0.5, 0.95], 1000).alias("latency")
     # One row for each reason, null for usable rows: a single job gives the counts and the reasons.
-    found = rows.groupBy("_reason").agg(
+    groups = [row.asDict() for row in rows.groupBy("_reason").agg(*_aggregates()).collect()]
+    unplaced = sum(group["unplaced"] for group in groups)
+    if unplaced:
+        between = f"between {plan.read_from} and {plan.end}"
+        raise ReplayFailedError(
+            run_id=run_id,
+            pipeline=pipeline.name,
+            reason=f"{unplaced} records {between} belong to no batch of the ledger",
+            cure="Look at `hindcast checkpoints` for a gap.",
+        )
+    sums: dict[str, Any] = {}
+    for name in _SUMMED:
+        sums[name] = sum(group[name] or 0 for group in groups)
+    latency = None
+    reasons: dict[str, int] = {}
+    for group in groups:
+        if group["_reason"] is None:
+            latency = group["latency"]  # of the usable rows: a poison record has no result to wait for
+        elif group["dead_letters"]:
+            reasons[str(group["_reason"])] = int(group["dead_letters"])
+    p50, p95 = latency or (None, None)
+    return Counted(**sums, output_rows=0, latency_p50_seconds=p50, latency_p95_seconds=p95, reasons=reasons)
+
+
+def _aggregates() -> list[Column]:
+    """What :func:`_count` counts in each group of rows."""
+    inside = F.col("_inside")
+    poison = F.col("_reason").isNotNull()
+    latency_us = F.unix_micros("_committed_at") - F.unix_micros("_timestamp")
+    latency = F.when(inside, latency_us / 1_000_000)
+    return [
         F.count("*").alias("rows_read"),
         F.count_if(inside).alias("input_rows"),
         F.sum(F.when(inside, F.col("_bytes"))).alias("input_bytes"),
@@ -124,35 +174,29 @@ def _count(rows: DataFrame, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -
         F.count_if(F.col("_windows_late_judged") > 0).alias("late_judged_rows"),
         F.sum("_windows_judged").alias("pairs"),
         F.count_if(F.col("_late_us").isNull()).alias("unplaced"),
-        percentiles,
-    )
-    groups = [row.asDict() for row in found.collect()]
-    if unplaced := sum(group["unplaced"] for group in groups):
-        reason = f"{unplaced} records between {plan.read_from} and {plan.end} belong to no batch of the ledger"
-        raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=reason, cure="Look at `hindcast checkpoints` for a gap.")
-    names = ("rows_read", "input_rows", "input_bytes", "dead_letters", "late_rows", "judged_rows", "late_judged_rows", "pairs")
-    sums: dict[str, Any] = {name: sum(group[name] or 0 for group in groups) for name in names}
-    # Of the usable rows: a poison record has no result to wait for.
-    p50, p95 = next((group["latency"] for group in groups if group["_reason"] is None and group["latency"]), (None, None))
-    reasons = {
-        str(group["_reason"]): int(group["dead_letters"]) for group in groups if group["_reason"] is not None and group["dead_letters"]
-    }
-    return Counted(**sums, output_rows=0, latency_p50_seconds=p50, latency_p95_seconds=p95, reasons=reasons)
+        F.percentile_approx(latency, [0.5, 0.95], 1000).alias("latency"),
+    ]
 
 
 def _side_rows(rows: DataFrame, pipeline: Pipeline, plan: ReplayPlan) -> DataFrame:
-    """Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows (ends, in ms, of those that it is lost for)."""
+    """The poison and late records.
+
+    Columns: kind (``poison`` or ``late``), partition, offset, inside, reason, windows. ``windows`` are the
+    ends, in ms, of the windows that lack the row.
+    """
+    inside = F.col("_inside")
+    poison = F.col("_reason").isNotNull()
+    late_for_judged = F.col("_windows_late_judged") > 0
     windows = F.array().cast("array<long>")
     if pipeline.window is not None:
         lost = F.expr(f"transform({lost_windows(plan, pipeline)}, e -> e div 1000L)")
-        windows = F.when(F.col("_windows_late_judged") > 0, lost).otherwise(windows)
-    late = (F.col("_windows_late") > 0) & (F.col("_inside") | (F.col("_windows_late_judged") > 0))
-    kept = rows.where((F.col("_inside") & F.col("_reason").isNotNull()) | late)
-    return kept.select(
-        F.when(F.col("_reason").isNotNull(), "poison").otherwise("late").alias("kind"),
+        windows = F.when(late_for_judged, lost).otherwise(windows)
+    late = (F.col("_windows_late") > 0) & (inside | late_for_judged)
+    return rows.where((inside & poison) | late).select(
+        F.when(poison, "poison").otherwise("late").alias("kind"),
         F.col("_partition").alias("partition"),
         F.col("_offset").alias("offset"),
-        F.col("_inside").alias("inside"),
+        inside.alias("inside"),
         F.col("_reason").alias("reason"),
         windows.alias("windows"),
     )
@@ -168,24 +212,56 @@ def _answers(
     topics: list[DataFrame],
     *,
     some_late: bool,
-) -> Iterator[tuple[DataFrame, DataFrame | None]]:
-    """The answer in hindsight and the online one, None where that is the same; what they are read from lasts as long as the context."""
+) -> Iterator[_Answers]:
+    """Both answers. What they are read from lasts as long as the context."""
     if pipeline.window is not None:
-        windowed = assign_windows(usable(rows).where(F.col("_windows_judged") > 0), pipeline)
-        end = F.unix_micros("window.end")
-        all_rows = windowed.where((end > plan.windows_after_ms * 1000) & (end <= plan.windows_to_ms * 1000))
-        in_time = all_rows.where((end > F.col("_late_us")) | F.expr(is_corrected(plan, "unix_micros(window.end)")))
-        same = not some_late and pipeline.hindsight is None
-        yield _transformed([all_rows], pipeline, hindsight=True), None if same else _transformed([in_time], pipeline)
-        return
-    if not pipeline.re_execute:
-        yield _transformed(topics, pipeline, hindsight=True), None if pipeline.hindsight is None else _transformed(topics, pipeline)
-        return
+        yield _answers_of_windows(pipeline, plan, rows, some_late=some_late)
+    elif pipeline.re_execute:
+        with _answers_of_batches(spark, settings, pipeline, plan, topics) as answers:
+            yield answers
+    else:
+        yield _answers_of_rows(pipeline, topics)
+
+
+def _answers_of_windows(pipeline: Pipeline, plan: ReplayPlan, rows: DataFrame, *, some_late: bool) -> _Answers:
+    """Both answers of a pipeline with windows. Only rows that were late can make them differ."""
+    end_us = F.unix_micros("window.end")
+    after_us = plan.windows_after_ms * 1000
+    to_us = plan.windows_to_ms * 1000
+    windowed = assign_windows(usable(rows).where(F.col("_windows_judged") > 0), pipeline)
+    judged = windowed.where((end_us > after_us) & (end_us <= to_us))
+    corrected = F.expr(is_corrected(plan, "unix_micros(window.end)"))
+    in_time = judged.where((end_us > F.col("_late_us")) | corrected)
+    hindsight = _transformed([judged], pipeline, hindsight=True)
+    if not some_late and pipeline.hindsight is None:
+        return hindsight, None
+    return hindsight, _transformed([in_time], pipeline)
+
+
+def _answers_of_rows(pipeline: Pipeline, topics: list[DataFrame]) -> _Answers:
+    """Both answers of a pipeline that works row by row."""
+    hindsight = _transformed(topics, pipeline, hindsight=True)
+    if pipeline.hindsight is None:
+        return hindsight, None
+    return hindsight, _transformed(topics, pipeline)
+
+
+@contextmanager
+def _answers_of_batches(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, topics: list[DataFrame]
+) -> Iterator[_Answers]:
+    """The answer in hindsight of a pipeline whose results depend on batches, and an online one without rows.
+
+    The answer in hindsight comes from one batch query if that can tell, else from the streaming engine.
+    """
     session.keep_state_for(spark, pipeline)
     everything = _transformed(topics, pipeline, hindsight=True)
-    hindsight = everything if pipeline.hindsight else hindsight_in_one_query.said(everything, pipeline, plan.recorded)
-    # No rows yet, but columns: those of the table are of the types that hold both answers.
-    online = spark.createDataFrame([], transform(kafka_source.empty(spark, pipeline), pipeline).schema)
+    hindsight: DataFrame | None = everything
+    if not pipeline.hindsight:
+        hindsight = hindsight_in_one_query.said(everything, pipeline, plan.recorded)
+    # No rows yet, but columns: the table's columns have types that hold both answers.
+    no_rows = transform(kafka_source.empty(spark, pipeline), pipeline)
+    online = spark.createDataFrame([], no_rows.schema)
     if hindsight is not None:
         yield hindsight, online
         return
@@ -195,34 +271,39 @@ def _answers(
 
 def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:
     window = ["window"] if pipeline.window else []
-    given = [
-        frame.select(*map(quoted, topic.columns), *PLACE_COLUMNS, *window) for topic, frame in zip(pipeline.topics, frames, strict=True)
-    ]
+    given = []
+    for topic, frame in zip(pipeline.topics, frames, strict=True):
+        columns = [quoted(column) for column in topic.columns]
+        given.append(frame.select(*columns, *PLACE_COLUMNS, *window))
     return transform(given, pipeline, hindsight=hindsight)
 
 
 def _together(pipeline: Pipeline, hindsight: DataFrame, online: DataFrame | None) -> DataFrame:
-    """Both answers in one frame. Where they are the same, each row of the one that is computed stands twice."""
+    """Both answers in one frame. If they are the same, each row is computed once and stands there twice."""
     if ANSWER in hindsight.columns:
-        raise BadInputError(
-            problem=f"The pipeline {pipeline.name} has a result column named {ANSWER}", cure="A replay needs that name: rename the column."
-        )
+        problem = f"The pipeline {pipeline.name} has a result column named {ANSWER}"
+        raise BadInputError(problem=problem, cure="A replay needs that name: rename the column.")
     if online is None:
-        return hindsight.withColumn(ANSWER, F.explode(F.array(*(F.lit(answer.value) for answer in Answer))))
-    answers = {Answer.HINDSIGHT: hindsight, Answer.ONLINE: online}
-    first, second = (frame.withColumn(ANSWER, F.lit(name.value)) for name, frame in answers.items())
+        names = F.array(*[F.lit(answer.value) for answer in Answer])
+        return hindsight.withColumn(ANSWER, F.explode(names))
+    first = hindsight.withColumn(ANSWER, F.lit(Answer.HINDSIGHT.value))
+    second = online.withColumn(ANSWER, F.lit(Answer.ONLINE.value))
     return first.unionByName(second)
 
 
 def write_answer(settings: Settings, plan: ReplayPlan, run_id: str, frame: DataFrame, answer: Answer) -> int:
     """Write a frame as the run's only answer; return its rows."""
     named = frame.withColumn(ANSWER, F.lit(answer.value))
-    return sum(file.rows for file in _write(settings, named, answers_url(settings, plan.pipeline, run_id), by=ANSWER))
+    written = _write(settings, named, answers_url(settings, plan.pipeline, run_id), by=ANSWER)
+    return sum(file.rows for file in written)
 
 
 def _write(settings: Settings, frame: DataFrame, url: str, by: str = "") -> list[files.DataFile]:
-    """Write the frame in the place of what the table holds: executors write files, and one commit names them (as the sink's batches do)."""
-    options, schema = settings.storage_options, query_signature.table_schema(frame)
+    """Replace the table's content by the frame. Executors write files, and one commit names them, as in the
+    sink.
+    """
+    options = settings.storage_options
+    schema = query_signature.table_schema(frame)
     partitions = [by] if by else []
     table = DeltaTable.create(url, schema, mode="overwrite", partition_by=partitions, storage_options=options or None)
     written = parquet_writer.write_files(frame, url, options, "part", by=by)

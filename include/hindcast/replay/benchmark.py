@@ -1,6 +1,8 @@
-"""Replays as benchmarks: a pipeline's reference range, once as a batch and once through the streaming engine with the recorded batches.
+"""Replays as benchmarks: a pipeline's reference range is replayed twice.
 
-Both are rows of ``runs`` with the versions of pipeline, Spark and platform; :mod:`hindcast.replay.compare_runs` compares two of them.
+It is replayed once as a batch and once through the streaming engine with the recorded batches. Both are rows
+of ``runs`` with the versions of pipeline, Spark and platform. :mod:`hindcast.replay.compare_runs` compares
+two of them.
 """
 
 from __future__ import annotations
@@ -26,42 +28,52 @@ from hindcast.tables.run_states import RunKind
 def request_of(pipeline: Pipeline) -> ReplayRequest:
     """The reference range as a request, under a new run id.
 
-    :raises BadInputError: where the pipeline declares none
+    :raises BadInputError: if the pipeline declares none
     """
     if pipeline.reference is None:
-        cure = f"Declare one in {pipeline.file}: reference=(first, last), two times or two JSON objects of offsets."
+        form = "reference=(first, last), two times or two JSON objects of offsets"
+        cure = f"Declare one in {pipeline.file}: {form}."
         raise BadInputError(problem=f"{pipeline.name} has no reference range", cure=cure)
-    kind = "offsets" if pipeline.reference[0].lstrip().startswith("{") else "time"
-    ends = {f"from_{kind}": pipeline.reference[0], f"to_{kind}": pipeline.reference[1]}
-    return ReplayRequest.parse(pipeline=pipeline.name, run_id=new_run_id(pipeline.name, datetime.now(UTC)), **ends)  # type: ignore[arg-type]
+    first, last = pipeline.reference
+    run_id = new_run_id(pipeline.name, datetime.now(UTC))
+    if first.lstrip().startswith("{"):
+        return ReplayRequest.parse(pipeline=pipeline.name, run_id=run_id, from_offsets=first, to_offsets=last)
+    return ReplayRequest.parse(pipeline=pipeline.name, run_id=run_id, from_time=first, to_time=last)
 
 
 def run_reference(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline) -> list[Replayed]:
     """Replay the reference range in both ways; the batch first.
 
-    :raises RangeNotYetConsumedError: where the version has not recorded the range as batches
+    :raises RangeNotYetConsumedError: if the version has not recorded the range as batches
     """
     batch = run_replay(session, settings, pipeline, request_of(pipeline), RunKind.BENCHMARK)
     if not batch.plan.batches:
-        problem = f"no batch of version {pipeline.version} has read the reference range, so there is nothing to run again"
+        nothing_read = f"no batch of version {pipeline.version} has read the reference range"
+        problem = f"{nothing_read}, so there is nothing to run again"
         raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
-    return [batch, run_replay(session, settings, pipeline, request_of(pipeline), RunKind.RE_EXECUTION, run_recorded)]
+    request = request_of(pipeline)
+    recorded = run_replay(session, settings, pipeline, request, RunKind.RE_EXECUTION, run_recorded)
+    return [batch, recorded]
 
 
 def run_recorded(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
     """Run the batches that read the range again, and write all rows of their results as the run's answer.
 
-    State begins with the first of them: the windows at the edge of a range that is not the stream's beginning lack the rows before it.
+    State begins with the first of them. So if the range does not begin where the stream began, the windows at
+    its edge lack the rows before it.
     """
     with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.batches, plan.seams) as recorded:
         rows = write_answer(settings, plan, run_id, recorded.run(), Answer.HINDSIGHT)
     read = sum(end - plan.start[partition] for partition, end in plan.end.items())
-    inside = [row for row in plan.batches if row.input_rows is not None]
+    dead_letters = 0
+    for batch in plan.batches:
+        if batch.input_rows is not None:
+            dead_letters += batch.poison_rows or 0
     return Counted(
         rows_read=read,
         input_rows=read,
         input_bytes=0,
-        dead_letters=sum(row.poison_rows or 0 for row in inside),
+        dead_letters=dead_letters,
         late_rows=0,
         judged_rows=0,
         late_judged_rows=0,
@@ -73,20 +85,24 @@ def run_recorded(spark: SparkSession, settings: Settings, pipeline: Pipeline, pl
 
 
 def newest_pair(pipeline: str, rows: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """The run ids of the newest benchmark and of the newest before it that other versions ran over the same range.
+    """The run ids of two benchmarks of the same range by different versions: an older one and the newest.
+
+    The older one is the newest before it that other versions ran.
 
     :param rows: succeeded benchmarks of the pipeline, newest first
-    :raises BadInputError: where no two versions have replayed it
+    :raises BadInputError: if no two versions have replayed it
     """
     known = list(rows)
     for other in known[1:]:
-        if _range(other) == _range(known[0]) and _ran(other) != _ran(known[0]):
-            return str(other["run_id"]), str(known[0]["run_id"])
+        newest = known[0]
+        if _range(other) == _range(newest) and _ran(other) != _ran(newest):
+            return str(other["run_id"]), str(newest["run_id"])
     cure = f"`hindcast benchmark {pipeline}` under each version, or name two runs."
     raise BadInputError(problem=f"No two versions have replayed the reference range of {pipeline}", cure=cure)
 
 
 def _ran(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What ran: the pipeline's version, and those of Spark and the platform."""
     return row["version"], row["versions"]
 
 

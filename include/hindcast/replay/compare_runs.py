@@ -1,7 +1,7 @@
-"""Two replays of the same range side by side: what they cost, and whether they say the same.
+"""Two replays of the same range side by side: what they cost, and whether their results are the same.
 
-A replay is a benchmark: the same offsets under another version of the pipeline, of Spark or of the platform. Pure Python and deltalake; the
-answers of both are held in memory.
+A replay is a benchmark: the same offsets under another version of the pipeline, of Spark or of the platform.
+The comparison is pure Python and deltalake, and holds the answers of both in memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
 
 MEASURES = ("rows_per_second", "seconds", "cpu_seconds", "peak_memory_bytes")
+#: A row of an answer: column -> value.
+_Row = dict[str, Any]
+#: Parts of a plan that say which records it reads.
+_OF_THE_RANGE = ("topic", "read_from", "start", "end")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Rows of both answers in hindsight, by the sink's keys. ``changed_columns``: column -> in how many rows it differs.
-    ``other_columns``: those that only one of them has.
+    """Rows of both answers in hindsight, by the sink's keys.
+
+    ``changed_columns``: column -> in how many rows it differs. ``other_columns``: those that only one of them
+    has.
     """
 
     rows: tuple[int, int]
@@ -51,11 +57,13 @@ class RunComparison:
 
     def costs(self) -> list[dict[str, Any]]:
         """A row for each measure: the two values, and second / first."""
-        return [
-            {"measure": name, "first": self.first[name], "second": self.second[name], "ratio": self.second[name] / self.first[name]}
-            for name in MEASURES
-            if self.first[name] and self.second[name]
-        ]
+        rows = []
+        for name in MEASURES:
+            first = self.first[name]
+            second = self.second[name]
+            if first and second:
+                rows.append({"measure": name, "first": first, "second": second, "ratio": second / first})
+        return rows
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: {first, second, costs, results}."""
@@ -70,56 +78,114 @@ class RunComparison:
 def compare_runs(settings: Settings, pipeline: Pipeline, first: str, second: str) -> RunComparison:
     """Compare two runs.
 
-    :raises UnknownRunError: where one of them has not succeeded
-    :raises BadInputError: where they are of other pipelines or ranges, or the answer of one was deleted
+    :raises UnknownRunError: if one of them has not succeeded
+    :raises BadInputError: if they are of other pipelines or ranges, or the answer of one was deleted
     """
     runs = Runs(ControlTables(settings))
-    rows = runs.succeeded(first), runs.succeeded(second)
-    for row in rows:
+    first_row = runs.succeeded(first)
+    second_row = runs.succeeded(second)
+    for row in (first_row, second_row):
         if row["pipeline"] != pipeline.name:
-            raise BadInputError(problem=f"The run {row['run_id']} is of {row['pipeline']}", cure=f"Name two runs of {pipeline.name}.")
-    plans = [json.loads(row["plan"]) for row in rows]
-    if different := [name for name in ("topic", "read_from", "start", "end") if plans[0][name] != plans[1][name]]:
-        said = f"{first} and {second} did not do the same work: {', '.join(different)} differ"
-        raise BadInputError(problem=said, cure="Replay one of them over the offsets of the other: `hindcast runs --output json` has them.")
-    return RunComparison(*rows, results=_results(_answer(settings, rows[0]), _answer(settings, rows[1]), list(pipeline.sink.keys)))
+            problem = f"The run {row['run_id']} is of {row['pipeline']}"
+            raise BadInputError(problem=problem, cure=f"Name two runs of {pipeline.name}.")
+    first_plan = json.loads(first_row["plan"])
+    second_plan = json.loads(second_row["plan"])
+    different = [name for name in _OF_THE_RANGE if first_plan[name] != second_plan[name]]
+    if different:
+        problem = f"{first} and {second} did not do the same work: {', '.join(different)} differ"
+        cure = "Replay one of them over the offsets of the other: `hindcast runs --output json` has them."
+        raise BadInputError(problem=problem, cure=cure)
+    first_answer = _answer(settings, first_row)
+    second_answer = _answer(settings, second_row)
+    results = _results(first_answer, second_answer, list(pipeline.sink.keys))
+    return RunComparison(first_row, second_row, results)
 
 
-def _answer(settings: Settings, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _answer(settings: Settings, row: Mapping[str, Any]) -> list[_Row]:
     try:
         table = DeltaTable(row["hindcast_url"], storage_options=settings.storage_options or None)
     except TableNotFoundError as error:
-        raise BadInputError(
-            problem=f"The answer of {row['run_id']} was deleted", cure=f"Replay it again: --run-id {row['run_id']}."
-        ) from error
+        problem = f"The answer of {row['run_id']} was deleted"
+        raise BadInputError(problem=problem, cure=f"Replay it again: --run-id {row['run_id']}.") from error
     dataset = arrow_dataset(table)
     columns = [name for name in dataset.schema.names if name != ANSWER]
-    rows: list[dict[str, Any]] = dataset.to_table(columns=columns, filter=pc.field(ANSWER) == Answer.HINDSIGHT.value).to_pylist()
+    in_hindsight = pc.field(ANSWER) == Answer.HINDSIGHT.value
+    rows: list[_Row] = dataset.to_table(columns=columns, filter=in_hindsight).to_pylist()
     return rows
 
 
-def _results(first: list[dict[str, Any]], second: list[dict[str, Any]], keys: list[str]) -> Results:
-    here, there = (set(rows[0]) if rows else set() for rows in (first, second))
-    common = sorted((here & there) - set(keys)) if first and second else []
-    if set(keys) <= here & there and keys:
-        sides = [{_text([row[key] for key in keys]): row for row in rows} for rows in (first, second)]
-        both = sides[0].keys() & sides[1].keys()
-        differing = [[name for name in common if _text(sides[0][key][name]) != _text(sides[1][key][name])] for key in both]
-        changed = sum(bool(names) for names in differing)
-        only = len(sides[0].keys() - both), len(sides[1].keys() - both)
-        equal, columns = len(both) - changed, Counter(name for names in differing for name in names)
-    else:  # no keys: as multisets of whole rows
-        bags = [Counter(_text({name: row[name] for name in common}) for row in rows) for rows in (first, second)]
-        equal, changed, columns = (bags[0] & bags[1]).total(), 0, Counter[str]()
-        only = (bags[0] - bags[1]).total(), (bags[1] - bags[0]).total()
+def _results(first: list[_Row], second: list[_Row], keys: list[str]) -> Results:
+    first_columns = _columns(first)
+    second_columns = _columns(second)
+    both_have = first_columns & second_columns
+    common: list[str] = []
+    if first and second:
+        common = sorted(both_have - set(keys))
+    if keys and both_have.issuperset(keys):
+        matched = _match_by_keys(first, second, keys, common)
+    else:
+        matched = _match_whole_rows(first, second, common)
     return Results(
         rows=(len(first), len(second)),
-        equal=equal,
+        equal=matched.equal,
+        changed=matched.changed,
+        only_first=matched.only_first,
+        only_second=matched.only_second,
+        changed_columns=dict(matched.changed_columns),
+        other_columns=sorted(first_columns ^ second_columns),
+    )
+
+
+def _columns(rows: list[_Row]) -> set[str]:
+    if not rows:
+        return set()
+    return set(rows[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Matched:
+    """How the rows of two answers match; see :class:`Results`."""
+
+    equal: int
+    changed: int
+    only_first: int
+    only_second: int
+    changed_columns: Counter[str]
+
+
+def _match_by_keys(first: list[_Row], second: list[_Row], keys: list[str], common: list[str]) -> _Matched:
+    """Match rows that have the same keys, and compare their common columns."""
+    first_rows = {_text([row[key] for key in keys]): row for row in first}
+    second_rows = {_text([row[key] for key in keys]): row for row in second}
+    both = first_rows.keys() & second_rows.keys()
+    changed = 0
+    changed_columns = Counter[str]()
+    for key in both:
+        one = first_rows[key]
+        other = second_rows[key]
+        differing = [name for name in common if _text(one[name]) != _text(other[name])]
+        if differing:
+            changed += 1
+            changed_columns.update(differing)
+    return _Matched(
+        equal=len(both) - changed,
         changed=changed,
-        only_first=only[0],
-        only_second=only[1],
-        changed_columns=dict(columns),
-        other_columns=sorted(here ^ there),
+        only_first=len(first_rows.keys() - both),
+        only_second=len(second_rows.keys() - both),
+        changed_columns=changed_columns,
+    )
+
+
+def _match_whole_rows(first: list[_Row], second: list[_Row], common: list[str]) -> _Matched:
+    """Without keys, match the rows as multisets of whole rows."""
+    first_rows = Counter(_text({name: row[name] for name in common}) for row in first)
+    second_rows = Counter(_text({name: row[name] for name in common}) for row in second)
+    return _Matched(
+        equal=(first_rows & second_rows).total(),
+        changed=0,
+        only_first=(first_rows - second_rows).total(),
+        only_second=(second_rows - first_rows).total(),
+        changed_columns=Counter[str](),
     )
 
 
@@ -128,5 +194,7 @@ def _text(value: Any) -> str:
 
 
 def _about(row: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: row[name] for name in ("run_id", "pipeline", "version", "input_rows", "output_rows", "started_at")}
-    return {**known, "versions": json.loads(row["versions"] or "{}")}
+    names = ("run_id", "pipeline", "version", "input_rows", "output_rows", "started_at")
+    about = {name: row[name] for name in names}
+    about["versions"] = json.loads(row["versions"] or "{}")
+    return about

@@ -1,4 +1,6 @@
-"""What a replay cost, what the stream cost over the same batches, and whether this run was slower than the ones before it."""
+"""What a replay cost, what the stream cost over the same batches, and whether this run was slower than the
+ones before it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ import psutil
 
 from hindcast.tables.ledger import LedgerRow
 
-#: A run is slow when its rows/s fall below the median of earlier ones by more than this; equal runs on 2 shared cores differ by up to 20 %.
+#: A run is slow if its rows/s fall below the median of earlier ones by more than this. Equal runs on 2 shared
+#: cores differ by up to 20 %.
 SLOW_BAND = 0.30
 RUNS_COMPARED = 10
 LEAST_RUNS = 3  # the median of fewer says nothing
@@ -25,7 +28,11 @@ LIKE_SIZE = 2.0
 
 
 class Meter:
-    """Measures from its making: seconds on a monotonic clock, and CPU-seconds of this process and all below it, the JVM included."""
+    """Measures from the moment that it is made.
+
+    It measures seconds on a monotonic clock, and CPU-seconds of this process and all below it, the JVM
+    included.
+    """
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -35,8 +42,16 @@ class Meter:
         return time.monotonic() - self._began
 
     def cpu_seconds(self) -> float:
-        """Of this process and all below it. What ended meanwhile counts through whoever waited for it; an end never makes it less."""
-        return sum(max(0.0, used - self._cpu_began.get(process, 0.0)) for process, used in _cpu_by_process().items())
+        """Of this process and all below it.
+
+        A process that ended meanwhile counts through the parent that waited for it. Its end never makes the
+        sum less.
+        """
+        total = 0.0
+        for process, used in _cpu_by_process().items():
+            used_before = self._cpu_began.get(process, 0.0)
+            total += max(0.0, used - used_before)
+        return total
 
 
 def _tree() -> list[psutil.Process]:
@@ -45,6 +60,7 @@ def _tree() -> list[psutil.Process]:
 
 
 def _cpu_by_process() -> dict[tuple[int, float], float]:
+    """CPU-seconds by process id and time of creation."""
     found = {}
     for process in _tree():
         try:
@@ -58,15 +74,20 @@ def _cpu_by_process() -> dict[tuple[int, float], float]:
 
 
 def peak_memory_bytes() -> int:
-    """The sum of each process's greatest resident size: this one, the JVM, its Python workers. An upper bound, as peaks differ in time."""
+    """The sum of each process's greatest resident size: this one, the JVM, its Python workers.
+
+    It is an upper bound, because the peaks differ in time.
+    """
     return sum(_peak_bytes(process) for process in _tree())
 
 
 def _peak_bytes(process: psutil.Process) -> int:
+    status = Path(f"/proc/{process.pid}/status")
     try:
-        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+                kib = int(line.split()[1])
+                return kib * 1024
         return int(process.memory_info().rss)  # no /proc: not Linux
     except (OSError, psutil.NoSuchProcess):
         return 0
@@ -74,37 +95,52 @@ def _peak_bytes(process: psutil.Process) -> int:
 
 @dataclass(frozen=True)
 class StreamCost:
-    """The stream's own cost over some batches; None where the ledger does not know it. Rates are per second that a query was busy."""
+    """The stream's own cost over some batches; None if the ledger does not know it.
+
+    Rates are per second that a query was busy.
+    """
 
     rows_per_second: float | None
     cpu_seconds: float | None
 
     @classmethod
     def of(cls, batches: Iterable[LedgerRow]) -> StreamCost:
-        known = list(batches)
-        timed = [(row.input_rows, row.batch_seconds) for row in known if row.input_rows is not None and row.batch_seconds is not None]
-        busy = sum(seconds for _, seconds in timed)
-        cpu = [row.cpu_seconds for row in known if row.cpu_seconds is not None]
-        return cls(sum(rows for rows, _ in timed) / busy if busy > 0 else None, sum(cpu) if cpu else None)
+        timed_rows = 0
+        busy_seconds = 0.0
+        cpu_seconds: float | None = None
+        for batch in batches:
+            if batch.input_rows is not None and batch.batch_seconds is not None:
+                timed_rows += batch.input_rows
+                busy_seconds += batch.batch_seconds
+            if batch.cpu_seconds is not None:
+                cpu_seconds = (cpu_seconds or 0.0) + batch.cpu_seconds
+        rows_per_second = None
+        if busy_seconds > 0:
+            rows_per_second = timed_rows / busy_seconds
+        return cls(rows_per_second, cpu_seconds)
 
 
 def versions() -> str:
     """What ran, as JSON."""
-    found = {name: version(name) for name in ("hindcast", "pyspark", "delta-spark", "deltalake")}
-    return json.dumps({**found, "python": platform.python_version()}, sort_keys=True)
+    found = {"python": platform.python_version()}
+    for package in ("hindcast", "pyspark", "delta-spark", "deltalake"):
+        found[package] = version(package)
+    return json.dumps(found, sort_keys=True)
 
 
 def slow_note(rows_per_second: float, input_rows: int, earlier: Iterable[Mapping[str, Any]]) -> str:
-    """A sentence where the run was slower than the median of like runs by more than :data:`SLOW_BAND`; else empty.
+    """A sentence if the run was slower than the median of like runs by more than :data:`SLOW_BAND`; else
+    empty.
 
-    ``earlier``: rows of ``runs``, newest first.
+    :param earlier: rows of ``runs``, newest first
     """
-    like = [
-        row
-        for row in earlier
-        if row["rows_per_second"] and row["input_rows"] and 1 / LIKE_SIZE <= row["input_rows"] / max(1, input_rows) <= LIKE_SIZE
-    ]
-    rates = [row["rows_per_second"] for row in like[:RUNS_COMPARED]]
+    like_rates = []
+    for row in earlier:
+        if row["rows_per_second"] and row["input_rows"]:
+            size = row["input_rows"] / max(1, input_rows)
+            if 1 / LIKE_SIZE <= size <= LIKE_SIZE:
+                like_rates.append(row["rows_per_second"])
+    rates = like_rates[:RUNS_COMPARED]
     if len(rates) < LEAST_RUNS or rows_per_second <= 0:
         return ""
     median = statistics.median(rates)

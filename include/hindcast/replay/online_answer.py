@@ -1,7 +1,8 @@
-"""The online answer of a pipeline whose results depend on batches: made when a verdict asks for it, and kept with the replay's other one.
+"""The online answer of a pipeline whose results depend on batches.
 
-A replay is the answer in hindsight, and costs what a batch costs. What the stream had to say takes the streaming engine as long as the
-stream was busy, and only a verdict compares with it.
+It is made when a verdict asks for it, and kept with the replay's answer in hindsight. A replay is the answer
+in hindsight, and costs what a batch costs. The online answer takes the streaming engine as long as the stream
+was busy, and only a verdict compares with it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,19 @@ def keep_online(
     seams: Offsets,
     rows: Sequence[LedgerRow],
 ) -> None:
-    """Run the recorded batches again and add what they say to the run's answers, unless it is there.
+    """Run the recorded batches again and add their results to the run's answers, unless they are there
+    already.
 
     :param rows: the batches that read [start, end)
-    :raises ReplayFailedError: where the records cannot be read, or Spark failed
+    :raises ReplayFailedError: if the records cannot be read, or Spark failed
     """
     url = answers_url(settings, pipeline.name, run_id)
+    options = settings.storage_options or None
     try:
-        while not _has_it(table := DeltaTable(url, storage_options=settings.storage_options or None)):
+        while True:
+            table = DeltaTable(url, storage_options=options)
+            if _has_online(table):
+                return
             with recorded_batches(spark, settings, pipeline, start, end, rows, seams) as recorded:
                 if _add(recorded, table, url, settings):
                     return
@@ -51,29 +57,26 @@ def keep_online(
         raise
     except Exception as error:
         cure = "Judge it again once the cause is gone: a verdict reads the records of the range once more."
-        raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=innermost(error), cure=cure) from error
+        reason = innermost(error)
+        raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=reason, cure=cure) from error
 
 
-def _has_it(table: DeltaTable) -> bool:
+def _has_online(table: DeltaTable) -> bool:
     return any(partition[ANSWER] == Answer.ONLINE for partition in table.partitions())
 
 
 def _add(recorded: RecordedBatches, table: DeltaTable, url: str, settings: Settings) -> bool:
-    """Whether the rows are in: not where the table changed meanwhile."""
-    kept = {field.name: field.dataType for field in recorded.spark.read.format("delta").load(url).schema.fields}
-    columns = [F.col(f"`{name}`").cast(kind).alias(name) for name, kind in kept.items() if name != ANSWER]
+    """Whether the rows are added. They are not if the table changed meanwhile."""
+    kept = recorded.spark.read.format("delta").load(url).schema.fields
+    fields = [field for field in kept if field.name != ANSWER]
+    columns = [F.col(f"`{field.name}`").cast(field.dataType).alias(field.name) for field in fields]
     online = recorded.run().select(*columns, F.lit(Answer.ONLINE.value).alias(ANSWER))
     written = parquet_writer.write_files(online, url, settings.storage_options, "part", by=ANSWER)
     if not written:
         return True
+    once = CommitProperties(max_commit_retries=0)
     try:
-        table.create_write_transaction(
-            [file.as_action() for file in written],
-            "append",
-            table.schema(),
-            [ANSWER],
-            commit_properties=CommitProperties(max_commit_retries=0),
-        )
+        table.create_write_transaction([file.as_action() for file in written], "append", table.schema(), [ANSWER], commit_properties=once)
     except CommitFailedError:
         return False
     return True

@@ -1,22 +1,27 @@
-"""Run a stream's recorded batches again, through the streaming engine: the same rows in the same batches give the same results.
+"""Run a stream's recorded batches again, through the streaming engine: the same rows in the same batches give
+the same results.
 
-Where results depend on which rows came together (joins of streams, sessions, deduplication, state of its own) no batch job says what the
-stream should have said. The ledger knows which offsets each batch read, so
+If results depend on which rows came together (joins of streams, sessions, deduplication, a pipeline's own
+state), no batch job gives the rows that the stream should have given. The ledger knows which offsets each
+batch read. So:
 
-1. the records of each batch go into one file, an empty one for a batch that read nothing; the files' times are in the order of the batches;
-2. the pipeline's query reads them one file a batch, with a new checkpoint. Its watermark moves as the stream's did, because it follows from
-   the rows of the batches before;
-3. a batch that comes after the last recorded one (Spark lets go of what the last watermark closed) is left out.
+1. The records of each batch go into one file, and a batch that read nothing gets an empty one. The files'
+   times are in the order of the batches.
+2. The pipeline's query reads them one file a batch, with a new checkpoint. Its watermark moves as the
+   stream's did, because it follows from the rows of the batches before.
+3. A batch that comes after the last recorded one is left out: in it Spark emits what the last watermark
+   closed.
 
-The answer in hindsight is the same with the fewest batches: all but the last at once, then the last, so that both end under the same
-watermark and what was still open in the stream is open here too. Mostly a batch query says it for less
-(:mod:`hindcast.replay.hindsight_in_one_query`).
+The answer in hindsight is run with the fewest batches: all but the last at once, then the last. It ends under
+the same watermark as the stream, so windows that were still open in the stream are open here too. Mostly a
+batch query gives this answer at less cost (:mod:`hindcast.replay.hindsight_in_one_query`).
 
-Three use it: a verdict for the online answer and to find out what is not deterministic, a replay whose hindsight no batch query says, and
-a shard that has lost its state (:mod:`hindcast.recovery.rebuild_from_batches`).
+This module is used by a verdict, for the online answer and to find out what is not deterministic; by a replay
+if no batch query gives its answer in hindsight; and by a shard that has lost its state
+(:mod:`hindcast.recovery.rebuild_from_batches`).
 
-The files lie in the job's folder, which driver and executors share (:func:`hindcast.spark.scratch.folder`), so it runs on any Spark
-master.
+The files lie in the job's folder (:func:`hindcast.spark.scratch.folder`). Driver and executors share that
+folder, so this runs on any Spark master.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ _log = structlog.get_logger(__name__)
 #: Kafka's records as they are kept between the two readings.
 _RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 _STEP_MS = 10  # between the times of two files; Spark forgets files that are a week older than the newest
+_FEWEST = 2  # all batches but the last as one, then the last
 _BATCH = "_batch"
 _NUMBER = re.compile(rf"/{_BATCH}=(\d+)/")
 
@@ -74,8 +80,10 @@ def recorded_batches(
         by_shard: dict[str, list[LedgerRow]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: (row.shard, row.batch)):
             by_shard[row.shard].append(row)
-        most = 2 if at_once else len(max(by_shard.values(), key=len, default=[]))
-        recorded = RecordedBatches(spark, pipeline, folder, {shard: min(len(rows), most) for shard, rows in by_shard.items()})
+        counts = {shard: len(batches) for shard, batches in by_shard.items()}
+        if at_once:
+            counts = {shard: min(count, _FEWEST) for shard, count in counts.items()}
+        recorded = RecordedBatches(spark, pipeline, folder, counts)
         for topic in pipeline.topics:
             raw = kafka_source.records(spark, settings, pipeline, topic, start, end, seams)
             recorded.keep(topic, raw, by_shard)
@@ -84,7 +92,9 @@ def recorded_batches(
 
 @dataclass(frozen=True)
 class RecordedBatches:
-    """``counts``: shard -> as how many batches its records are dealt; the last of them is the last recorded one."""
+    """``counts``: shard -> as how many batches its records are dealt; the last of them is the last recorded
+    one.
+    """
 
     spark: SparkSession
     pipeline: Pipeline
@@ -93,23 +103,43 @@ class RecordedBatches:
 
     def keep(self, topic: Topic, raw: DataFrame, by_shard: dict[str, list[LedgerRow]]) -> None:
         """Step 1, for one topic."""
-        index = self.pipeline.topics.index(topic)
-        ranges = [
-            (partition % TOPIC_STRIDE, row.start_offsets[partition], end, shard, max(0, number + self.counts[shard] - len(rows)))
-            for shard, rows in by_shard.items()
-            for number, row in enumerate(rows)
-            for partition, end in row.end_offsets.items()
-            if partition // TOPIC_STRIDE == index and end > row.start_offsets[partition]
-        ]
-        names = ["_p", "_from", "_to", "_shard", _BATCH]
-        lookup = self.spark.createDataFrame(pd.DataFrame(ranges, columns=names), "_p int, _from long, _to long, _shard string, _batch int")
-        here = (F.col("partition") == F.col("_p")) & (F.col("offset") >= F.col("_from")) & (F.col("offset") < F.col("_to"))
-        placed = raw.join(F.broadcast(lookup), here).select("key", "value", "topic", "partition", "offset", "timestamp", "_shard", _BATCH)
-        dealt = placed.repartition("_shard", _BATCH).sortWithinPartitions("_shard", _BATCH, "partition", "offset")
+        ranges = pd.DataFrame(self._ranges(topic, by_shard), columns=["_p", "_from", "_to", "_shard", _BATCH])
+        lookup = self.spark.createDataFrame(ranges, "_p int, _from long, _to long, _shard string, _batch int")
+        offset = F.col("offset")
+        in_range = (offset >= F.col("_from")) & (offset < F.col("_to"))
+        here = (F.col("partition") == F.col("_p")) & in_range
+        record = ["key", "value", "topic", "partition", "offset", "timestamp"]
+        placed = raw.join(F.broadcast(lookup), here).select(*record, "_shard", _BATCH)
+        dealt = placed.repartition("_shard", _BATCH)
+        dealt = dealt.sortWithinPartitions("_shard", _BATCH, "partition", "offset")
         dealt.write.partitionBy("_shard", _BATCH).parquet(self.folder.at(f"kept/{topic.name}"))
 
+    def _ranges(self, topic: Topic, by_shard: dict[str, list[LedgerRow]]) -> list[tuple[int, int, int, str, int]]:
+        """The ranges of the topic that batches read: Kafka's partition, start, end, shard, number of the
+        batch dealt.
+
+        If a shard's records are dealt as fewer batches than were recorded, the first of them holds the oldest
+        ones.
+        """
+        index = self.pipeline.topics.index(topic)
+        ranges = []
+        for shard, rows in by_shard.items():
+            joined = len(rows) - self.counts[shard]
+            for recorded_number, row in enumerate(rows):
+                number = max(0, recorded_number - joined)
+                for partition, end in row.end_offsets.items():
+                    if partition // TOPIC_STRIDE != index:
+                        continue
+                    start = row.start_offsets[partition]
+                    if end > start:
+                        ranges.append((partition % TOPIC_STRIDE, start, end, shard, number))
+        return ranges
+
     def run(self) -> DataFrame:
-        """Steps 2 and 3 for every shard, once: all rows of the results; of running results the last of each key."""
+        """Steps 2 and 3 for every shard, once.
+
+        :returns: all rows of the results; of running results the last of each key
+        """
         for shard in self.counts:
             self._run_shard(shard)
         return self._last_of_each_key(self.spark.read.parquet(self.folder.at("rows")))
@@ -119,13 +149,16 @@ class RecordedBatches:
 
         def save(frame: DataFrame, number: int) -> None:
             if number < count:
-                frame.withColumn(_BATCH, F.lit(number)).write.mode("append").parquet(self.folder.at("rows"))
+                numbered = frame.withColumn(_BATCH, F.lit(number))
+                numbered.write.mode("append").parquet(self.folder.at("rows"))
             else:
                 parquet_writer.run(frame)
 
         started = time.monotonic()
-        self.begin(shard, self.folder.at(f"checkpoint/{shard}"), save).awaitTermination()
-        _log.info("Ran recorded batches again.", shard=shard, batches=count, seconds=time.monotonic() - started)
+        query = self.begin(shard, self.folder.at(f"checkpoint/{shard}"), save)
+        query.awaitTermination()
+        seconds = time.monotonic() - started
+        _log.info("Ran recorded batches again.", shard=shard, batches=count, seconds=seconds)
 
     def begin(self, shard: str, checkpoint: str, save: Callable[[DataFrame, int], None]) -> StreamingQuery:
         """Start step 2 for one shard, once. The files of a topic come from a folder of the topic's name."""
@@ -133,7 +166,8 @@ class RecordedBatches:
         for topic in self.pipeline.topics:
             line = f"lines/{shard}/{topic.name}"
             self._line_up(line, f"kept/{topic.name}/_shard={shard}", self.counts[shard])
-            raw = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1).parquet(self.folder.at(line))
+            reader = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1)
+            raw = reader.parquet(self.folder.at(line))
             frames.append(kafka_source.parse(raw, self.pipeline, topic))
         session.keep_state_for(self.spark, self.pipeline)
         return (
@@ -152,10 +186,14 @@ class RecordedBatches:
         All rows of a batch went through one task, so it has at most one file.
         """
         self.folder.make(line)
-        parts = {int(number): name for name in self.folder.names(f"{kept}/{_BATCH}=*/*.parquet") for number in _NUMBER.findall(name)}
+        parts: dict[int, str] = {}
+        for name in self.folder.names(f"{kept}/{_BATCH}=*/*.parquet"):
+            for found in _NUMBER.findall(name):
+                parts[int(found)] = name
         first_ms = time.time_ns() // 1_000_000 - count * _STEP_MS
         for number in range(count):
-            name, at_ms = f"{line}/{number:08}.parquet", first_ms + number * _STEP_MS
+            name = f"{line}/{number:08}.parquet"
+            at_ms = first_ms + number * _STEP_MS
             if number in parts:
                 self.folder.move(parts[number], name)
             else:

@@ -1,4 +1,7 @@
-"""What a replay waits for when the stream has not read its whole range yet, and how far the stream is. Reads tables; no broker, no JVM."""
+"""What a replay waits for if the stream has not read its whole range yet, and how far the stream is.
+
+It reads tables; no broker, no JVM.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, Offsets, by_partition
 from hindcast.tables.schema import ControlTable
 
-#: The tables that the audit files rows into. Each remembers, for each shard, ``epoch << 32 | batch`` of the last batch that it has.
+#: The tables that the audit files rows into. Each remembers ``epoch << 32 | batch`` of its last batch, by
+#: shard.
 _FILED_INTO = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 _BATCH_BITS = 32
 
@@ -23,8 +27,9 @@ _BATCH_BITS = 32
 class Awaited:
     """What must have happened before a replay can be planned.
 
-    ``offsets``: the end that the stream has to commit, by partition. ``batches``: shard -> the batch whose late and poison rows have to
-    be filed. ``beyond``: if both are empty, any batch that commits more than this will do. ``at``: a time that has to come, ISO 8601.
+    ``offsets``: the end that the stream has to commit, by partition. ``batches``: shard -> the batch whose
+    late and poison rows have to be filed. ``beyond``: if both are empty, any batch that commits more than
+    this will do. ``at``: a time that has to come, ISO 8601.
     """
 
     pipeline: str
@@ -35,20 +40,30 @@ class Awaited:
     at: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        places = {name: {str(partition): offset for partition, offset in getattr(self, name).items()} for name in _PLACES}
-        return {**asdict(self), **places}
+        kept = asdict(self)
+        for name in _PLACES:
+            offsets: Offsets = getattr(self, name)
+            kept[name] = {str(partition): offset for partition, offset in offsets.items()}
+        return kept
 
     @classmethod
     def from_json(cls, kept: dict[str, Any]) -> Self:
-        return cls(**{**kept, **{name: by_partition(kept[name]) for name in _PLACES}})
+        fields = dict(kept)
+        for name in _PLACES:
+            fields[name] = by_partition(kept[name])
+        return cls(**fields)
 
 
+#: The fields of :class:`Awaited` that are offsets by partition. JSON has text for the partitions.
 _PLACES = ("offsets", "beyond")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stream is on its way to what is awaited. ``paused``: an operator paused or drained it, so it goes no further."""
+    """How far a stream is on its way to what is awaited.
+
+    ``paused``: an operator paused or drained it, so it reads no further.
+    """
 
     met: bool
     paused: bool
@@ -56,27 +71,42 @@ class Progress:
 
 
 def read_progress(settings: Settings, awaited: Awaited) -> Progress:
-    """One look at the tables. It costs the newest batch of each shard, however long the wait or the ledger is."""
+    """Read the tables once. It costs the newest batch of each shard, however long the ledger is."""
     tables = ControlTables(settings)
     desired = desired_of(LeaseTable(settings).leases()).get(awaited.pipeline)
     paused = desired is not None and desired.state is not DesiredState.RUNNING
     if awaited.at and datetime.now(UTC) < datetime.fromisoformat(awaited.at):
         return Progress(met=False, paused=paused, text=f"{awaited.at} has not come")
     if awaited.batches:
-        behind = [shard for shard, batch in awaited.batches.items() if _filed(tables, awaited.pipeline, shard) < batch]
-        return Progress(not behind, paused, f"late and poison rows of {', '.join(behind) or 'no shard'} are still to be filed")
+        behind = []
+        for shard, batch in awaited.batches.items():
+            if _filed(tables, awaited.pipeline, shard) < batch:
+                behind.append(shard)
+        shards = ", ".join(behind) or "no shard"
+        return Progress(not behind, paused, f"late and poison rows of {shards} are still to be filed")
+    committed = _committed(tables, awaited)
+    if not awaited.offsets:
+        more = any(offset > awaited.beyond.get(partition, -1) for partition, offset in committed.items())
+        return Progress(more, paused, "no further batch is committed yet")
+    left = 0
+    for partition, offset in awaited.offsets.items():
+        left += max(offset - committed.get(partition, 0), 0)
+    return Progress(left == 0, paused, f"{left:,} records of the range are still to be committed")
+
+
+def _committed(tables: ControlTables, awaited: Awaited) -> Offsets:
+    """By partition the end of what the stream has committed."""
     committed: Offsets = {}
     for row in Ledger(tables).newest(awaited.pipeline, awaited.version):
         for partition, offset in row.end_offsets.items():
             committed[partition] = max(committed.get(partition, 0), offset)
-    if not awaited.offsets:
-        more = any(offset > awaited.beyond.get(partition, -1) for partition, offset in committed.items())
-        return Progress(more, paused, "no further batch is committed yet")
-    left = sum(max(offset - committed.get(partition, 0), 0) for partition, offset in awaited.offsets.items())
-    return Progress(left == 0, paused, f"{left:,} records of the range are still to be committed")
+    return committed
 
 
 def _filed(tables: ControlTables, pipeline: str, shard: str) -> int:
     """The last batch of the shard that every table of the audit has; -1 for none."""
-    versions = [tables.open(name).transaction_version(app_id(pipeline, shard)) for name in _FILED_INTO]
-    return min(-1 if version is None else version % 2**_BATCH_BITS for version in versions)
+    batches = []
+    for name in _FILED_INTO:
+        version = tables.open(name).transaction_version(app_id(pipeline, shard))
+        batches.append(-1 if version is None else version % 2**_BATCH_BITS)
+    return min(batches)
