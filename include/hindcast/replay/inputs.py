@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 
 import pandas as pd
@@ -31,6 +31,7 @@ from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, Undone, by_partition
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
+from hindcast.windows import MILLISECOND, WindowEnds
 
 _BATCH_BITS = 32  # a transaction's version is epoch << 32 | batch; see hindcast.stream's commit protocol
 
@@ -180,16 +181,14 @@ def first_uncorrected_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corr
     """
     if pipeline.window is None or late.empty:
         return None
-    one_ms = timedelta(milliseconds=1)
-    length = int(pipeline.window.length / one_ms)
-    slide = int(pipeline.window.step / one_ms)
+    windows = WindowEnds.of(pipeline.window, MILLISECOND)
     event_us = late["event_at"].astype("int64")
     event_ms = event_us // 1000  # a window's borders are whole milliseconds
-    newest_start = event_ms - event_ms % slide
-    windows_per_row = -(-length // slide)
+    latest_end = windows.last(event_ms)
+    most_per_row = -(-windows.length // windows.slide)
     found: list[int] = []
-    for back in range(windows_per_row):
-        end = newest_start - back * slide + length
+    for back in range(most_per_row):
+        end = latest_end - back * windows.slide
         waits = (end > event_ms) & (end <= late["watermark_ms"])
         for one in corrected.ranges:
             in_range = (end > one.after_ms) & (end <= one.to_ms)

@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayPlan
-from hindcast.spark.window_counts import late_at_all
+from hindcast.spark.window_counts import EVENT_US, late_at_all
+from hindcast.windows import MICROSECOND, WindowEnds
 
 #: What :func:`attribute` adds. ``_late_us`` is the late watermark in microseconds. ``_windows_*`` count a
 #: row's windows: those that were final when it came, those that the plan judges, and those that are both.
@@ -70,12 +71,7 @@ def _rows(plan: ReplayPlan, width: int) -> Iterator[tuple[object, ...]]:
 
 
 def _window_counts(plan: ReplayPlan, pipeline: Pipeline) -> dict[str, Column]:
-    """By arithmetic on microseconds, without making a row for each window.
-
-    The windows of a moment t end at first, first + slide, ..., last. Here first = t - pmod(t - length, slide)
-    + slide and last = t - pmod(t, slide) + length: the least multiple of the slide above t - length, and the
-    greatest not above t, each plus length.
-    """
+    """By arithmetic on microseconds, without making a row for each window."""
     names = ("_windows_late", "_windows_judged", "_windows_late_judged")
     if pipeline.re_execute:  # a row is late as a whole: it came when the watermark had passed its own time
         late_row = late_at_all(pipeline, F.col("_late_us"))
@@ -83,11 +79,10 @@ def _window_counts(plan: ReplayPlan, pipeline: Pipeline) -> dict[str, Column]:
         return dict(zip(names, (late_row, usable_row, late_row), strict=True))
     if pipeline.window is None:
         return dict.fromkeys(names, F.lit(0).cast("long"))
-    first, last, slide = _window_ends(pipeline)
+    windows = WindowEnds.of(pipeline.window, MICROSECOND)
 
     def ending_by(limit: str) -> str:
-        windows = f"(least({limit}, {last}) - {first}) div {slide}L + 1"
-        return f"(CASE WHEN {limit} < {first} THEN 0L ELSE {windows} END)"
+        return windows.count_sql(EVENT_US, limit)
 
     after = f"{plan.windows_after_ms * 1000}L"
     to = f"{plan.windows_to_ms * 1000}L"
@@ -104,29 +99,17 @@ def _window_counts(plan: ReplayPlan, pipeline: Pipeline) -> dict[str, Column]:
     return counts
 
 
-def _window_ends(pipeline: Pipeline) -> tuple[str, str, int]:
-    """The first and the last end of a row's windows, as expressions, and the slide between two; all in
-    microseconds.
-    """
-    assert pipeline.window is not None
-    length = int(pipeline.window.length.total_seconds() * 1_000_000)
-    slide = int(pipeline.window.step.total_seconds() * 1_000_000)
-    time = "unix_micros(_event_at)"
-    first = f"({time} - pmod({time} - {length}L, {slide}L) + {slide}L)"
-    last = f"({time} - pmod({time}, {slide}L) + {length}L)"
-    return first, last, slide
-
-
 def lost_windows(plan: ReplayPlan, pipeline: Pipeline) -> str:
     """The judged windows that a usable row came too late for, and in which no correction has it.
 
     :returns: an expression of the array of their ends, in microseconds
     """
-    first, last, slide = _window_ends(pipeline)
+    assert pipeline.window is not None
+    windows = WindowEnds.of(pipeline.window, MICROSECOND)
     after = f"{plan.windows_after_ms * 1000}L"
     judged_and_late_to = f"least({plan.windows_to_ms * 1000}L, _late_us)"
     lost = f"e > {after} AND e <= {judged_and_late_to} AND NOT {is_corrected(plan, 'e')}"
-    return f"filter(sequence({first}, {last}, {slide}L), e -> {lost})"
+    return f"filter({windows.ends_sql(EVENT_US)}, e -> {lost})"
 
 
 def is_corrected(plan: ReplayPlan, end: str) -> str:
