@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +29,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.replay import hindsight_in_one_query
 from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_batches import recorded_batches
+from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.window_attribution import attribute, is_corrected, lost_windows
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
@@ -53,29 +54,6 @@ class Answer(StrEnum):
 
 #: The answer in hindsight and the online one. The second is None if both are the same.
 _Answers = tuple[DataFrame, DataFrame | None]
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What was in the range.
-
-    Rows before the plan's start are read for their windows only. They count in ``rows_read``,
-    ``judged_rows``, ``late_judged_rows`` and ``pairs``, and nowhere else. ``pairs`` are (row, judged window).
-    ``late_rows`` were late for any window. ``output_rows`` are those of the answer in hindsight.
-    """
-
-    rows_read: int
-    input_rows: int
-    input_bytes: int
-    dead_letters: int
-    late_rows: int
-    judged_rows: int
-    late_judged_rows: int
-    pairs: int
-    output_rows: int
-    latency_p50_seconds: float | None
-    latency_p95_seconds: float | None
-    reasons: dict[str, int] = field(default_factory=dict)
 
 
 def answers_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:

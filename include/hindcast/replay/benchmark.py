@@ -7,7 +7,6 @@ two of them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -16,9 +15,10 @@ from pyspark.sql import SparkSession
 
 from hindcast.errors import BadInputError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
-from hindcast.replay.batch import Answer, Counted, write_answer
+from hindcast.replay.batch import Answer, write_answer
 from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_batches import recorded_batches
+from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.run_replay import Replayed, run_replay
 from hindcast.settings import Settings
@@ -106,6 +106,5 @@ def _ran(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["version"], row["versions"]
 
 
-def _range(row: Mapping[str, Any]) -> list[Any]:
-    plan = json.loads(row["plan"])
-    return [plan[name] for name in ("topic", "read_from", "start", "end")]
+def _range(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return RecordedPlan.from_text(row["plan"]).range

@@ -19,6 +19,7 @@ from deltalake.exceptions import TableNotFoundError
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
@@ -88,9 +89,9 @@ def compare_runs(settings: Settings, pipeline: Pipeline, first: str, second: str
         if row["pipeline"] != pipeline.name:
             problem = f"The run {row['run_id']} is of {row['pipeline']}"
             raise BadInputError(problem=problem, cure=f"Name two runs of {pipeline.name}.")
-    first_plan = json.loads(first_row["plan"])
-    second_plan = json.loads(second_row["plan"])
-    different = [name for name in _OF_THE_RANGE if first_plan[name] != second_plan[name]]
+    first_plan = RecordedPlan.from_text(first_row["plan"])
+    second_plan = RecordedPlan.from_text(second_row["plan"])
+    different = [name for name in _OF_THE_RANGE if getattr(first_plan, name) != getattr(second_plan, name)]
     if different:
         problem = f"{first} and {second} did not do the same work: {', '.join(different)} differ"
         cure = "Replay one of them over the offsets of the other: `hindcast runs --output json` has them."

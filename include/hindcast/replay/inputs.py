@@ -28,7 +28,7 @@ from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, Undone, by_partition
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, Undone
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 from hindcast.windows import MILLISECOND, WindowEnds
@@ -45,16 +45,9 @@ def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
         return request
     plan = runs.recorded_plan(request.run_id, request.describe())
     moving = request.everything or request.since_last_verdict or request.late
-    if plan is None or not moving or plan["start"] == plan["end"]:
+    if plan is None or not moving or plan.start == plan.end:
         return request
-    return replace(
-        request,
-        from_offsets=by_partition(plan["start"]),
-        to_offsets=by_partition(plan["end"]),
-        everything=False,
-        since_last_verdict=False,
-        late=False,
-    )
+    return replace(request, from_offsets=plan.start, to_offsets=plan.end, everything=False, since_last_verdict=False, late=False)
 
 
 def read_inputs(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> ReplayInputs:

@@ -9,7 +9,6 @@ What the topic no longer holds is read from its archive, where it has one, up to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,10 +18,11 @@ from hindcast.archive import archive_or_live
 from hindcast.archive.archive_or_live import Range, Ranges
 from hindcast.errors import BadRangeError, NothingLateError, NothingToReplayError, RangeNotYetConsumedError
 from hindcast.pipeline import Pipeline
+from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
-from hindcast.tables.ledger import LedgerRow, Offsets, by_partition, offsets_to_json
+from hindcast.tables.ledger import LedgerRow, Offsets, offsets_to_json
 from hindcast.tables.ledger_history import History, Segment
 
 
@@ -94,22 +94,23 @@ class ReplayPlan:
     corrected: tuple[CorrectedRange, ...] = ()
     left_out: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The plan as the ``runs`` table keeps it; offsets are objects of partition to offset, batches are counted only."""
-        return {
-            "asked": self.asked,
-            "topic": self.topic,
-            "start": _texts(self.start),
-            "end": _texts(self.end),
-            "read_from": _texts(self.read_from),
-            "archive_to": _texts(self.seams),
-            "windows_after_ms": self.windows_after_ms,
-            "windows_to_ms": self.windows_to_ms,
-            "sink_version": self.sink_version,
-            "corrections_version": self.corrections_version,
-            "batches": len(self.batches),
-            "left_out": self.left_out,
-        }
+    def to_record(self, counted: Counted | None = None) -> RecordedPlan:
+        """What the ``runs`` table keeps of it. Batches are only counted."""
+        return RecordedPlan(
+            asked=self.asked,
+            topic=self.topic,
+            start=self.start,
+            end=self.end,
+            read_from=self.read_from,
+            seams=self.seams,
+            windows_after_ms=self.windows_after_ms,
+            windows_to_ms=self.windows_to_ms,
+            sink_version=self.sink_version,
+            corrections_version=self.corrections_version,
+            batches=len(self.batches),
+            left_out=self.left_out,
+            counted=counted,
+        )
 
 
 def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -> ReplayPlan:
@@ -344,13 +345,3 @@ def _whole_commits(
             raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
         raise not_yet(pipeline, problem, beyond=history.committed)
     return begun, reached, version, chosen.rows
-
-
-def _texts(offsets: Mapping[int, int]) -> dict[str, int]:
-    found: dict[str, int] = json.loads(offsets_to_json(offsets))
-    return found
-
-
-def recorded_offsets(plan_json: str, name: str) -> Offsets:
-    """``start``, ``end`` or ``read_from`` of a plan that the ``runs`` table keeps."""
-    return by_partition(json.loads(plan_json)[name])

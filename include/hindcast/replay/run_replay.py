@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,10 +13,11 @@ from pyspark.sql import SparkSession
 
 from hindcast.errors import HindcastError, NothingToReplayError, ReplayFailedError, TryLaterError, innermost
 from hindcast.pipeline import Pipeline
-from hindcast.replay.batch import Counted, answers_url, run_batch
+from hindcast.replay.batch import answers_url, run_batch
 from hindcast.replay.cost import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
 from hindcast.replay.inputs import read_inputs, settle
 from hindcast.replay.planner import ReplayPlan, make_plan
+from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
@@ -93,7 +94,13 @@ def run_replay(
     row = _first_row(settings, pipeline, plan, run_id, kind)
     runs.append(row)
     _log.info(
-        "Planned the replay.", run_id=run_id, **{name: plan.as_dict()[name] for name in ("asked", "start", "end", "read_from", "batches")}
+        "Planned the replay.",
+        run_id=run_id,
+        asked=plan.asked,
+        start=plan.start,
+        end=plan.end,
+        read_from=plan.read_from,
+        batches=len(plan.batches),
     )
     if plan.left_out:
         _log.warning(f"{plan.asked}: {plan.left_out}.", run_id=run_id)
@@ -101,8 +108,7 @@ def run_replay(
         spark = session()
         meter = Meter()
         counted = work(spark, settings, pipeline, plan, run_id)
-        kept = {**plan.as_dict(), "counted": asdict(counted)}
-        done = {**row, **_cost(meter, plan, counted), "plan": json.dumps(kept, sort_keys=True)}
+        done = {**row, **_cost(meter, plan, counted), "plan": plan.to_record(counted).text()}
     except Exception as error:
         reason = innermost(error)
         runs.append({**row, "state": RunState.FAILED.value, "note": reason, "finished_at": datetime.now(UTC)})
@@ -134,7 +140,7 @@ def _first_row(settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id:
         "version": pipeline.version,
         "kind": kind.value,
         "state": RunState.PLANNED.value,
-        "plan": json.dumps(plan.as_dict(), sort_keys=True),
+        "plan": plan.to_record().text(),
         "hindcast_url": answers_url(settings, pipeline.name, run_id),
         "versions": versions(),
         "started_at": datetime.now(UTC),

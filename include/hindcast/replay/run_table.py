@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from hindcast.errors import UnknownRunError
-from hindcast.replay.planner import recorded_offsets
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.ledger import Offsets, Undone
 from hindcast.tables.run_states import RunKind, RunState
@@ -52,9 +51,7 @@ class Runs:
         row = self.newest(run_id)
         if row is None or not row["plan"]:
             raise UnknownRunError(run_id=run_id)
-        first = recorded_offsets(row["plan"], "read_from")
-        end = recorded_offsets(row["plan"], "end")
-        return sum(end[partition] - offset for partition, offset in first.items())
+        return RecordedPlan.from_text(row["plan"]).records
 
     def recent(self, pipeline: str, kind: RunKind, count: int, *, without: str = "") -> list[dict[str, Any]]:
         """The last ``count`` runs of the kind that succeeded, newest first, leaving out the run ``without``."""
@@ -73,14 +70,18 @@ class Runs:
             if any(reset.has(verdict["sink_version"]) for reset in undone):
                 continue
             if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):
-                return recorded_offsets(run["plan"], "end")
+                return RecordedPlan.from_text(run["plan"]).end
         return None
 
-    def recorded_plan(self, run_id: str, asked: str) -> dict[str, Any] | None:
-        """The plan that this run was given before, where it answered the same request: a retry replays the same offsets."""
+    def recorded_plan(self, run_id: str, asked: str) -> RecordedPlan | None:
+        """The plan that this run was given before, if it answered the same request: a retry replays the same offsets."""
         row = self.newest(run_id)
-        plan: dict[str, Any] = json.loads(row["plan"]) if row and row["plan"] else {}
-        return plan if plan.get("asked") == asked else None
+        if row is None or not row["plan"]:
+            return None
+        plan = RecordedPlan.from_text(row["plan"])
+        if plan.asked != asked:
+            return None
+        return plan
 
 
 def newest_by_run(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from hindcast.errors import CorrectionRefusedError
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.replay.batch import ANSWER, Answer, answers_url
-from hindcast.replay.planner import recorded_offsets
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import Corrected, CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
@@ -61,12 +61,9 @@ def correct(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, An
 
 def _range_of(run: dict[str, Any]) -> CorrectedRange:
     """The windows that the run judged, and the offsets up to which it had read."""
-    plan = json.loads(run["plan"])
+    plan = RecordedPlan.from_text(run["plan"])
     return CorrectedRange(
-        after_ms=plan["windows_after_ms"],
-        to_ms=plan["windows_to_ms"],
-        run_id=run["run_id"],
-        end=recorded_offsets(run["plan"], "end"),
+        after_ms=plan.windows_after_ms, to_ms=plan.windows_to_ms, run_id=run["run_id"], end=plan.end
     )
 
 

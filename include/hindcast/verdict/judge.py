@@ -21,16 +21,15 @@ from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, side_rows_url
 from hindcast.replay.online_answer import keep_online
-from hindcast.replay.planner import recorded_offsets
 from hindcast.replay.recorded_batches import recorded_batches
+from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.run_table import Runs
-from hindcast.serving.corrected_windows import NOTHING
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 from hindcast.shards.active_version import rollouts
 from hindcast.tables.control_tables import ControlTables, arrow_dataset, utc_from_ms
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets
+from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.schema import ControlTable
 from hindcast.verdict.check_side_rows import check_accounts
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
@@ -58,48 +57,32 @@ _MEASURES = (
 class _Case:
     """A replay that is judged: its row of ``runs``, read back."""
 
-    run_id: str
-    version: int
-    start: Offsets
-    end: Offsets
-    seams: Offsets
-    windows_after_ms: int
-    windows_to_ms: int
-    sink_version: int
-    corrections_version: int
-    judged_rows: int
-    late_judged_rows: int
     row: dict[str, Any]
+    plan: RecordedPlan
+    counted: Counted
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> _Case:
-        plan = json.loads(row["plan"])
-        seams: Offsets = {}
-        if "archive_to" in plan:
-            seams = recorded_offsets(row["plan"], "archive_to")
-        return cls(
-            run_id=row["run_id"],
-            version=row["version"],
-            start=recorded_offsets(row["plan"], "start"),
-            end=recorded_offsets(row["plan"], "end"),
-            seams=seams,
-            windows_after_ms=plan["windows_after_ms"],
-            windows_to_ms=plan["windows_to_ms"],
-            sink_version=plan["sink_version"],
-            corrections_version=plan.get("corrections_version", NOTHING.version),
-            judged_rows=plan["counted"]["judged_rows"],
-            late_judged_rows=plan["counted"]["late_judged_rows"],
-            row=row,
-        )
+        plan = RecordedPlan.from_text(row["plan"])
+        assert plan.counted is not None, "a replay that succeeded has counted"
+        return cls(row, plan, plan.counted)
+
+    @property
+    def run_id(self) -> str:
+        return str(self.row["run_id"])
+
+    @property
+    def version(self) -> int:
+        return int(self.row["version"])
 
     @property
     def captured(self) -> float:
         """The share of input rows with a judged window that are in the results for all of their windows: in
         time, or by a correction.
         """
-        if self.judged_rows == 0:
+        if self.counted.judged_rows == 0:
             return 1.0
-        return 1.0 - self.late_judged_rows / self.judged_rows
+        return 1.0 - self.counted.late_judged_rows / self.counted.judged_rows
 
 
 def judge(
@@ -122,10 +105,12 @@ def judge(
         )
     if pipeline.re_execute:
         batches = _recorded(settings, pipeline, case)
-        keep_online(session(), settings, pipeline, run_id, case.start, case.end, case.seams, batches)
+        keep_online(
+            session(), settings, pipeline, run_id, case.plan.start, case.plan.end, case.plan.seams, batches
+        )
     columns, comparison = _compare(session(), settings, pipeline, case)
     wrong_accounts, accounts = check_accounts(
-        settings, pipeline.name, case.version, run_id, case.start, case.end, SAMPLES
+        settings, pipeline.name, case.version, run_id, case.plan.start, case.plan.end, SAMPLES
     )
     unexplained = comparison.unexplained + wrong_accounts + len(columns)
     _log.info(
@@ -170,7 +155,7 @@ def _next_number(tables: ControlTables, pipeline: str, version: int) -> int:
 def _recorded(settings: Settings, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:
     """The batches that the judged version of the sink holds."""
     ledger = Ledger(ControlTables(settings)).batches(pipeline.name, case.version)
-    return [row for row in ledger if row.sink_version <= case.sink_version]
+    return [row for row in ledger if row.sink_version <= case.plan.sink_version]
 
 
 def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> list[str]:
@@ -180,7 +165,9 @@ def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case:
     rows = _recorded(settings, pipeline, case)
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
-    with recorded_batches(spark, settings, pipeline, case.start, case.end, rows, case.seams) as recorded:
+    with recorded_batches(
+        spark, settings, pipeline, case.plan.start, case.plan.end, rows, case.plan.seams
+    ) as recorded:
         second = recorded.run()
         found = compare(Sides(second, first, first, pipeline.sink.keys), SAMPLES)
     if not found.unexplained:
@@ -232,8 +219,8 @@ def _compare(
 
 def _stream_frame(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> DataFrame:
     """What readers get, without corrections by runs that had read more than this one."""
-    reading = Reading.pin(settings, pipeline, case.sink_version, case.corrections_version)
-    corrected = reading.corrected.known_by(case.end)
+    reading = Reading.pin(settings, pipeline, case.plan.sink_version, case.plan.corrections_version)
+    corrected = reading.corrected.known_by(case.plan.end)
     return replace(reading, corrected=corrected).spark(spark)
 
 
@@ -257,8 +244,8 @@ def _keys(pipeline: Pipeline) -> list[str]:
 def _bounds(case: _Case) -> tuple[Any, Any]:
     """The least and the greatest end of a judged window, both inclusive."""
     # Ends of windows are whole microseconds: the least one after the exclusive bound is a microsecond later.
-    least = F.timestamp_micros(F.lit(case.windows_after_ms * 1000 + 1))
-    greatest = F.timestamp_micros(F.lit(case.windows_to_ms * 1000))
+    least = F.timestamp_micros(F.lit(case.plan.windows_after_ms * 1000 + 1))
+    greatest = F.timestamp_micros(F.lit(case.plan.windows_to_ms * 1000))
     return least, greatest
 
 
@@ -298,7 +285,7 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
     if not pipeline.expectations:
         return None
     url = settings.table("sinks", pipeline.sink.name)
-    table = open_table(url, settings.storage_options, case.sink_version)
+    table = open_table(url, settings.storage_options, case.plan.sink_version)
     dataset = arrow_dataset(table)
     columns = {name: pc.field(name) for name in dataset.schema.names if name != "window"}
     judged = None
@@ -307,8 +294,8 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
         columns["window_start"] = pc.field("window", "start")
         columns["window_end"] = end
         instant = pa.timestamp("us", tz="UTC")
-        after = pa.scalar(utc_from_ms(case.windows_after_ms), type=instant)
-        to = pa.scalar(utc_from_ms(case.windows_to_ms), type=instant)
+        after = pa.scalar(utc_from_ms(case.plan.windows_after_ms), type=instant)
+        to = pa.scalar(utc_from_ms(case.plan.windows_to_ms), type=instant)
         judged = (end > after) & (end <= to)
     wanted = columns_of(pipeline.expectations)
     if wanted is not None:
@@ -326,9 +313,9 @@ def _verdict_row(pipeline: Pipeline, case: _Case, comparison: Comparison, unexpl
         "run_id": case.run_id,
         "pipeline": pipeline.name,
         "version": case.version,
-        "sink_version": case.sink_version,
-        "windows_after_ms": case.windows_after_ms,
-        "windows_to_ms": case.windows_to_ms,
+        "sink_version": case.plan.sink_version,
+        "windows_after_ms": case.plan.windows_after_ms,
+        "windows_to_ms": case.plan.windows_to_ms,
         **{name: measured[name] for name in _MEASURES},
         "unexplained": unexplained,
         "captured": case.captured,

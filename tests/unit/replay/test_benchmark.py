@@ -11,6 +11,7 @@ from hindcast import Table, Topic, pipeline
 from hindcast.errors import BadInputError
 from hindcast.pipeline import Pipeline
 from hindcast.replay.benchmark import newest_pair, request_of
+from hindcast.replay.recorded_plan import RecordedPlan
 
 OFFSETS, TIMES = ('{"0": 1}', '{"0": 9}'), ("2026-01-05T12:00:00+00:00", "2026-01-05T13:00:00+00:00")
 
@@ -25,8 +26,8 @@ def _same(frame: Any) -> Any:
 
 
 def run(run_id: str, *, version: int = 1, spark: str = "4.2", end: int = 9) -> dict[str, Any]:
-    plan = {"topic": "t", "read_from": {"0": 1}, "start": {"0": 1}, "end": {"0": end}}
-    return {"run_id": run_id, "version": version, "versions": json.dumps({"pyspark": spark}), "plan": json.dumps(plan)}
+    plan = RecordedPlan(asked="", topic="t", read_from={0: 1}, start={0: 1}, end={0: end}, sink_version=0)
+    return {"run_id": run_id, "version": version, "versions": json.dumps({"pyspark": spark}), "plan": plan.text()}
 
 
 def test_a_reference_is_a_range_like_any_other() -> None:

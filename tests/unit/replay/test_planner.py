@@ -202,7 +202,7 @@ def test_what_the_topic_dropped_is_read_from_the_archive_up_to_an_exact_seam(str
     facts = replace(facts, earliest={0: 40, 1: 0, 2: 60, 3: facts.latest[3] - 20}, archived=archived)
     plan = make_plan(stock_stats, everything(), facts)
     assert plan.seams == {0: facts.latest[0] - 20, 1: 0, 2: facts.latest[2] - 20, 3: facts.latest[3] - 20}
-    assert plan.as_dict()["archive_to"] == {str(p): seam for p, seam in plan.seams.items()}
+    assert plan.to_record().to_json()["archive_to"] == {str(p): seam for p, seam in plan.seams.items()}
 
 
 @settings(max_examples=60, deadline=None)
@@ -368,7 +368,7 @@ def test_an_interval_that_begins_before_the_stream_is_replayed_from_the_streams_
     assert (plan.start, plan.end) == ({**begun, 3: begun[3] + 9}, end)
     named = f"offsets 0 to {begun[0]} of partition 0, 10 to {begun[2]} of partition 2 are left out"
     assert plan.left_out == f"the stream began later, so {named}"
-    assert plan.as_dict()["left_out"] == plan.left_out
+    assert plan.to_record().to_json()["left_out"] == plan.left_out
     whole = make_plan(stock_stats, _between(at, at + timedelta(hours=1)), replace(timed, history=History.of(stream.ledger)))
     assert whole.left_out == ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hindcast import Table, Topic, pipeline
 from hindcast.errors import NothingToReplayError, UnknownRunError
 from hindcast.replay import run_replay
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
@@ -52,9 +52,9 @@ def test_the_newest_plan_tells_how_many_records_a_run_reads(tmp_path: Path) -> N
         runs.planned_records("r-1")
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for minute, end in ((0, 900), (1, 150)):
-        plan = {"read_from": {"0": 40, "1": 0}, "start": {"0": 50, "1": 0}, "end": {"0": end, "1": 10}}
+        plan = RecordedPlan(asked="", topic="t", read_from={0: 40, 1: 0}, start={0: 50, 1: 0}, end={0: end, 1: 10}, sink_version=0)
         row = {"run_id": "r-1", "pipeline": "words", "version": 3, "kind": RunKind.REPLAY.value, "state": RunState.PLANNED.value}
-        runs.append({**row, "plan": json.dumps(plan), "started_at": at + timedelta(minutes=minute)})
+        runs.append({**row, "plan": plan.text(), "started_at": at + timedelta(minutes=minute)})
     assert runs.planned_records("r-1") == (150 - 40) + 10
     runs.answer("r-2", "words", 3, RunKind.REPLAY, RunState.SKIPPED, "nothing to replay")
     with pytest.raises(UnknownRunError):
