@@ -484,7 +484,7 @@ class InstalledPipeline:
         :raises UnknownRunError: if no replay of that id has succeeded
         """
         # Great Expectations takes some seconds to import; meanwhile Spark starts and compares.
-        importing = threading.Thread(target=importlib.import_module, args=("great_expectations",), daemon=True)
+        importing = threading.Thread(target=_import_great_expectations, daemon=True)
         importing.start()
         from hindcast.verdict.judge import judge
 
@@ -618,3 +618,7 @@ class InstalledPipeline:
 
     def _quick_session(self) -> SparkSession:
         return self._hindcast.spark("hindcast-versions", quick=True)
+
+
+def _import_great_expectations() -> None:
+    importlib.import_module("great_expectations")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.live_stream import MODULE
 
-from hindcast import Hindcast, catalog
+from hindcast import Hindcast, app, catalog
 from hindcast.app import FEW_RECORDS
 from hindcast.errors import (
     BadNameError,
@@ -230,6 +230,7 @@ def test_a_verdict_corrects_if_the_policy_says_so(
     """A stream with unexplained differences is never corrected."""
     row = {"failed": "[]", "ratios": '{"x": 1.5}', "unexplained": unexplained, "passed": not unexplained}
     monkeypatch.setattr("hindcast.verdict.judge.judge", lambda *_: row)
+    monkeypatch.setattr(app, "_import_great_expectations", lambda: None)
     pipeline = hindcast.pipeline("p")
     monkeypatch.setattr(pipeline, "correct", lambda run_id: {"run_id": run_id, "corrected": True})
     shown = pipeline.judge("r-1", policy=policy)
