@@ -143,8 +143,7 @@ def compare(sides: Sides, samples: int) -> Comparison:
 
 def _classified(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
     """One row a key: its rows on each side, how many came late, and how the sides differ."""
-    types = {field.name: field.dataType for field in sides.online.schema.fields}
-    key_types = {name: types[name] for name in keys}
+    key_types = {name: sides.online.schema[name].dataType for name in keys}
     frames = [
         _one_side(_STREAM, sides.stream, key_types, kinds),
         _one_side(_ONLINE, sides.online, key_types, kinds),
@@ -205,21 +204,22 @@ def _judged(grouped: DataFrame, kinds: dict[str, DataType], *, foresight: bool) 
     online = {name: _verdict_of(name, kind, _ONLINE) for name, kind in kinds.items()}
     hindsight = {name: _verdict_of(name, kind, _HINDSIGHT) for name, kind in kinds.items()}
 
-    in_both = (in_stream > 0) & (in_online > 0)
+    in_stream_and_online = (in_stream > 0) & (in_online > 0)
     columns = {
-        "changed_columns": _columns_in_state("changed", online, in_both),
-        "rounded_columns": _columns_in_state("rounding", online, in_both),
+        "changed_columns": _columns_in_state("changed", online, in_stream_and_online),
+        "rounded_columns": _columns_in_state("rounding", online, in_stream_and_online),
     }
 
+    in_stream_and_hindsight = (in_stream > 0) & (in_hindsight > 0)
     differs = _any([state == "changed" for state in hindsight.values()])
-    held = (in_stream > 0) & (in_hindsight > 0) & ~differs
+    held = in_stream_and_hindsight & ~differs
     counts = {
         "missing": F.greatest(in_online - in_stream, F.lit(0)),
         "extra": F.when(in_online == 0, in_stream).otherwise(0),
         "doubled": F.when(in_online > 0, F.greatest(in_stream - in_online, F.lit(0))).otherwise(0),
         "changed": F.size("changed_columns") > 0,
         "rounding": F.size("rounded_columns") > 0,
-        "priced": (in_hindsight != in_stream) | ((in_hindsight > 0) & (in_stream > 0) & differs),
+        "hindsight_differs": (in_hindsight != in_stream) | (in_stream_and_hindsight & differs),
         "held": F.when(held, F.least(in_stream, in_hindsight)).otherwise(0),
     }
 
@@ -228,8 +228,9 @@ def _judged(grouped: DataFrame, kinds: dict[str, DataType], *, foresight: bool) 
     # Only late rows may set hindsight apart. A difference without any means that two runs of the same rows
     # disagree.
     may_differ = (F.col("late_rows") > 0) | F.lit(foresight)
-    explained = F.col("priced") & ~F.col("unexplained") & may_differ
-    nondeterministic = F.col("priced") & ~F.col("unexplained") & ~F.col("explained")
+    only_hindsight_differs = F.col("hindsight_differs") & ~F.col("unexplained")
+    explained = only_hindsight_differs & may_differ
+    nondeterministic = only_hindsight_differs & ~F.col("explained")
     return (
         grouped.withColumns(columns)
         .withColumns(counts)
@@ -382,8 +383,12 @@ def _ratios(totals: Row, kinds: dict[str, DataType]) -> dict[str, dict[str, floa
 
 
 def _changes_by_column(totals: Row, kinds: dict[str, DataType]) -> dict[str, int]:
-    counts = {name: int(totals[f"changed_{name}"]) for name in kinds}
-    return {name: count for name, count in counts.items() if count}
+    changes: dict[str, int] = {}
+    for name in kinds:
+        count = int(totals[f"changed_{name}"])
+        if count:
+            changes[name] = count
+    return changes
 
 
 def _samples(row: Row) -> Iterator[Difference]:
@@ -410,17 +415,23 @@ def _samples(row: Row) -> Iterator[Difference]:
                 stream_value=_text(stream),
                 hindcast_value=_text(online),
             )
-    columns = [(name, Cause.UNEXPLAINED) for name in row["changed_columns"]]
-    columns += [(name, Cause.ROUNDING) for name in row["rounded_columns"]]
-    for name, cause in columns:
-        yield Difference(
-            kind=Kind.CHANGED,
-            cause=cause,
-            keys=keys,
-            column=name,
-            stream_value=_text((stream or {}).get(name)),
-            hindcast_value=_text((online or {}).get(name)),
-        )
+    for name in row["changed_columns"]:
+        yield _changed_column(keys, name, Cause.UNEXPLAINED, stream, online)
+    for name in row["rounded_columns"]:
+        yield _changed_column(keys, name, Cause.ROUNDING, stream, online)
+
+
+def _changed_column(
+    keys: str, name: str, cause: Cause, stream: dict[str, Any] | None, online: dict[str, Any] | None
+) -> Difference:
+    return Difference(
+        kind=Kind.CHANGED,
+        cause=cause,
+        keys=keys,
+        column=name,
+        stream_value=_text((stream or {}).get(name)),
+        hindcast_value=_text((online or {}).get(name)),
+    )
 
 
 def _kind_in_hindsight(row: Row) -> Kind:

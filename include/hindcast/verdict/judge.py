@@ -274,8 +274,11 @@ def _columns(stream: DataFrame, result: DataFrame) -> tuple[list[str], list[Diff
 
 def _types(frame: DataFrame) -> dict[str, str]:
     """The type of each column but the platform's own."""
-    fields = [field for field in frame.schema.fields if not field.name.startswith("_")]
-    return {field.name: field.dataType.simpleString() for field in fields}
+    types: dict[str, str] = {}
+    for field in frame.schema.fields:
+        if not field.name.startswith("_"):
+            types[field.name] = field.dataType.simpleString()
+    return types
 
 
 def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataFrame | None:
