@@ -230,9 +230,8 @@ def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 def _late(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     total, late = window_counts(pipeline)
     usable = rows.where(F.col("_reason").isNull())
-    return usable.withColumns({"_windows_total": total, "_windows_late": late}).where(
-        F.col("_windows_late") > 0
-    )
+    counted = usable.withColumns({"_windows_total": total, "_windows_late": late})
+    return counted.where(F.col("_windows_late") > 0)
 
 
 def _as_table(frame: DataFrame, name: ControlTable, of: LedgerRow) -> DataFrame:
