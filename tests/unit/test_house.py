@@ -32,6 +32,11 @@ REGISTRIES = tuple(
 )
 #: A path of one machine: the home of a person, or a folder that only some build host has.
 MACHINE_PATH = re.compile(r"(?<![\w./$}-])/(?:work|root|home|Users|private|tmp/jars)/")
+#: Words that make a reader translate: `again`, a name or `a person`, `each process that`, `of it`.
+STILTED = ("anew", "hereby", "heretofore", "somebody", "therein", "thereof", "whereof", "wherefrom", "whoever", "whomever")
+_STILTED = re.compile(rf"\b(?:{'|'.join(STILTED)})\b", re.IGNORECASE)
+#: The pages that the rule of words leaves alone: history, and figures that a command writes.
+NOT_PROSE = frozenset({"CHANGELOG.md", "docs/runs.md"})
 HEAVY = frozenset({"pyspark", "great_expectations", "delta"})
 
 Files = Mapping[str, str]
@@ -142,6 +147,16 @@ def own_readings(files: Files) -> Iterator[str]:
             yield f"{path} reads a Delta table by deltalake's own file system: use hindcast.tables.control_tables.arrow_dataset"
 
 
+def stilted_words(files: Files) -> Iterator[str]:
+    """Words in the pages that no engineer says."""
+    for path, text in files.items():
+        if not path.endswith(".md") or path in NOT_PROSE:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            for match in _STILTED.finditer(line):
+                yield f"{path}:{number} says {match[0]!r}: say it in plain words"
+
+
 def _imports(text: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -168,6 +183,10 @@ RULES: list[tuple[Rule, dict[str, str]]] = [
         },
     ),
     (own_readings, {"include/a.py": "DeltaTable(url).to_pyarrow_table()", "include/b.py": "arrow_dataset(DeltaTable(url)).to_table()"}),
+    (
+        stilted_words,
+        {"docs/a.md": "Whoever reads it.\nJaneway, a renewal.", "docs/runs.md": "anew", "CHANGELOG.md": "anew", "a.py": "anew"},
+    ),
     (dead_settings, {"include/hindcast/a.py": "\n".join(f"settings.{name}" for name in list(Settings.model_fields)[1:])}),
 ]
 
