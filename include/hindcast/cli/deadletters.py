@@ -80,6 +80,7 @@ FileOption = Annotated[
 ]
 
 
+@app.command("redrive")
 @app.command()
 def replay(
     pipeline: PipelineArgument,
