@@ -1,7 +1,8 @@
 """What all tests share: settings in a home of their own, a real broker, and topics on it.
 
-Each test run has its own homes and free ports, so it stands beside a running demo. The jars are those of ``HINDCAST_JARS_DIR``
-(Spark's; Kafka's lie in the folder ``kafka`` beside it), else of the checkout's ``.hindcast``; what is missing is fetched.
+Each test run has its own homes and free ports, so it stands beside a running demo. The jars are those of
+``HINDCAST_JARS_DIR`` (Spark's; Kafka's lie in the folder ``kafka`` beside it), else of the checkout's
+``.hindcast``; what is missing is fetched.
 """
 
 from __future__ import annotations
@@ -29,16 +30,23 @@ MARKED_FOLDERS = ("acceptance", "integration", "faults")
 #: Where several processes share the tests, those that take long begin first, so that none of them ends alone.
 FOLDERS_BY_LENGTH = ("acceptance", "integration", "simulation", "unit")
 
-#: A test that goes through a platform's whole life takes minutes: 350 s on two busy cores. It has waits of its own, each with a limit.
+#: A test that goes through a platform's whole life takes minutes: 350 s on two busy cores. It has waits of
+#: its own, each with a limit.
 ACCEPTANCE_SECONDS = 1_800.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draw", action="store_true", help="of the tests marked `drawn` run as many cases as the mark says, by the seed")
+    parser.addoption(
+        "--draw",
+        action="store_true",
+        help="of the tests marked `drawn` run as many cases as the mark says, by the seed",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, and put the folders in order; within a folder the random order stays. Draw, if that is asked for."""
+    """Mark each test by its folder, and put the folders in order; within a folder the random order stays.
+    Draw, if that is asked for.
+    """
     for item in items:
         for name in MARKED_FOLDERS:
             if name in item.path.parent.parts:
@@ -87,7 +95,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
 def _own_environment() -> Iterator[None]:
     """No setting of the developer's own shell or demo reaches a test; the place of the jars does."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("HINDCAST_") and name != "HINDCAST_JARS_DIR"]:
+        for name in [
+            name for name in os.environ if name.startswith("HINDCAST_") and name != "HINDCAST_JARS_DIR"
+        ]:
             patch.delenv(name)
         # The default home holds the settings file of a running demo.
         patch.setenv("HINDCAST_HOME", "/nonexistent/hindcast-home-of-no-test")
@@ -96,7 +106,8 @@ def _own_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _plain_logs() -> None:
-    """Logs go where the errors of the running test go: Airflow, once imported, would keep them on a stream that an earlier test has closed.
+    """Logs go where the errors of the running test go: Airflow, once imported, would keep them on a stream
+    that an earlier test has closed.
 
     Never where its output goes: a thread that tidies a table would write into the JSON that a command prints.
     """
@@ -116,7 +127,9 @@ def settings_factory(tmp_path: Path, jars_dir: Path) -> Callable[..., Settings]:
     """Make settings in a new home; keyword arguments change single settings."""
 
     def make(**changes: Any) -> Settings:
-        return Settings(**{"home": tmp_path / f"home-{uuid.uuid4().hex[:8]}", "jars_dir": jars_dir, **changes})
+        return Settings(
+            **{"home": tmp_path / f"home-{uuid.uuid4().hex[:8]}", "jars_dir": jars_dir, **changes}
+        )
 
     return make
 

@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from hindcast.serving.reading import Reading
     from hindcast.settings import Settings
 
-__all__ = ["Format", "Hindcast", "Lookup", "Mode", "Pipeline", "Policy", "Table", "Topic", "Window", "pipeline", "read"]
+__all__ = [
+    "Format",
+    "Hindcast",
+    "Lookup",
+    "Mode",
+    "Pipeline",
+    "Policy",
+    "Table",
+    "Topic",
+    "Window",
+    "pipeline",
+    "read",
+]
 
 
 def read(pipeline: str, settings: "Settings | None" = None) -> "Reading":

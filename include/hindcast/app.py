@@ -60,11 +60,13 @@ class Hindcast:
     """One installation: its pipelines, tables, leases and events.
 
     Pipelines are loaded once, at their first use; make a new object to load them again. Reads see the newest
-    version of a table each time, and may run beside workers. What was never written is empty, and reading it makes
-    no table.
+    version of a table each time, and may run beside workers. What was never written is empty, and reading it
+    makes no table.
 
-    :param settings: those of this process by default: ``HINDCAST_*`` variables, then ``HINDCAST_HOME/settings.json``
-    :param spark: the session that replays use, with Delta's and Kafka's jars; by default one is built at first need
+    :param settings: those of this process by default: ``HINDCAST_*`` variables, then
+        ``HINDCAST_HOME/settings.json``
+    :param spark: the session that replays use, with Delta's and Kafka's jars; by default one is built at
+        first need
     :raises SettingsRefusedError: if a setting of this process is wrong
     """
 
@@ -150,25 +152,33 @@ class Hindcast:
 
         return [row for row in list_versions(self.settings) if pipeline in ("", row["pipeline"])]
 
-    def checkpoints(self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+    def checkpoints(
+        self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
+    ) -> list[Row]:
         """The ledger, newest first: one row for each committed batch."""
         return self._newest("checkpoints", "committed_at", since, limit, pipeline=pipeline)
 
-    def runs(self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+    def runs(
+        self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
+    ) -> list[Row]:
         """The replays, newest first, each in its newest state and with its costs."""
         from hindcast.replay.run_table import newest_by_run
 
         found = self._newest("runs", "started_at", since, None, pipeline=pipeline)
         return newest_by_run(found)[:limit]
 
-    def verdicts(self, pipeline: str = "", *, run_id: str = "", since: datetime | None = None, limit: int | None = None) -> list[Row]:
+    def verdicts(
+        self, pipeline: str = "", *, run_id: str = "", since: datetime | None = None, limit: int | None = None
+    ) -> list[Row]:
         """The verdicts, newest first.
 
         :param run_id: only those of this replay
         """
         return self._newest("verdicts", "judged_at", since, limit, pipeline=pipeline, run_id=run_id)
 
-    def differences(self, run_id: str, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+    def differences(
+        self, run_id: str, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
+    ) -> list[Row]:
         """The rows in which the stream differs from the hindcast ``run_id``: up to 1,000 of each verdict."""
         return self._newest("differences", "found_at", since, limit, pipeline=pipeline, run_id=run_id)
 
@@ -196,18 +206,28 @@ class Hindcast:
                 rows.append(row)
         return rows
 
-    def dead_letters(self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
+    def dead_letters(
+        self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
+    ) -> list[Row]:
         """The records that no stream can use, newest first, with the reason."""
         return self._newest("dead_letters", "broker_at", since, limit, pipeline=pipeline)
 
     def archives(self) -> list[Row]:
-        """The archived topics: rows, bytes, newest broker timestamp, ranges of offsets by partition, accepted gaps."""
+        """The archived topics: rows, bytes, newest broker timestamp, ranges of offsets by partition, accepted
+        gaps.
+        """
         from hindcast.archive.snapshot import listing
 
         return listing(self.settings)
 
     def events(
-        self, pipeline: str = "", *, severity: str = "", kind: str = "", since: datetime | None = None, limit: int | None = None
+        self,
+        pipeline: str = "",
+        *,
+        severity: str = "",
+        kind: str = "",
+        since: datetime | None = None,
+        limit: int | None = None,
     ) -> list[Row]:
         """What happened, newest first, and what to do about it.
 
@@ -217,7 +237,8 @@ class Hindcast:
         return self._newest("events", "at", since, limit, pipeline=pipeline, severity=severity, kind=kind)
 
     def read(self, pipeline: str) -> Reading:
-        """The newest results of a pipeline as readers get them: ``.pandas()``, ``.arrow()`` or ``.spark(session)``.
+        """The newest results of a pipeline as readers get them: ``.pandas()``, ``.arrow()`` or
+        ``.spark(session)``.
 
         :raises UnknownPipelineError: if no file declares the pipeline
         :raises BadInputError: if it has no table yet
@@ -226,8 +247,11 @@ class Hindcast:
 
         return read(pipeline, self.settings)
 
-    def _newest(self, table_name: str, by: str, since: datetime | None, limit: int | None, **equal: str) -> list[Row]:
-        """The newest rows of a control table by the instant ``by``. Only those that are returned become Python objects.
+    def _newest(
+        self, table_name: str, by: str, since: datetime | None, limit: int | None, **equal: str
+    ) -> list[Row]:
+        """The newest rows of a control table by the instant ``by``. Only those that are returned become
+        Python objects.
 
         :param equal: the value that a column must have; an empty one filters nothing
         """
@@ -308,8 +332,8 @@ class Hindcast:
 
 
 class InstalledPipeline:
-    """One pipeline of an installation, in its active version or in one that was named: :meth:`Hindcast.pipeline`
-    makes it.
+    """One pipeline of an installation, in its active version or in one that was named:
+    :meth:`Hindcast.pipeline` makes it.
     """
 
     def __init__(self, hindcast: Hindcast, name: str, version: int) -> None:
@@ -446,8 +470,9 @@ class InstalledPipeline:
         """Replay a range of the topic as a batch: its hindcast. Ends are exclusive.
 
         :param run_id: a name of this run; generated by default. The same id replays the same offsets.
-        :param range_: offsets of both ends, or broker timestamps of both ends, or ``since_last_verdict=True``,
-            or ``late=True``, or ``everything=True``; see :class:`hindcast.replay.request.ReplayRequest`
+        :param range_: offsets of both ends, or broker timestamps of both ends, or
+            ``since_last_verdict=True``, or ``late=True``, or ``everything=True``; see
+            :class:`hindcast.replay.request.ReplayRequest`
         :raises BadRangeError: if the arguments do not make one range, or it is no longer retained
         :raises RangeNotYetConsumedError: if the stream has not committed all of it yet
         :raises NothingToReplayError: if the range lies before the stream's beginning
@@ -476,8 +501,8 @@ class InstalledPipeline:
     def judge(self, run_id: str, *, policy: Policy | None = None) -> Row:
         """Judge the stream by one of the pipeline's replays: the row of ``verdicts``.
 
-        With the policy *correct*, a verdict without unexplained differences also gives readers the replay's windows;
-        the row then says so as ``corrected``.
+        With the policy *correct*, a verdict without unexplained differences also gives readers the replay's
+        windows; the row then says so as ``corrected``.
 
         :param policy: instead of the declared one
         :returns: a verdict that does not hold is returned, too: its ``passed`` is False
@@ -504,7 +529,8 @@ class InstalledPipeline:
         return self.judge(done.run_id)
 
     def correct(self, run_id: str) -> Row:
-        """Give readers the results of a replay that was judged, instead of the stream's, for its closed windows.
+        """Give readers the results of a replay that was judged, instead of the stream's, for its closed
+        windows.
 
         :returns: {run_id, pipeline, corrected, windows_after_ms, windows_to_ms}
         :raises UnknownRunError: if no replay of that id has succeeded
@@ -525,7 +551,9 @@ class InstalledPipeline:
         return batch, recorded
 
     def _session(self, run_id: str) -> SparkSession:
-        """The session for a replay and its verdict. The plan is kept before Spark starts, so its size is known."""
+        """The session for a replay and its verdict. The plan is kept before Spark starts, so its size is
+        known.
+        """
         few = self._hindcast.run_table.planned_records(run_id) <= FEW_RECORDS
         return self._hindcast.spark("hindcast-replay", quick=few)
 
@@ -544,13 +572,16 @@ class InstalledPipeline:
     def rewind(self, plan: RewindPlan, *, by: str = "", reason: str = "") -> Row:
         """Take back the output of the paused pipeline as planned, so that it reads from there again.
 
-        If a rewind was cut short, :meth:`complete_rewind` completes it and :meth:`abandon_rewind` calls it off.
+        If a rewind was cut short, :meth:`complete_rewind` completes it and :meth:`abandon_rewind` calls it
+        off.
 
         :param by: who does it, for the event
         """
         from hindcast.recovery import rewind
 
-        return rewind.run(self._settings, self._hindcast.lease_table, self.declared, plan, by=by, reason=reason)
+        return rewind.run(
+            self._settings, self._hindcast.lease_table, self.declared, plan, by=by, reason=reason
+        )
 
     def complete_rewind(self) -> Row | None:
         """Complete a rewind that was cut short; None if there is none."""
@@ -559,7 +590,9 @@ class InstalledPipeline:
         return rewind.carry_on(self._settings, self._hindcast.lease_table, self.declared)
 
     def abandon_rewind(self, *, by: str = "", reason: str = "") -> Row | None:
-        """Call off a rewind that was cut short, as long as its table is not restored yet; None if there is none."""
+        """Call off a rewind that was cut short, as long as its table is not restored yet; None if there is
+        none.
+        """
         from hindcast.recovery import rewind
 
         return rewind.abandon(self._settings, self._hindcast.lease_table, self.declared, by=by, reason=reason)
@@ -567,7 +600,8 @@ class InstalledPipeline:
     # Versions
 
     def start_version(self, version: int, start: str, *, new_table: bool = False, by: str = "") -> Row:
-        """Start another declared version, with shards, checkpoints and a table of its own. The active one runs on.
+        """Start another declared version, with shards, checkpoints and a table of its own. The active one
+        runs on.
 
         :param start: ``earliest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
         :param new_table: accept that readers will see other columns
@@ -576,10 +610,13 @@ class InstalledPipeline:
         """
         from hindcast.versions.start import start_version
 
-        return start_version(self._quick_session, self._settings, self.name, version, start, new_table=new_table, who=by)
+        return start_version(
+            self._quick_session, self._settings, self.name, version, start, new_table=new_table, who=by
+        )
 
     def compare_versions(self) -> Row:
-        """Compare the inactive version with the active one, at equal offsets. Its ``passed`` says whether it holds.
+        """Compare the inactive version with the active one, at equal offsets. Its ``passed`` says whether it
+        holds.
 
         :raises VersionRefusedError: if there is no inactive version
         """

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hindcast.errors import HindcastError, PipelineError, PipelinesRefusedError, UnknownPipelineError, UnknownVersionError, together
+from hindcast.errors import (
+    HindcastError,
+    PipelineError,
+    PipelinesRefusedError,
+    UnknownPipelineError,
+    UnknownVersionError,
+    together,
+)
 from hindcast.pipeline import FORM, Pipeline, check_name
 from hindcast.pipeline_modules import Folder
 
@@ -65,7 +72,9 @@ class Catalog(Mapping[str, Pipeline]):
         return self.declared[name, version]
 
     def _with_errors(self, known: str) -> str:
-        """The known names or versions, and why files were refused: one of them may declare what is missing."""
+        """The known names or versions, and why files were refused: one of them may declare what is
+        missing.
+        """
         return "; ".join([known, *map(str, self.errors.values())])
 
     def every(self) -> list[Pipeline]:

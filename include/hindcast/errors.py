@@ -141,7 +141,9 @@ class RangeNotYetConsumedError(HindcastError):
 
     @property
     def awaited(self) -> Any:
-        """What has to happen first, a :class:`hindcast.replay.wait_for_stream.Awaited`; None if that is not known."""
+        """What has to happen first, a :class:`hindcast.replay.wait_for_stream.Awaited`; None if that is not
+        known.
+        """
         return self.fields.get("awaited")
 
 

@@ -33,7 +33,17 @@ RESERVED = _METADATA | {"window", "_reason", "_event_at", "_corrupt"}
 #: The platform's own tables (:class:`hindcast.tables.schema.ControlTable`): no result may have the name of
 #: one.
 CONTROL_TABLES = frozenset(
-    {"leases", "checkpoints", "runs", "verdicts", "differences", "late_rows", "dead_letters", "mended_letters", "events"}
+    {
+        "leases",
+        "checkpoints",
+        "runs",
+        "verdicts",
+        "differences",
+        "late_rows",
+        "dead_letters",
+        "mended_letters",
+        "events",
+    }
 )
 #: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.
 TOPIC_STRIDE = 10_000

@@ -62,7 +62,9 @@ class _Kind(NamedTuple):
 
 
 _PIPELINE_KINDS = {
-    "source": _Kind(Topic, "a Topic", Topic("t", "ts timestamp"), 'source=Topic("trades", schema="ts timestamp")'),
+    "source": _Kind(
+        Topic, "a Topic", Topic("t", "ts timestamp"), 'source=Topic("trades", schema="ts timestamp")'
+    ),
     "event_time": _Kind(str, "a column's name", "", 'event_time="ts"'),
     "watermark": _Kind(str, "a duration", "1 second", 'watermark="10 seconds"'),
     "sink": _Kind(Table, "a Table", Table("t"), 'sink=Table("stock_stats", keys=["window", "ticker"])'),
@@ -72,16 +74,22 @@ _PIPELINE_KINDS = {
     "max_future": _Kind(str, "a duration", "1 hour", 'max_future="1 hour"'),
     "start": _Kind(str, "a text", "earliest", _START_FORM),
     "late_sink": _Kind((Table, type(None)), "a Table", None, _LATE_FORM),
-    "policy": _Kind(Policy, "one of report and correct", Policy.REPORT, 'policy="report" or policy="correct"'),
+    "policy": _Kind(
+        Policy, "one of report and correct", Policy.REPORT, 'policy="report" or policy="correct"'
+    ),
     "captured_floor": _Kind((int, float), "a number", 0.0, "captured_floor=0.99"),
 }
 _TOPIC_KINDS = {
     "name": _Kind(str, "a text", "t", 'Topic("trades", ...)'),
     "schema": _Kind(str, "a text", "ts timestamp", _SCHEMA_FORM),
     "key": _Kind((str, type(None)), "a column's name", None, 'key="ticker"'),
-    "format": _Kind(Format, "one of json, text and avro", Format.JSON, 'format="json", format="text" or format="avro"'),
+    "format": _Kind(
+        Format, "one of json, text and avro", Format.JSON, 'format="json", format="text" or format="avro"'
+    ),
     "avro_schema": _Kind(str, "a text", "", _AVRO_FORM),
-    "event_time": _Kind(str, "a column's name", "", 'Topic("searches", schema="at timestamp", event_time="at")'),
+    "event_time": _Kind(
+        str, "a column's name", "", 'Topic("searches", schema="at timestamp", event_time="at")'
+    ),
 }
 _TABLE_KINDS = {
     "name": _Kind(str, "a text", "t", 'Table("stock_stats", ...)'),

@@ -105,7 +105,9 @@ _folders: dict[str, Folder] = {}
 class _Finder(MetaPathFinder):
     """Finds the modules of the folders' packages, by Python's own finder."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if not fullname.startswith(f"{PACKAGE}."):
             return None
         spec = PathFinder.find_spec(fullname, path, target)

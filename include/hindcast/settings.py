@@ -47,39 +47,74 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
-    home: Path = Field(default_factory=default_home, description="local folder of logs, jars, broker and Airflow data")
-    tables_url: str = Field(default="", description="root of control tables, sinks and hindcasts; default HOME/tables")
-    checkpoints_url: str = Field(default="", description="root of Spark checkpoints; default HOME/checkpoints")
+    home: Path = Field(
+        default_factory=default_home, description="local folder of logs, jars, broker and Airflow data"
+    )
+    tables_url: str = Field(
+        default="", description="root of control tables, sinks and hindcasts; default HOME/tables"
+    )
+    checkpoints_url: str = Field(
+        default="", description="root of Spark checkpoints; default HOME/checkpoints"
+    )
     scratch_url: str = Field(
         default="",
-        description="root of short-lived files that driver and executors of a Spark cluster share; default HOME/hindcast-scratch",
+        description="root of short-lived files that driver and executors of a Spark cluster share; "
+        "default HOME/hindcast-scratch",
     )
     storage_options: Annotated[dict[str, str], NoDecode] = Field(
         default_factory=dict, description="deltalake options of an object store", repr=False
     )
-    bootstrap_servers: str = Field(default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated")
+    bootstrap_servers: str = Field(
+        default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated"
+    )
     pipelines_dir: Path = Field(default_factory=lambda: project_root() / "include" / "pipelines")
     fleet: str = Field(default="default", description="the fleet a worker joins")
     workers: int = Field(default=2, ge=1, le=1000, description="worker slots of the fleet")
-    lease_seconds: float = Field(default=10.0, ge=1.0, le=3600.0, description="a lease unchanged for this long has expired")
-    trigger_seconds: float = Field(default=1.0, ge=0.0, description="least time from the start of one batch to the next")
-    audit_seconds: float = Field(default=10.0, gt=0.0, description="time between two passes that file late and poison rows")
-    warm_seconds: float = Field(default=3600.0, ge=0.0, description="how long the old version is kept warm after a promotion")
-    lag_limit_records: int = Field(default=100_000, ge=1, description="the supervisor wakes when a shard lags by more")
+    lease_seconds: float = Field(
+        default=10.0, ge=1.0, le=3600.0, description="a lease unchanged for this long has expired"
+    )
+    trigger_seconds: float = Field(
+        default=1.0, ge=0.0, description="least time from the start of one batch to the next"
+    )
+    audit_seconds: float = Field(
+        default=10.0, gt=0.0, description="time between two passes that file late and poison rows"
+    )
+    warm_seconds: float = Field(
+        default=3600.0, ge=0.0, description="how long the old version is kept warm after a promotion"
+    )
+    lag_limit_records: int = Field(
+        default=100_000, ge=1, description="the supervisor wakes when a shard lags by more"
+    )
     spark_master: str = Field(default="local[2]", description="Spark master of workers and replays")
-    spark_driver_memory: str = Field(default="640m", pattern=r"^\d+[mg]$", description="heap of each Spark driver")
+    spark_driver_memory: str = Field(
+        default="640m", pattern=r"^\d+[mg]$", description="heap of each Spark driver"
+    )
     jars_dir: Path | None = Field(default=None, description="Spark's extra jars; default HOME/jars/spark")
-    replay_schedule: str = Field(default="0 * * * *", description="cron, in UTC, of the replay DAGs: one hindcast a data interval")
+    replay_schedule: str = Field(
+        default="0 * * * *", description="cron, in UTC, of the replay DAGs: one hindcast a data interval"
+    )
     correct_schedule: str = Field(
-        default="0 * * * *", description="cron, in UTC, of the DAGs that correct windows for which late rows came"
+        default="0 * * * *",
+        description="cron, in UTC, of the DAGs that correct windows for which late rows came",
     )
-    archive_schedule: str = Field(default="30 * * * *", description="cron, in UTC, of the DAG that archives topics; stay within retention")
+    archive_schedule: str = Field(
+        default="30 * * * *",
+        description="cron, in UTC, of the DAG that archives topics; stay within retention",
+    )
     schedule_spread_seconds: float = Field(
-        default=3600.0, ge=0.0, description="scheduled replays start up to so long after their interval, each pipeline at its own delay"
+        default=3600.0,
+        ge=0.0,
+        description="scheduled replays start up to so long after their interval, "
+        "each pipeline at its own delay",
     )
-    spark_pool: str = Field(default="hindcast_spark", description="Airflow's pool whose slots Spark drivers take; `hindcast up` makes it")
+    spark_pool: str = Field(
+        default="hindcast_spark",
+        description="Airflow's pool whose slots Spark drivers take; `hindcast up` makes it",
+    )
     replay_wait_seconds: float = Field(
-        default=7200.0, ge=0.0, description="how long a replay in Airflow waits for a stream that has not read its range yet"
+        default=7200.0,
+        ge=0.0,
+        description="how long a replay in Airflow waits for a stream that has not read its range yet",
     )
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 

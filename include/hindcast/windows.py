@@ -1,13 +1,14 @@
 """Which event-time windows an event is in: once as whole numbers, and once as Spark's own expressions.
 
-A window of length L begins at each multiple of the slide S, includes its start and excludes its end. So the windows of an
-event at t are those that start after t - L and at t or before it. They end at
+A window of length L begins at each multiple of the slide S, includes its start and excludes its end. So the
+windows of an event at t are those that start after t - L and at t or before it. They end at
 
 - ``first`` = t - pmod(t - L, S) + S, the end of the earliest of them,
 - first + S, first + 2 S, ...,
 - ``last`` = t - pmod(t, S) + L, the end of the latest.
 
-If S is greater than L, an event between two windows is in none: then ``last`` is S below ``first``, and the count is 0.
+If S is greater than L, an event between two windows is in none: then ``last`` is S below ``first``, and the
+count is 0.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MICROSECOND = timedelta(microseconds=1)
 class WindowEnds:
     """The ends of the windows of an event. All numbers, and the expressions' values, are in one unit of time.
 
-    The methods whose name ends in ``_sql`` take expressions of Spark SQL with values of type long, and return one.
+    The methods whose name ends in ``_sql`` take expressions of Spark SQL with values of type long, and return
+    one.
     """
 
     length: int

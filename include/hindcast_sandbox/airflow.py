@@ -86,7 +86,11 @@ def url(settings: Settings) -> str:
 def environment(settings: Settings) -> dict[str, str]:
     """The variables under which any ``airflow`` command acts on this Airflow."""
     own = {**inherited_environment(), **settings.environment(), "AIRFLOW_HOME": str(home(settings))}
-    return {**own, "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]), "NO_COLOR": "1"}
+    return {
+        **own,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),
+        "NO_COLOR": "1",
+    }
 
 
 def executable() -> str:
@@ -111,7 +115,9 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
     address = url(settings)
     kept = _secrets(folder)
     if not password_file(settings).exists():
-        write_atomically(password_file(settings), json.dumps({ADMIN: secrets.token_urlsafe(16)}) + "\n", SECRET)
+        write_atomically(
+            password_file(settings), json.dumps({ADMIN: secrets.token_urlsafe(16)}) + "\n", SECRET
+        )
     values: dict[str, dict[str, Any]] = {
         "core": {
             "dags_folder": dags or project_root() / "dags",
@@ -136,7 +142,11 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
             "secret_key": kept["secret_key"],
         },
         "api_auth": {"jwt_secret": kept["jwt_secret"]},
-        "dag_processor": {"refresh_interval": _REFRESH_SECONDS, "min_file_process_interval": _PARSE_SECONDS, "parsing_processes": 1},
+        "dag_processor": {
+            "refresh_interval": _REFRESH_SECONDS,
+            "min_file_process_interval": _PARSE_SECONDS,
+            "parsing_processes": 1,
+        },
         "logging": {
             "base_log_folder": settings.logs_dir / "airflow",
             "dag_processor_child_process_log_directory": settings.logs_dir / "airflow" / "dag_processor",
@@ -145,7 +155,10 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
     }
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_dict(
-        {section: {key: str(value).replace("%", "%%") for key, value in options.items()} for section, options in values.items()}
+        {
+            section: {key: str(value).replace("%", "%%") for key, value in options.items()}
+            for section, options in values.items()
+        }
     )
     text = io.StringIO()
     parser.write(text)
@@ -171,7 +184,9 @@ def start(settings: Settings, *, dags: Path | None = None, ready_seconds: float 
         known = services.find(PREFIX + component)
         if not (known and known.running):
             ports = {"api": port} if component == "api-server" else {}
-            services.start(PREFIX + component, [executable(), component, *options], environment(settings), ports=ports)
+            services.start(
+                PREFIX + component, [executable(), component, *options], environment(settings), ports=ports
+            )
     _wait_healthy(settings, ready_seconds)
     _make_pool(settings)
     _log.info("Airflow is healthy.", address=settings.airflow_url, seconds=round(time.monotonic() - began, 1))
@@ -215,12 +230,17 @@ def request(address: str, method: str, path: str, body: Any = None, token: str =
     """
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
     try:
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        headers = {
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
         connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
         response = connection.getresponse()
         content = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise ServiceError(service="airflow", problem=f"did not answer {method} {path}: {error}", log=address) from error
+        raise ServiceError(
+            service="airflow", problem=f"did not answer {method} {path}: {error}", log=address
+        ) from error
     finally:
         connection.close()
     if response.status >= http.client.BAD_REQUEST:
@@ -233,7 +253,11 @@ def request(address: str, method: str, path: str, body: Any = None, token: str =
 def login(settings: Settings) -> str:
     """A token of the administrator for :func:`request`."""
     password = json.loads(password_file(settings).read_text())[ADMIN]
-    return str(request(settings.airflow_url, "POST", "/auth/token", {"username": ADMIN, "password": password})["access_token"])
+    return str(
+        request(settings.airflow_url, "POST", "/auth/token", {"username": ADMIN, "password": password})[
+            "access_token"
+        ]
+    )
 
 
 def spark_drivers(settings: Settings, cores: int, memory_mib: int) -> int:
@@ -307,10 +331,16 @@ def _migrate(settings: Settings) -> None:
             ).returncode
         except subprocess.TimeoutExpired as error:
             raise ServiceError(
-                service="airflow", problem=f"did not prepare its database within {_MIGRATE_SECONDS:.0f} s", log=log
+                service="airflow",
+                problem=f"did not prepare its database within {_MIGRATE_SECONDS:.0f} s",
+                log=log,
             ) from error
     if code != 0:
-        raise ServiceError(service="airflow", problem=f"could not prepare its database. Its last lines:\n{last_lines(log)}\n", log=log)
+        raise ServiceError(
+            service="airflow",
+            problem=f"could not prepare its database. Its last lines:\n{last_lines(log)}\n",
+            log=log,
+        )
 
 
 def _wait_healthy(settings: Settings, timeout_seconds: float) -> None:

@@ -79,7 +79,9 @@ def java() -> str:
     found = found or shutil.which("java")
     if not found:
         raise PrerequisiteError(
-            what="Java", problem="there is no `java` on PATH and JAVA_HOME names none", cure="Install a JDK, version 17 or newer."
+            what="Java",
+            problem="there is no `java` on PATH and JAVA_HOME names none",
+            cure="Install a JDK, version 17 or newer.",
         )
     return found
 
@@ -137,7 +139,9 @@ def address(service: Service) -> str:
 
 def _classpath(jars: Path) -> str:
     if not any(jars.glob("kafka_*.jar")):
-        raise PrerequisiteError(what="Kafka's jars", problem=f"{jars} holds no broker", cure="Run `make jars`.")
+        raise PrerequisiteError(
+            what="Kafka's jars", problem=f"{jars} holds no broker", cure="Run `make jars`."
+        )
     return str(jars / "*")
 
 
@@ -171,7 +175,9 @@ def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) 
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,  # 128 MB by default, half of our heap
         "log.segment.bytes": 256 * 1024 * 1024,
     }
-    write_atomically(folder / "server.properties", "".join(f"{name}={value}\n" for name, value in properties.items()))
+    write_atomically(
+        folder / "server.properties", "".join(f"{name}={value}\n" for name, value in properties.items())
+    )
     write_atomically(folder / "log4j2.properties", _LOG4J)
     if (folder / "data" / "meta.properties").exists():
         return
@@ -189,10 +195,19 @@ def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) 
         f"--cluster-id={cluster}",
         f"--config={folder / 'server.properties'}",
     ]
-    made = subprocess.run(arguments, env=inherited_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        arguments,
+        env=inherited_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if made.returncode != 0:
         raise ServiceError(
-            service=NAME, problem=f"could not format its storage: {(made.stdout + made.stderr).strip()[-1000:]}", log=logs / f"{NAME}.log"
+            service=NAME,
+            problem=f"could not format its storage: {(made.stdout + made.stderr).strip()[-1000:]}",
+            log=logs / f"{NAME}.log",
         )
 
 
@@ -206,11 +221,19 @@ def _wait_ready(service: Service, timeout_seconds: float) -> None:
     while time.monotonic() < deadline and service.running:
         if listens(service.ports["kafka"]):
             try:
-                with KafkaAdminClient(bootstrap_servers=address(service), request_timeout_ms=5000, bootstrap_timeout_ms=5000) as admin:
+                with KafkaAdminClient(
+                    bootstrap_servers=address(service), request_timeout_ms=5000, bootstrap_timeout_ms=5000
+                ) as admin:
                     if admin.describe_cluster()["brokers"]:
                         return
             except (KafkaError, OSError) as error:
                 reason = str(error)
         time.sleep(0.1)
-    problem = f"did not answer within {timeout_seconds:.0f} s ({reason})" if service.running else "ended while it was starting"
-    raise ServiceError(service=NAME, problem=f"{problem}. Its last lines:\n{last_lines(service.log)}\n", log=service.log)
+    problem = (
+        f"did not answer within {timeout_seconds:.0f} s ({reason})"
+        if service.running
+        else "ended while it was starting"
+    )
+    raise ServiceError(
+        service=NAME, problem=f"{problem}. Its last lines:\n{last_lines(service.log)}\n", log=service.log
+    )

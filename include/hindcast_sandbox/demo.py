@@ -73,7 +73,9 @@ _OF_VERDICT = (
 )
 
 
-def run(settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_per_second: float, seed: int) -> None:
+def run(
+    settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_per_second: float, seed: int
+) -> None:
     """The whole demo. It prints the summary as one JSON object, the last line of stdout.
 
     :param once: stop everything before the summary is printed; otherwise run on until ``hindcast down``
@@ -89,7 +91,8 @@ def run(settings: Settings, pipeline: str, *, once: bool, seconds: float, rows_p
             summary = judge(demo, seconds, rows_per_second, seed, stop_load=once)
             if not once:
                 progress.say(
-                    "Everything keeps running. To stop it, press Ctrl-C here, or run `hindcast down` (`make down`) in another terminal."
+                    "Everything keeps running. To stop it, press Ctrl-C here, "
+                    "or run `hindcast down` (`make down`) in another terminal."
                 )
                 print(json.dumps(summary), flush=True)
                 check(summary)
@@ -234,7 +237,9 @@ class Demo:
     failover_seconds: float | None = None
 
 
-def judge(demo: Demo, seconds: float, rows_per_second: float, seed: int, *, stop_load: bool) -> dict[str, Any]:
+def judge(
+    demo: Demo, seconds: float, rows_per_second: float, seed: int, *, stop_load: bool
+) -> dict[str, Any]:
     """Start, stream, replay, judge; returns the summary."""
     say = demo.progress.say
     for warning in doctor.require(demo.settings):
@@ -248,13 +253,19 @@ def judge(demo: Demo, seconds: float, rows_per_second: float, seed: int, *, stop
     unpause(demo, "supervise", "maintain")
     _wait_owned(demo)
     stack.start_load(demo.settings, topic, rows_per_second, seed)
-    say(f"The load sends {rows_per_second:g} rows a second to the topic {topic}; streaming for {seconds:g} seconds.")
+    say(
+        f"The load sends {rows_per_second:g} rows a second to the topic {topic}; "
+        f"streaming for {seconds:g} seconds."
+    )
     _stream(demo, seconds)
     if stop_load or demo.pipeline.window is None:
         # Without windows a stream is judged from its beginning to its end.
         stack.stop_loads(demo.settings)
     account = LoadReport.read(report_path(demo.settings, topic))
-    say(f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable. Waiting for the stream to commit them.")
+    say(
+        f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable. "
+        "Waiting for the stream to commit them."
+    )
     _wait_committed(demo, account)
     verdict, replay = _replay(demo, account)
     demo.progress.measure_memory()
@@ -503,7 +514,9 @@ def _raise_if_failed(demo: Demo, token: str, dag: str, since: datetime, dag_run:
             raise ServiceError(service=f"Airflow's DAG {dag}", problem="failed", log=log)
 
 
-def _summary(demo: Demo, account: LoadReport, verdict: Mapping[str, Any], replay: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(
+    demo: Demo, account: LoadReport, verdict: Mapping[str, Any], replay: Mapping[str, Any]
+) -> dict[str, Any]:
     """The JSON object that the demo prints. ``replay`` is the run's row."""
     summary: dict[str, Any] = {"pipeline": demo.pipeline.name}
     for name in _OF_VERDICT:

@@ -127,7 +127,18 @@ def _start(demo: Reprocessing) -> str:
 
 def _catch_up(demo: Reprocessing, began_at: datetime) -> CatchUp:
     """Begin version 2 and wait until it has caught up."""
-    _hindcast(demo, "reprocess", PIPELINE, "--version", str(NEW), "--from", "earliest", "--new-table", "--by", "demo")
+    _hindcast(
+        demo,
+        "reprocess",
+        PIPELINE,
+        "--version",
+        str(NEW),
+        "--from",
+        "earliest",
+        "--new-table",
+        "--by",
+        "demo",
+    )
     began = time.monotonic()
     _until(demo, lambda: _caught_up(demo), f"version {NEW} to catch up")
     seconds = time.monotonic() - began
@@ -250,7 +261,9 @@ def _command(demo: Reprocessing, *arguments: str) -> subprocess.CompletedProcess
     demo.say(f"$ hindcast {' '.join(arguments)}")
     command = [sys.executable, "-m", "hindcast.cli.main", *arguments, "--output", "json"]
     environment = os.environ | demo.settings.environment()
-    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
 
 
 def _until(demo: Reprocessing, done: Callable[[], bool], what: str) -> None:

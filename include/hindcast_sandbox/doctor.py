@@ -46,7 +46,18 @@ class Finding:
 
 def examine(settings: Settings) -> list[Finding]:
     """All findings, in the order in which things are needed. Starts nothing, changes nothing."""
-    checks: tuple[Callable[[Settings], Finding], ...] = (_python, _jdk, _maven, _make, _airflow, _jars, _disk, _memory, _loopback, _broker)
+    checks: tuple[Callable[[Settings], Finding], ...] = (
+        _python,
+        _jdk,
+        _maven,
+        _make,
+        _airflow,
+        _jars,
+        _disk,
+        _memory,
+        _loopback,
+        _broker,
+    )
     return [check(settings) for check in checks]
 
 
@@ -74,7 +85,10 @@ def _python(_: Settings) -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     good = sys.version_info[:2] >= OLDEST_PYTHON
     return Finding(
-        "Python", State.OK if good else State.MISSING, found, "" if good else "Install Python 3.11 or newer and run `make env` with it."
+        "Python",
+        State.OK if good else State.MISSING,
+        found,
+        "" if good else "Install Python 3.11 or newer and run `make env` with it.",
     )
 
 
@@ -83,7 +97,12 @@ def _jdk(_: Settings) -> Finding:
     try:
         launcher = broker.java()
         ended = subprocess.run(
-            [launcher, "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, stdin=subprocess.DEVNULL, check=False
+            [launcher, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_JAVA_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except (HindcastError, OSError, subprocess.TimeoutExpired) as error:
         return Finding("JDK", State.MISSING, str(error), cure)
@@ -99,7 +118,12 @@ def _maven(settings: Settings) -> Finding:
         return Finding("Maven", State.OK, found)
     if not jars.missing(settings):
         return Finding("Maven", State.OK, "not on PATH, and not needed: the jars are there")
-    return Finding("Maven", State.MISSING, "there is no `mvn` on PATH", "Install Maven (on Debian and Ubuntu: apt-get install maven).")
+    return Finding(
+        "Maven",
+        State.MISSING,
+        "there is no `mvn` on PATH",
+        "Install Maven (on Debian and Ubuntu: apt-get install maven).",
+    )
 
 
 def _make(_: Settings) -> Finding:
@@ -135,7 +159,12 @@ def _disk(settings: Settings) -> Finding:
     free = shutil.disk_usage(folder).free / GIB
     good = free >= NEEDED_DISK_GIB
     cure = f"Free {NEEDED_DISK_GIB:.0f} GiB there, or set HINDCAST_HOME to a folder on another disk."
-    return Finding("disk space", State.OK if good else State.WARNING, f"{free:.1f} GiB free at {folder}", "" if good else cure)
+    return Finding(
+        "disk space",
+        State.OK if good else State.WARNING,
+        f"{free:.1f} GiB free at {folder}",
+        "" if good else cure,
+    )
 
 
 def _memory(settings: Settings) -> Finding:
@@ -143,8 +172,11 @@ def _memory(settings: Settings) -> Finding:
         return Finding("memory", State.OK, "Hindcast is running")
     free = psutil.virtual_memory().available / GIB
     good = free >= NEEDED_MEMORY_GIB
-    cure = f"The demo takes about {NEEDED_MEMORY_GIB:.0f} GiB. Close something, or run one worker: HINDCAST_WORKERS=1."
-    return Finding("memory", State.OK if good else State.WARNING, f"{free:.1f} GiB available", "" if good else cure)
+    cure = f"The demo takes about {NEEDED_MEMORY_GIB:.0f} GiB. "
+    cure += "Close something, or run one worker: HINDCAST_WORKERS=1."
+    return Finding(
+        "memory", State.OK if good else State.WARNING, f"{free:.1f} GiB available", "" if good else cure
+    )
 
 
 def _loopback(_: Settings) -> Finding:
@@ -167,6 +199,9 @@ def _broker(settings: Settings) -> Finding:
     if own and own.running:
         good = listens(own.ports["kafka"])
         return Finding(
-            "broker", State.OK if good else State.WARNING, broker.address(own), "" if good else f"It does not answer. Its log is {own.log}."
+            "broker",
+            State.OK if good else State.WARNING,
+            broker.address(own),
+            "" if good else f"It does not answer. Its log is {own.log}.",
         )
     return Finding("broker", State.OK, "not running; `hindcast up` starts it")

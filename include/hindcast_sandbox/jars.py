@@ -72,14 +72,17 @@ def _copy(maven: str, name: str, folder: Path) -> None:
     for variable, value in os.environ.items():
         if variable.startswith("MAVEN_"):
             environment[variable] = value
-    ended = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment)
+    ended = subprocess.run(
+        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment
+    )
     if ended.returncode != 0 or not any(folder.glob("*.jar")):
         lines = (ended.stdout + ended.stderr).strip().splitlines()
         said = "\n".join(lines[:_SHOWN_LINES])
         raise PrerequisiteError(
             what=f"The set of jars for {name}",
             problem=f"Maven ended with {ended.returncode}:\n{said}\n",
-            cure="Check that Maven can reach its repository (~/.m2/settings.xml names a mirror), then run `make jars` again.",
+            cure="Check that Maven can reach its repository (~/.m2/settings.xml names a mirror), "
+            "then run `make jars` again.",
         )
 
 

@@ -375,7 +375,9 @@ def stopped_by_signals(load: Load) -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     """``python -m hindcast_sandbox.load``: the service that ``hindcast up`` starts."""
-    parser = argparse.ArgumentParser(prog="hindcast load", description="Send records to a topic and keep account of them.")
+    parser = argparse.ArgumentParser(
+        prog="hindcast load", description="Send records to a topic and keep account of them."
+    )
     parser.add_argument("--topic", default="trades")
     parser.add_argument("--generator", choices=sorted(GENERATORS))
     parser.add_argument("--rows-per-second", type=float, default=DEFAULT_ROWS_PER_SECOND)

@@ -147,7 +147,9 @@ def check_no_load(settings: Settings, topic: str) -> None:
     known = Services(settings.home).find(LOAD_PREFIX + topic)
     if known and known.running:
         cure = "Stop it with `hindcast down`, and start the rest again with `hindcast up --no-load`."
-        raise BadInputError(problem=f"A load of the topic {topic} runs already, with pid {known.pid}", cure=cure)
+        raise BadInputError(
+            problem=f"A load of the topic {topic} runs already, with pid {known.pid}", cure=cure
+        )
 
 
 def stop_loads(settings: Settings) -> None:
@@ -187,7 +189,9 @@ def down(settings: Settings, *, say: Say = print) -> None:
         for service in (*known, *rest):
             left[service.name] = [process.pid for process in members(service)]
         if any(left.values()):
-            raise ServiceError(service="hindcast", problem=f"left processes behind: {left}", log=settings.logs_dir)
+            raise ServiceError(
+                service="hindcast", problem=f"left processes behind: {left}", log=settings.logs_dir
+            )
         if running:
             say("Everything has stopped.")
 

@@ -1,8 +1,10 @@
-"""Load parcels into trucks as they arrive, each into the first that has room, against the batch that knows them all.
+"""Load parcels into trucks as they arrive, each into the first that has room, against the batch that knows
+them all.
 
-Bin packing from *Stream Processing with Apache Spark* (chapter 3). First fit decides for each parcel at once and uses at most 1.7 times the
-optimum (Dosa and Sgall, 2013). In hindsight the parcels can be sorted first: first fit decreasing uses at most 11/9 of the optimum + 6/9
-(Dosa, 2007). A verdict's ratio of ``trucks`` is the price of not knowing what comes.
+Bin packing from *Stream Processing with Apache Spark* (chapter 3). First fit decides for each parcel at once
+and uses at most 1.7 times the optimum (Dosa and Sgall, 2013). In hindsight the parcels can be sorted first:
+first fit decreasing uses at most 11/9 of the optimum + 6/9 (Dosa, 2007). A verdict's ratio of ``trucks`` is
+the price of not knowing what comes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -57,7 +59,14 @@ def first_fit_decreasing(parcels: DataFrame) -> DataFrame:
     def pack(load: pd.DataFrame) -> pd.DataFrame:
         sizes = sorted(load["size"].tolist(), reverse=True)
         trucks = len(first_fit(sizes, []))
-        return pd.DataFrame({"truck_load": load["truck_load"].iloc[:1], "parcels": len(sizes), "volume": sum(sizes), "trucks": trucks})
+        return pd.DataFrame(
+            {
+                "truck_load": load["truck_load"].iloc[:1],
+                "parcels": len(sizes),
+                "volume": sum(sizes),
+                "trucks": trucks,
+            }
+        )
 
     return _fitting(parcels).groupBy("truck_load").applyInPandas(pack, RESULT)
 
@@ -67,7 +76,11 @@ def _fitting(parcels: DataFrame) -> DataFrame:
 
 
 @pipeline(
-    source=Topic("parcels", schema="truck_load string NOT NULL, parcel int, size int NOT NULL, ts timestamp", key="truck_load"),
+    source=Topic(
+        "parcels",
+        schema="truck_load string NOT NULL, parcel int, size int NOT NULL, ts timestamp",
+        key="truck_load",
+    ),
     event_time="ts",
     watermark="10 seconds",
     sink=Table("truck_loads", keys=["truck_load"], mode=Mode.UPSERT),
@@ -81,5 +94,7 @@ def bin_packing(parcels: DataFrame) -> DataFrame:
     return (
         _fitting(parcels)
         .groupBy("truck_load")
-        .transformWithState(statefulProcessor=FirstFit(), outputStructType=RESULT, outputMode="update", timeMode="None")
+        .transformWithState(
+            statefulProcessor=FirstFit(), outputStructType=RESULT, outputMode="update", timeMode="None"
+        )
     )

@@ -1,9 +1,10 @@
-"""Page views with the profile of who viewed and the search that led there: a stream joined with a changing table and another stream.
+"""Page views with the profile of who viewed and the search that led there: a stream joined with a changing
+table and another stream.
 
-The click enrichment of *Kafka: The Definitive Guide* (2nd edition, chapter 14). Profiles come from change capture, the last one of a user
-counts; a search led to a view that came within one second after it. A view is enriched at once with what has arrived by then. In hindsight
-each view has the profile that held at its own time and the search that came before it, whenever either arrived: the verdict shows the price
-of not waiting.
+The click enrichment of *Kafka: The Definitive Guide* (2nd edition, chapter 14). Profiles come from change
+capture, the last one of a user counts; a search led to a view that came within one second after it. A view is
+enriched at once with what has arrived by then. In hindsight each view has the profile that held at its own
+time and the search that came before it, whenever either arrived: the verdict shows the price of not waiting.
 """
 
 from collections.abc import Iterator
@@ -22,13 +23,26 @@ RESULT = "view string, user string, page string, ts timestamp, city string, age 
 
 
 def _events(views: DataFrame, searches: DataFrame, profiles: DataFrame) -> DataFrame:
-    """All three as one frame: user, ts, also in microseconds, kind, place, and the columns of each, null for the others."""
+    """All three as one frame: user, ts, also in microseconds, kind, place, and the columns of each, null for
+    the others.
+    """
     columns = {"view": "string", "page": "string", "words": "string", "city": "string", "age": "int"}
     frames = []
     for kind, frame in ((PROFILE, profiles), (SEARCH, searches), (VIEW, views)):
-        own = [F.col(name) if name in frame.columns else F.lit(None).cast(of).alias(name) for name, of in columns.items()]
+        own = [
+            F.col(name) if name in frame.columns else F.lit(None).cast(of).alias(name)
+            for name, of in columns.items()
+        ]
         frames.append(
-            frame.select("user", "ts", F.unix_micros("ts").alias("at_us"), F.lit(kind).alias("kind"), "_partition", "_offset", *own)
+            frame.select(
+                "user",
+                "ts",
+                F.unix_micros("ts").alias("at_us"),
+                F.lit(kind).alias("kind"),
+                "_partition",
+                "_offset",
+                *own,
+            )
         )
     return frames[0].unionByName(frames[1]).unionByName(frames[2])
 
@@ -43,7 +57,9 @@ class Enrich(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803, ARG002 - Spark's names
         profile: Any = self.profile.get() if self.profile.exists() else (None, None)
         search: Any = self.search.get() if self.search.exists() else None
-        for row in sorted(rows, key=lambda row: (row["at_us"], row["kind"], row["_partition"], row["_offset"])):
+        for row in sorted(
+            rows, key=lambda row: (row["at_us"], row["kind"], row["_partition"], row["_offset"])
+        ):
             if row["kind"] == PROFILE:
                 profile = (row["city"], row["age"])
                 self.profile.update(profile)
@@ -54,7 +70,15 @@ class Enrich(StatefulProcessor):
                 led = search is not None and 0 <= row["at_us"] - search[0] <= LED_WITHIN_US
                 city, age = profile
                 words = search[1] if led else None
-                yield Row(view=row["view"], user=key[0], page=row["page"], ts=row["ts"], city=city, age=age, words=words)
+                yield Row(
+                    view=row["view"],
+                    user=key[0],
+                    page=row["page"],
+                    ts=row["ts"],
+                    city=city,
+                    age=age,
+                    words=words,
+                )
 
     def close(self) -> None:
         pass
@@ -70,14 +94,27 @@ def as_it_was(views: DataFrame, searches: DataFrame, profiles: DataFrame) -> Dat
     )
     led = F.col("at_us") - F.col("search.at_us") <= LED_WITHIN_US
     words = F.when(led, F.col("search.words")).alias("words")
-    return known.where(F.col("kind") == VIEW).select("view", "user", "page", "ts", "profile.city", "profile.age", words)
+    return known.where(F.col("kind") == VIEW).select(
+        "view", "user", "page", "ts", "profile.city", "profile.age", words
+    )
 
 
 @pipeline(
-    source=Topic("page_views", schema="view string NOT NULL, user string NOT NULL, page string, ts timestamp", key="user"),
+    source=Topic(
+        "page_views",
+        schema="view string NOT NULL, user string NOT NULL, page string, ts timestamp",
+        key="user",
+    ),
     joined=[
-        Topic("searches", schema="search string, user string NOT NULL, words string, ts timestamp", key="user"),
-        Topic("profiles", schema="user string NOT NULL, city string, age int, ts timestamp", key="user", watermark=False),
+        Topic(
+            "searches", schema="search string, user string NOT NULL, words string, ts timestamp", key="user"
+        ),
+        Topic(
+            "profiles",
+            schema="user string NOT NULL, city string, age int, ts timestamp",
+            key="user",
+            watermark=False,
+        ),
     ],
     event_time="ts",
     watermark="10 seconds",
@@ -92,5 +129,7 @@ def click_enrichment(views: DataFrame, searches: DataFrame, profiles: DataFrame)
     return (
         _events(views, searches, profiles)
         .groupBy("user")
-        .transformWithState(statefulProcessor=Enrich(), outputStructType=RESULT, outputMode="append", timeMode="None")
+        .transformWithState(
+            statefulProcessor=Enrich(), outputStructType=RESULT, outputMode="append", timeMode="None"
+        )
     )

@@ -1,9 +1,10 @@
-"""Rent skis or buy them, not knowing how often one will ski: two rules that decide day by day, against the batch in hindsight.
+"""Rent skis or buy them, not knowing how often one will ski: two rules that decide day by day, against the
+batch in hindsight.
 
-The ski-rental problem of *Stream Processing with Apache Spark* (chapter 3). A day's rent costs 1, a pair of skis 10. Whoever rents until
-the rent paid would equal the price pays at most 2 - 1/10 times the optimum, whoever buys on the first day at most 10 times. The stream
-keeps what each rule has cost so far; in hindsight the days are known and the cheaper way is taken. A verdict's ratios are the
-competitive ratios.
+The ski-rental problem of *Stream Processing with Apache Spark* (chapter 3). A day's rent costs 1, a pair of
+skis 10. Whoever rents until the rent paid would equal the price pays at most 2 - 1/10 times the optimum,
+whoever buys on the first day at most 10 times. The stream keeps what each rule has cost so far; in hindsight
+the days are known and the cheaper way is taken. A verdict's ratios are the competitive ratios.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -21,7 +22,9 @@ def _days(days: DataFrame) -> DataFrame:
 
 
 def _rent_until_equal(days: Column) -> Column:
-    """Rent while the rent paid, with today's, stays below the price; buy on the day on which it would reach it."""
+    """Rent while the rent paid, with today's, stays below the price; buy on the day on which it would reach
+    it.
+    """
     last_rented = PRICE / RENT - 1
     return F.when(days <= last_rented, days * RENT).otherwise(last_rented * RENT + PRICE)
 
@@ -44,4 +47,9 @@ def optimum(days: DataFrame) -> DataFrame:
 )
 def rent_or_buy(days: DataFrame) -> DataFrame:
     """What each rule has cost each skier so far."""
-    return _days(days).select("skier", "days", _rent_until_equal(F.col("days")).alias("rent_until_equal"), F.lit(PRICE).alias("always_buy"))
+    return _days(days).select(
+        "skier",
+        "days",
+        _rent_until_equal(F.col("days")).alias("rent_until_equal"),
+        F.lit(PRICE).alias("always_buy"),
+    )

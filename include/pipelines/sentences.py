@@ -1,8 +1,8 @@
 """Words that come one by one, in order within a speaker, joined into sentences that end at a full stop.
 
-The joining of words from Storm's Kafka example. It shows state of a pipeline's own (``transformWithState``): the words of an unfinished
-sentence wait in it for the next batch. Where a batch ends must not matter, so the words of a batch are put into the order of their
-offsets first, and re-execution holds the stream to that.
+The joining of words from Storm's Kafka example. It shows state of a pipeline's own (``transformWithState``):
+the words of an unfinished sentence wait in it for the next batch. Where a batch ends must not matter, so the
+words of a batch are put into the order of their offsets first, and re-execution holds the stream to that.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,11 @@ class Sentences(StatefulProcessor):
 
 
 @pipeline(
-    source=Topic("spoken", schema="speaker string NOT NULL, word string NOT NULL, seq long, ts timestamp", key="speaker"),
+    source=Topic(
+        "spoken",
+        schema="speaker string NOT NULL, word string NOT NULL, seq long, ts timestamp",
+        key="speaker",
+    ),
     event_time="ts",
     watermark="10 seconds",
     sink=Table("sentences", keys=["partition", "last_offset"]),

@@ -1,7 +1,8 @@
 """Statistics of ask prices for each ticker, in windows of 5 seconds that advance by 1 second.
 
-The stock statistics example of *Kafka: The Definitive Guide* (2nd edition, chapter 14): minimum ask price, number of trades and
-average ask price. A trade belongs to five windows at once, so a trade that comes late can be late for some of them only.
+The stock statistics example of *Kafka: The Definitive Guide* (2nd edition, chapter 14): minimum ask price,
+number of trades and average ask price. A trade belongs to five windows at once, so a trade that comes late
+can be late for some of them only.
 """
 
 from pyspark.sql import DataFrame
@@ -22,7 +23,12 @@ from hindcast import Table, Topic, Window, pipeline
     expectations=[
         {"type": "expect_column_values_to_not_be_null", "column": "ticker"},
         {"type": "expect_column_values_to_be_between", "column": "trades", "min_value": 1},
-        {"type": "expect_column_values_to_be_between", "column": "min_ask", "min_value": 0, "strict_min": True},
+        {
+            "type": "expect_column_values_to_be_between",
+            "column": "min_ask",
+            "min_value": 0,
+            "strict_min": True,
+        },
     ],
 )
 def stock_stats(trades: DataFrame) -> DataFrame:

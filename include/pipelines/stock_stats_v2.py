@@ -1,7 +1,8 @@
-"""Version 2 of the stock statistics: the greatest ask as well, and an odd lot (fewer than a hundred shares) counts nowhere.
+"""Version 2 of the stock statistics: the greatest ask as well, and an odd lot (fewer than a hundred shares)
+counts nowhere.
 
-It stands beside version 1 and is consumed once somebody asks for it: `hindcast reprocess stock_stats --version 2 --from earliest
---new-table`. Readers get it once it is promoted.
+It stands beside version 1 and is consumed once somebody asks for it: `hindcast reprocess stock_stats
+--version 2 --from earliest --new-table`. Readers get it once it is promoted.
 """
 
 from pyspark.sql import DataFrame
@@ -22,7 +23,12 @@ from hindcast import Table, Topic, Window, pipeline
     expectations=[
         {"type": "expect_column_values_to_not_be_null", "column": "ticker"},
         {"type": "expect_column_values_to_be_between", "column": "trades", "min_value": 1},
-        {"type": "expect_column_values_to_be_between", "column": "min_ask", "min_value": 0, "strict_min": True},
+        {
+            "type": "expect_column_values_to_be_between",
+            "column": "min_ask",
+            "min_value": 0,
+            "strict_min": True,
+        },
     ],
 )
 def stock_stats(trades: DataFrame) -> DataFrame:
@@ -30,5 +36,10 @@ def stock_stats(trades: DataFrame) -> DataFrame:
     return (
         trades.where("size >= 100")
         .groupBy("window", "ticker")
-        .agg(F.min("ask").alias("min_ask"), F.max("ask").alias("max_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask"))
+        .agg(
+            F.min("ask").alias("min_ask"),
+            F.max("ask").alias("max_ask"),
+            F.count("*").alias("trades"),
+            F.avg("ask").alias("avg_ask"),
+        )
     )

@@ -1,7 +1,9 @@
-"""Requests for content pages in windows of 5 minutes that advance by 1 minute, from access logs in Common Log Format.
+"""Requests for content pages in windows of 5 minutes that advance by 1 minute, from access logs in Common Log
+Format.
 
-It shows plain text as a source: each line is parsed or becomes a dead letter, and none is lost. Real lines are dirty: quotes within the
-request, no protocol, ``-`` for no bytes, bytes that are no UTF-8. The logs are a Spark classic since NASA's of July 1995 were published.
+It shows plain text as a source: each line is parsed or becomes a dead letter, and none is lost. Real lines
+are dirty: quotes within the request, no protocol, ``-`` for no bytes, bytes that are no UTF-8. The logs are a
+Spark classic since NASA's of July 1995 were published.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -9,7 +11,10 @@ from pyspark.sql import functions as F
 
 from hindcast import Format, Table, Topic, Window, pipeline
 
-SCHEMA = "host string, identity string, user string, ts timestamp, method string, path string, status int, bytes long"
+SCHEMA = (
+    "host string, identity string, user string, ts timestamp, "
+    "method string, path string, status int, bytes long"
+)
 #: host identity user [time] "request" status bytes. The request is greedy: it may hold quotes.
 LINE = r'^(\S+) (\S+) (\S+) \[([^\]]+)\] "(.*)" (\d{3}) (\d{1,18}|-)\s*$'
 CLIENT_ERROR = 400  # the least HTTP status that says a request was not served
@@ -35,14 +40,23 @@ def parse(line: Column) -> Column:
 
 
 def page() -> Column:
-    """The path without its query where it is a content page: .html, .htm or no extension; null for images and the like."""
+    """The path without its query where it is a content page: .html, .htm or no extension; null for images and
+    the like.
+    """
     path = F.regexp_replace("path", r"[?#].*$", "")
     return F.when(path.rlike(CONTENT), path)
 
 
 def top_pages(requests: DataFrame, pages: int) -> DataFrame:
-    """The most wanted pages of each day, from a frame of requests: a question for the batch. Equals are in their names' order."""
-    daily = requests.withColumn("page", page()).where(F.col("page").isNotNull()).groupBy(F.to_date("ts").alias("day"), "page").count()
+    """The most wanted pages of each day, from a frame of requests: a question for the batch. Equals are in
+    their names' order.
+    """
+    daily = (
+        requests.withColumn("page", page())
+        .where(F.col("page").isNotNull())
+        .groupBy(F.to_date("ts").alias("day"), "page")
+        .count()
+    )
     ranked = daily.selectExpr("*", "row_number() OVER (PARTITION BY day ORDER BY count DESC, page) AS rank")
     return ranked.where(F.col("rank") <= pages).orderBy("day", "rank")
 
@@ -60,5 +74,7 @@ def web_log(requests: DataFrame) -> DataFrame:
     """Requests, errors and bytes of each content page in each window."""
     pages = requests.withColumn("page", page()).where(F.col("page").isNotNull())
     return pages.groupBy("window", "page").agg(
-        F.count("*").alias("requests"), F.count_if(F.col("status") >= CLIENT_ERROR).alias("errors"), F.sum("bytes").alias("bytes")
+        F.count("*").alias("requests"),
+        F.count_if(F.col("status") >= CLIENT_ERROR).alias("errors"),
+        F.sum("bytes").alias("bytes"),
     )

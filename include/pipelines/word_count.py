@@ -1,7 +1,8 @@
 """How often each word was said so far: a running result, one row a word, in a table that each batch updates.
 
-The word count of *Kafka: The Definitive Guide* (2nd edition, chapter 14) and of *Stream Processing with Apache Spark* (chapter 8). It shows
-an upsert table: no window closes, so there is nothing to wait for and nothing is late; a word's row is replaced as it is said again.
+The word count of *Kafka: The Definitive Guide* (2nd edition, chapter 14) and of *Stream Processing with
+Apache Spark* (chapter 8). It shows an upsert table: no window closes, so there is nothing to wait for and
+nothing is late; a word's row is replaced as it is said again.
 """
 
 from pyspark.sql import DataFrame

@@ -1,7 +1,8 @@
 """Hindcast under a real Airflow: its scheduler, triggerer and API server, a real broker, and real workers.
 
-One stack serves the whole module. Its topic begins with some minutes of history, sent in slices that the stream commits one by one, so
-that there are past intervals to replay at once. The tests run in any order: each leaves a whole fleet behind.
+One stack serves the whole module. Its topic begins with some minutes of history, sent in slices that the
+stream commits one by one, so that there are past intervals to replay at once. The tests run in any order:
+each leaves a whole fleet behind.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ LEASE_SECONDS = 5.0
 TRIGGER_SECONDS = 2.0
 HISTORY = timedelta(minutes=6)
 HISTORY_ROWS_PER_SECOND = 40.0
-#: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for most of an hour. A DAG
-#: that is unpaused runs its newest interval by itself; the two before it are for the backfill.
+#: The replay DAGs' intervals are these minutes of the history, counted from its beginning, and then none for
+#: most of an hour. A DAG that is unpaused runs its newest interval by itself; the two before it are for the
+#: backfill.
 MARKS = [timedelta(minutes=minute) for minute in (1, 2, 3, 4)]
-#: Where the slices of the history end. Each is awaited, so there are no more than make every interval end behind a batch.
+#: Where the slices of the history end. Each is awaited, so there are no more than make every interval end
+#: behind a batch.
 SLICE_ENDS = [*MARKS, HISTORY]
 LIVE_ROWS_PER_SECOND = 100.0
 
@@ -64,7 +67,9 @@ def platform(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterat
     home = tmp_path_factory.mktemp("airflow-real")
     pipelines = home / "pipelines"
     pipelines.mkdir()
-    (pipelines / "stock_stats.py").write_text((project_root() / "include" / "pipelines" / "stock_stats.py").read_text())
+    (pipelines / "stock_stats.py").write_text(
+        (project_root() / "include" / "pipelines" / "stock_stats.py").read_text()
+    )
     (pipelines / "dice.py").write_text(DICE)
     began_at = datetime.now(UTC).replace(second=0, microsecond=0) - HISTORY
     settings = Settings(
@@ -89,7 +94,9 @@ def schedule(began_at: datetime) -> str:
 
 
 def stream_history(platform: Platform) -> None:
-    """Send records whose broker timestamps lie in the past, and have each slice committed before the next, as happened when it was now."""
+    """Send records whose broker timestamps lie in the past, and have each slice committed before the next, as
+    happened when it was now.
+    """
     producer = KafkaProducer(bootstrap_servers=platform.settings.bootstrap_servers, linger_ms=20)
     ends: dict[int, int] = {}
     records = trades(1, HISTORY_ROWS_PER_SECOND, platform.began_at)
@@ -97,14 +104,21 @@ def stream_history(platform: Platform) -> None:
         futures = []
         for record in records:
             at = platform.began_at + timedelta(seconds=record.due_seconds)
-            futures.append(producer.send(TOPIC, key=record.key, value=record.value, timestamp_ms=int(at.timestamp() * 1000)))
+            futures.append(
+                producer.send(
+                    TOPIC, key=record.key, value=record.value, timestamp_ms=int(at.timestamp() * 1000)
+                )
+            )
             if at >= platform.began_at + slice_end:
                 break
         producer.flush()
         for sent in (future.get() for future in futures):
             ends[sent.partition] = max(ends.get(sent.partition, 0), sent.offset + 1)
         for pipeline in PIPELINES:
-            until(f"{pipeline} to commit the history up to {slice_end}", lambda pipeline=pipeline: platform.committed_to(pipeline) == ends)
+            until(
+                f"{pipeline} to commit the history up to {slice_end}",
+                lambda pipeline=pipeline: platform.committed_to(pipeline) == ends,
+            )
     producer.close()
 
 
@@ -131,7 +145,9 @@ def whole(platform: Platform, fleet: dict[str, Any]) -> set[int]:
 
 @pytest.fixture
 def quiet(platform: Platform, fleet: dict[str, Any]) -> Iterator[None]:
-    """Both pipelines paused, so that replays have the cores to themselves; that a replay runs beside a live stream is shown elsewhere."""
+    """Both pipelines paused, so that replays have the cores to themselves; that a replay runs beside a live
+    stream is shown elsewhere.
+    """
     want(platform, DesiredState.PAUSED)
     until("the shards to be free", lambda: not any(lease.lease_owner for lease in shards_of(platform)))
     yield
@@ -140,7 +156,8 @@ def quiet(platform: Platform, fleet: dict[str, Any]) -> Iterator[None]:
 
 
 def want(platform: Platform, state: DesiredState) -> None:
-    """Want another state of both pipelines, and wait until the supervisor has reconciled with both and watches again.
+    """Want another state of both pipelines, and wait until the supervisor has reconciled with both and
+    watches again.
 
     It may wake between the two wishes, for one or for both: what tells is what its newest reconciliation saw.
     """
@@ -149,35 +166,55 @@ def want(platform: Platform, state: DesiredState) -> None:
         states.set_state(pipeline, state)
 
     def seen() -> dict[str, Any] | None:
-        newest = [task for task in platform.tasks("supervise") if task["task_id"] == "reconcile" and task["state"] == "success"][-1]
+        newest = [
+            task
+            for task in platform.tasks("supervise")
+            if task["task_id"] == "reconcile" and task["state"] == "success"
+        ][-1]
         desired = platform.xcom(newest)["seen"]["desired"]
-        return newest if all(desired[pipeline].startswith(f"{state.value} ") for pipeline in PIPELINES) else None
+        return (
+            newest if all(desired[pipeline].startswith(f"{state.value} ") for pipeline in PIPELINES) else None
+        )
 
-    platform.watching(after=until(f"the supervisor to see that both are to be {state.value}", seen)["start_date"])
+    platform.watching(
+        after=until(f"the supervisor to see that both are to be {state.value}", seen)["start_date"]
+    )
 
 
 def shards_of(platform: Platform) -> list[Lease]:
-    return [lease for lease in LeaseTable(platform.settings).leases() if lease.status_type is StatusType.SHARD]
+    return [
+        lease for lease in LeaseTable(platform.settings).leases() if lease.status_type is StatusType.SHARD
+    ]
 
 
 def test_unpausing_supervise_starts_the_fleet(platform: Platform, fleet: dict[str, Any]) -> None:
-    """No worker before; as many as there are slots after, each launched by the supervisor, and every pipeline wanted running."""
+    """No worker before; as many as there are slots after, each launched by the supervisor, and every pipeline
+    wanted running.
+    """
     assert fleet["before"] == []
     launched = [json.loads(event["detail"])["pid"] for event in platform.events("worker_launched")]
     assert fleet["pids"] <= set(launched)
     wanted = desired_of(LeaseTable(platform.settings).leases())
-    assert {name: desired.state.value for name, desired in wanted.items()} == {"stock_stats": "running", "dice": "running"}
+    assert {name: desired.state.value for name, desired in wanted.items()} == {
+        "stock_stats": "running",
+        "dice": "running",
+    }
 
 
 def test_a_killed_worker_is_replaced(platform: Platform, whole: set[int]) -> None:
-    """The other worker takes its shards, the supervisor wakes and launches one, and the fleet is whole again."""
+    """The other worker takes its shards, the supervisor wakes and launches one, and the fleet is whole
+    again.
+    """
     victim, survivor = sorted(whole)
     woke = len(platform.events("supervisor_woke"))
     psutil.Process(victim).kill()
     killed_at = time.monotonic()
     platform.wait_owned({survivor})
     measured(f"From the kill to the survivor owning every shard: {time.monotonic() - killed_at:.1f} s")
-    after = until("a whole fleet without the victim", lambda: pids if (pids := platform.whole()) and victim not in pids else None)
+    after = until(
+        "a whole fleet without the victim",
+        lambda: pids if (pids := platform.whole()) and victim not in pids else None,
+    )
     measured(f"From the kill to a whole fleet: {time.monotonic() - killed_at:.1f} s")
     assert survivor in after
     woken = until("the wake's event", lambda: platform.events("supervisor_woke")[woke:] or None)
@@ -186,9 +223,13 @@ def test_a_killed_worker_is_replaced(platform: Platform, whole: set[int]) -> Non
 
 @pytest.mark.row("F25")
 def test_killing_all_of_airflow_stops_no_stream(platform: Platform, whole: set[int]) -> None:
-    """Batches go on being committed; the restarted Airflow goes on watching, and there are still exactly the same two workers."""
+    """Batches go on being committed; the restarted Airflow goes on watching, and there are still exactly the
+    same two workers.
+    """
     supervised = platform.watching()
-    killed = [process for component in airflow.components(platform.settings) for process in members(component)]
+    killed = [
+        process for component in airflow.components(platform.settings) for process in members(component)
+    ]
     assert len(killed) >= len(airflow.COMPONENTS)
     for process in killed:
         process.kill()
@@ -215,17 +256,31 @@ def test_clearing_the_supervising_tasks_starts_no_third_worker(platform: Platfor
 
 
 def look_again(platform: Platform) -> list[dict[str, Any]]:
-    """Clear the running `supervise` and wait until its reconciliation has run once more; returns what that launched."""
+    """Clear the running `supervise` and wait until its reconciliation has run once more; returns what that
+    launched.
+    """
     task = platform.watching()
-    first = next(other for other in platform.tasks("supervise", task["dag_run_id"]) if other["task_id"] == "reconcile")
+    first = next(
+        other for other in platform.tasks("supervise", task["dag_run_id"]) if other["task_id"] == "reconcile"
+    )
     platform.api(
         "POST",
         "/dags/supervise/clearTaskInstances",
-        {"dry_run": False, "dag_run_id": task["dag_run_id"], "task_ids": ["reconcile"], "include_downstream": True, "only_failed": False},
+        {
+            "dry_run": False,
+            "dag_run_id": task["dag_run_id"],
+            "task_ids": ["reconcile"],
+            "include_downstream": True,
+            "only_failed": False,
+        },
     )
 
     def again() -> dict[str, Any] | None:
-        found = next(other for other in platform.tasks("supervise", task["dag_run_id"]) if other["task_id"] == "reconcile")
+        found = next(
+            other
+            for other in platform.tasks("supervise", task["dag_run_id"])
+            if other["task_id"] == "reconcile"
+        )
         return found if found["try_number"] > first["try_number"] and found["state"] == "success" else None
 
     second = until("the second reconciliation", again)
@@ -235,7 +290,9 @@ def look_again(platform: Platform) -> list[dict[str, Any]]:
 
 @pytest.mark.row("F27")
 def test_pausing_the_supervising_dag_stops_no_stream(platform: Platform, whole: set[int]) -> None:
-    """Batches go on being committed by the same two workers, and once its DAG is unpaused the supervisor watches them again."""
+    """Batches go on being committed by the same two workers, and once its DAG is unpaused the supervisor
+    watches them again.
+    """
     platform.api("PATCH", "/dags/supervise", {"is_paused": True})
     committed = platform.committed()
     until("batches committed meanwhile", lambda: platform.committed() >= committed + 4)
@@ -259,9 +316,23 @@ def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(platform: P
     platform.unpause("replay.stock_stats")
     platform.unpause("validate.stock_stats")
     starts = [platform.began_at + mark for mark in MARKS[:2]]
-    arguments = ["--dag-id", "replay.stock_stats", "--from-date", starts[0].isoformat(), "--to-date", starts[-1].isoformat()]
+    arguments = [
+        "--dag-id",
+        "replay.stock_stats",
+        "--from-date",
+        starts[0].isoformat(),
+        "--to-date",
+        starts[-1].isoformat(),
+    ]
     command = [airflow.executable(), "backfill", "create", *arguments]
-    done = subprocess.run(command, env=airflow.environment(platform.settings), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command,
+        env=airflow.environment(platform.settings),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     tasks = until("both replays", lambda: replays_of(platform, starts))
     run_ids = [platform.xcom(task)["run_id"] for task in tasks]
@@ -290,17 +361,23 @@ def replays_of(platform: Platform, starts: list[datetime]) -> list[dict[str, Any
     if any(start not in runs for start in starts):
         return None
     found = [platform.tasks("replay.stock_stats", runs[start]["dag_run_id"])[0] for start in starts]
-    assert not any(task["state"] == "failed" for task in found), [platform.log(task)[-3000:] for task in found]
+    assert not any(task["state"] == "failed" for task in found), [
+        platform.log(task)[-3000:] for task in found
+    ]
     return found if all(task["state"] == "success" for task in found) else None
 
 
 @pytest.mark.usefixtures("quiet")
 def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform) -> None:
-    """The REST API, as the form of the UI uses it: exactly the rows between the offsets are read, and judged."""
+    """The REST API, as the form of the UI uses it: exactly the rows between the offsets are read, and
+    judged.
+    """
     platform.unpause("replay.stock_stats")
     platform.unpause("validate.stock_stats")
     first, last = {"0": 500, "1": 500, "2": 500, "3": 500}, {"0": 1500, "1": 1400, "2": 1400, "3": 1500}
-    dag_run = platform.run("replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last})
+    dag_run = platform.run(
+        "replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last}
+    )
     assert platform.ended("replay.stock_stats", dag_run) == "success"
     task = platform.tasks("replay.stock_stats", dag_run)[0]
     result = platform.xcom(task)
@@ -309,23 +386,31 @@ def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform)
     assert verdict["unexplained"] == 0
     assert verdict["windows_compared"] > 0
     assert "Replaying stock_stats: offsets" in platform.log(task)
-    links = platform.api("GET", f"/dags/replay.stock_stats/dagRuns/{dag_run}/taskInstances/hindcast/links")["extra_links"]
+    links = platform.api("GET", f"/dags/replay.stock_stats/dagRuns/{dag_run}/taskInstances/hindcast/links")[
+        "extra_links"
+    ]
     assert links["Verdict"] == f"{platform.settings.airflow_url}/hindcast/verdicts/{result['run_id']}"
 
 
 @pytest.mark.usefixtures("quiet")
 def test_a_replay_waits_for_a_stream_that_is_behind_without_a_try(platform: Platform) -> None:
-    """The range's records are in the topic and the stream is paused: the task is deferred and says so, and once the stream goes on it
-    replays the range in its first try. Nothing was red meanwhile.
+    """The range's records are in the topic and the stream is paused: the task is deferred and says so, and
+    once the stream goes on it replays the range in its first try. Nothing was red meanwhile.
     """
     platform.unpause("replay.stock_stats")
     first = {str(partition): offset for partition, offset in platform.committed_to("stock_stats").items()}
     last = {partition: offset + 5 for partition, offset in first.items()}
-    dag_run = platform.run("replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last})
+    dag_run = platform.run(
+        "replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last}
+    )
 
     def waiting() -> dict[str, Any] | None:
         task = platform.tasks("replay.stock_stats", dag_run)[0]
-        return task if task["state"] == "deferred" and "hindcast resume stock_stats" in platform.log(task) else None
+        return (
+            task
+            if task["state"] == "deferred" and "hindcast resume stock_stats" in platform.log(task)
+            else None
+        )
 
     deferred = until("the replay deferred, and its log naming the pause", waiting)
     assert "records of the range are still to be committed" in platform.log(deferred)
@@ -336,7 +421,9 @@ def test_a_replay_waits_for_a_stream_that_is_behind_without_a_try(platform: Plat
     assert platform.xcom(task)["input_rows"] == 5 * len(first)
 
 
-def test_an_interval_before_the_stream_is_skipped_and_leaves_a_row_that_says_why(platform: Platform, fleet: dict[str, Any]) -> None:
+def test_an_interval_before_the_stream_is_skipped_and_leaves_a_row_that_says_why(
+    platform: Platform, fleet: dict[str, Any]
+) -> None:
     """As the schedule's first run of a new pipeline is: neither red nor retried."""
     platform.unpause("replay.stock_stats")
     times = {"from_time": "2020-01-01T00:00:00+00:00", "to_time": "2020-01-01T01:00:00+00:00"}
@@ -349,8 +436,12 @@ def test_an_interval_before_the_stream_is_skipped_and_leaves_a_row_that_says_why
     assert "no record from there on came before" in row["note"]
 
 
-def test_drivers_take_slots_of_their_pool_and_a_persons_run_goes_first(platform: Platform, fleet: dict[str, Any]) -> None:
-    """The pool is made with Airflow. A run of the schedule has the lesser weight, so of two that wait a person's starts first."""
+def test_drivers_take_slots_of_their_pool_and_a_persons_run_goes_first(
+    platform: Platform, fleet: dict[str, Any]
+) -> None:
+    """The pool is made with Airflow. A run of the schedule has the lesser weight, so of two that wait a
+    person's starts first.
+    """
     pools = {pool["name"]: pool for pool in platform.api("GET", "/pools")["pools"]}
     assert pools["hindcast_spark"]["slots"] >= 1
     platform.unpause("replay.stock_stats")
@@ -371,7 +462,10 @@ def test_drivers_take_slots_of_their_pool_and_a_persons_run_goes_first(platform:
 @pytest.mark.parametrize(
     ("conf", "words"),
     [
-        ({"range": "from offsets to offsets", "from_offsets": {"0": 5}, "to_offsets": {"0": 1}}, "cannot be replayed"),
+        (
+            {"range": "from offsets to offsets", "from_offsets": {"0": 5}, "to_offsets": {"0": 1}},
+            "cannot be replayed",
+        ),
         ({"range": "data interval of the run"}, "no data interval"),
     ],
 )
@@ -389,12 +483,21 @@ def test_a_range_that_cannot_be_replayed_fails_at_once_and_says_why(
 
 @pytest.mark.usefixtures("quiet")
 def test_a_failing_verdict_fails_its_task_and_names_the_rows(platform: Platform) -> None:
-    """The pipeline with a random column, replayed by its schedule: red, after one try, with the rows in the log and the verdict as XCom."""
+    """The pipeline with a random column, replayed by its schedule: red, after one try, with the rows in the
+    log and the verdict as XCom.
+    """
     platform.unpause("replay.dice")
     platform.unpause("validate.dice")
 
     def judged() -> dict[str, Any] | None:
-        return next((task for task in platform.tasks("validate.dice") if task["task_id"] == "judge" and task["state"] in ENDED), None)
+        return next(
+            (
+                task
+                for task in platform.tasks("validate.dice")
+                if task["task_id"] == "judge" and task["state"] in ENDED
+            ),
+            None,
+        )
 
     task = until("the judging task ended", judged)
     assert task["state"] == "failed"
@@ -410,7 +513,9 @@ def test_the_control_room_is_open_to_the_signed_in_alone(platform: Platform, fle
     import http.client
 
     def get(path: str, token: str = "") -> tuple[int, str]:
-        connection = http.client.HTTPConnection(platform.settings.airflow_url.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(
+            platform.settings.airflow_url.removeprefix("http://"), timeout=30
+        )
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
             answer = connection.getresponse()

@@ -20,8 +20,12 @@ PIPELINES, SHARDS_EACH = 6, 4
 SETTLING_SECONDS = 420.0
 
 
-def test_24_shards_on_one_worker_are_each_taken_once(broker: Broker, topic: str, settings_factory: Callable[..., Settings]) -> None:
-    """With a lease of 3 s their starts take many leases. None is lost, all are read to the end, and a stop gives all of them back."""
+def test_24_shards_on_one_worker_are_each_taken_once(
+    broker: Broker, topic: str, settings_factory: Callable[..., Settings]
+) -> None:
+    """With a lease of 3 s their starts take many leases. None is lost, all are read to the end, and a stop
+    gives all of them back.
+    """
     fleet = Fleet(fleet_settings(settings_factory(), broker.bootstrap_servers))
     try:
         names = [f"stock_stats_{number}" for number in range(PIPELINES)]

@@ -1,4 +1,6 @@
-"""A new version of a live pipeline, by the commands that a person gives, beside real workers that are killed on the way."""
+"""A new version of a live pipeline, by the commands that a person gives, beside real workers that are killed
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,23 @@ def hindcast(stream: Stream, *arguments: str, code: int = 0) -> Any:
 
 
 def state(stream: Stream, version: int) -> str:
-    return next(str(row["state"]) for row in list_versions(stream.settings, stream.name) if row["version"] == version)
+    return next(
+        str(row["state"]) for row in list_versions(stream.settings, stream.name) if row["version"] == version
+    )
 
 
 def seen(stream: Stream) -> Counter[Any]:
     """What readers get: how often each window and ticker."""
-    return Counter((row["window"]["end"], row["ticker"]) for row in read(stream.name, stream.settings).arrow().to_pylist())
+    return Counter(
+        (row["window"]["end"], row["ticker"])
+        for row in read(stream.name, stream.settings).arrow().to_pylist()
+    )
 
 
 def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_die(stream: Stream) -> None:
-    """The version is deployed while a worker runs; its worker is killed with -9 before it is proved, and again while it is active."""
+    """The version is deployed while a worker runs; its worker is killed with -9 before it is proved, and
+    again while it is active.
+    """
     fleet, name = stream.fleet, stream.name
     first, second, third = feed(3)
     stream.send(first)
@@ -46,10 +55,18 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     text = SECOND.format(topic=stream.topic, shards=2, name=name, version=2)
     (stream.settings.pipelines_dir / f"{name}_v2.py").write_text(text)
 
-    assert "max_ask comes" in hindcast(stream, "reprocess", name, "--version", "2", "--from", "earliest", code=2)
-    begun = hindcast(stream, "reprocess", name, "--version", "2", "--from", "earliest", "--new-table", "--by", "ada")
+    assert "max_ask comes" in hindcast(
+        stream, "reprocess", name, "--version", "2", "--from", "earliest", code=2
+    )
+    begun = hindcast(
+        stream, "reprocess", name, "--version", "2", "--from", "earliest", "--new-table", "--by", "ada"
+    )
     assert begun["seam_ms"] is None
-    wait_until(lambda: stream.events("shard_taken")[-1]["shard"].startswith("v2."), START_SECONDS, "the worker has loaded version 2")
+    wait_until(
+        lambda: stream.events("shard_taken")[-1]["shard"].startswith("v2."),
+        START_SECONDS,
+        "the worker has loaded version 2",
+    )
     fleet.kill(one)
     stream.send(second)
     two = fleet.start()
@@ -62,7 +79,11 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     verdict = hindcast(stream, "validate", name, "--version", "2", "--all")
     assert (verdict["unexplained"], verdict["version"], verdict["passed"]) == (0, 2, True)
     compared = hindcast(stream, "versions", "compare", name)
-    assert (compared["columns_only_new"], compared["missing_windows"], compared["causes"]["version"]) == (["max_ask"], 0, 0)
+    assert (compared["columns_only_new"], compared["missing_windows"], compared["causes"]["version"]) == (
+        ["max_ask"],
+        0,
+        0,
+    )
     promoted = hindcast(stream, "promote", name, "--version", "2", "--yes")
     assert promoted["seconds"] < 5
     assert read(name, stream.settings).pipeline.version == 2
@@ -81,4 +102,10 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     assert f"sinks/{name}_v2" in gone["deleted"]
     assert set(fleet.owners(name)) == {"v1.g0.s0", "v1.g0.s1"}
     kinds = [row["kind"] for row in stream.events() if row["kind"].startswith(("reprocess", "version_"))]
-    assert kinds == ["reprocess_started", "reprocess_caught_up", "version_promoted", "version_backed_out", "version_discarded"]
+    assert kinds == [
+        "reprocess_started",
+        "reprocess_caught_up",
+        "version_promoted",
+        "version_backed_out",
+        "version_discarded",
+    ]

@@ -1,4 +1,6 @@
-"""A live pipeline dealt anew: another number of shards, and a topic that grows under load. The result stays exact."""
+"""A live pipeline dealt anew: another number of shards, and a topic that grows under load. The result stays
+exact.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def hindcast(stream: Stream, *arguments: str, exit_code: int = 0) -> str:
 
 
 def generation(stream: Stream, number: int) -> list[ShardState]:
-    return [ShardState(lease.state) for lease in stream.leases() if shard_names.shard_generation(lease.status_value) == number]
+    return [
+        ShardState(lease.state)
+        for lease in stream.leases()
+        if shard_names.shard_generation(lease.status_value) == number
+    ]
 
 
 def wait_generation(stream: Stream, number: int, count: int) -> None:
@@ -32,13 +38,17 @@ def wait_generation(stream: Stream, number: int, count: int) -> None:
 
     def done() -> bool:
         ended = generation(stream, number - 1)
-        return generation(stream, number) == [ShardState.OPEN] * count and set(ended) == {ShardState.TERMINATED}
+        return generation(stream, number) == [ShardState.OPEN] * count and set(ended) == {
+            ShardState.TERMINATED
+        }
 
     wait_until(done, START_SECONDS, f"generation {number} has {count} open shards")
 
 
 def regrown(records: list[Record], partitions: int, sent: list[Record]) -> list[Record]:
-    """The records as a producer places them once the topic has so many partitions: the same hash, another modulus."""
+    """The records as a producer places them once the topic has so many partitions: the same hash, another
+    modulus.
+    """
     offsets = Counter(record.partition for record in sent)
     placed = []
     for record in records:
@@ -49,7 +59,8 @@ def regrown(records: list[Record], partitions: int, sent: list[Record]) -> list[
 
 
 def test_a_live_pipeline_is_dealt_into_more_shards_and_its_topic_grows(stream: Stream) -> None:
-    """From 2 shards to 3, then 4 partitions to 8 with keys that move, then a rebuild of everything, rows coming all the while.
+    """From 2 shards to 3, then 4 partitions to 8 with keys that move, then a rebuild of everything, rows
+    coming all the while.
 
     Plain Python and the platform's own verdict over the whole run agree on the result.
     """
@@ -73,7 +84,7 @@ def test_a_live_pipeline_is_dealt_into_more_shards_and_its_topic_grows(stream: S
 
     hindcast(stream, "rebuild", stream.name)
     stream.send(regrown(fourth, 8, stream.sent))
-    wait_until(lambda: len(rebuilt_on_request(stream)) == 3, START_SECONDS, "every shard's state was made anew")
+    wait_until(lambda: len(rebuilt_on_request(stream)) == 3, START_SECONDS, "every shard's state was rebuilt")
     stream.wait_read()
 
     stream.pause()

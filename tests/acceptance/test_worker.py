@@ -17,7 +17,8 @@ from hindcast.shards.desired_state import DesiredState
 
 
 def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:
-    """One fleet's life: two workers share the shards, one is killed, one is paused past its lease and wakes, one is stopped.
+    """One fleet's life: two workers share the shards, one is killed, one is paused past its lease and wakes,
+    one is stopped.
 
     Each time the other goes on, and at the end every record is in the result once, late or dead-lettered.
     """
@@ -40,7 +41,9 @@ def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:
     stream.wait_read()
     fleet.kill(two, signal.SIGCONT)  # the zombie wakes
     stream.send(fourth)
-    wait_until(lambda: two.poll() is not None or stream.events("lease_lost"), START_SECONDS, "the zombie has noticed")
+    wait_until(
+        lambda: two.poll() is not None or stream.events("lease_lost"), START_SECONDS, "the zombie has noticed"
+    )
     stream.wait_read()
 
     stream.wait_filed()
@@ -48,25 +51,33 @@ def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:
     three.terminate()
     assert three.wait(timeout=START_SECONDS) == 0
     free = [lease for lease in fleet.leases(StatusType.SLOT) if lease.detail.get("pid") == three.pid]
-    assert [lease.lease_owner for lease in free] == [""], f"released on a clean stop, after {time.monotonic() - stopped:.1f} s"
+    assert [lease.lease_owner for lease in free] == [""], (
+        f"released on a clean stop, after {time.monotonic() - stopped:.1f} s"
+    )
     two.terminate()
     two.wait(timeout=START_SECONDS)
     assert not [lease for lease in stream.leases() if lease.lease_owner]
     stream.check()
     for process in (one, two, three):
         assert not psutil.pid_exists(process.pid) or process.poll() is not None
-    assert {"worker_started", "shard_taken", "lease_lost", "shard_released", "worker_stopped"} <= {row["kind"] for row in fleet.events()}
+    assert {"worker_started", "shard_taken", "lease_lost", "shard_released", "worker_stopped"} <= {
+        row["kind"] for row in fleet.events()
+    }
 
 
 class Costs(NamedTuple):
-    """Seconds of CPU since a worker began: what its processes used, and what the ledger counts for its batches."""
+    """Seconds of CPU since a worker began: what its processes used, and what the ledger counts for its
+    batches.
+    """
 
     used: float
     counted: float
 
 
 def costs(stream: Stream, worker: Worker) -> Costs:
-    """Call while everything that was sent is read. The cost of a batch that is under way comes with the next one."""
+    """Call while everything that was sent is read. The cost of a batch that is under way comes with the next
+    one.
+    """
     used = 0.0
     for process in stream.fleet.family(worker):
         times = process.cpu_times()
@@ -76,7 +87,8 @@ def costs(stream: Stream, worker: Worker) -> Costs:
 
 
 def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
-    """With one slot, a second start takes no lease, starts no JVM and exits 0 with a sentence; pausing frees the shards.
+    """With one slot, a second start takes no lease, starts no JVM and exits 0 with a sentence; pausing frees
+    the shards.
 
     The one worker consumes both shards meanwhile, and what their batches cost adds up to what it used.
     """
@@ -89,7 +101,11 @@ def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
     extra = fleet.start()
     jvms = 0
     while extra.poll() is None:
-        jvms += sum("java" in child.name() for child in psutil.Process(extra.pid).children(recursive=True)) if extra.poll() is None else 0
+        jvms += (
+            sum("java" in child.name() for child in psutil.Process(extra.pid).children(recursive=True))
+            if extra.poll() is None
+            else 0
+        )
         time.sleep(0.1)  # between two looks at its children
     assert (extra.returncode, jvms) == (0, 0)
     assert "not needed" in fleet.log(1).read_text()
@@ -102,7 +118,9 @@ def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
         stream.wait_read()
     after = costs(stream, one)
     used, counted = after.used - before.used, after.counted - before.counted
-    assert 0.5 < counted / used < 1.25, f"{counted:.1f} s of CPU in the ledger, where the worker used {used:.1f} s"
+    assert 0.5 < counted / used < 1.25, (
+        f"{counted:.1f} s of CPU in the ledger, where the worker used {used:.1f} s"
+    )
 
     stream.want(DesiredState.PAUSED)
     stream.wait_free()
@@ -119,7 +137,9 @@ def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
 
 @pytest.mark.row("F16")
 def test_expired_offsets_stop_the_shard_and_are_named(stream: Stream) -> None:
-    """Records deleted under the checkpoint are never skipped: the shard stops, and an event names the lost range and the cure (F16)."""
+    """Records deleted under the checkpoint are never skipped: the shard stops, and an event names the lost
+    range and the cure (F16).
+    """
     fleet = stream.fleet
     first, second = feed(2)
     stream.send(first)
@@ -135,5 +155,7 @@ def test_expired_offsets_stop_the_shard_and_are_named(stream: Stream) -> None:
     event = stream.wait_event("offsets_lost")
     assert f"offsets {ends(first)[0]} to {lost - 1}" in event["message"]
     assert "hindcast resume" in event["cure"]
-    wait_until(lambda: stream.committed().get(1) == ends(stream.sent)[1], START_SECONDS, "the other shard goes on")
+    wait_until(
+        lambda: stream.committed().get(1) == ends(stream.sent)[1], START_SECONDS, "the other shard goes on"
+    )
     assert stream.committed()[0] == ends(first)[0]

@@ -23,7 +23,14 @@ def appended(base: Path, appends: int = 5_000) -> list[Figure]:
     """What thousands of appends of one row leave behind, beside the same rows in one append."""
     many, one, warm = (ControlTables(Settings(home=base / name)) for name in ("many", "one", "warm"))
     rows = [
-        {"event_id": str(number), "at": datetime.now(UTC), "severity": "info", "kind": "shard_taken", "message": "m", "detail": "{}"}
+        {
+            "event_id": str(number),
+            "at": datetime.now(UTC),
+            "severity": "info",
+            "kind": "shard_taken",
+            "message": "m",
+            "detail": "{}",
+        }
         for number in range(appends)
     ]
     one.append(ControlTable.EVENTS, rows)

@@ -1,14 +1,21 @@
-"""How fast a new version of a pipeline catches up, beside an available-now job written by hand: ``make bench-catch-up``.
+"""How fast a new version of a pipeline catches up, beside an available-now job written by hand: ``make
+bench-catch-up``.
 
-The same records of one topic are read from the earliest offset to its end, again and again in one session, by turns:
+The same records of one topic are read from the earliest offset to its end, again and again in one session, by
+turns:
 
-``version``   a new version, as the worker of a shadow runs it: sealed, fenced, a ledger row for each batch, and a thread that files what
-              is late or poison of the batches so far. Until the topic's end is committed; ``filed`` is until every row is accounted for.
-``by_hand``   a structured stream with ``availableNow``, the same transformation and the same bound on a batch, Spark's Delta sink, and
-              no account of any row. ``at_once`` is that job with all records in one batch: nobody could run it beside a live version.
+``version``   a new version, as the worker of a shadow runs it: sealed, fenced, a ledger row for each batch,
+and a thread that files what
+              is late or poison of the batches so far. Until the topic's end is committed; ``filed`` is until
+              every row is accounted for.
+``by_hand``   a structured stream with ``availableNow``, the same transformation and the same bound on a
+batch, Spark's Delta sink, and
+              no account of any row. ``at_once`` is that job with all records in one batch: nobody could run
+              it beside a live version.
 
-The version and ``by_hand`` must have made the same rows; ``at_once``, where no row is late, may make others. The first pair warms up and is
-left out. The last line is one JSON object of medians; exits 1 where a version has less than 0.9 of the speed of ``by_hand``.
+The version and ``by_hand`` must have made the same rows; ``at_once``, where no row is late, may make others.
+The first pair warms up and is left out. The last line is one JSON object of medians; exits 1 where a version
+has less than 0.9 of the speed of ``by_hand``.
 """
 
 from __future__ import annotations
@@ -45,7 +52,9 @@ LEAST_SPEED = 0.9
 
 
 def version(workload: Workload) -> dict[str, float]:
-    """Seconds of one shadow's life: until the topic's end is committed, and until every row is accounted for."""
+    """Seconds of one shadow's life: until the topic's end is committed, and until every row is accounted
+    for.
+    """
     started = time.monotonic()
     owner = workload.own()
     owner.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
@@ -73,8 +82,12 @@ def file_beside(workload: Workload, owner: ShardRunner, ended: threading.Event) 
             ended.wait(0.1)
 
 
-def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, side: str, number: int, most: int = 0) -> dict[str, float]:
-    """Seconds of the job that somebody would write for a backlog; ``most`` as in :func:`hindcast.spark.kafka_source.stream`."""
+def by_hand(
+    spark: SparkSession, workload: Workload, pipeline: Pipeline, side: str, number: int, most: int = 0
+) -> dict[str, float]:
+    """Seconds of the job that somebody would write for a backlog; ``most`` as in
+    :func:`hindcast.spark.kafka_source.stream`.
+    """
     name = f"{side}_{number}"
     session.keep_state_for(spark, pipeline)
     started = time.monotonic()
@@ -84,7 +97,11 @@ def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, side: s
     folder = workload.settings.checkpoint("by-hand", name)
     table = workload.settings.table("sinks", name)
     query = (
-        result.writeStream.format("delta").outputMode("append").option("checkpointLocation", folder).trigger(availableNow=True).start(table)
+        result.writeStream.format("delta")
+        .outputMode("append")
+        .option("checkpointLocation", folder)
+        .trigger(availableNow=True)
+        .start(table)
     )
     query.awaitTermination()
     return {side: time.monotonic() - started}
@@ -103,18 +120,32 @@ def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> d
     send(first, example.source.name, rows)
     found = defaultdict[str, list[float]](list)
     for number in range(pairs + 1):
-        shadow = replace(declared, version=number + 2, sink=Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys))
-        workload = Workload(spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts)
+        shadow = replace(
+            declared, version=number + 2, sink=Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys)
+        )
+        workload = Workload(
+            spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts
+        )
         sides: dict[str, Callable[[], dict[str, float]]] = {
             "version": partial(version, workload),
-            "by_hand": partial(by_hand, spark, workload, declared, "by_hand", number, kafka_source.MAX_RECORDS_PER_SHADOW_BATCH),
+            "by_hand": partial(
+                by_hand,
+                spark,
+                workload,
+                declared,
+                "by_hand",
+                number,
+                kafka_source.MAX_RECORDS_PER_SHADOW_BATCH,
+            ),
             "at_once": partial(by_hand, spark, workload, declared, "at_once", number),
         }
         for side in sides if number % 2 else reversed(sides):
             for name, seconds in sides[side]().items():
                 found[name].append(seconds)
                 _log.warning("Measured.", pair=number, what=name, seconds=round(seconds, 2))
-        made = [rows_of(settings, table) for table in (shadow.sink.name, f"by_hand_{number}", f"at_once_{number}")]
+        made = [
+            rows_of(settings, table) for table in (shadow.sink.name, f"by_hand_{number}", f"at_once_{number}")
+        ]
         if len(set(made[:2])) > 1 or not all(made):
             raise SystemExit(f"The result is wrong: the version and the jobs by hand made {made} rows.")
     kept = {name: values[1:] for name, values in found.items()}
@@ -132,8 +163,13 @@ def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> d
 
 
 def main() -> int:
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=structlog.make_filtering_bound_logger(30))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(30),
+    )
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--pairs", type=int, default=3)
     asked = parser.parse_args()

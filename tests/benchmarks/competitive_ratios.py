@@ -1,7 +1,7 @@
 """What deciding online costs against the batch in hindsight: ``make ratios`` prints it and draws it.
 
-1,000 random inputs and the adversary's for each rule, through the example pipelines' own functions. The picture is one HTML file that needs
-no network; the last line printed is one JSON object.
+1,000 random inputs and the adversary's for each rule, through the example pipelines' own functions. The
+picture is one HTML file that needs no network; the last line printed is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,11 +25,20 @@ def picture(found: dict[str, Ratios]) -> go.Figure:
     for position, (rule, measured) in enumerate(found.items()):
         figure.add_trace(
             go.Violin(
-                x=[rule] * len(measured.random), y=measured.random, name="random", points="all", spanmode="hard", showlegend=not position
+                x=[rule] * len(measured.random),
+                y=measured.random,
+                name="random",
+                points="all",
+                spanmode="hard",
+                showlegend=not position,
             )
         )
         adversary = {"mode": "markers", "marker": {"symbol": "x", "size": 12, "color": "firebrick"}}
-        figure.add_trace(go.Scatter(x=[rule], y=[max(measured.adversary)], name="adversary", showlegend=not position, **adversary))
+        figure.add_trace(
+            go.Scatter(
+                x=[rule], y=[max(measured.adversary)], name="adversary", showlegend=not position, **adversary
+            )
+        )
         figure.add_shape(
             type="line",
             x0=position - 0.4,
@@ -44,7 +53,9 @@ def picture(found: dict[str, Ratios]) -> go.Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--to", type=Path, default=Path("competitive-ratios.html"), help="the picture")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
@@ -64,7 +75,16 @@ def main() -> None:
         }
         for rule, measured in found.items()
     }
-    print(json.dumps({"ratios": shown, "inputs": len(found["first_fit"].random), "seed": asked.seed, "picture": str(asked.to)}))  # noqa: T201
+    print(  # noqa: T201
+        json.dumps(
+            {
+                "ratios": shown,
+                "inputs": len(found["first_fit"].random),
+                "seed": asked.seed,
+                "picture": str(asked.to),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """What leasing costs, on real Delta tables, without Spark.
 
-``python tests/benchmarks/lease_cost.py [--only NAME ...]``, or ``make bench-leases``. Prints a table and, as the last line, one JSON
-object; exits 1 where a bound does not hold. Each check also looks at what it wrote: no lease may be lost.
+``python tests/benchmarks/lease_cost.py [--only NAME ...]``, or ``make bench-leases``. Prints a table and, as
+the last line, one JSON object; exits 1 where a bound does not hold. Each check also looks at what it wrote:
+no lease may be lost.
 
-``renewal``    one commit renews 10, 100 and 1,000 leases, taking turns; the medians of a commit and of a whole round
-``core``       keepers at a 10 s lease, their renewals back to back: CPU time a renewal, and so a second of lease time; then a minute in
+``renewal``    one commit renews 10, 100 and 1,000 leases, taking turns; the medians of a commit and of a
+whole round ``core``       keepers at a 10 s lease, their renewals back to back: CPU time a renewal, and so a
+second of lease time; then a minute in
                real time, with the looks between the renewals
 ``balance``    100 leases on four workers (threads, each with its own table and the real clock); a fifth joins
-``growth``     10,000 renewals, faster than in life and with a retention that is shorter by as much; files, and a cold open
-``appended``   5,000 appends to ``events``, faster than in life and with a log that is shorter by as much; a cold read, and its files
+``growth``     10,000 renewals, faster than in life and with a retention that is shorter by as much; files,
+and a cold open ``appended``   5,000 appends to ``events``, faster than in life and with a log that is shorter
+by as much; a cold read, and its files
 """
 
 from __future__ import annotations
@@ -40,7 +43,13 @@ from hindcast.leases.store import Snapshot, swap
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import RENEWALS, LeaseCoordinator
 from hindcast.tables.compaction import EVERY
-from hindcast.tables.schema import LEASES_CHECKPOINT_EVERY, LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
+from hindcast.tables.schema import (
+    LEASES_CHECKPOINT_EVERY,
+    LEASES_RETENTION_SECONDS,
+    SCHEMAS,
+    ControlTable,
+    configuration,
+)
 
 LEASE_SECONDS = 10.0
 WORKERS = 4
@@ -49,7 +58,9 @@ LIFE_RATE = WORKERS * RENEWALS / LEASE_SECONDS
 
 
 def shards(count: int, owner: str = "") -> list[Lease]:
-    """As many shards as a stream of one partition a shard would have, with the checkpoints of a running one."""
+    """As many shards as a stream of one partition a shard would have, with the checkpoints of a running
+    one.
+    """
     return [
         Lease(
             stream_id="trades",
@@ -57,7 +68,11 @@ def shards(count: int, owner: str = "") -> list[Lease]:
             status_value=f"v1.g0.s{index}",
             lease_owner=owner,
             epoch=1 if owner else 0,
-            checkpoint={"batch": 4711, "end_offsets": {str(index): 123456789}, "watermark_ms": 1_700_000_000_000},
+            checkpoint={
+                "batch": 4711,
+                "end_offsets": {str(index): 123456789},
+                "watermark_ms": 1_700_000_000_000,
+            },
             detail={"partitions": [index]},
             updated_at=datetime.now(UTC),
         )
@@ -99,9 +114,18 @@ def renewal(base: Path, rounds: int = 150) -> list[Figure]:
             whole[size].append(time.perf_counter() - started)
     for size in sizes:
         expect(counters(base / str(size)) == {rounds: size}, f"all {size} leases were renewed {rounds} times")
-    figures = [Figure(f"commit of {size} renewals", 1000 * statistics.median(commit[size]), unit="ms") for size in sizes]
-    figures += [Figure(f"read, renew, commit {size}", 1000 * statistics.median(whole[size]), unit="ms") for size in sizes]
-    ratio = {name: statistics.median(times[1000]) / statistics.median(times[10]) for name, times in (("c", commit), ("w", whole))}
+    figures = [
+        Figure(f"commit of {size} renewals", 1000 * statistics.median(commit[size]), unit="ms")
+        for size in sizes
+    ]
+    figures += [
+        Figure(f"read, renew, commit {size}", 1000 * statistics.median(whole[size]), unit="ms")
+        for size in sizes
+    ]
+    ratio = {
+        name: statistics.median(times[1000]) / statistics.median(times[10])
+        for name, times in (("c", commit), ("w", whole))
+    }
     return [
         *figures,
         Figure("commit, 1,000 leases / 10", ratio["c"], 1.5, "x"),
@@ -123,7 +147,9 @@ def keeper(home: Path, owner: str, slots: int, lease_seconds: float = LEASE_SECO
 
 
 def core(base: Path) -> list[Figure]:
-    """The share of a core that a worker's leasing takes at a 10 s lease: renewals, the looks between them and the upkeep, in real time."""
+    """The share of a core that a worker's leasing takes at a 10 s lease: renewals, the looks between them and
+    the upkeep, in real time.
+    """
     figures: list[Figure] = []
     steps = round(RENEWALS * LEASES_RETENTION_SECONDS / LEASE_SECONDS)  # in life the table's log is that long
     for workers, leases in ((1, 10), (WORKERS, 100), (1, 1000)):
@@ -141,19 +167,28 @@ def core(base: Path) -> list[Figure]:
         used = (time.process_time() - started) / (steps * workers)
         found = LeaseTable(Settings(home=home)).leases()
         held = Counter(lease.lease_owner for lease in found if lease.status_type is StatusType.SHARD)
-        expect(sum(held.values()) == leases and len(held) == workers, f"{workers} workers hold {leases} leases: {dict(held)}")
+        expect(
+            sum(held.values()) == leases and len(held) == workers,
+            f"{workers} workers hold {leases} leases: {dict(held)}",
+        )
         expect(min(lease.lease_counter for lease in found) >= steps, "every lease was renewed in every step")
         for one in keepers:
             one._store.upkeep.wait()
         of = f"{leases} leases on {workers} worker{'s' if workers > 1 else ''}"
         figures.append(Figure(f"CPU of a renewal, {of}", 1000 * used, unit="ms"))
-        figures.append(Figure(f"core a worker, renewals alone, {of}", 100 * used * RENEWALS / LEASE_SECONDS, unit="%"))
-        figures.append(Figure(f"core a worker, {of}", _in_real_time(keepers), 1.0 if leases <= 100 else None, "%"))
+        figures.append(
+            Figure(f"core a worker, renewals alone, {of}", 100 * used * RENEWALS / LEASE_SECONDS, unit="%")
+        )
+        figures.append(
+            Figure(f"core a worker, {of}", _in_real_time(keepers), 1.0 if leases <= 100 else None, "%")
+        )
     return figures
 
 
 def _in_real_time(keepers: list[LeaseCoordinator], seconds: float = 60.0) -> float:
-    """The share of a core that a worker takes which also looks between its renewals, in %. Each has a thread, as in a worker."""
+    """The share of a core that a worker takes which also looks between its renewals, in %. Each has a thread,
+    as in a worker.
+    """
     ended = threading.Event()
 
     def serve(one: LeaseCoordinator) -> None:
@@ -179,7 +214,9 @@ def _in_real_time(keepers: list[LeaseCoordinator], seconds: float = 60.0) -> flo
 
 
 def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.0) -> list[Figure]:
-    """How many renewal periods pass from the first step of a worker that joins until no two workers differ by more than one lease."""
+    """How many renewal periods pass from the first step of a worker that joins until no two workers differ by
+    more than one lease.
+    """
     seeded(base, shards(100))
     clock, period = SystemClock(), lease_seconds / RENEWALS
     ended = threading.Event()
@@ -193,7 +230,11 @@ def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.
             ended.wait(period)
 
     def held() -> Counter[str]:
-        return Counter(lease.lease_owner for lease in reader.leases() if lease.status_type is StatusType.SHARD and lease.lease_owner)
+        return Counter(
+            lease.lease_owner
+            for lease in reader.leases()
+            if lease.status_type is StatusType.SHARD and lease.lease_owner
+        )
 
     def until(done: Callable[[Counter[str]], bool], seconds: float) -> float:
         began = clock.monotonic()
@@ -222,7 +263,11 @@ def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.
         one._store.upkeep.wait()
     expect(sum(load.values()) == 100, f"no lease is without an owner: {dict(load)}")
     # The commits of the two periods themselves take some hundredths of a period.
-    return [Figure("periods until a joining worker has its share", seconds / period, 2.1, f"periods of {period:g} s")]
+    return [
+        Figure(
+            "periods until a joining worker has its share", seconds / period, 2.1, f"periods of {period:g} s"
+        )
+    ]
 
 
 def _even(load: Counter[str]) -> bool:
@@ -246,7 +291,9 @@ def growth(base: Path, renewals: int = 10_000, leases: int = 100) -> list[Figure
         "delta.logRetentionDuration": f"interval {seconds} seconds",
         "delta.deletedFileRetentionDuration": f"interval {seconds} seconds",
     }
-    DeltaTable.create(str(url), SCHEMAS[ControlTable.LEASES], configuration={**configuration(ControlTable.LEASES), **kept})
+    DeltaTable.create(
+        str(url), SCHEMAS[ControlTable.LEASES], configuration={**configuration(ControlTable.LEASES), **kept}
+    )
     store = seeded(old, shards(leases, "w"))
     files: list[int] = []
     times: list[float] = []
@@ -255,7 +302,8 @@ def growth(base: Path, renewals: int = 10_000, leases: int = 100) -> list[Figure
         swap(store, _renewed)
         times[-1] += time.perf_counter()
         if store.read().token % EVERY == 0:
-            store.upkeep.wait()  # in life the next renewal is half a second away, the next upkeep half a minute
+            # In life the next renewal is half a second away, the next upkeep half a minute.
+            store.upkeep.wait()
         if number % 100 == 0:
             files.append(sum(1 for path in url.rglob("*") if path.is_file()))
     while (DeltaTable(str(url)).version() + 2) % LEASES_CHECKPOINT_EVERY != 0:
@@ -269,12 +317,25 @@ def growth(base: Path, renewals: int = 10_000, leases: int = 100) -> list[Figure
         Figure("renewals a second, so faster than in life by", faster, unit="x"),
         Figure("retention, shortened by as much", seconds, unit="s"),
         Figure("files after half of 10,000 renewals, at most", max(files[:half])),
-        Figure("files in the second half, at most / in the first", max(files[half:]) / max(files[:half]), 1.25, "x"),
-        Figure("slowest renewal in 10,000, upkeep included", 1000 * max(times), 1000 * LEASE_SECONDS / RENEWALS, "ms"),
+        Figure(
+            "files in the second half, at most / in the first",
+            max(files[half:]) / max(files[:half]),
+            1.25,
+            "x",
+        ),
+        Figure(
+            "slowest renewal in 10,000, upkeep included",
+            1000 * max(times),
+            1000 * LEASE_SECONDS / RENEWALS,
+            "ms",
+        ),
         Figure("cold open and read after 1 renewal", 1000 * statistics.median(opens["new"]), unit="ms"),
         Figure("cold open and read after 10,000", 1000 * statistics.median(opens["old"]), unit="ms"),
         Figure(
-            "cold open and read, 10,000 / 1", statistics.median(a / b for a, b in zip(opens["old"], opens["new"], strict=True)), 1.5, "x"
+            "cold open and read, 10,000 / 1",
+            statistics.median(a / b for a, b in zip(opens["old"], opens["new"], strict=True)),
+            1.5,
+            "x",
         ),
     ]
 
@@ -300,8 +361,13 @@ def scratch() -> Iterator[Path]:
 
 
 def main() -> int:
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=structlog.make_filtering_bound_logger(30))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(30),
+    )
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
     asked = parser.parse_args()
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")  # as in a worker: see spark_apps/consume.py
@@ -311,7 +377,11 @@ def main() -> int:
         with scratch() as base:
             figures = CHECKS[name](base)
         for figure in figures:
-            bound = "" if figure.bound is None else f"at most {figure.bound:g}  {'ok' if figure.holds else 'MISSED'}"
+            bound = (
+                ""
+                if figure.bound is None
+                else f"at most {figure.bound:g}  {'ok' if figure.holds else 'MISSED'}"
+            )
             print(f"{name:9} {figure.name:48} {figure.value:10.2f} {figure.unit:18} {bound}", flush=True)  # noqa: T201 -- the result
             passed &= figure.holds
         report[name] = {figure.name: round(figure.value, 3) for figure in figures}

@@ -1,9 +1,11 @@
-"""What replays cost beside batch jobs written by hand, and re-execution beside the live stream: ``make bench-pipelines``.
+"""What replays cost beside batch jobs written by hand, and re-execution beside the live stream: ``make
+bench-pipelines``.
 
-For each example pipeline the same records are sent to a topic of its own and consumed as fast as they can be. Then, in one session, one
-after the other and again and again: the replay of everything, and a batch job by hand over the same offsets (read, transform, write one
-Delta table; no late rule, no accounts, no second answer). A pipeline that is judged by re-execution also has its recorded batches run
-again, beside the seconds that the live stream was busy with them. The first pair warms up and is left out. One JSON line a pipeline.
+For each example pipeline the same records are sent to a topic of its own and consumed as fast as they can be.
+Then, in one session, one after the other and again and again: the replay of everything, and a batch job by
+hand over the same offsets (read, transform, write one Delta table; no late rule, no accounts, no second
+answer). A pipeline that is judged by re-execution also has its recorded batches run again, beside the seconds
+that the live stream was busy with them. The first pair warms up and is left out. One JSON line a pipeline.
 """
 
 from __future__ import annotations
@@ -48,12 +50,16 @@ PACE = 2000.0
 
 def send(workload: Workload, generator: str, rows: int) -> None:
     """Send a generator's first records, each to the partition of its key."""
-    producer = KafkaProducer(bootstrap_servers=workload.servers, acks="all", linger_ms=50, batch_size=256 * 1024)
+    producer = KafkaProducer(
+        bootstrap_servers=workload.servers, acks="all", linger_ms=50, batch_size=256 * 1024
+    )
     topics = {name: index for index, name in enumerate(GENERATORS[generator].topics)}
     for record in islice(GENERATORS[generator].make(1, PACE, datetime.now(UTC)), rows):
         index = topics[record.topic or generator]
         partition = (murmur2(record.key) & 0x7FFFFFFF) % PARTITIONS
-        producer.send(workload.pipeline.topics[index].name, key=record.key, value=record.value, partition=partition)
+        producer.send(
+            workload.pipeline.topics[index].name, key=record.key, value=record.value, partition=partition
+        )
         workload.counts[index * TOPIC_STRIDE + partition] += 1
     producer.flush()
     producer.close()
@@ -65,14 +71,20 @@ def by_hand(spark: SparkSession, workload: Workload, plan: ReplayPlan) -> None:
     session.keep_state_for(spark, pipeline)
     frames = [
         kafka_source.usable(
-            kafka_source.parse(kafka_source.records(spark, workload.settings, pipeline, topic, plan.read_from, plan.end), pipeline, topic)
+            kafka_source.parse(
+                kafka_source.records(spark, workload.settings, pipeline, topic, plan.read_from, plan.end),
+                pipeline,
+                topic,
+            )
         )
         for topic in pipeline.topics
     ]
     if pipeline.window is not None:
         frames = [kafka_source.assign_windows(frames[0], pipeline)]
     result = kafka_source.transform(frames, pipeline, hindsight=pipeline.hindsight is not None)
-    result.write.format("delta").mode("overwrite").save(workload.settings.table("hindcasts", pipeline.name, "by-hand"))
+    result.write.format("delta").mode("overwrite").save(
+        workload.settings.table("hindcasts", pipeline.name, "by-hand")
+    )
 
 
 def cost(work: Callable[[], Any]) -> tuple[float, float]:
@@ -85,13 +97,21 @@ def cost(work: Callable[[], Any]) -> tuple[float, float]:
 def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs: int) -> dict[str, Any]:
     """One pipeline: medians of seconds and CPU-seconds, and of their ratios."""
     declared = catalog.load(project_root() / "include" / "pipelines")[name]
-    workload = Workload(spark, settings, renamed(declared, f"bench-{name}".replace("_", "-")), settings.bootstrap_servers, PARTITIONS)
+    workload = Workload(
+        spark,
+        settings,
+        renamed(declared, f"bench-{name}".replace("_", "-")),
+        settings.bootstrap_servers,
+        PARTITIONS,
+    )
     workload.begin()
     send(workload, declared.source.name, rows)
     workload.read()
     workload.file()
     busy = sum(row.batch_seconds or 0.0 for row in ledger(settings, name))
-    _, plan = plan_replay(settings, workload.pipeline, ReplayRequest(pipeline=name, run_id="benchmark", everything=True))
+    _, plan = plan_replay(
+        settings, workload.pipeline, ReplayRequest(pipeline=name, run_id="benchmark", everything=True)
+    )
     found = defaultdict[str, list[tuple[float, float]]](list)
     for number in range(pairs + 1):
         sides: dict[str, Callable[[], Any]] = {
@@ -101,12 +121,17 @@ def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs
         for side in sides if number % 2 else reversed(sides):
             found[side].append(cost(sides[side]))
         if declared.re_execute:
-            with recorded_batches(spark, settings, workload.pipeline, plan.start, plan.end, plan.recorded) as recorded:
+            with recorded_batches(
+                spark, settings, workload.pipeline, plan.start, plan.end, plan.recorded
+            ) as recorded:
                 found["re_execution"].append(cost(recorded.run))
     kept = {side: values[1:] for side, values in found.items()}
     shown: dict[str, Any] = {}
     for position, unit in enumerate(("seconds", "cpu_seconds")):
-        shown |= {f"{side}_{unit}": round(statistics.median(value[position] for value in values), 2) for side, values in kept.items()}
+        shown |= {
+            f"{side}_{unit}": round(statistics.median(value[position] for value in values), 2)
+            for side, values in kept.items()
+        }
         ratios = [a[position] / b[position] for a, b in zip(kept["replay"], kept["by_hand"], strict=True)]
         shown[f"replay_by_hand_{unit}_ratio"] = round(statistics.median(ratios), 2)
     if declared.re_execute:
@@ -117,10 +142,14 @@ def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs
 
 @contextmanager
 def session_and_broker(app: str, **changes: Any) -> Iterator[tuple[SparkSession, Settings]]:
-    """A session and a broker of their own, in a folder that is gone afterwards; ``changes`` are settings of the session."""
+    """A session and a broker of their own, in a folder that is gone afterwards; ``changes`` are settings of
+    the session.
+    """
     own = Settings()
     with tempfile.TemporaryDirectory(prefix=f"hindcast-{app}-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0})
+        settings = own.model_copy(
+            update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0}
+        )
         with redirect_stdout(sys.stderr):
             jars.fetch(settings)
         settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
@@ -135,7 +164,9 @@ def session_and_broker(app: str, **changes: Any) -> Iterator[tuple[SparkSession,
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     every = sorted(catalog.load(project_root() / "include" / "pipelines"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pipeline", action="append", choices=every, help="all by default")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--pairs", type=int, default=3)

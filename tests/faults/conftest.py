@@ -1,4 +1,6 @@
-"""What the fault tests share: the choice of rows, one long-lived fleet, and a fresh stream on it for each test."""
+"""What the fault tests share: the choice of rows, one long-lived fleet, and a fresh stream on it for each
+test.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,33 @@ GONE_SECONDS = 15.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--row", default="", help="rows of the matrix, e.g. F5 or F1,F3")
-    parser.addoption("--shape", default="", choices=["", *SHAPES], help="the shape of the pipelines; by default the seed draws one")
-    parser.addoption("--quick", action="store_true", help="one test of each row, drawn by the seed, with few records")
+    parser.addoption(
+        "--shape",
+        default="",
+        choices=["", *SHAPES],
+        help="the shape of the pipelines; by default the seed draws one",
+    )
+    parser.addoption(
+        "--quick", action="store_true", help="one test of each row, drawn by the seed, with few records"
+    )
     parser.addoption("--record", action="store_true", help="add what was run to tests/faults/runs.jsonl")
-    parser.addoption("--minutes", type=float, default=0.0, help="begin no test later than this; 0 for no limit")
-    parser.addoption("--repeat", type=int, default=1, help="how often each test of the row runs, each time with the next seed")
+    parser.addoption(
+        "--minutes", type=float, default=0.0, help="begin no test later than this; 0 for no limit"
+    )
+    parser.addoption(
+        "--repeat",
+        type=int,
+        default=1,
+        help="how often each test of the row runs, each time with the next seed",
+    )
     parser.addoption("--seed", type=int, default=0, help="the first seed; 0 takes one from the clock")
     parser.addoption("--nemesis-seconds", type=float, default=60.0, help="how long the nemesis goes on")
-    parser.addoption("--intervals", type=int, default=0, help="how many past intervals the backfill replays; 0: 24, or 6 if quick")
+    parser.addoption(
+        "--intervals",
+        type=int,
+        default=0,
+        help="how many past intervals the backfill replays; 0: 24, or 6 if quick",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,21 +70,33 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = int(time.time()) % 1_000_000
     rows = frozenset(row for row in config.getoption("--row").replace(" ", "").split(",") if row)
     if unknown := sorted(rows - ROWS.keys()):
-        raise pytest.UsageError(f"--row: the matrix has no row {', '.join(unknown)}; it has {', '.join(ROWS)}")
+        raise pytest.UsageError(
+            f"--row: the matrix has no row {', '.join(unknown)}; it has {', '.join(ROWS)}"
+        )
     if config.getoption("--record") and "TEST_LEASE_SECONDS" in os.environ:
-        raise pytest.UsageError("--record: runs with other leases and waits do not count; leave TEST_LEASE_SECONDS out")
+        raise pytest.UsageError(
+            "--record: runs with other leases and waits do not count; leave TEST_LEASE_SECONDS out"
+        )
     chosen = {name: config.getoption(f"--{name}") for name in ("shape", "quick", "record", "minutes")}
     config.pluginmanager.register(Matrix(rows, **chosen), "matrix-of-faults")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"faults: first seed {config.getoption('--seed')}, each test {config.getoption('--repeat')} time(s)"
+    return (
+        f"faults: first seed {config.getoption('--seed')}, each test {config.getoption('--repeat')} time(s)"
+    )
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[WarmFleet]:
-    """One home whose workers outlive a test. Each test declares a pipeline of its own, which they load once it is wanted."""
-    settings = fleet_settings(Settings(home=tmp_path_factory.mktemp("faults"), jars_dir=jars_dir), broker.bootstrap_servers)
+def shared_fleet(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path
+) -> Iterator[WarmFleet]:
+    """One home whose workers outlive a test. Each test declares a pipeline of its own, which they load once
+    it is wanted.
+    """
+    settings = fleet_settings(
+        Settings(home=tmp_path_factory.mktemp("faults"), jars_dir=jars_dir), broker.bootstrap_servers
+    )
     made = WarmFleet(settings.model_copy(update={"workers": SLOTS}))
     yield made
     made.calm()
@@ -89,8 +122,12 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 
 @pytest.fixture
-def stream(shared_fleet: WarmFleet, broker: Broker, shape: Shape, request: pytest.FixtureRequest) -> Iterator[WarmStream]:
-    """A stream of the shared fleet's that no test has used: its own topics, pipeline, tables and checkpoints."""
+def stream(
+    shared_fleet: WarmFleet, broker: Broker, shape: Shape, request: pytest.FixtureRequest
+) -> Iterator[WarmStream]:
+    """A stream of the shared fleet's that no test has used: its own topics, pipeline, tables and
+    checkpoints.
+    """
     name = f"stream_{next(_NUMBERS):04}"
     topic = f"{name}-trades"
     for own in shape.topics(topic):
@@ -102,7 +139,9 @@ def stream(shared_fleet: WarmFleet, broker: Broker, shape: Shape, request: pytes
 
 
 def give_up(stream: WarmStream) -> None:
-    """Nobody consumes the stream any more. Workers that do not let go of it are ended: the next test starts its own."""
+    """Nobody consumes the stream any more. Workers that do not let go of it are ended: the next test starts
+    its own.
+    """
     stream.fleet.calm()
     with suppress(AssertionError, HindcastError):
         stream.want(DesiredState.PAUSED)

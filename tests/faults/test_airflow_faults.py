@@ -1,6 +1,8 @@
-"""Faults of a real Airflow: its parts die, its database is locked, its DAGs are cleared, run by hand, paused, edited and deleted.
+"""Faults of a real Airflow: its parts die, its database is locked, its DAGs are cleared, run by hand, paused,
+edited and deleted.
 
-The stream never notices, no second consumer is ever started, and the supervisor goes on when its Airflow does. One stack serves the module.
+The stream never notices, no second consumer is ever started, and the supervisor goes on when its Airflow
+does. One stack serves the module.
 """
 
 from __future__ import annotations
@@ -40,14 +42,20 @@ LOCKED_SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[Platform]:
-    """A stack under load whose `supervise` has started the fleet. Its DAG files are a copy, which a test may edit."""
+    """A stack under load whose `supervise` has started the fleet. Its DAG files are a copy, which a test may
+    edit.
+    """
     home = tmp_path_factory.mktemp("airflow-faults")
     dags = home / "dags"
     shutil.copytree(project_root() / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
     (home / "pipelines").mkdir()
     shutil.copy(project_root() / "include" / "pipelines" / f"{PIPELINE}.py", home / "pipelines")
     settings = Settings(
-        home=home, jars_dir=jars_dir, pipelines_dir=home / "pipelines", lease_seconds=AIRFLOW_LEASE_SECONDS, trigger_seconds=2.0
+        home=home,
+        jars_dir=jars_dir,
+        pipelines_dir=home / "pipelines",
+        lease_seconds=AIRFLOW_LEASE_SECONDS,
+        trigger_seconds=2.0,
     )
     try:
         settings = stack.up(settings, with_airflow=False, topic=None)
@@ -75,8 +83,12 @@ Sound = Callable[..., None]
 
 
 @pytest.fixture
-def sound(platform: Platform, whole: set[int], record_property: Callable[[str, object], None]) -> Iterator[Sound]:
-    """See that the stream went on, that the same two workers run and no third ever did, and that the tables agree."""
+def sound(
+    platform: Platform, whole: set[int], record_property: Callable[[str, object], None]
+) -> Iterator[Sound]:
+    """See that the stream went on, that the same two workers run and no third ever did, and that the tables
+    agree.
+    """
     began_at = datetime.now(UTC)
     history = LeaseHistory(Path(platform.settings.table("control", "leases"))).start()
 
@@ -92,7 +104,9 @@ def sound(platform: Platform, whole: set[int], record_property: Callable[[str, o
         fault_oracles.no_loss(evidence)
         if same_workers:
             fault_oracles.alive(evidence, AIRFLOW_LEASE_SECONDS)
-            assert {seen.epoch for seen in evidence.leases} == {seen.epoch for seen in evidence.leases[:2]}, "nobody lost a shard"
+            assert {seen.epoch for seen in evidence.leases} == {seen.epoch for seen in evidence.leases[:2]}, (
+                "nobody lost a shard"
+            )
         fault_oracles.told(evidence)
         record_property("oracles", "I1 I2 I3 I6 I7 I9")
 
@@ -106,7 +120,11 @@ def restart(platform: Platform) -> None:
 
 
 def kill(platform: Platform, *names: str) -> None:
-    services = [service for service in airflow.components(platform.settings) if service.name.removeprefix(airflow.PREFIX) in names]
+    services = [
+        service
+        for service in airflow.components(platform.settings)
+        if service.name.removeprefix(airflow.PREFIX) in names
+    ]
     assert len(services) == len(names)
     processes = [process for service in services for process in members(service)]
     for process in processes:
@@ -140,8 +158,12 @@ def locked(database: Path) -> Iterator[None]:
 
 
 @pytest.mark.row("F25")
-def test_the_database_of_airflow_is_locked_for_two_minutes(platform: Platform, whole: set[int], sound: Sound) -> None:
-    """The stream goes on; whatever part of Airflow gave up is started again, and no worker was started twice."""
+def test_the_database_of_airflow_is_locked_for_two_minutes(
+    platform: Platform, whole: set[int], sound: Sound
+) -> None:
+    """The stream goes on; whatever part of Airflow gave up is started again, and no worker was started
+    twice.
+    """
     with locked(airflow.home(platform.settings) / "airflow.db"):
         committed = platform.committed()
         time.sleep(LOCKED_SECONDS)  # the two minutes are the fault
@@ -152,8 +174,12 @@ def test_the_database_of_airflow_is_locked_for_two_minutes(platform: Platform, w
 
 
 @pytest.mark.row("F26")
-def test_clear_retry_manual_runs_and_a_backfill_at_once(platform: Platform, whole: set[int], sound: Sound) -> None:
-    """Everything that can start a job is asked for it at the same moment: one consumer a shard, and no replay touches a live lease."""
+def test_clear_retry_manual_runs_and_a_backfill_at_once(
+    platform: Platform, whole: set[int], sound: Sound
+) -> None:
+    """Everything that can start a job is asked for it at the same moment: one consumer a shard, and no replay
+    touches a live lease.
+    """
     launched = len(platform.events("worker_launched"))
     run = platform.watching()["dag_run_id"]
     clearing = {"dry_run": False, "dag_run_id": run, "only_failed": False, "reset_dag_runs": True}
@@ -164,11 +190,19 @@ def test_clear_retry_manual_runs_and_a_backfill_at_once(platform: Platform, whol
     conf = {"range": "from offsets to offsets", "from_offsets": offsets, "to_offsets": {**offsets, **ends}}
     replays = [platform.run(f"replay.{PIPELINE}", conf) for _ in range(2)]
     platform.api("POST", "/dags/supervise/clearTaskInstances", clearing)
-    with suppress(ServiceError):  # `supervise` allows one run at a time; whether a second is queued or refused is Airflow's business
+    with suppress(
+        ServiceError
+    ):  # `supervise` allows one run at a time; whether a second is queued or refused is Airflow's business
         platform.run("supervise", {})
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-    backfill = {"dag_id": f"replay.{PIPELINE}", "from_date": (hour - timedelta(hours=1)).isoformat(), "to_date": hour.isoformat()}
-    platform.api("POST", "/backfills", {**backfill, "run_backwards": False, "dag_run_conf": {}, "max_active_runs": 2})
+    backfill = {
+        "dag_id": f"replay.{PIPELINE}",
+        "from_date": (hour - timedelta(hours=1)).isoformat(),
+        "to_date": hour.isoformat(),
+    }
+    platform.api(
+        "POST", "/backfills", {**backfill, "run_backwards": False, "dag_run_conf": {}, "max_active_runs": 2}
+    )
     states = [platform.ended(f"replay.{PIPELINE}", run_id) for run_id in replays]
     assert states == ["success", "success"]
     sound()
@@ -205,7 +239,9 @@ def test_the_scheduler_gets_sigterm(platform: Platform, whole: set[int], sound: 
     for dag_id in (f"replay.{PIPELINE}", f"validate.{PIPELINE}"):  # what the faults before have asked for
         platform.api("PATCH", f"/dags/{dag_id}", {"is_paused": True})
     until("no replay in the executor's hand, which it would end first", lambda: not in_hand(platform))
-    (service,) = [service for service in airflow.components(platform.settings) if service.name.endswith("scheduler")]
+    (service,) = [
+        service for service in airflow.components(platform.settings) if service.name.endswith("scheduler")
+    ]
     psutil.Process(service.pid).send_signal(signal.SIGTERM)
     until("the scheduler has ended", lambda: not service.running)
     assert platform.whole() == whole
@@ -215,7 +251,9 @@ def test_the_scheduler_gets_sigterm(platform: Platform, whole: set[int], sound: 
 
 @pytest.mark.row("F27")
 def test_the_pipeline_is_stopped_and_started(platform: Platform, whole: set[int], sound: Sound) -> None:
-    """Paused as a whole and wanted again: the shards are given up and taken again, and each offset is read once."""
+    """Paused as a whole and wanted again: the shards are given up and taken again, and each offset is read
+    once.
+    """
     states = DesiredStates(LeaseTable(platform.settings))
     states.set_state(PIPELINE, DesiredState.PAUSED)
     until("no shard owned", lambda: not any(lease.lease_owner for lease in platform.leases("shard")))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""A reprocessing under a real Airflow, which is killed where the run waits: for a person, and while it watches what was promoted."""
+"""A reprocessing under a real Airflow, which is killed where the run waits: for a person, and while it
+watches what was promoted.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,21 @@ TOPIC = "trades"
 
 @pytest.fixture
 def platform(tmp_path: Path, jars_dir: Path) -> Iterator[Platform]:
-    """A stream of version 1 under load, version 2 declared beside it, and an Airflow that has started nothing."""
+    """A stream of version 1 under load, version 2 declared beside it, and an Airflow that has started
+    nothing.
+    """
     home = tmp_path / "home"
     (home / "pipelines").mkdir(parents=True)
     for file in (PIPELINE, f"{PIPELINE}_v2"):
         shutil.copy(project_root() / "include" / "pipelines" / f"{file}.py", home / "pipelines")
-    settings = Settings(home=home, jars_dir=jars_dir, pipelines_dir=home / "pipelines", workers=1, lease_seconds=5.0, trigger_seconds=2.0)
+    settings = Settings(
+        home=home,
+        jars_dir=jars_dir,
+        pipelines_dir=home / "pipelines",
+        workers=1,
+        lease_seconds=5.0,
+        trigger_seconds=2.0,
+    )
     try:
         settings = stack.up(settings, topic=None)
         ensure_topic(settings.bootstrap_servers, TOPIC)
@@ -69,7 +80,11 @@ class Reprocessing:
 
         def look() -> dict[str, Any] | None:
             found = self.platform.tasks(DAG_ID, self.run_id)
-            failed = [task for task in found if task["state"] == "failed" and (task["task_id"], "failed") != (name, state)]
+            failed = [
+                task
+                for task in found
+                if task["state"] == "failed" and (task["task_id"], "failed") != (name, state)
+            ]
             assert not failed, self.platform.log(failed[0])[-3000:]
             return next((task for task in found if task["task_id"] == name and task["state"] == state), None)
 
@@ -99,8 +114,12 @@ def windows(settings: Settings) -> Counter[Any]:
 
 
 @pytest.mark.row("reprocess")
-def test_a_version_is_promoted_by_a_person_and_backed_out_by_a_verdict(platform: Platform, record_property: Any) -> None:
-    """Each change of the versions is made once, although Airflow dies while it asks and while it watches; readers lack no window."""
+def test_a_version_is_promoted_by_a_person_and_backed_out_by_a_verdict(
+    platform: Platform, record_property: Any
+) -> None:
+    """Each change of the versions is made once, although Airflow dies while it asks and while it watches;
+    readers lack no window.
+    """
     settings = platform.settings
     run = Reprocessing(platform, version=2, new_table=True, watch_minutes=30.0)
     run.wait("approve", "awaiting_input")

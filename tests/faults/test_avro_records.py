@@ -1,4 +1,6 @@
-"""Records of a few bytes that say they are huge: each is a dead letter, and the worker that reads them lives on."""
+"""Records of a few bytes that say they are huge: each is a dead letter, and the worker that reads them lives
+on.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def avro_records(rows):
 def json_records(rows):
     return rows.select(F.col("_offset").alias("offset"), "name")
 '''
-COLUMNS = "name string, ts timestamp, amount decimal(10,2), tags array<string>, more map<string, int>, raw binary"
+COLUMNS = (
+    "name string, ts timestamp, amount decimal(10,2), tags array<string>, more map<string, int>, raw binary"
+)
 AVRO = {
     "type": "record",
     "name": "row",
@@ -50,7 +54,10 @@ AVRO = {
         {"name": "raw", "type": "bytes"},
         {"name": "tags", "type": {"type": "array", "items": "string"}},
         {"name": "more", "type": {"type": "map", "values": "int"}},
-        {"name": "amount", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}]},
+        {
+            "name": "amount",
+            "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}],
+        },
     ],
 }
 NOON_MS = 1_767_614_400_000  # 2026-01-05
@@ -89,21 +96,32 @@ GOOD_JSON = b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": 1.25}'
 JSON_POISON = {
     "1,001 levels": b'{"tags": ' + b"[" * 1001 + b"]" * 1001 + b"}",
     "100,000 levels": b'{"name": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "a number of 5,000 digits": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": ' + b"1" * 5000 + b"}",
+    "a number of 5,000 digits": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": '
+    + b"1" * 5000
+    + b"}",
     "a decimal of 300,000,000 digits": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": 1e300000000}',
     "a decimal of 300,000,000 places": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": 1E-300000000}',
     "a decimal whose exponent is hidden": b'{"name": "\\" 1e5", "ts": "2026-01-05T12:00:00Z", "amount": -1.5e+0300000000}',
 }
 #: Usable records beside the poison, which look a little like it.
-JSON_NEIGHBOURS = [GOOD_JSON, b'{"name": "1e300000000 \\" 1e300000000", "ts": "2026-01-05T12:00:00Z", "amount": 2e3}']
+JSON_NEIGHBOURS = [
+    GOOD_JSON,
+    b'{"name": "1e300000000 \\" 1e300000000", "ts": "2026-01-05T12:00:00Z", "amount": 2e3}',
+]
 
 
 @pytest.fixture(scope="module")
 def fleet(broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[Fleet]:
     """One worker, and a pipeline of each format."""
-    made = Fleet(fleet_settings(Settings(home=tmp_path_factory.mktemp("records"), jars_dir=jars_dir), broker.bootstrap_servers))
+    made = Fleet(
+        fleet_settings(
+            Settings(home=tmp_path_factory.mktemp("records"), jars_dir=jars_dir), broker.bootstrap_servers
+        )
+    )
     made.settings.pipelines_dir.mkdir(parents=True)
-    (made.settings.pipelines_dir / "records.py").write_text(MODULE.format(avro=json.dumps(AVRO), columns=COLUMNS))
+    (made.settings.pipelines_dir / "records.py").write_text(
+        MODULE.format(avro=json.dumps(AVRO), columns=COLUMNS)
+    )
     for format_ in ("avro", "json"):
         ensure_topic(broker.bootstrap_servers, f"{format_}-records", 1)
     yield made
@@ -127,12 +145,20 @@ def send(broker: Broker) -> Callable[[str, list[bytes]], None]:
 
 @pytest.mark.row("F19")
 @pytest.mark.parametrize(
-    ("format_", "poison", "neighbours"), [("avro", AVRO_POISON, [GOOD_AVRO]), ("json", JSON_POISON, JSON_NEIGHBOURS)], ids=["avro", "json"]
+    ("format_", "poison", "neighbours"),
+    [("avro", AVRO_POISON, [GOOD_AVRO]), ("json", JSON_POISON, JSON_NEIGHBOURS)],
+    ids=["avro", "json"],
 )
 def test_a_record_that_says_it_is_huge_is_a_dead_letter(
-    fleet: Fleet, send: Callable[[str, list[bytes]], None], format_: str, poison: dict[str, bytes], neighbours: list[bytes]
+    fleet: Fleet,
+    send: Callable[[str, list[bytes]], None],
+    format_: str,
+    poison: dict[str, bytes],
+    neighbours: list[bytes],
 ) -> None:
-    """Each is filed with its reason, between neighbours that are all in the result; the worker that read them is the one that began."""
+    """Each is filed with its reason, between neighbours that are all in the result; the worker that read them
+    is the one that began.
+    """
     stream = Stream(fleet, f"{format_}-records", name=f"{format_}_records", partitions=1)
     values: list[bytes] = []
     for value in poison.values():
@@ -148,7 +174,9 @@ def test_a_record_that_says_it_is_huge_is_a_dead_letter(
         poison, "does not parse as the topic's schema"
     )
     rows = DeltaTable(stream.settings.table("sinks", stream.name)).to_pyarrow_table().to_pylist()
-    assert sorted(row["offset"] for row in rows) == [offset for offset in range(len(values)) if offset not in bad]
+    assert sorted(row["offset"] for row in rows) == [
+        offset for offset in range(len(values)) if offset not in bad
+    ]
     assert worker.poll() is None
     assert fleet.alive() == [worker]
 

@@ -1,7 +1,8 @@
-"""A backfill over many past intervals, cut short by SIGKILL of Airflow and of all its tasks, ends with the rows of an uninterrupted one.
+"""A backfill over many past intervals, cut short by SIGKILL of Airflow and of all its tasks, ends with the
+rows of an uninterrupted one.
 
-What was streamed is simulated, so that the intervals are there at once: the topic, the ledger and the sink are real. The uninterrupted
-one replays the same intervals, one after the other, in a single process.
+What was streamed is simulated, so that the intervals are there at once: the topic, the ledger and the sink
+are real. The uninterrupted one replays the same intervals, one after the other, in a single process.
 """
 
 from __future__ import annotations
@@ -61,12 +62,19 @@ def intervals(request: pytest.FixtureRequest, quick: bool) -> int:
 
 @pytest.fixture
 def platform(tmp_path: Path, jars_dir: Path, intervals: int) -> Iterator[Platform]:
-    """A stack without workers, whose stream has read as many intervals as are asked for, and one more that keeps the last open."""
+    """A stack without workers, whose stream has read as many intervals as are asked for, and one more that
+    keeps the last open.
+    """
     pipelines = tmp_path / "pipelines"
     pipelines.mkdir()
-    (pipelines / f"{PIPELINE}.py").write_text((project_root() / "include" / "pipelines" / f"{PIPELINE}.py").read_text())
+    (pipelines / f"{PIPELINE}.py").write_text(
+        (project_root() / "include" / "pipelines" / f"{PIPELINE}.py").read_text()
+    )
     settings = Settings(
-        home=tmp_path, jars_dir=jars_dir, pipelines_dir=pipelines, replay_schedule=f"* {BEGAN_AT.hour} {BEGAN_AT.day} {BEGAN_AT.month} *"
+        home=tmp_path,
+        jars_dir=jars_dir,
+        pipelines_dir=pipelines,
+        replay_schedule=f"* {BEGAN_AT.hour} {BEGAN_AT.day} {BEGAN_AT.month} *",
     )
     try:
         settings = stack.up(settings, topic=None)
@@ -82,7 +90,10 @@ def platform(tmp_path: Path, jars_dir: Path, intervals: int) -> Iterator[Platfor
 
 def hindcasts(settings: Settings, run_id: str) -> list[tuple[Any, ...]]:
     rows = DeltaTable(settings.table("hindcasts", PIPELINE, run_id)).to_pyarrow_table().to_pylist()
-    return sorted((row["answer"], row["window"]["end"], row["ticker"], row["min_ask"], row["trades"], row["avg_ask"]) for row in rows)
+    return sorted(
+        (row["answer"], row["window"]["end"], row["ticker"], row["min_ask"], row["trades"], row["avg_ask"])
+        for row in rows
+    )
 
 
 def runs_of(platform: Platform, starts: list[datetime]) -> dict[datetime, dict[str, Any]]:
@@ -97,23 +108,51 @@ def ended(platform: Platform, starts: list[datetime]) -> list[datetime]:
 
 
 def backfill(platform: Platform, starts: list[datetime], *options: str) -> None:
-    arguments = ["--dag-id", DAG_ID, "--from-date", starts[0].isoformat(), "--to-date", starts[-1].isoformat(), *options]
+    arguments = [
+        "--dag-id",
+        DAG_ID,
+        "--from-date",
+        starts[0].isoformat(),
+        "--to-date",
+        starts[-1].isoformat(),
+        *options,
+    ]
     command = [airflow.executable(), "backfill", "create", *arguments]
-    done = subprocess.run(command, env=airflow.environment(platform.settings), capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command,
+        env=airflow.environment(platform.settings),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def backfills(platform: Platform) -> list[dict[str, Any]]:
-    """All of the DAG: Airflow makes none while one is active, and says only once in half a minute that it is not."""
+    """All of the DAG: Airflow makes none while one is active, and says only once in half a minute that it is
+    not.
+    """
     found: list[dict[str, Any]] = platform.api("GET", f"/backfills?dag_id={DAG_ID}")["backfills"]
     assert found
     return found
 
 
 def kill_all(platform: Platform) -> list[int]:
-    """SIGKILL to the scheduler, its tasks and every other part of Airflow; the pids of replays, which must then end by themselves."""
-    replays = [p.pid for p in psutil.process_iter(["cmdline"]) if "replay.py" in " ".join(p.info["cmdline"] or []) and _ours(p, platform)]
-    killed = [process for part in airflow.components(platform.settings) for process in members(part) if process.pid not in replays]
+    """SIGKILL to the scheduler, its tasks and every other part of Airflow; the pids of replays, which must
+    then end by themselves.
+    """
+    replays = [
+        p.pid
+        for p in psutil.process_iter(["cmdline"])
+        if "replay.py" in " ".join(p.info["cmdline"] or []) and _ours(p, platform)
+    ]
+    killed = [
+        process
+        for part in airflow.components(platform.settings)
+        for process in members(part)
+        if process.pid not in replays
+    ]
     for process in killed:
         process.kill()
     psutil.wait_procs(killed, timeout=20)
@@ -131,17 +170,27 @@ def _ours(process: psutil.Process, platform: Platform) -> bool:
 def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupted_one(
     platform: Platform, intervals: int, record_property: Any
 ) -> None:
-    """Newest intervals begin first, one replay at a time; after the kill each interval has one hindcast, with exactly the expected rows."""
+    """Newest intervals begin first, one replay at a time; after the kill each interval has one hindcast, with
+    exactly the expected rows.
+    """
     starts = [BEGAN_AT + position * INTERVAL for position in range(intervals)]
     platform.unpause(DAG_ID)
     began = time.monotonic()
     backfill(platform, starts, "--run-backwards", "--max-active-runs", "3")
     until("a part of the intervals", lambda: len(ended(platform, starts)) >= max(1, intervals // 3), 3600)
-    until("a replay under way", lambda: [task for task in platform.tasks(DAG_ID) if task["state"] == "running"] or None)
+    until(
+        "a replay under way",
+        lambda: [task for task in platform.tasks(DAG_ID) if task["state"] == "running"] or None,
+    )
     before = ended(platform, starts)
-    # Runs, not tasks: of the replays that runs under way wait for, Airflow's scheduler takes the one of the oldest interval.
-    begun = {start: run["start_date"] for start, run in runs_of(platform, starts).items() if run["start_date"]}
-    assert sorted(begun, key=lambda start: begun[start]) == sorted(begun, reverse=True), "the newest intervals begin first"
+    # Runs, not tasks: of the replays that runs under way wait for, Airflow's scheduler takes the one of the
+    # oldest interval.
+    begun = {
+        start: run["start_date"] for start, run in runs_of(platform, starts).items() if run["start_date"]
+    }
+    assert sorted(begun, key=lambda start: begun[start]) == sorted(begun, reverse=True), (
+        "the newest intervals begin first"
+    )
     assert begun.keys() == set(starts[-len(begun) :])
     replays = kill_all(platform)
     until("its replays gone with it", lambda: not any(psutil.pid_exists(pid) for pid in replays), 60)
@@ -150,12 +199,18 @@ def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupt
     until("every interval", lambda: len(ended(platform, starts)) == intervals, 3600)
     measured(f"{intervals} intervals, {len(before)} before the kill: {time.monotonic() - began:.0f} s")
 
-    tasks = {datetime.fromisoformat(task["logical_date"]): task for task in platform.tasks(DAG_ID) if task["logical_date"]}
+    tasks = {
+        datetime.fromisoformat(task["logical_date"]): task
+        for task in platform.tasks(DAG_ID)
+        if task["logical_date"]
+    }
     run_ids = [platform.xcom(tasks[start])["run_id"] for start in starts]
     spans = sorted((task["start_date"], task["end_date"]) for start, task in tasks.items() if start in starts)
     assert all(first[1] <= second[0] for first, second in pairwise(spans)), "one replay at a time"
     kept = [run_id for run_id in run_ids if run_id]
-    until("the backfill is told to be over", lambda: all(made["completed_at"] for made in backfills(platform)))
+    until(
+        "the backfill is told to be over", lambda: all(made["completed_at"] for made in backfills(platform))
+    )
     backfill(platform, starts)  # again: reprocess behaviour none makes no run twice
     assert [platform.xcom(tasks[start])["run_id"] for start in starts] == kept
     assert len(set(run_ids)) == intervals
@@ -174,5 +229,7 @@ def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupt
         states.setdefault(row["run_id"], set()).add(row["state"])
     cut_short = [run_id for run_id, found in states.items() if found == {"planned"}]
     assert not set(cut_short) & set(run_ids)
-    measured(f"{compared} rows of {intervals} hindcasts are those of an uninterrupted backfill; {len(cut_short)} replays were cut short")
+    measured(
+        f"{compared} rows of {intervals} hindcasts are those of an uninterrupted backfill; {len(cut_short)} replays were cut short"
+    )
     record_property("oracles", "I9")

@@ -1,4 +1,6 @@
-"""A broker that dies, stands still, or forgets: the stream waits and goes on, or stops and says what is lost."""
+"""A broker that dies, stands still, or forgets: the stream waits and goes on, or stops and says what is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ from hindcast_sandbox.load import ensure_topic
 if TYPE_CHECKING:
     from conftest import Broker
 
-HEALING_SECONDS = 3 * HEALED_SECONDS  # the back-off of a query that failed again and again is a minute at most
+HEALING_SECONDS = (
+    3 * HEALED_SECONDS
+)  # the back-off of a query that failed again and again is a minute at most
 
 
 @pytest.mark.row("F14")
 def test_a_broker_killed_and_restarted(
     broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
-    """It dies in the middle of the stream, then a restart on the same data: everything that was acknowledged is read once."""
+    """It dies in the middle of the stream, then a restart on the same data: everything that was acknowledged
+    is read once.
+    """
     stream.send_more(600)
     service = Services(broker.settings.home).find(broker_service.NAME)
     assert service is not None
@@ -60,8 +66,12 @@ def test_a_broker_that_stands_still_for_a_minute(
 
 @pytest.mark.shapes(*OF_ONE_TOPIC)
 @pytest.mark.row("F15")
-def test_a_topic_created_again_with_fewer_offsets(broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], seed: int) -> None:
-    """Its shards stop with an event that names the topic, the offsets and the cure; nothing of the new topic is taken for the old."""
+def test_a_topic_created_again_with_fewer_offsets(
+    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], seed: int
+) -> None:
+    """Its shards stop with an event that names the topic, the offsets and the cure; nothing of the new topic
+    is taken for the old.
+    """
     from kafka import KafkaAdminClient
 
     stream.pause()

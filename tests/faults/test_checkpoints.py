@@ -29,7 +29,9 @@ HEALING_SECONDS = 2 * HEALED_SECONDS
 
 
 def _newest(folder: Path, log: str) -> Path:
-    return max((path for path in (folder / log).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    return max(
+        (path for path in (folder / log).iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )
 
 
 def everything_gone(folder: Path) -> None:
@@ -82,9 +84,16 @@ DAMAGES = [
 @pytest.mark.parametrize("checksums", ["kept", "gone"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_spark_checkpoint(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, damage: Callable[[Path], None], checksums: str
+    stream: WarmStream,
+    pair: tuple[Worker, Worker],
+    prove: CheckAllOracles,
+    seed: int,
+    damage: Callable[[Path], None],
+    checksums: str,
 ) -> None:
-    """Each shard is rebuilt from topic and ledger to the exact result, without anybody's help; an event says why."""
+    """Each shard is rebuilt from topic and ledger to the exact result, without anybody's help; an event says
+    why.
+    """
     stream.pause()
     for lease in stream.leases():
         folder = Path(stream.settings.checkpoint(stream.name, lease.status_value))
@@ -102,7 +111,9 @@ def test_a_damaged_spark_checkpoint(
 
 @pytest.mark.row("F12")
 def test_a_first_plan_that_was_never_whole(stream: WarmStream, prove: CheckAllOracles, seed: int) -> None:
-    """A worker that is killed while Spark writes the first plan of a query leaves a file that was not renamed to its name yet."""
+    """A worker that is killed while Spark writes the first plan of a query leaves a file that was not renamed
+    to its name yet.
+    """
     stream.fleet.whole()
     for number in range(SHARDS):
         plans = Path(stream.settings.checkpoint(stream.name, f"v1.g0.s{number}")) / "offsets"
@@ -120,7 +131,9 @@ def test_a_first_plan_that_was_never_whole(stream: WarmStream, prove: CheckAllOr
 def test_a_changed_query_on_an_old_checkpoint(
     stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, change: str
 ) -> None:
-    """The same version with another query is refused before it starts, naming the file; the old query goes on exactly."""
+    """The same version with another query is refused before it starts, naming the file; the old query goes on
+    exactly.
+    """
     stream.pause()
     path = stream.settings.pipelines_dir / f"{stream.name}.py"
     text = path.read_text()
@@ -151,12 +164,21 @@ def _restart(stream: WarmStream) -> None:
 
 @pytest.fixture
 def twins(
-    broker: Broker, topic: str, settings_factory: Callable[..., Settings], shape: Shape, seed: int, request: pytest.FixtureRequest
+    broker: Broker,
+    topic: str,
+    settings_factory: Callable[..., Settings],
+    shape: Shape,
+    seed: int,
+    request: pytest.FixtureRequest,
 ) -> Iterator[tuple[WarmStream, WarmStream]]:
-    """Two platforms, each with control tables of its own, that were given the same checkpoints, and the same sinks where it is asked."""
+    """Two platforms, each with control tables of its own, that were given the same checkpoints, and the same
+    sinks where it is asked.
+    """
     first = WarmFleet(fleet_settings(settings_factory(workers=1), broker.bootstrap_servers), spares=0)
     second = WarmFleet(fleet_settings(settings_factory(workers=1), broker.bootstrap_servers), spares=0)
-    second.settings = second.settings.model_copy(update={"checkpoints_url": first.settings.checkpoint("x").removesuffix("/x")})
+    second.settings = second.settings.model_copy(
+        update={"checkpoints_url": first.settings.checkpoint("x").removesuffix("/x")}
+    )
     for own in shape.topics(topic)[1:]:
         ensure_topic(broker.bootstrap_servers, own, PARTITIONS)
     made = []
@@ -184,7 +206,9 @@ TELLING = ("shard_refused", "query_failed", "lease_lost", "shard_rebuilt")
 def test_two_queries_on_one_checkpoint(
     twins: tuple[WarmStream, WarmStream], prove: CheckAllOracles, seed: int, request: pytest.FixtureRequest
 ) -> None:
-    """Nobody becomes the writer of a sink unseen; with a sink of its own the second platform makes its own state, and both are exact."""
+    """Nobody becomes the writer of a sink unseen; with a sink of its own the second platform makes its own
+    state, and both are exact.
+    """
     one, two = twins
     one.fleet.whole(1)
     one.want()
@@ -194,7 +218,11 @@ def test_two_queries_on_one_checkpoint(
     two.sent = list(one.sent)
     two.fleet.whole(1)
     two.want()
-    wait_until(lambda: two.events(*TELLING) or one.events(*TELLING), START_SECONDS, "one of the two says that there is another")
+    wait_until(
+        lambda: two.events(*TELLING) or one.events(*TELLING),
+        START_SECONDS,
+        "one of the two says that there is another",
+    )
     one.send_more()
     two.sent = list(one.sent)
     if "one checkpoint" in request.node.name:
@@ -216,7 +244,9 @@ def test_two_queries_on_one_checkpoint(
 def test_a_deleted_checkpoint_whose_application_id_stays(
     stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
-    """Spark's numbers begin again at 0 below what the sink has recorded: never skipped in silence, as an equal number would be."""
+    """Spark's numbers begin again at 0 below what the sink has recorded: never skipped in silence, as an
+    equal number would be.
+    """
     stream.pause()
     for lease in stream.leases():
         shutil.rmtree(stream.settings.checkpoint(stream.name, lease.status_value))
@@ -234,7 +264,9 @@ def test_a_deleted_checkpoint_whose_application_id_stays(
 def test_partitions_grow_while_keys_move(
     broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
-    """4 -> 8 partitions during the run, half of the keys move: a new generation of shards reads on exactly where the old one stopped."""
+    """4 -> 8 partitions during the run, half of the keys move: a new generation of shards reads on exactly
+    where the old one stopped.
+    """
     from kafka import KafkaAdminClient
     from kafka.admin import NewPartitions
 
@@ -250,7 +282,9 @@ def test_partitions_grow_while_keys_move(
 
 
 def _moved(stream: WarmStream, count: int = 400) -> list[Record]:
-    """Records of the feed's continuation, with the tickers T4 to T7 in the new partitions from now on, as a hash of the key deals them."""
+    """Records of the feed's continuation, with the tickers T4 to T7 in the new partitions from now on, as a
+    hash of the key deals them.
+    """
     from dataclasses import replace
 
     offsets = {**dict.fromkeys(range(8), 0), **ends(stream.sent)}

@@ -1,4 +1,6 @@
-"""Death at any moment: of a whole worker, between any two steps of its protocols, of its JVM or its Python alone."""
+"""Death at any moment: of a whole worker, between any two steps of its protocols, of its JVM or its Python
+alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]
 def test_a_worker_killed_in_the_middle_of_a_batch(
     stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
-    """At a random moment one worker and its JVM die; another goes on with its shard where it was, and nothing is lost or doubled."""
+    """At a random moment one worker and its JVM die; another goes on with its shard where it was, and nothing
+    is lost or doubled.
+    """
     victim = random.Random(seed).choice(pair)
     stream.send_more(400)
     time.sleep(random.Random(seed).uniform(0.0, 1.5))  # the random moment is the fault
@@ -36,11 +40,15 @@ def test_a_worker_killed_in_the_middle_of_a_batch(
 def test_a_batch_that_spark_does_not_know_as_done(
     stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
 ) -> None:
-    """The newest entry of Spark's commit log is gone, as after a death just before it: the batch is run again and written once."""
+    """The newest entry of Spark's commit log is gone, as after a death just before it: the batch is run again
+    and written once.
+    """
     stream.pause()
     for lease in stream.leases():
         commits = Path(stream.settings.checkpoint(stream.name, lease.status_value)) / "commits"
-        newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+        newest = max(
+            (path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+        )
         newest.unlink()
         (commits / f".{newest.name}.crc").unlink(missing_ok=True)
     stream.want()
@@ -50,9 +58,16 @@ def test_a_batch_that_spark_does_not_know_as_done(
 @pytest.mark.row("F3")
 @pytest.mark.parametrize("step", [*SINK_STEPS, *TAKEOVER_STEPS])
 def test_a_worker_killed_at_a_step(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, step: str, tmp_path: Path
+    stream: WarmStream,
+    pair: tuple[Worker, Worker],
+    prove: CheckAllOracles,
+    seed: int,
+    step: str,
+    tmp_path: Path,
 ) -> None:
-    """A worker that dies exactly there, in its next batches or as it takes a shard over again, loses and doubles nothing."""
+    """A worker that dies exactly there, in its next batches or as it takes a shard over again, loses and
+    doubles nothing.
+    """
     fleet = stream.fleet
     before = fleet.alive()
     if step in TAKEOVER_STEPS:
@@ -77,7 +92,9 @@ def test_a_worker_killed_at_a_step(
 def test_a_part_of_a_worker_dies_alone(
     stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, part: str
 ) -> None:
-    """Without its JVM a worker says so, gives its leases up and ends; Spark's Python workers are replaced, or the shard given back."""
+    """Without its JVM a worker says so, gives its leases up and ends; Spark's Python workers are replaced, or
+    the shard given back.
+    """
     one, _ = pair
     stream.send_more(400)
     if part == "jvm":
@@ -85,7 +102,11 @@ def test_a_part_of_a_worker_dies_alone(
         one.wait(timeout=START_SECONDS)
         assert one.returncode not in {0, None}
         stream.wait_owned(without=one)
-        assert not [slot for slot in stream.fleet.leases(StatusType.SLOT) if slot.detail.get("pid") == one.pid and slot.lease_owner]
+        assert not [
+            slot
+            for slot in stream.fleet.leases(StatusType.SLOT)
+            if slot.detail.get("pid") == one.pid and slot.lease_owner
+        ]
         prove(stream, "worker_stopped")
         return
     jvm = stream.fleet.jvm(one)

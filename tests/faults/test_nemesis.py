@@ -1,4 +1,6 @@
-"""The nemesis: one to three faults at a time, drawn from those that can be mixed, for a minute; then healing, and every oracle."""
+"""The nemesis: one to three faults at a time, drawn from those that can be mixed, for a minute; then healing,
+and every oracle.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,14 @@ class Nemesis:
 
     def act(self) -> None:
         """One to three faults at once."""
-        faults = [self.kill, self.stop_and_go, self.broker_dies, self.pause_and_resume, self.replace, self.read_only]
+        faults = [
+            self.kill,
+            self.stop_and_go,
+            self.broker_dies,
+            self.pause_and_resume,
+            self.replace,
+            self.read_only,
+        ]
         for fault in self.rng.sample(faults, self.rng.randint(1, 3)):
             self.history.append(f"{time.strftime('%X')} {fault.__name__}")
             fault()
@@ -65,7 +74,8 @@ class Nemesis:
         alive = self.stream.fleet.alive()
         return self.rng.choice(alive) if alive else None
 
-    # -- the faults --------------------------------------------------------------------------------------------------------
+    # -- the faults
+    # --------------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """Kill -9 of a worker and its JVM; another is started."""
@@ -100,12 +110,17 @@ class Nemesis:
         self._later("resumed", lambda: self._want(DesiredState.RUNNING))
 
     def _want(self, state: DesiredState) -> None:
-        with suppress(Exception):  # the lease table may be read-only at this moment; healing wants it running at the end
+        with suppress(
+            Exception
+        ):  # the lease table may be read-only at this moment; healing wants it running at the end
             self.stream.want(state)
 
     def read_only(self) -> None:
         """The log of the sink or of the leases cannot be written."""
-        sink, leases = (Path(self.stream.settings.table(*parts)) for parts in (("sinks", self.stream.name), ("control", "leases")))
+        sink, leases = (
+            Path(self.stream.settings.table(*parts))
+            for parts in (("sinks", self.stream.name), ("control", "leases"))
+        )
         log = str(self.rng.choice([sink, leases]) / "_delta_log")
         if subprocess.run(["chattr", "+i", log], capture_output=True, check=False).returncode == 0:
             self._later("writable again", lambda: subprocess.run(["chattr", "-i", log], check=True) and None)
@@ -121,9 +136,16 @@ class Nemesis:
 @pytest.mark.row("nemesis")
 @pytest.mark.timeout(1800)
 def test_the_nemesis(
-    broker: Broker, stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, request: pytest.FixtureRequest
+    broker: Broker,
+    stream: WarmStream,
+    pair: tuple[Worker, Worker],
+    prove: CheckAllOracles,
+    seed: int,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Whatever mix of faults a seed draws, once they are healed the stream is exact, and every oracle agrees."""
+    """Whatever mix of faults a seed draws, once they are healed the stream is exact, and every oracle
+    agrees.
+    """
     nemesis = Nemesis(stream, broker.settings, random.Random(seed))
     until = time.monotonic() + request.config.getoption("--nemesis-seconds")
     try:
@@ -138,7 +160,11 @@ def test_the_nemesis(
     finally:
         nemesis.end()
         print("\n".join(nemesis.history))  # noqa: T201 - shown where it fails
-    wait_until(lambda: len(stream.fleet.alive()) <= MOST_WORKERS, START_SECONDS, "workers that were asked to stop have stopped")
+    wait_until(
+        lambda: len(stream.fleet.alive()) <= MOST_WORKERS,
+        START_SECONDS,
+        "workers that were asked to stop have stopped",
+    )
     if len(stream.fleet.alive()) < 2:
         stream.fleet.whole()
     prove(stream, live=False, healing_seconds=HEALING_SECONDS)

@@ -1,4 +1,6 @@
-"""Races between real processes on real tables, without Spark: many that want one lease, many that write one sink."""
+"""Races between real processes on real tables, without Spark: many that want one lease, many that write one
+sink.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SCHEMA = pa.schema([("writer", pa.int64()), ("n", pa.int64())])
 
 
 class AtOnce(LeaseTable):
-    """The real lease table, whose first taking commit waits until every other process is about to make its own."""
+    """The real lease table, whose first taking commit waits until every other process is about to make its
+    own.
+    """
 
     def __init__(self, settings: Settings, barrier: multiprocessing.synchronize.Barrier) -> None:
         super().__init__(settings)
@@ -38,7 +42,9 @@ class AtOnce(LeaseTable):
 
     def commit(self, snapshot: Snapshot, changes: Any) -> None:
         wanted = list(changes)
-        if self._barrier is not None and any(lease.status_type is StatusType.SHARD and lease.epoch == 8 for lease in wanted):
+        if self._barrier is not None and any(
+            lease.status_type is StatusType.SHARD and lease.epoch == 8 for lease in wanted
+        ):
             barrier, self._barrier = self._barrier, None
             barrier.wait(timeout=30.0)
         super().commit(snapshot, wanted)
@@ -47,7 +53,15 @@ class AtOnce(LeaseTable):
 def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) -> None:
     """Hold a slot, see the dead owner's lease expire, and take it at the same moment as the others."""
     store = AtOnce(settings, barrier)
-    keeper = LeaseCoordinator(store, SystemClock(), owner=name, fleet="f", slots=8, lease_seconds=LEASE_SECONDS, wanted=lambda *_: True)
+    keeper = LeaseCoordinator(
+        store,
+        SystemClock(),
+        owner=name,
+        fleet="f",
+        slots=8,
+        lease_seconds=LEASE_SECONDS,
+        wanted=lambda *_: True,
+    )
     assert keeper.acquire_slot(lambda _: None)
     started.wait(timeout=60.0)
     row = None
@@ -65,14 +79,32 @@ def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) 
 
 @pytest.mark.row("F7")
 @pytest.mark.parametrize("thieves", [2, 4])
-def test_many_steal_one_lease_at_once(settings_factory: Callable[..., Settings], seed: int, thieves: int, record_property: Any) -> None:
-    """All have decided on the same snapshot before the first commits: exactly one wins, in the next epoch, and the others learn it."""
+def test_many_steal_one_lease_at_once(
+    settings_factory: Callable[..., Settings], seed: int, thieves: int, record_property: Any
+) -> None:
+    """All have decided on the same snapshot before the first commits: exactly one wins, in the next epoch,
+    and the others learn it.
+    """
     settings = settings_factory()
     store = LeaseTable(settings)
-    swap(store, lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value="v1.g0.s0", lease_owner="dead", epoch=7)])
+    swap(
+        store,
+        lambda _: [
+            Lease(
+                stream_id="p",
+                status_type=StatusType.SHARD,
+                status_value="v1.g0.s0",
+                lease_owner="dead",
+                epoch=7,
+            )
+        ],
+    )
     context = multiprocessing.get_context("spawn")
     barrier, started, won = context.Barrier(thieves), context.Barrier(thieves), context.Queue()
-    processes = [context.Process(target=_steal, args=(settings, f"w{number}", barrier, started, won)) for number in range(thieves)]
+    processes = [
+        context.Process(target=_steal, args=(settings, f"w{number}", barrier, started, won))
+        for number in range(thieves)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -82,7 +114,9 @@ def test_many_steal_one_lease_at_once(settings_factory: Callable[..., Settings],
     while not won.empty():
         wins.append(won.get())
     # On a busy machine the winner's own short lease may expire, too: then the next epoch has its one winner.
-    assert sorted(epoch for _, epoch in wins) == list(range(8, 8 + len(wins))), f"each epoch has one winner: {wins}"
+    assert sorted(epoch for _, epoch in wins) == list(range(8, 8 + len(wins))), (
+        f"each epoch has one winner: {wins}"
+    )
     (row,) = [lease for lease in store.leases() if lease.status_type is StatusType.SHARD]
     assert (row.lease_owner, row.epoch) == max(wins, key=lambda win: win[1])
     record_property("oracles", "I3")
@@ -99,7 +133,8 @@ def _append(url: str, writer: int, commits: int) -> None:
                 table.commit(fence, [file], after=last)
                 break
             except StoreUnavailableError:
-                continue  # the others were faster forty times: a worker gives the shard back here, and tries again
+                # The others were faster forty times: a worker gives the shard back here, and tries again.
+                continue
         last = fence
     exit_now(0)
 
@@ -108,12 +143,16 @@ def _append(url: str, writer: int, commits: int) -> None:
 def test_several_processes_append_to_one_local_sink(
     settings_factory: Callable[..., Settings], seed: int, record_property: Any, quick: bool
 ) -> None:
-    """Four processes make thousands of commits into one table on a local disk: every one of them is there, once."""
+    """Four processes make thousands of commits into one table on a local disk: every one of them is there,
+    once.
+    """
     commits = COMMITS_QUICK if quick else COMMITS
     url = settings_factory().table("sinks", "shared")
     FencedTable(url, {}, "p/v1/v1.g0.s0").create(SCHEMA)
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_append, args=(url, writer, commits // WRITERS)) for writer in range(WRITERS)]
+    processes = [
+        context.Process(target=_append, args=(url, writer, commits // WRITERS)) for writer in range(WRITERS)
+    ]
     for process in processes:
         process.start()
     for process in processes:

@@ -30,11 +30,15 @@ DAY_SECONDS = 86_400
 
 
 def compactions(sink: Path) -> int:
-    return sum(entry.get("txn", {}).get("appId") == COMPACTION for path in log_files(sink) for entry in actions(path))
+    return sum(
+        entry.get("txn", {}).get("appId") == COMPACTION for path in log_files(sink) for entry in actions(path)
+    )
 
 
 def age(sink: Path) -> list[Path]:
-    """Make the files that were taken out of a table so far, and one that no commit names, older than its retention; return them."""
+    """Make the files that were taken out of a table so far, and one that no commit names, older than its
+    retention; return them.
+    """
     shift_ms = AGED_DAYS * DAY_SECONDS * 1000
     aged = [sink / "left-by-a-dead-worker.parquet"]
     aged[0].write_bytes(b"PAR1")
@@ -55,8 +59,9 @@ def age(sink: Path) -> list[Path]:
 def test_a_verdict_during_compaction_and_vacuum(
     stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, quick: bool
 ) -> None:
-    """A verdict reads one version of the sink: batches that land, files that are compacted, and old ones that are deleted make no
-    difference. What the retention protects stays: the files of that version, and of a batch that is not committed yet.
+    """A verdict reads one version of the sink: batches that land, files that are compacted, and old ones that
+    are deleted make no difference. What the retention protects stays: the files of that version, and of a
+    batch that is not committed yet.
     """
     sink = Path(stream.settings.table("sinks", stream.name))
     for _ in range(2 if quick else 4):
@@ -96,7 +101,9 @@ def test_a_verdict_during_compaction_and_vacuum(
     assert verdict["rows_compared"] > 0
     assert verdict["passed"]
     if stream.shape.upserts:
-        assert most_files <= SHARDS, "a commit that replaces rows joins the files that it touches, so nothing is left to compact"
+        assert most_files <= SHARDS, (
+            "a commit that replaces rows joins the files that it touches, so nothing is left to compact"
+        )
     else:
         assert compactions(sink) > before, "files were compacted meanwhile"
     assert deleted >= len(aged)

@@ -1,4 +1,6 @@
-"""Stores that fail: a lost answer, a slow or failing or read-only lease table, a damaged Delta log, a full disk."""
+"""Stores that fail: a lost answer, a slow or failing or read-only lease table, a damaged Delta log, a full
+disk.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from typing import TYPE_CHECKING
 import pytest
 from support.check_all_oracles import CheckAllOracles
 from support.evidence import log_files
-from support.fleet import HEALED_SECONDS, LEASE_SECONDS, PARTITIONS, SHARDS, START_SECONDS, Worker, fleet_settings
+from support.fleet import (
+    HEALED_SECONDS,
+    LEASE_SECONDS,
+    PARTITIONS,
+    SHARDS,
+    START_SECONDS,
+    Worker,
+    fleet_settings,
+)
 from support.live_stream import declare
 from support.shapes import Shape
 from support.waiting import wait_until
@@ -53,9 +63,16 @@ def read_only(folder: Path) -> Iterator[None]:
 @pytest.mark.row("F8")
 @pytest.mark.parametrize("store", ["lease", "sink", "ledger", "audit", "all"])
 def test_a_commit_that_is_written_and_then_fails(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, store: str, quick: bool
+    stream: WarmStream,
+    pair: tuple[Worker, Worker],
+    prove: CheckAllOracles,
+    seed: int,
+    store: str,
+    quick: bool,
 ) -> None:
-    """A third of all commits land without their workers' learning it: they read before they try again, and write nothing twice."""
+    """A third of all commits land without their workers' learning it: they read before they try again, and
+    write nothing twice.
+    """
     fleet, stores = stream.fleet, ["lease", "sink", "ledger", "audit"] if store == "all" else [store]
     before = {name: fleet.broken(name) for name in stores}
     enough = ENOUGH_QUICK if quick else ENOUGH
@@ -84,9 +101,17 @@ def test_a_commit_that_is_written_and_then_fails(
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("store", ["lease", "sink", "ledger", "audit"])
 def test_a_store_that_is_slow_and_fails(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, share: float, store: str, quick: bool
+    stream: WarmStream,
+    pair: tuple[Worker, Worker],
+    prove: CheckAllOracles,
+    seed: int,
+    share: float,
+    store: str,
+    quick: bool,
 ) -> None:
-    """A store of one worker fails by chance and takes its time: it tries again, or stops itself if it cannot renew; another goes on."""
+    """A store of one worker fails by chance and takes its time: it tries again, or stops itself if it cannot
+    renew; another goes on.
+    """
     failing = random.Random(seed).choice(pair)
     sound = [process for process in stream.fleet.alive() if process is not failing]
     before = stream.fleet.broken(store)
@@ -110,8 +135,12 @@ def test_a_store_that_is_slow_and_fails(
 
 
 @pytest.mark.row("F9")
-def test_a_lease_table_that_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
-    """While nobody can renew, every owner stops before its lease would expire; when the table can be written again all goes on."""
+def test_a_lease_table_that_is_read_only(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
+    """While nobody can renew, every owner stops before its lease would expire; when the table can be written
+    again all goes on.
+    """
     log = Path(stream.settings.table("control", "leases")) / "_delta_log"
     with read_only(log):
         stream.send_more(200)
@@ -132,7 +161,9 @@ def _renewed_at(log: Path) -> float:
 
 
 @pytest.mark.row("F9")
-def test_a_sink_whose_log_is_read_only(stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int) -> None:
+def test_a_sink_whose_log_is_read_only(
+    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int
+) -> None:
     """Batches fail, an event says so and what to do, and once it can be written each is there once."""
     with read_only(Path(stream.settings.table("sinks", stream.name)) / "_delta_log"):
         stream.send_more(200)
@@ -167,9 +198,16 @@ def stale_checkpoint(newest: Path) -> None:
 @pytest.mark.row("F11")
 @pytest.mark.parametrize("damage", [torn, empty, missing, missing_newest, stale_checkpoint])
 def test_a_damaged_log_of_the_sink(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, damage: Callable[[Path], None], tmp_path: Path
+    stream: WarmStream,
+    pair: tuple[Worker, Worker],
+    prove: CheckAllOracles,
+    seed: int,
+    damage: Callable[[Path], None],
+    tmp_path: Path,
 ) -> None:
-    """No version is skipped: the shards are not consumed, an event says why, and with the log as it was they go on exactly."""
+    """No version is skipped: the shards are not consumed, an event says why, and with the log as it was they
+    go on exactly.
+    """
     stream.pause()
     log = Path(stream.settings.table("sinks", stream.name)) / "_delta_log"
     shutil.copytree(log, tmp_path / "log")
@@ -177,7 +215,9 @@ def test_a_damaged_log_of_the_sink(
     before = {path.name for path in log_files(log.parent)}
     stream.want()
     stream.send_more(200)
-    wait_until(lambda: stream.events("query_failed", "shard_refused"), START_SECONDS, "the damage is an event")
+    wait_until(
+        lambda: stream.events("query_failed", "shard_refused"), START_SECONDS, "the damage is an event"
+    )
     assert {path.name for path in log_files(log.parent)} == before, "nothing is written on top of the damage"
     stream.want(DesiredState.PAUSED)
     stream.wait_free()
@@ -189,9 +229,16 @@ def test_a_damaged_log_of_the_sink(
 @pytest.mark.row("F11")
 @pytest.mark.parametrize("damage", [torn, empty, missing, stale_checkpoint])
 def test_a_damaged_log_of_the_leases(
-    stream: WarmStream, pair: tuple[Worker, Worker], prove: CheckAllOracles, seed: int, damage: Callable[[Path], None], tmp_path: Path
+    stream: WarmStream,
+    pair: tuple[Worker, Worker],
+    prove: CheckAllOracles,
+    seed: int,
+    damage: Callable[[Path], None],
+    tmp_path: Path,
 ) -> None:
-    """A worker does not start on it and says which table it is, or does not need what is gone: a checkpoint holds it."""
+    """A worker does not start on it and says which table it is, or does not need what is gone: a checkpoint
+    holds it.
+    """
     stream.send_more(200)
     for process in stream.fleet.alive():
         stream.fleet.kill(process)
@@ -202,14 +249,22 @@ def test_a_damaged_log_of_the_leases(
     before = {path.name for path in log_files(log.parent)}
     process = stream.fleet.start()
     said = stream.fleet.log(stream.fleet.started.index(process))
-    wait_until(lambda: process.poll() is not None or "holds slot" in said.read_text(), START_SECONDS, "the worker has ended or started")
+    wait_until(
+        lambda: process.poll() is not None or "holds slot" in said.read_text(),
+        START_SECONDS,
+        "the worker has ended or started",
+    )
     if process.poll() is not None:
         assert process.returncode != 0
         assert log.parent.name in said.read_text()
-        assert {path.name for path in log_files(log.parent)} == before, "nothing is written on top of the damage"
+        assert {path.name for path in log_files(log.parent)} == before, (
+            "nothing is written on top of the damage"
+        )
         _restore(tmp_path / "log", log)
     else:
-        shutil.copy2(tmp_path / "log" / damaged.name, damaged)  # the oracles read the whole history, as no worker does
+        shutil.copy2(
+            tmp_path / "log" / damaged.name, damaged
+        )  # the oracles read the whole history, as no worker does
     stream.fleet.whole()
     prove(stream, live=False, healing_seconds=HEALING_SECONDS)
 
@@ -225,7 +280,11 @@ def _restore(kept: Path, log: Path) -> None:
 def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
     """A disk of its own for the folder."""
     folder.mkdir(parents=True)
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
     if made.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
     try:
@@ -237,9 +296,17 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 @pytest.mark.row("F13")
 @pytest.mark.parametrize("disk", ["tables", "checkpoints", "tmp"])
 def test_a_full_disk(
-    broker: Broker, topic: str, shape: Shape, settings_factory: Callable[..., Settings], prove: CheckAllOracles, seed: int, disk: str
+    broker: Broker,
+    topic: str,
+    shape: Shape,
+    settings_factory: Callable[..., Settings],
+    prove: CheckAllOracles,
+    seed: int,
+    disk: str,
 ) -> None:
-    """The disk of the tables, of Spark's checkpoints or of Spark's own files is full for two leases, then freed: all goes on, exactly."""
+    """The disk of the tables, of Spark's checkpoints or of Spark's own files is full for two leases, then
+    freed: all goes on, exactly.
+    """
     fleet = WarmFleet(fleet_settings(settings_factory(), broker.bootstrap_servers), spares=0)
     for own in shape.topics(topic)[1:]:
         ensure_topic(broker.bootstrap_servers, own, PARTITIONS)

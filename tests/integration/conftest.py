@@ -34,7 +34,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[
     """A session with Delta and Kafka, as workers and replays have it."""
     from hindcast.spark import session
 
-    # Hundreds of plans and queries in one session, each run a few times: in the heap of a worker it would collect garbage most of the time.
+    # Hundreds of plans and queries in one session, each run a few times: in the heap of a worker it would
+    # collect garbage most of the time.
     settings = Settings(home=tmp_path_factory.mktemp("spark"), jars_dir=jars_dir, spark_driver_memory="2g")
     jars.fetch(settings)
     built = session.build(settings, "tests", options=session.QUICK_COMPILER)
@@ -62,7 +63,10 @@ def shard(
 
 @pytest.fixture
 def workload(
-    spark: SparkSession, broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]
+    spark: SparkSession,
+    broker: Broker,
+    topic_factory: Callable[..., str],
+    settings_factory: Callable[..., Settings],
 ) -> Iterator[Callable[..., Workload]]:
     """Make a pipeline ready, or the example of a name, on topics of its own with so many partitions each."""
     made: list[Workload] = []
@@ -70,8 +74,16 @@ def workload(
     def make(pipeline: str | Pipeline, partitions: int = 1) -> Workload:
         settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
         spark.conf.set(LOOKUPS, settings.table("lookups"))
-        declared = catalog.load(project_root() / "include" / "pipelines")[pipeline] if isinstance(pipeline, str) else pipeline
-        made.append(Workload(spark, settings, renamed(declared, topic_factory()), broker.bootstrap_servers, partitions))
+        declared = (
+            catalog.load(project_root() / "include" / "pipelines")[pipeline]
+            if isinstance(pipeline, str)
+            else pipeline
+        )
+        made.append(
+            Workload(
+                spark, settings, renamed(declared, topic_factory()), broker.bootstrap_servers, partitions
+            )
+        )
         made[-1].begin()
         return made[-1]
 
@@ -82,10 +94,16 @@ def workload(
 
 
 @pytest.fixture(scope="session")
-def finished(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> ReplayedStream:
+def finished(
+    spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path
+) -> ReplayedStream:
     """One stream for all; its tables are copied for each test that changes them."""
     stream = simulate(trades(11, count=1_500, partitions=4, rate_ms=40.0), seed=11, shards=2, even=True)
-    settings = Settings(home=tmp_path_factory.mktemp("finished"), jars_dir=jars_dir, bootstrap_servers=broker.bootstrap_servers)
+    settings = Settings(
+        home=tmp_path_factory.mktemp("finished"),
+        jars_dir=jars_dir,
+        bootstrap_servers=broker.bootstrap_servers,
+    )
     topic = f"verdicts-{tmp_path_factory.getbasetemp().name}".replace("_", "-")
     ensure_topic(broker.bootstrap_servers, topic, 4)
     declared = catalog.load(project_root() / "include" / "pipelines")[LIST]

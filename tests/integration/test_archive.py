@@ -1,4 +1,6 @@
-"""A topic and its archive, with a real broker, Spark and Delta: byte-exact, each record once, and replays from both at once."""
+"""A topic and its archive, with a real broker, Spark and Delta: byte-exact, each record once, and replays
+from both at once.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
 pytestmark = [
-    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
 Headers = list[tuple[str, bytes | None]]
@@ -60,11 +63,17 @@ class Archive:
         return ControlTables(self.settings).rows(ControlTable.EVENTS, [("kind", "=", kind)])
 
     def send(self, count: int, first: int = 0) -> None:
-        """Records of all shapes: without key, without value (tombstones), without either, bytes that are no text, headers of all kinds.
+        """Records of all shapes: without key, without value (tombstones), without either, bytes that are no
+        text, headers of all kinds.
 
         Spark's writer sends them, as the Python client refuses some that Kafka takes.
         """
-        with_headers: Headers = [("trace", b"\xff\x00\x01"), ("trace", b"again"), ("empty", b""), ("none", None)]
+        with_headers: Headers = [
+            ("trace", b"\xff\x00\x01"),
+            ("trace", b"again"),
+            ("empty", b""),
+            ("none", None),
+        ]
         rows = [
             (
                 number % 2,
@@ -75,16 +84,26 @@ class Archive:
             for number in range(first, first + count)
         ]
         schema = "partition int, key binary, value binary, headers array<struct<key: string, value: binary>>"
-        options = {"kafka.bootstrap.servers": self.settings.bootstrap_servers, "topic": self.topic, "includeHeaders": "true"}
+        options = {
+            "kafka.bootstrap.servers": self.settings.bootstrap_servers,
+            "topic": self.topic,
+            "includeHeaders": "true",
+        }
         self.spark.createDataFrame(rows, schema).coalesce(1).write.format("kafka").options(**options).save()
 
     def transaction(self, count: int, *, commit: bool) -> None:
-        """A transaction leaves marks, and an aborted one records that no reader sees: offsets without a record."""
-        producer = KafkaProducer(bootstrap_servers=self.settings.bootstrap_servers, transactional_id=f"of-{self.topic}", acks="all")
+        """A transaction leaves marks, and an aborted one records that no reader sees: offsets without a
+        record.
+        """
+        producer = KafkaProducer(
+            bootstrap_servers=self.settings.bootstrap_servers, transactional_id=f"of-{self.topic}", acks="all"
+        )
         producer.init_transactions()
         producer.begin_transaction()
         for number in range(count):
-            producer.send(self.topic, key=b"t", value=b"committed" if commit else b"aborted", partition=number % 2)
+            producer.send(
+                self.topic, key=b"t", value=b"committed" if commit else b"aborted", partition=number % 2
+            )
         producer.flush()
         (producer.commit_transaction if commit else producer.abort_transaction)()
         producer.close()
@@ -96,7 +115,9 @@ class Archive:
     def in_topic(self) -> list[Record]:
         """What a consumer of the topic is given, from its earliest offset to its end."""
         consumer = KafkaConsumer(
-            bootstrap_servers=self.settings.bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False
+            bootstrap_servers=self.settings.bootstrap_servers,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
         )
         places = [TopicPartition(self.topic, number) for number in (0, 1)]
         consumer.assign(places)
@@ -107,7 +128,16 @@ class Archive:
                 found += records
         consumer.close(autocommit=False)
         return sorted(
-            (r.partition, r.offset, r.timestamp, r.timestamp_type, [tuple(header) for header in r.headers], r.key, r.value) for r in found
+            (
+                r.partition,
+                r.offset,
+                r.timestamp,
+                r.timestamp_type,
+                [tuple(header) for header in r.headers],
+                r.key,
+                r.value,
+            )
+            for r in found
         )
 
     def archived(self) -> list[Record]:
@@ -131,12 +161,21 @@ class Archive:
 
 
 @pytest.fixture
-def archive(spark: SparkSession, broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]) -> Archive:
-    return Archive(spark, settings_factory(bootstrap_servers=broker.bootstrap_servers), topic_factory(partitions=2))
+def archive(
+    spark: SparkSession,
+    broker: Broker,
+    topic_factory: Callable[..., str],
+    settings_factory: Callable[..., Settings],
+) -> Archive:
+    return Archive(
+        spark, settings_factory(bootstrap_servers=broker.bootstrap_servers), topic_factory(partitions=2)
+    )
 
 
 def test_a_topic_is_archived_byte_by_byte_and_only_what_is_new_is_added(archive: Archive) -> None:
-    """Null and empty keys and values, headers, committed and aborted transactions, whose holes are accounted for as archived."""
+    """Null and empty keys and values, headers, committed and aborted transactions, whose holes are accounted
+    for as archived.
+    """
     archive.send(40)
     archive.transaction(6, commit=True)
     archive.transaction(6, commit=False)
@@ -155,8 +194,12 @@ def test_a_topic_is_archived_byte_by_byte_and_only_what_is_new_is_added(archive:
     assert (found["equal"], found["compared"], found["samples"]) == (True, 76, [])
 
 
-def test_a_copy_that_dies_anywhere_is_finished_by_the_next(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between each two of its steps, one after the other: no record is archived twice and none is missing."""
+def test_a_copy_that_dies_anywhere_is_finished_by_the_next(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between each two of its steps, one after the other: no record is archived twice and none is
+    missing.
+    """
     archive.send(120)
     for number in range(1, 6):
         with monkeypatch.context() as patch:
@@ -198,14 +241,22 @@ def test_a_gap_is_named_and_passed_over_only_on_demand(archive: Archive) -> None
     assert (found["equal"], found["start"], found["end"]) == (True, {"0": 15, "1": 8}, {"0": 20, "1": 20})
 
 
-def test_a_tampered_archive_is_found_out(archive: Archive, app: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tampered_archive_is_found_out(
+    archive: Archive, app: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A changed value, a lost row and a doubled one, each named; exit code 3 and an event."""
     archive.send(40)
     archive.run()
     assert app.main(["verify", archive.topic]) == 0
-    archive.tamper(lambda table: table.update(predicate='partition = 0 AND "offset" = 3', updates={"value": "CAST('x' AS BYTEA)"}))
+    archive.tamper(
+        lambda table: table.update(
+            predicate='partition = 0 AND "offset" = 3', updates={"value": "CAST('x' AS BYTEA)"}
+        )
+    )
     archive.tamper(lambda table: table.delete('partition = 1 AND "offset" = 7'))
-    archive.tamper(lambda table: table.update(predicate='partition = 1 AND "offset" = 9', updates={"offset": "11"}))
+    archive.tamper(
+        lambda table: table.update(predicate='partition = 1 AND "offset" = 9', updates={"offset": "11"})
+    )
     capsys.readouterr()
     assert app.main(["verify", archive.topic]) == 3
     printed = capsys.readouterr()
@@ -242,12 +293,20 @@ def replayed(shard: Shard, run_id: str, **asked: Any) -> Replayed:
 
 def rows_of(shard: Shard, run_id: str) -> list[list[str]]:
     """Both tables of a run, row for row, in one order."""
-    urls = (answers_url(shard.settings, shard.pipeline.name, run_id), side_rows_url(shard.settings, shard.pipeline.name, run_id))
-    return [sorted(json.dumps(row, default=str) for row in DeltaTable(url).to_pyarrow_table().to_pylist()) for url in urls]
+    urls = (
+        answers_url(shard.settings, shard.pipeline.name, run_id),
+        side_rows_url(shard.settings, shard.pipeline.name, run_id),
+    )
+    return [
+        sorted(json.dumps(row, default=str) for row in DeltaTable(url).to_pyarrow_table().to_pylist())
+        for url in urls
+    ]
 
 
 def test_a_range_whose_beginning_is_gone_is_replayed_exactly(shard: Shard) -> None:
-    """Archive and topic together give the replay that the whole topic gave, row for row, and the same verdict; without it, a refusal."""
+    """Archive and topic together give the replay that the whole topic gave, row for row, and the same
+    verdict; without it, a refusal.
+    """
     first, second = parts()
     archive = Archive(shard.spark, shard.settings, shard.pipeline.source.name)
     shard.serve(first)
@@ -262,12 +321,18 @@ def test_a_range_whose_beginning_is_gone_is_replayed_exactly(shard: Shard) -> No
 
     after, early_after = replayed(shard, "after"), replayed(shard, "early-after", **by_time)
     assert before.plan.seams == before.plan.read_from
-    assert after.plan.seams == ends(first)  # as far as the archive goes, which is past what is gone; the topic from there
+    assert after.plan.seams == ends(
+        first
+    )  # as far as the archive goes, which is past what is gone; the topic from there
     assert all(after.plan.read_from[p] < gone[p] < after.plan.seams[p] < after.plan.end[p] for p in gone)
     assert rows_of(shard, "after") == rows_of(shard, "before")
     assert (after.counted.rows_read, after.counted.late_rows > 0) == (len(shard.sent), True)
     assert after.counted == before.counted
-    assert (early_after.plan.start, early_after.plan.end) == (early.plan.start, early.plan.end) == ({0: 0, 1: 0}, ends(first))
+    assert (
+        (early_after.plan.start, early_after.plan.end)
+        == (early.plan.start, early.plan.end)
+        == ({0: 0, 1: 0}, ends(first))
+    )
     assert rows_of(shard, "early-after") == rows_of(shard, "early")
     verdict = judge(lambda: shard.spark, shard.settings, shard.pipeline, "after")
     assert (verdict["passed"], verdict["unexplained"], verdict["input_rows"]) == (True, 0, len(shard.sent))
@@ -281,7 +346,9 @@ def test_a_range_whose_beginning_is_gone_is_replayed_exactly(shard: Shard) -> No
 
 
 def test_recorded_batches_are_run_again_from_the_archive(workload: Callable[..., Workload]) -> None:
-    """A pipeline whose batches matter gives the same verdict when the first of them are gone from the topic."""
+    """A pipeline whose batches matter gives the same verdict when the first of them are gone from the
+    topic.
+    """
     spoken = workload("sentences")
 
     def said(text: str) -> list[dict[str, str]]:

@@ -21,12 +21,18 @@ from hindcast.tables.run_states import RunKind
 
 
 def rows(run: Replayed, answer: str) -> set[tuple[Any, ...]]:
-    found = DeltaTable(run.row["hindcast_url"]).to_pyarrow_table(filters=[("answer", "=", answer)]).to_pylist()
-    return {(row["window"]["end"], row["ticker"], row["min_ask"], row["trades"], row["avg_ask"]) for row in found}
+    found = (
+        DeltaTable(run.row["hindcast_url"]).to_pyarrow_table(filters=[("answer", "=", answer)]).to_pylist()
+    )
+    return {
+        (row["window"]["end"], row["ticker"], row["min_ask"], row["trades"], row["avg_ask"]) for row in found
+    }
 
 
 def test_a_reference_range_is_replayed_in_both_ways(scene: ReplayedStream) -> None:
-    """Both are kept with what they cost and which versions ran; each row that the batch has online, the re-execution has too."""
+    """Both are kept with what they cost and which versions ran; each row that the batch has online, the
+    re-execution has too.
+    """
     history = History.of(scene.stream.ledger)
     half = {p: end // 4 for p, end in history.committed.items()}
     pipeline = replace(scene.pipeline, reference=(offsets_to_json(history.first), offsets_to_json(half)))
@@ -40,14 +46,17 @@ def test_a_reference_range_is_replayed_in_both_ways(scene: ReplayedStream) -> No
     runs = Runs(ControlTables(scene.settings))
     newer = {**batch.row, "run_id": "newer", "versions": '{"pyspark": "9.9"}'}
     runs.append(newer)
-    assert newest_pair(pipeline.name, [newer, *runs.recent(pipeline.name, RunKind.BENCHMARK, 5, without="newer")]) == (
-        batch.run_id,
-        "newer",
-    )
+    assert newest_pair(
+        pipeline.name, [newer, *runs.recent(pipeline.name, RunKind.BENCHMARK, 5, without="newer")]
+    ) == (batch.run_id, "newer")
 
 
 def test_a_version_that_has_streamed_nothing_is_told_so(scene: ReplayedStream) -> None:
     """Its ledger holds no batch to run again."""
-    pipeline = replace(scene.pipeline, version=2, reference=('{"0": 0, "1": 0, "2": 0, "3": 0}', '{"0": 9, "1": 9, "2": 9, "3": 9}'))
+    pipeline = replace(
+        scene.pipeline,
+        version=2,
+        reference=('{"0": 0, "1": 0, "2": 0, "3": 0}', '{"0": 9, "1": 9, "2": 9, "3": 9}'),
+    )
     with pytest.raises(RangeNotYetConsumedError, match="version 2 has committed no batch"):
         run_reference(lambda: scene.spark, scene.settings, pipeline)

@@ -1,4 +1,6 @@
-"""The examples on a real Spark cluster, where executors are processes of their own: streams, rebuilds, rehearsals and verdicts."""
+"""The examples on a real Spark cluster, where executors are processes of their own: streams, rebuilds,
+rehearsals and verdicts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from hindcast_sandbox import jars
 if TYPE_CHECKING:
     from conftest import Broker
 
-EXAMPLES = sorted({pipeline.name for pipeline in catalog.load(project_root() / "include" / "pipelines").every()})
+EXAMPLES = sorted(
+    {pipeline.name for pipeline in catalog.load(project_root() / "include" / "pipelines").every()}
+)
 PROGRAM = project_root() / "tests" / "support" / "cluster_examples.py"
 END_SECONDS = 60.0
 DAY_SECONDS = 86_400.0
@@ -38,10 +42,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def cluster_settings(cluster: Cluster, broker: Broker, jars_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def cluster_settings(
+    cluster: Cluster, broker: Broker, jars_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Settings:
     """Those of a deployment whose Spark master is the cluster."""
     settings = Settings(
-        home=tmp_path_factory.mktemp("home"), jars_dir=jars_dir, bootstrap_servers=broker.bootstrap_servers, spark_master=cluster.url
+        home=tmp_path_factory.mktemp("home"),
+        jars_dir=jars_dir,
+        bootstrap_servers=broker.bootstrap_servers,
+        spark_master=cluster.url,
     )
     jars.fetch(settings)
     for job, age_seconds in ((DEAD, 2 * DAY_SECONDS), (LIVING, DAY_SECONDS / 2)):
@@ -66,7 +75,9 @@ def live(cluster: Cluster, cluster_settings: Settings) -> Iterator[Live]:
     log, pipe = cluster.folder / "examples.log", subprocess.PIPE
     with (
         log.open("wb") as said,
-        subprocess.Popen([sys.executable, str(PROGRAM)], env=environment, stdin=pipe, stdout=pipe, stderr=said) as program,
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM)], env=environment, stdin=pipe, stdout=pipe, stderr=said
+        ) as program,
     ):
         assert program.stdin is not None
         assert program.stdout is not None
@@ -93,11 +104,14 @@ def live(cluster: Cluster, cluster_settings: Settings) -> Iterator[Live]:
 def test_an_example_lives_on_a_cluster(live: Live, cluster_settings: Settings, example: str) -> None:
     """It is rehearsed, streamed, its state made anew in the middle, and judged, with every row accounted for.
 
-    Each job removes its folder, and those of jobs that died a day ago; it leaves the folder of a job that lives on another host.
+    Each job removes its folder, and those of jobs that died a day ago; it leaves the folder of a job that
+    lives on another host.
     """
     outcome = live(example)
     assert "failed_with" not in outcome, outcome["failed_with"]
     assert outcome["unrehearsed"] == []
-    assert (outcome["passed"], outcome["unexplained"], outcome["input_rows"]) == (True, 0, outcome["sent"]), outcome
+    assert (outcome["passed"], outcome["unexplained"], outcome["input_rows"]) == (True, 0, outcome["sent"]), (
+        outcome
+    )
     assert outcome["sink_rows"] > 0
     assert [path.name for path in Path(cluster_settings.scratch()).iterdir()] == [LIVING]

@@ -1,4 +1,6 @@
-"""Corrections: readers get the batch's answer for closed windows, the stream's for all others, and the next verdict is whole."""
+"""Corrections: readers get the batch's answer for closed windows, the stream's for all others, and the next
+verdict is whole.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +23,34 @@ from hindcast.tables.schema import ControlTable
 from hindcast.verdict.apply_correction import correct
 
 pytestmark = [
-    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
 Answers = dict[tuple[int, str], tuple[Any, ...]]
 
 
 def answer_of(row: dict[str, Any]) -> tuple[tuple[int, str], tuple[Any, ...]]:
-    return (int(row["window"]["end"].timestamp() * 1000), row["ticker"]), (row["min_ask"], row["trades"], row["avg_ask"])
+    return (int(row["window"]["end"].timestamp() * 1000), row["ticker"]), (
+        row["min_ask"],
+        row["trades"],
+        row["avg_ask"],
+    )
 
 
 def read(scene: ReplayedStream) -> Answers:
     """What readers get, the same by Spark and by Arrow; each key once."""
     reading = Reading.pin(scene.settings, scene.pipeline)
     rows = reading.arrow().to_pylist()
-    by_spark = [row.asDict(recursive=True) for row in reading.spark(scene.spark).withColumn("end", F.unix_millis("window.end")).collect()]
+    by_spark = [
+        row.asDict(recursive=True)
+        for row in reading.spark(scene.spark).withColumn("end", F.unix_millis("window.end")).collect()
+    ]
     found = dict(map(answer_of, rows))
     assert len(found) == len(rows) == len(by_spark)
-    assert found == {(row["end"], row["ticker"]): (row["min_ask"], row["trades"], row["avg_ask"]) for row in by_spark}
+    assert found == {
+        (row["end"], row["ticker"]): (row["min_ask"], row["trades"], row["avg_ask"]) for row in by_spark
+    }
     assert {row["_run_id"] for row in rows} == {row["_run_id"] for row in by_spark}
     return found
 
@@ -63,7 +75,12 @@ def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: Repl
     assert Corrections(scene.settings, scene.pipeline).current().version == version
     assert [json.loads(row["detail"])["run_id"] for row in events(scene)] == [ONCE]
     verdict = scene.judge("again", everything=True)
-    assert (verdict["unexplained"], verdict["captured"], verdict["captured_results"], verdict["late_differences"]) == (0, 1.0, 1.0, 0)
+    assert (
+        verdict["unexplained"],
+        verdict["captured"],
+        verdict["captured_results"],
+        verdict["late_differences"],
+    ) == (0, 1.0, 1.0, 0)
     assert verdict["passed"], verdict["failed"]
     whole = read(scene)
     correct(scene.settings, scene.pipeline, "again")
@@ -72,7 +89,10 @@ def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: Repl
 
 def test_a_late_row_that_comes_after_a_correction_is_corrected_by_the_next(scene: ReplayedStream) -> None:
     """The second correction begins at the first window that such a row was for; then none waits any more."""
-    ends = {int(p): end for p, end in json.loads(Runs(ControlTables(scene.settings)).succeeded(ONCE)["plan"])["end"].items()}
+    ends = {
+        int(p): end
+        for p, end in json.loads(Runs(ControlTables(scene.settings)).succeeded(ONCE)["plan"])["end"].items()
+    }
     half = {partition: end // 2 for partition, end in ends.items()}
     assert scene.judge("first", from_offsets=dict.fromkeys(ends, 0), to_offsets=half)["unexplained"] == 0
     assert correct(scene.settings, scene.pipeline, "first")["corrected"]
@@ -97,7 +117,11 @@ def test_a_run_that_had_read_less_replaces_nothing(scene: ReplayedStream) -> Non
     correct(scene.settings, scene.pipeline, ONCE)
     whole = read(scene)
     ends = json.loads(Runs(ControlTables(scene.settings)).succeeded(ONCE)["plan"])["end"]
-    scene.judge("half", from_offsets={int(p): 0 for p in ends}, to_offsets={int(p): end // 2 for p, end in ends.items()})
+    scene.judge(
+        "half",
+        from_offsets={int(p): 0 for p in ends},
+        to_offsets={int(p): end // 2 for p, end in ends.items()},
+    )
     assert not correct(scene.settings, scene.pipeline, "half")["corrected"]
     assert read(scene) == whole
 
@@ -124,7 +148,9 @@ def test_what_is_not_known_to_be_right_is_never_given_to_readers(scene: Replayed
     assert scene.judge()["unexplained"] > 0
     with pytest.raises(CorrectionRefusedError, match="unexplained"):
         correct(scene.settings, scene.pipeline, ONCE)
-    with pytest.raises(CorrectionRefusedError, match="of stock_stats version 1, not of stock_stats version 2"):
+    with pytest.raises(
+        CorrectionRefusedError, match="of stock_stats version 1, not of stock_stats version 2"
+    ):
         correct(scene.settings, replace(scene.pipeline, version=2), ONCE)
     assert read(scene).keys() == {key for key in scene.stream.table if key[1] != "T1"}
 

@@ -1,4 +1,6 @@
-"""What a topic's schema may say is what Spark understands, and a record's field of each such type is read, or is a dead letter."""
+"""What a topic's schema may say is what Spark understands, and a record's field of each such type is read, or
+is a dead letter.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def _columns_of_spark(text: str) -> StructType | None:
     """The columns that Spark reads, None if it reads none."""
     try:
         found = _parse_datatype_string(text)
-    except (PySparkException, Py4JJavaError):  # a time's precision and a collation are checked outside Spark's parser
+    except (
+        PySparkException,
+        Py4JJavaError,
+    ):  # a time's precision and a collation are checked outside Spark's parser
         return None
     if not isinstance(found, StructType) or not found.fields:
         return None
@@ -85,7 +90,9 @@ def test_spark_and_the_loader_accept_the_same_schemas() -> None:
             agree = by_spark is None and ours is None and text in _cases(REFUSED)
         else:
             again = _columns_of_spark(ours)
-            agree = again is not None and _without_comments(again.jsonValue()) == _without_comments(by_spark.jsonValue())
+            agree = again is not None and _without_comments(again.jsonValue()) == _without_comments(
+                by_spark.jsonValue()
+            )
             agree = agree and text in _cases(ACCEPTED)
         if not agree:
             differ.append((text, by_spark, ours))
@@ -133,14 +140,22 @@ JSON_TYPES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "read", "wrong"), JSON_TYPES, ids=[kind for kind, *_ in JSON_TYPES])
-def test_each_type_is_read_from_json(spark: SparkSession, kind: str, value: Any, read: Any, wrong: Any) -> None:
-    """A value of the type is read; a value of another kind makes the record a dead letter, and a missing one is null."""
+@pytest.mark.parametrize(
+    ("kind", "value", "read", "wrong"), JSON_TYPES, ids=[kind for kind, *_ in JSON_TYPES]
+)
+def test_each_type_is_read_from_json(
+    spark: SparkSession, kind: str, value: Any, read: Any, wrong: Any
+) -> None:
+    """A value of the type is read; a value of another kind makes the record a dead letter, and a missing one
+    is null.
+    """
     topic = Topic("t", f"ts timestamp, `the a` {kind}")
     lines: list[dict[str, Any]] = [{"the a": value}, {}]
     if wrong is not None:
         lines.append({"the a": wrong})
-    good, missing, *bad = _parsed(spark, topic, [json.dumps({"ts": AT.isoformat(), **line}).encode() for line in lines])
+    good, missing, *bad = _parsed(
+        spark, topic, [json.dumps({"ts": AT.isoformat(), **line}).encode() for line in lines]
+    )
     assert (good.a, good._reason) == (read, None)
     assert (missing.a if "variant" not in kind else None, missing._reason) == (None, None)
     assert [row._reason for row in bad] == ["does not parse as the topic's schema"] * len(bad)
@@ -163,7 +178,9 @@ def test_a_required_column_in_back_ticks_makes_dead_letters(spark: SparkSession)
     ],
 )
 def test_each_type_is_read_from_text(spark: SparkSession, kind: str, expression: str, read: Any) -> None:
-    """What a parse function finds is cast to the declared types; a line that it does not know is a dead letter."""
+    """What a parse function finds is cast to the declared types; a line that it does not know is a dead
+    letter.
+    """
 
     def from_line(line: Any) -> Any:
         at = F.to_timestamp(F.split_part(line, F.lit(" "), F.lit(1)))

@@ -19,7 +19,9 @@ TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]
 
 
 def test_an_undisturbed_stream_is_exact(shard: Shard) -> None:
-    """Every closed window stands in the sink once with the right values; the ledger has each batch; the rest is filed."""
+    """Every closed window stands in the sink once with the right values; the ledger has each batch; the rest
+    is filed.
+    """
     first, second = parts()
     shard.send(first)
     owner = shard.own()
@@ -31,13 +33,17 @@ def test_an_undisturbed_stream_is_exact(shard: Shard) -> None:
     shard.check()
     batches = ledger(shard.settings)
     assert sum(row.input_rows or 0 for row in batches) == len(shard.sent)
-    assert sum(row.poison_rows or 0 for row in batches) == sum(record.event_ms is None for record in shard.sent)
+    assert sum(row.poison_rows or 0 for row in batches) == sum(
+        record.event_ms is None for record in shard.sent
+    )
     assert len(sink_rows(shard.settings)) > 20
 
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("step", SINK_STEPS)
-def test_a_death_at_any_step_of_a_commit_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_death_at_any_step_of_a_commit_loses_and_doubles_nothing(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """The owner dies at its third batch, at the given step; the next owner's result is exact."""
     first, second = parts()
     shard.send(first)
@@ -54,7 +60,9 @@ def test_a_death_at_any_step_of_a_commit_loses_and_doubles_nothing(shard: Shard,
 
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("step", TAKEOVER_STEPS)
-def test_a_death_at_any_step_of_a_take_over_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_death_at_any_step_of_a_take_over_loses_and_doubles_nothing(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """The heir of a killed owner dies while it takes over; the heir's heir goes on exactly."""
     first, second = parts()
     shard.send(first)
@@ -95,7 +103,9 @@ def test_a_changed_query_on_an_old_checkpoint_is_refused(shard: Shard) -> None:
 
 
 def test_a_gap_is_never_written(shard: Shard) -> None:
-    """A Spark checkpoint that stands elsewhere than the sink stops the shard instead of losing or repeating rows."""
+    """A Spark checkpoint that stands elsewhere than the sink stops the shard instead of losing or repeating
+    rows.
+    """
     first, second = parts()
     shard.serve(first)
     folder = shard.checkpoint
@@ -123,7 +133,9 @@ def test_a_gap_is_never_written(shard: Shard) -> None:
 
 
 def test_a_seed_that_spark_draws_is_no_change_of_the_query(shard: Shard) -> None:
-    """A random column gets another seed in each session; that is the verdict's matter, and keeps no owner from taking over."""
+    """A random column gets another seed in each session; that is the verdict's matter, and keeps no owner
+    from taking over.
+    """
     transform = shard.pipeline.transform
     random = replace(shard.pipeline, transform=lambda frame: transform(frame.withColumn("ask", F.rand())))
     prints = {signature_of(shard.spark, replace(random)).fingerprint for _ in range(3)}

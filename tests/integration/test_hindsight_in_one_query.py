@@ -1,4 +1,6 @@
-"""The two answers of what depends on batches: hindsight by one batch query, and the online one when a verdict asks for it."""
+"""The two answers of what depends on batches: hindsight by one batch query, and the online one when a verdict
+asks for it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from hindcast.settings import Settings
 from hindcast.spark import kafka_source
 from hindcast.tables.ledger import LedgerRow
 
-#: A batch of words through a pipeline with state of its own, in a session that has had no stream: what a replay is.
+#: A batch of words through a pipeline with state of its own, in a session that has had no stream: what a
+#: replay is.
 ALONE = """
 from hindcast import catalog
 from hindcast.settings import Settings, project_root
@@ -49,14 +52,28 @@ SCHEMA = "id string, user string, ts timestamp"
 
 
 @pipeline(
-    source=Topic("seen", SCHEMA), event_time="ts", watermark="10 seconds", sink=Table("stays", ["user", "stay"]), version=1, re_execute=True
+    source=Topic("seen", SCHEMA),
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("stays", ["user", "stay"]),
+    version=1,
+    re_execute=True,
 )
 def stays(seen: DataFrame) -> DataFrame:
     """Sightings of a user with no gap of 5 seconds between them."""
-    return seen.groupBy("user", F.session_window("ts", "5 seconds").alias("stay")).agg(F.count("*").alias("sightings"))
+    return seen.groupBy("user", F.session_window("ts", "5 seconds").alias("stay")).agg(
+        F.count("*").alias("sightings")
+    )
 
 
-@pipeline(source=Topic("seen", SCHEMA), event_time="ts", watermark="10 seconds", sink=Table("users", ["user"]), version=1, re_execute=True)
+@pipeline(
+    source=Topic("seen", SCHEMA),
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("users", ["user"]),
+    version=1,
+    re_execute=True,
+)
 def users(seen: DataFrame) -> DataFrame:
     """Each user once."""
     return seen.select("user").dropDuplicates(["user"])
@@ -68,7 +85,9 @@ JOINED = replace(users, joined=(Topic("left", SCHEMA),))
 def joined(how: str) -> Transform:
     def join(seen: DataFrame, left: DataFrame) -> DataFrame:
         gone = left.select(F.col("user").alias("who"), F.col("ts").alias("at"))
-        return seen.join(gone, F.expr("user = who AND at BETWEEN ts AND ts + INTERVAL 5 SECONDS"), how).select("user", "who")
+        return seen.join(
+            gone, F.expr("user = who AND at BETWEEN ts AND ts + INTERVAL 5 SECONDS"), how
+        ).select("user", "who")
 
     return join
 
@@ -87,7 +106,9 @@ def with_what_is_not_known(seen: DataFrame) -> DataFrame:
 
 
 def recorded(shard: str = "g0.s0") -> LedgerRow:
-    zeros: dict[str, Any] = dict.fromkeys(("epoch", "batch", "late_watermark_ms", "watermark_ms", "output_rows", "sink_version"), 0)
+    zeros: dict[str, Any] = dict.fromkeys(
+        ("epoch", "batch", "late_watermark_ms", "watermark_ms", "output_rows", "sink_version"), 0
+    )
     nothing: dict[str, Any] = dict.fromkeys(LedgerRow.__dataclass_fields__)
     return LedgerRow(**{**nothing, **zeros, "shard": shard, "start_offsets": {}, "end_offsets": {}})
 
@@ -107,10 +128,16 @@ def recorded(shard: str = "g0.s0") -> LedgerRow:
         (replace(users, sink=Table("users", ["user"], mode=Mode.UPSERT)), 1, "engine"),
     ],
 )
-def test_a_batch_says_only_what_it_can_tell(spark: SparkSession, declared: Pipeline, shards: int, how: str) -> None:
-    """Operators that wait for nothing: all rows. One aggregation on one shard: the closed groups. Whatever else there is: the engine."""
+def test_a_batch_says_only_what_it_can_tell(
+    spark: SparkSession, declared: Pipeline, shards: int, how: str
+) -> None:
+    """Operators that wait for nothing: all rows. One aggregation on one shard: the closed groups. Whatever
+    else there is: the engine.
+    """
     everything = kafka_source.transform(kafka_source.empty(spark, declared), declared)
-    said = hindsight_in_one_query.said(everything, declared, [recorded(f"g0.s{number}") for number in range(shards)])
+    said = hindsight_in_one_query.said(
+        everything, declared, [recorded(f"g0.s{number}") for number in range(shards)]
+    )
     assert (said is None) == (how == "engine")
     if said is not None:
         assert (said is everything) == (how == "all")
@@ -123,7 +150,9 @@ def seen(identity: str, second: float, user: str = "u") -> dict[str, Any]:
 def answer(made: Workload, name: str) -> list[str]:
     rows = DeltaTable(answers_url(made.settings, made.pipeline.name, "once")).to_pyarrow_table().to_pylist()
     return sorted(
-        json.dumps({key: value for key, value in row.items() if key != "answer"}, default=str) for row in rows if row["answer"] == name
+        json.dumps({key: value for key, value in row.items() if key != "answer"}, default=str)
+        for row in rows
+        if row["answer"] == name
     )
 
 
@@ -131,13 +160,24 @@ def answer(made: Workload, name: str) -> list[str]:
 def test_a_batch_says_what_the_engine_says_at_once(workload: Make, declared: Pipeline) -> None:
     """Three batches; a stay goes on over two of them, and the last is still open. No row is late."""
     made = workload(declared)
-    for batch in ([seen("1", 0), seen("2", 4)], [seen("3", 8), seen("4", 20, "v")], [seen("5", 41)], [seen("6", 42)]):
+    for batch in (
+        [seen("1", 0), seen("2", 4)],
+        [seen("3", 8), seen("4", 20, "v")],
+        [seen("5", 41)],
+        [seen("6", 42)],
+    ):
         made.put(batch)
         made.read()
     made.file()
-    _, plan = plan_replay(made.settings, made.pipeline, ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True))
+    _, plan = plan_replay(
+        made.settings,
+        made.pipeline,
+        ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True),
+    )
     assert run_batch(made.spark, made.settings, made.pipeline, plan, "once").late_rows == 0
-    with recorded_batches(made.spark, made.settings, made.pipeline, plan.start, plan.end, plan.recorded, at_once=True) as again:
+    with recorded_batches(
+        made.spark, made.settings, made.pipeline, plan.start, plan.end, plan.recorded, at_once=True
+    ) as again:
         engine = sorted(json.dumps(row, default=str) for row in again.run().toArrow().to_pylist())
     assert answer(made, "hindsight") == engine
     assert len(engine) == 2
@@ -145,17 +185,32 @@ def test_a_batch_says_what_the_engine_says_at_once(workload: Make, declared: Pip
 
 
 def test_the_online_answer_is_made_once(workload: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two verdicts at the same moment: the one that comes second takes what the first has kept, and so does any later one."""
+    """Two verdicts at the same moment: the one that comes second takes what the first has kept, and so does
+    any later one.
+    """
     made = workload(users)
     made.put([seen("1", 0), seen("2", 1, "v")])
     made.read()
     made.file()
-    _, plan = plan_replay(made.settings, made.pipeline, ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True))
+    _, plan = plan_replay(
+        made.settings,
+        made.pipeline,
+        ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True),
+    )
     run_batch(made.spark, made.settings, made.pipeline, plan, "once")
     runs, run = list[int](), RecordedBatches.run
 
     def keep() -> None:
-        keep_online(made.spark, made.settings, made.pipeline, "once", plan.start, plan.end, {}, ledger(made.settings, "users"))
+        keep_online(
+            made.spark,
+            made.settings,
+            made.pipeline,
+            "once",
+            plan.start,
+            plan.end,
+            {},
+            ledger(made.settings, "users"),
+        )
 
     def beside_another(batches: RecordedBatches) -> DataFrame:
         runs.append(1)
@@ -172,7 +227,9 @@ def test_the_online_answer_is_made_once(workload: Make, monkeypatch: pytest.Monk
 
 
 def test_a_session_that_has_run_no_stream_has_what_state_needs(settings: Settings) -> None:
-    """Stores of state ask a coordinator that Spark starts with a session's first stream. A replay has none."""
+    """Stores of state ask a coordinator that Spark starts with a session's first stream. A replay has
+    none.
+    """
     command, environment = [sys.executable, "-c", ALONE], {**os.environ, **settings.environment()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.splitlines()[-1:] == ["['It works.', 'Yes.']"], done.stderr[-3000:]

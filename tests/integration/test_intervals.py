@@ -1,4 +1,6 @@
-"""Intervals of time that a real topic and the ledger answer without Spark: before the stream, not read yet, and partly covered."""
+"""Intervals of time that a real topic and the ledger answer without Spark: before the stream, not read yet,
+and partly covered.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ def settings(broker: Broker, settings_factory: Callable[..., Settings]) -> Setti
 
 
 @pytest.fixture(params=["stock_stats", "word_count"], ids=["windowed", "without windows"])
-def pipeline(request: pytest.FixtureRequest, settings: Settings, topic_factory: Callable[..., str]) -> Pipeline:
-    """A pipeline of one partition whose topic has a record in each minute of an hour; nothing of it is read yet."""
+def pipeline(
+    request: pytest.FixtureRequest, settings: Settings, topic_factory: Callable[..., str]
+) -> Pipeline:
+    """A pipeline of one partition whose topic has a record in each minute of an hour; nothing of it is read
+    yet.
+    """
     declared = catalog.load(settings.pipelines_dir)[request.param]
     found = on_topic(declared, topic_factory(partitions=1))
     producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers)
@@ -50,11 +56,18 @@ def ask(settings: Settings, pipeline: Pipeline, start: datetime, end: datetime) 
     def session() -> Any:
         raise AssertionError("a Spark session was started")
 
-    return run_replay(session, settings, pipeline, ReplayRequest(pipeline=pipeline.name, run_id="r-1", from_time=start, to_time=end))
+    return run_replay(
+        session,
+        settings,
+        pipeline,
+        ReplayRequest(pipeline=pipeline.name, run_id="r-1", from_time=start, to_time=end),
+    )
 
 
 def test_before_the_stream_has_begun(settings: Settings, pipeline: Pipeline) -> None:
-    """No sink and no ledger: what came before the first record is skipped at once, what came after it is waited for."""
+    """No sink and no ledger: what came before the first record is skipped at once, what came after it is
+    waited for.
+    """
     with pytest.raises(NothingToReplayError, match="no record of"):
         ask(settings, pipeline, BEGAN_AT - HOUR, BEGAN_AT)
     rows = ControlTables(settings).rows(ControlTable.RUNS)
@@ -65,7 +78,9 @@ def test_before_the_stream_has_begun(settings: Settings, pipeline: Pipeline) -> 
 
 
 def test_before_the_streams_first_offset(settings: Settings, pipeline: Pipeline) -> None:
-    """A stream that began at half past: the half hour before it is skipped, and is not what was waited for."""
+    """A stream that began at half past: the half hour before it is skipped, and is not what was waited
+    for.
+    """
     row = LedgerRow.unmeasured(
         pipeline=pipeline.name,
         version=pipeline.version,

@@ -27,22 +27,41 @@ def pipeline() -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("length", "slide"), [("5 seconds", "1 second"), ("5 seconds", "5 seconds"), ("7 seconds", "3 seconds"), ("1 minute", "45 seconds")]
+    ("length", "slide"),
+    [
+        ("5 seconds", "1 second"),
+        ("5 seconds", "5 seconds"),
+        ("7 seconds", "3 seconds"),
+        ("1 minute", "45 seconds"),
+    ],
 )
-def test_the_arithmetic_of_windows_is_sparks_own(spark: SparkSession, pipeline: Pipeline, length: str, slide: str) -> None:
-    """Counting windows by arithmetic gives what Spark's window function gives, at every edge of a millisecond."""
+def test_the_arithmetic_of_windows_is_sparks_own(
+    spark: SparkSession, pipeline: Pipeline, length: str, slide: str
+) -> None:
+    """Counting windows by arithmetic gives what Spark's window function gives, at every edge of a
+    millisecond.
+    """
     windowed = replace(pipeline, window=Window(length, slide=slide))
     edges = [AT + timedelta(seconds=second, milliseconds=ms) for second in range(-8, 9) for ms in (-1, 0, 1)]
     rows = spark.createDataFrame(
-        [(at, late) for at in edges for late in (0, *(int((AT + timedelta(seconds=s)).timestamp() * 1000) for s in range(-6, 12, 3)))],
+        [
+            (at, late)
+            for at in edges
+            for late in (0, *(int((AT + timedelta(seconds=s)).timestamp() * 1000) for s in range(-6, 12, 3)))
+        ],
         "ts timestamp, _late_watermark_ms long",
     )
     total, late = window_counts.window_counts(windowed)
-    counted = rows.withColumn("_event_at", F.col("ts")).select("ts", "_late_watermark_ms", total.alias("total"), late.alias("late"))
+    counted = rows.withColumn("_event_at", F.col("ts")).select(
+        "ts", "_late_watermark_ms", total.alias("total"), late.alias("late")
+    )
     exploded = (
         kafka_source.assign_windows(rows, windowed)
         .groupBy("ts", "_late_watermark_ms")
-        .agg(F.count("*").alias("total"), F.sum((F.unix_millis("window.end") <= F.col("_late_watermark_ms")).cast("long")).alias("late"))
+        .agg(
+            F.count("*").alias("total"),
+            F.sum((F.unix_millis("window.end") <= F.col("_late_watermark_ms")).cast("long")).alias("late"),
+        )
     )
     assert sorted(map(tuple, counted.collect())) == sorted(map(tuple, exploded.collect()))
 
@@ -75,7 +94,9 @@ def test_poison_is_named_and_its_neighbours_are_unharmed(spark: SparkSession, pi
     """Each kind of poison gets its reason, with bytes and place kept; every good row between them parses."""
     values = [value for pair in zip([value for value, _ in POISON], GOOD * 4, strict=False) for value in pair]
     kafka = [(None, value, "trades", 0, offset, AT) for offset, value in enumerate(values)]
-    raw = spark.createDataFrame(kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp")
+    raw = spark.createDataFrame(
+        kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+    )
     parsed = kafka_source.parse(raw, pipeline)
     rows = {row["_offset"]: row for row in parsed.collect()}
     for number, (value, reason) in enumerate(POISON):
@@ -83,19 +104,31 @@ def test_poison_is_named_and_its_neighbours_are_unharmed(spark: SparkSession, pi
         assert row["_reason"] is not None, value
         assert reason in row["_reason"], value
         assert row["_value"] == value
-    assert [row["_offset"] for row in rows.values() if row["_reason"] is None] == [2 * number + 1 for number in range(len(POISON))]
+    assert [row["_offset"] for row in rows.values() if row["_reason"] is None] == [
+        2 * number + 1 for number in range(len(POISON))
+    ]
     filed = late_and_dead_rows.dead_letters(parsed.withColumn("_batch", F.lit(1)), pipeline)
     assert filed.count() == len(POISON)
 
 
 def test_a_field_that_must_be_there_and_is_not_is_poison(spark: SparkSession, pipeline: Pipeline) -> None:
-    """A producer that drops, renames or nulls a NOT NULL field fills the dead letters: nothing is nulled out in silence (F20)."""
+    """A producer that drops, renames or nulls a NOT NULL field fills the dead letters: nothing is nulled out
+    in silence (F20).
+    """
     schema = "ticker string NOT NULL, ts timestamp, ask double NOT NULL"
     strict = replace(pipeline, source=replace(pipeline.source, schema=schema))
     whole = '"ticker": "A", "ts": "2026-01-01T12:00:00Z"'
-    values = [f'{{{whole}, "ask": 1.0}}', f"{{{whole}}}", f'{{{whole}, "price": 1.0}}', f'{{{whole}, "ask": null}}', '{"ask": 1.0}']
+    values = [
+        f'{{{whole}, "ask": 1.0}}',
+        f"{{{whole}}}",
+        f'{{{whole}, "price": 1.0}}',
+        f'{{{whole}, "ask": null}}',
+        '{"ask": 1.0}',
+    ]
     kafka = [(None, value.encode(), "trades", 0, offset, AT) for offset, value in enumerate(values)]
-    raw = spark.createDataFrame(kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp")
+    raw = spark.createDataFrame(
+        kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+    )
     reasons = [row["_reason"] for row in kafka_source.parse(raw, strict).orderBy("_offset").collect()]
     assert reasons == [None, "no ask", "no ask", "no ask", "no ts"]
     assert kafka_source.usable(kafka_source.parse(raw, strict)).count() == 1

@@ -37,10 +37,14 @@ if TYPE_CHECKING:
     from tests.conftest import Broker
 
 
-def _records(address: str, topic: str, partitions: int = 4) -> list[tuple[int, int, bytes | None, bytes | None, int]]:
+def _records(
+    address: str, topic: str, partitions: int = 4
+) -> list[tuple[int, int, bytes | None, bytes | None, int]]:
     """Every record of the topic: (partition, offset, key, value, broker timestamp in milliseconds)."""
     places = [TopicPartition(topic, number) for number in range(partitions)]
-    consumer = KafkaConsumer(bootstrap_servers=address, enable_auto_commit=False, auto_offset_reset="earliest")
+    consumer = KafkaConsumer(
+        bootstrap_servers=address, enable_auto_commit=False, auto_offset_reset="earliest"
+    )
     try:
         consumer.assign(places)
         ends = consumer.end_offsets(places)
@@ -49,16 +53,29 @@ def _records(address: str, topic: str, partitions: int = 4) -> list[tuple[int, i
         while any(consumer.position(place) < ends[place] for place in places):
             assert time.monotonic() < deadline
             for place, records in consumer.poll(timeout_ms=500).items():
-                found += [(place.partition, record.offset, record.key, record.value, record.timestamp) for record in records]
+                found += [
+                    (place.partition, record.offset, record.key, record.value, record.timestamp)
+                    for record in records
+                ]
         return found
     finally:
         consumer.close()
 
 
 def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Settings) -> None:
-    """Each partition holds exactly the offsets of the account, and all counts are those of what was generated."""
+    """Each partition holds exactly the offsets of the account, and all counts are those of what was
+    generated.
+    """
     path = report_path(settings, topic)
-    load = Load(broker.bootstrap_servers, topic, path, generator="trades", seed=5, rows_per_second=1_000_000, rows=20_000)
+    load = Load(
+        broker.bootstrap_servers,
+        topic,
+        path,
+        generator="trades",
+        seed=5,
+        rows_per_second=1_000_000,
+        rows=20_000,
+    )
     account = load.run()
     records = _records(broker.bootstrap_servers, topic)
     assert account.state is LoadState.FINISHED
@@ -74,14 +91,22 @@ def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Se
     generated = list(islice(trades(5, 1_000_000, datetime.fromisoformat(account.started_at)), 20_000))
     assert account.late == sum(record.late for record in generated)
     assert account.poison == Counter(record.poison for record in generated if record.poison)
-    assert Counter((key, value) for _, _, key, value, _ in records) == Counter((record.key, record.value) for record in generated)
+    assert Counter((key, value) for _, _, key, value, _ in records) == Counter(
+        (record.key, record.value) for record in generated
+    )
     assert LoadReport.read(path) == account
 
 
-def test_the_account_numbers_the_partitions_across_the_topics(broker: Broker, topic: str, settings: Settings) -> None:
-    """Payments and their retries are in two topics of 4 partitions; the account names each one's offsets, the second's from 10,000 on."""
+def test_the_account_numbers_the_partitions_across_the_topics(
+    broker: Broker, topic: str, settings: Settings
+) -> None:
+    """Payments and their retries are in two topics of 4 partitions; the account names each one's offsets, the
+    second's from 10,000 on.
+    """
     path = report_path(settings, topic)
-    account = Load(broker.bootstrap_servers, topic, path, generator="payments", rows_per_second=3000, rows=20_000).run()
+    account = Load(
+        broker.bootstrap_servers, topic, path, generator="payments", rows_per_second=3000, rows=20_000
+    ).run()
     for first, name in ((0, topic), (TOPIC_STRIDE, "payments-retry")):
         offsets: dict[int, list[int]] = {}
         for partition, offset, *_ in _records(broker.bootstrap_servers, name):
@@ -98,23 +123,36 @@ def test_the_account_numbers_the_partitions_across_the_topics(broker: Broker, to
 def test_a_second_load_goes_on_where_the_first_ended(broker: Broker, topic: str, settings: Settings) -> None:
     """The second account begins at the first one's ends: together they name every offset once."""
     path = report_path(settings, topic)
-    first = Load(broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500).run()
-    second = Load(broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500).run()
+    first = Load(
+        broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500
+    ).run()
+    second = Load(
+        broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500
+    ).run()
     assert second.start_offsets == first.end_offsets
 
 
 def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: Settings) -> None:
-    """Over three seconds the pace is kept without drift, and each good row's time is within a second of the broker's."""
+    """Over three seconds the pace is kept without drift, and each good row's time is within a second of the
+    broker's.
+    """
     began = time.monotonic()
     account = Load(
-        broker.bootstrap_servers, topic, report_path(settings, topic), generator="trades", rows_per_second=500, seconds=3.0
+        broker.bootstrap_servers,
+        topic,
+        report_path(settings, topic),
+        generator="trades",
+        rows_per_second=500,
+        seconds=3.0,
     ).run()
     assert time.monotonic() - began < 20
     assert 1400 <= account.sent <= 1501
     behind = []
     for _, _, _, value, timestamp in _records(broker.bootstrap_servers, topic):
         try:
-            behind.append(timestamp / 1000 - datetime.fromisoformat(json.loads(value or b"")["ts"]).timestamp())
+            behind.append(
+                timestamp / 1000 - datetime.fromisoformat(json.loads(value or b"")["ts"]).timestamp()
+            )
         except (ValueError, KeyError, TypeError):
             continue
     assert sum(-0.1 < delay < 1.0 for delay in behind) > 0.9 * len(behind)
@@ -124,8 +162,21 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
 def test_sigterm_ends_it_with_a_final_account(broker: Broker, topic: str, settings: Settings) -> None:
     """The service ends with 0 on SIGTERM, and its account is that of the broker, to the row."""
     path = report_path(settings, topic)
-    environment = {**inherited_environment(), **settings.model_copy(update={"bootstrap_servers": broker.bootstrap_servers}).environment()}
-    command = [sys.executable, "-m", "hindcast_sandbox.load", "--topic", topic, "--generator", "trades", "--rows-per-second", "3000"]
+    environment = {
+        **inherited_environment(),
+        **settings.model_copy(update={"bootstrap_servers": broker.bootstrap_servers}).environment(),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "hindcast_sandbox.load",
+        "--topic",
+        topic,
+        "--generator",
+        "trades",
+        "--rows-per-second",
+        "3000",
+    ]
     process = subprocess.Popen(command, env=environment)
     try:
         wait_until(lambda: path.exists() and LoadReport.read(path).sent > 2000, 60, "2000 rows are sent")
@@ -144,7 +195,9 @@ def test_a_broker_that_dies_and_comes_back_loses_no_row(settings: Settings) -> N
     jars.fetch(settings)
     service = brokers.start(settings)
     address, topic = brokers.address(service), "through-a-kill"
-    load = Load(address, topic, report_path(settings, topic), generator="trades", rows_per_second=500, rows=6000)
+    load = Load(
+        address, topic, report_path(settings, topic), generator="trades", rows_per_second=500, rows=6000
+    )
     ended: list[LoadReport] = []
     thread = threading.Thread(target=lambda: ended.append(load.run()))
     try:
@@ -183,7 +236,9 @@ def test_a_lost_row_is_never_counted_and_fails_loudly(
 
 @pytest.mark.parametrize("name", sorted(catalog.load(project_root() / "include" / "pipelines")))
 def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, name: str) -> None:
-    """By the pipeline's own rules no poison row of any of its topics is usable, and every other generated row is, late or not."""
+    """By the pipeline's own rules no poison row of any of its topics is usable, and every other generated row
+    is, late or not.
+    """
     pipeline = catalog.load(project_root() / "include" / "pipelines")[name]
     generator, now = GENERATORS[pipeline.source.name], datetime.now(UTC)
     assert generator.topics == tuple(topic.name for topic in pipeline.topics)
@@ -195,9 +250,16 @@ def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, name:
         ours = [record for record in generated if (record.topic or pipeline.source.name) == topic.name]
         assert ours
         rows = [(topic.name, 0, number, now, record.key, record.value) for number, record in enumerate(ours)]
-        raw = spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, key binary, value binary")
-        found = {row["_offset"]: row["_reason"] for row in kafka_source.parse(raw, pipeline, topic).select("_offset", "_reason").collect()}
+        raw = spark.createDataFrame(
+            rows, "topic string, partition int, offset long, timestamp timestamp, key binary, value binary"
+        )
+        found = {
+            row["_offset"]: row["_reason"]
+            for row in kafka_source.parse(raw, pipeline, topic).select("_offset", "_reason").collect()
+        }
         wrong = {
-            (record.poison, found[number], record.value) for number, record in enumerate(ours) if bool(record.poison) != bool(found[number])
+            (record.poison, found[number], record.value)
+            for number, record in enumerate(ours)
+            if bool(record.poison) != bool(found[number])
         }
         assert wrong == set()

@@ -30,7 +30,11 @@ def home(settings: Settings) -> Iterator[Settings]:
 
 
 def _hindcast(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HINDCAST_HOME": str(settings.home), "HINDCAST_JARS_DIR": str(settings.spark_jars_dir)}
+    environment = {
+        **os.environ,
+        "HINDCAST_HOME": str(settings.home),
+        "HINDCAST_JARS_DIR": str(settings.spark_jars_dir),
+    }
     command = [sys.executable, "-m", "hindcast.cli.main", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
 
@@ -40,7 +44,11 @@ def _left(home: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            named = [*process.cmdline(), process.environ().get("HINDCAST_HOME", ""), process.environ().get(MARKER, "")]
+            named = [
+                *process.cmdline(),
+                process.environ().get("HINDCAST_HOME", ""),
+                process.environ().get(MARKER, ""),
+            ]
         except psutil.Error:
             continue
         if process.pid != os.getpid() and any(str(home) in text for text in named):
@@ -49,7 +57,9 @@ def _left(home: Path) -> list[psutil.Process]:
 
 
 def test_up_and_down_leave_nothing(home: Settings) -> None:
-    """`up` starts a broker and a load that `status` shows; `down` ends both, the load with a whole account; a second `down` is content."""
+    """`up` starts a broker and a load that `status` shows; `down` ends both, the load with a whole account; a
+    second `down` is content.
+    """
     ended = _hindcast(home, "up", "--no-airflow", "--rows-per-second", "200")
     assert ended.returncode == 0, ended.stderr
     rows = {row["name"]: row for row in json.loads(_hindcast(home, "status", "-o", "json").stdout)}
@@ -69,7 +79,9 @@ def test_up_and_down_leave_nothing(home: Settings) -> None:
 
 
 def test_up_again_mends_what_died(home: Settings) -> None:
-    """After kill -9 of the broker, `status` says that it ended and `up` starts it at the same address; the load is not doubled."""
+    """After kill -9 of the broker, `status` says that it ended and `up` starts it at the same address; the
+    load is not doubled.
+    """
     assert _hindcast(home, "up", "--no-airflow", "--rows-per-second", "50").returncode == 0
     services = Services(home.home)
     broker, load = services.find("broker"), services.find("load-trades")
@@ -92,7 +104,11 @@ def test_two_homes_stand_beside_each_other(home: Settings, settings_factory: Cal
     try:
         for each in (home, other):
             assert _hindcast(each, "up", "--no-airflow", "--no-load").returncode == 0
-        ports = [service.ports["kafka"] for each in (home, other) if (service := Services(each.home).find("broker"))]
+        ports = [
+            service.ports["kafka"]
+            for each in (home, other)
+            if (service := Services(each.home).find("broker"))
+        ]
         assert len(set(ports)) == 2
     finally:
         assert _hindcast(other, "down").returncode == 0
@@ -103,8 +119,13 @@ def test_two_homes_stand_beside_each_other(home: Settings, settings_factory: Cal
 
 def test_the_settings_file_holds_no_more_than_what_differs(settings_factory: Callable[..., Settings]) -> None:
     """Only what is not a default is kept, and nobody else may read it, as store options may hold keys."""
-    settings = settings_factory(jars_dir=None, lease_seconds=3.0, storage_options={"aws_secret_access_key": "s"})
+    settings = settings_factory(
+        jars_dir=None, lease_seconds=3.0, storage_options={"aws_secret_access_key": "s"}
+    )
     stack.keep(settings)
     file = settings.home / "settings.json"
-    assert json.loads(file.read_text()) == {"lease_seconds": 3.0, "storage_options": {"aws_secret_access_key": "s"}}
+    assert json.loads(file.read_text()) == {
+        "lease_seconds": 3.0,
+        "storage_options": {"aws_secret_access_key": "s"},
+    }
     assert file.stat().st_mode & 0o077 == 0

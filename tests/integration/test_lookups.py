@@ -32,7 +32,9 @@ def countries(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("version", "codes"), [(0, ["pt"]), (1, ["is", "pt"])])
-def test_a_lookup_is_read_in_its_version(spark: SparkSession, countries: Path, version: int, codes: list[str]) -> None:
+def test_a_lookup_is_read_in_its_version(
+    spark: SparkSession, countries: Path, version: int, codes: list[str]
+) -> None:
     """The rows are those of the named version, by the table's name as well as by its path."""
     for name in ("countries", str(countries)):
         rows = read_lookup(spark, Lookup(name, version)).collect()
@@ -40,7 +42,9 @@ def test_a_lookup_is_read_in_its_version(spark: SparkSession, countries: Path, v
 
 
 def test_a_table_of_deletion_vectors_is_read(spark: SparkSession, countries: Path) -> None:
-    """A feature that the platform's own writer does not know is no obstacle: rows deleted by a vector are not there."""
+    """A feature that the platform's own writer does not know is no obstacle: rows deleted by a vector are not
+    there.
+    """
     properties = "'delta.enableDeletionVectors' = true"
     spark.sql(f"ALTER TABLE delta.`{countries}` SET TBLPROPERTIES ({properties})")
     table = SparkDeltaTable.forPath(spark, str(countries))
@@ -50,14 +54,22 @@ def test_a_table_of_deletion_vectors_is_read(spark: SparkSession, countries: Pat
     assert [row.code for row in rows] == ["is"]
 
 
-def test_a_version_that_is_not_there_is_named_with_those_that_are(spark: SparkSession, countries: Path) -> None:
+def test_a_version_that_is_not_there_is_named_with_those_that_are(
+    spark: SparkSession, countries: Path
+) -> None:
     """The error says which versions the table has, and what to do."""
     assert DeltaTable(countries).version() == 1
-    with pytest.raises(LookupUnavailableError, match=r"countries cannot be read in version 7 .* has the versions 0 to 1\. Name one"):
+    with pytest.raises(
+        LookupUnavailableError,
+        match=r"countries cannot be read in version 7 .* has the versions 0 to 1\. Name one",
+    ):
         read_lookup(spark, Lookup("countries", 7))
 
 
 def test_a_table_that_is_not_there_is_named(spark: SparkSession, countries: Path) -> None:
     """The error says that there is no table and what to do."""
-    with pytest.raises(LookupUnavailableError, match=r"cities cannot be read in version 0 .* there is no Delta table\. Write the table"):
+    with pytest.raises(
+        LookupUnavailableError,
+        match=r"cities cannot be read in version 0 .* there is no Delta table\. Write the table",
+    ):
         read_lookup(spark, Lookup("cities", 0))

@@ -56,9 +56,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_functions_of_a_helper_run_on_the_executors(spark: SparkSession, folder: Path) -> None:
-    """A UDF in the parser of lines, one in the transformation and a function of batches, each of which uses another module beside it."""
+    """A UDF in the parser of lines, one in the transformation and a function of batches, each of which uses
+    another module beside it.
+    """
     found = catalog.load(folder)
     assert found.errors == {}
-    raw = spark.createDataFrame([(None, b"abc", "t", 0, 0, datetime(2026, 1, 5, 12, tzinfo=UTC))], kafka_source._RECORD)
+    raw = spark.createDataFrame(
+        [(None, b"abc", "t", 0, 0, datetime(2026, 1, 5, 12, tzinfo=UTC))], kafka_source._RECORD
+    )
     rows = kafka_source.usable(kafka_source.parse(raw, found["one"]))
     assert [row.a for row in kafka_source.transform([rows], found["one"]).collect()] == [3 * 6 * 6 + 6]

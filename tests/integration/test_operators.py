@@ -1,4 +1,6 @@
-"""Joins of streams, sessions, deduplication, Avro and tables that are joined: streamed by several owners, then judged."""
+"""Joins of streams, sessions, deduplication, Avro and tables that are joined: streamed by several owners,
+then judged.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from hindcast.errors import CheckpointRefusedError, OffsetsLostError, PipelineEr
 from hindcast.tables.schema import ControlTable
 
 pytestmark = [
-    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
 SCHEMA = "id string, user string, ts timestamp"
@@ -31,22 +34,46 @@ RECORD = """{"type": "record", "name": "r", "fields": [{"name": "id", "type": "s
     {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}}]}"""
 
 
-@pipeline(source=CLICKS, event_time="ts", watermark="10 seconds", sink=Table("visits", ["user", "session"]), version=1, re_execute=True)
+@pipeline(
+    source=CLICKS,
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("visits", ["user", "session"]),
+    version=1,
+    re_execute=True,
+)
 def visits(clicks: DataFrame) -> DataFrame:
     """Clicks of a user with no gap of 5 seconds between them."""
     return clicks.groupBy("user", F.session_window("ts", "5 seconds").alias("session")).count()
 
 
-@pipeline(source=CLICKS, event_time="ts", watermark="10 seconds", sink=Table("first", ["id"]), version=1, re_execute=True)
+@pipeline(
+    source=CLICKS,
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("first", ["id"]),
+    version=1,
+    re_execute=True,
+)
 def first(clicks: DataFrame) -> DataFrame:
     """Each id once."""
     return clicks.dropDuplicatesWithinWatermark(["id"]).select("id", "user")
 
 
-@pipeline(source=CLICKS, joined=[ORDERS], event_time="ts", watermark="10 seconds", sink=Table("led", ["id"]), version=1, re_execute=True)
+@pipeline(
+    source=CLICKS,
+    joined=[ORDERS],
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("led", ["id"]),
+    version=1,
+    re_execute=True,
+)
 def led(clicks: DataFrame, orders: DataFrame) -> DataFrame:
     """Each click with an order of the same user in the 5 seconds after it, if there was one."""
-    bought = orders.select(F.col("id").alias("order"), F.col("user").alias("buyer"), F.col("ts").alias("bought_at"))
+    bought = orders.select(
+        F.col("id").alias("order"), F.col("user").alias("buyer"), F.col("ts").alias("bought_at")
+    )
     soon = F.expr("user = buyer AND bought_at BETWEEN ts AND ts + INTERVAL 5 SECONDS")
     return clicks.join(bought, soon, "left_outer").select("id", "user", "order")
 
@@ -83,11 +110,15 @@ def avro(identity: str, user: str, micros: int) -> bytes:
             number >>= 7
         return bytes([*out, number])
 
-    return b"".join([zigzag(len(identity)), identity.encode(), zigzag(len(user)), user.encode(), zigzag(micros)])
+    return b"".join(
+        [zigzag(len(identity)), identity.encode(), zigzag(len(user)), user.encode(), zigzag(micros)]
+    )
 
 
 def test_sessions_go_on_over_batches_and_end_at_a_gap(workload: Make) -> None:
-    """A session of three clicks in two batches; one that comes when the watermark has passed its session is dropped, and filed."""
+    """A session of three clicks in two batches; one that comes when the watermark has passed its session is
+    dropped, and filed.
+    """
     made = workload(visits)
     made.put([click("1", 0), click("2", 4)])
     made.read()
@@ -98,15 +129,29 @@ def test_sessions_go_on_over_batches_and_end_at_a_gap(workload: Make) -> None:
         made.read()
     made.put([click("late", 1)])
     made.read()
-    assert sorted((row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()) == [("u", 0, 3), ("u", 14, 1)]
+    assert sorted((row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()) == [
+        ("u", 0, 3),
+        ("u", 14, 1),
+    ]
     verdict = made.verdict()
-    assert (verdict["unexplained"], verdict["input_rows"], verdict["late_rows"], verdict["passed"]) == (0, 7, 1, True)
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["late_rows"], verdict["passed"]) == (
+        0,
+        7,
+        1,
+        True,
+    )
     assert [row["offset"] for row in made.filed(ControlTable.LATE_ROWS)] == [6]
 
 
 def test_late_rows_go_to_the_pipelines_own_handler_once(workload: Make) -> None:
     """The handler's table is fenced like the sink: whoever files them again adds nothing."""
-    made = workload(replace(visits, late=lambda rows: rows.select("id", F.upper("user").alias("who")), late_sink=Table("too_late")))
+    made = workload(
+        replace(
+            visits,
+            late=lambda rows: rows.select("id", F.upper("user").alias("who")),
+            late_sink=Table("too_late"),
+        )
+    )
     for second in (40, 41):
         made.put([click("end", second, "x")])
         made.read()
@@ -152,7 +197,14 @@ def test_a_row_is_joined_with_a_table_of_one_version(workload: Make) -> None:
     homes = made.settings.table("lookups", "homes")
     write_deltalake(homes, pa.table({"user": ["u"], "home": ["Oslo"]}))
     write_deltalake(homes, pa.table({"user": ["u", "v"], "home": ["Rome", "Bern"]}), mode="overwrite")
-    made.put([avro("1", "u", 1_767_614_400_000_000), b"\xff" * 5, avro("2", "v", 1_767_614_400_000_000), struct.pack("q", 7)])
+    made.put(
+        [
+            avro("1", "u", 1_767_614_400_000_000),
+            b"\xff" * 5,
+            avro("2", "v", 1_767_614_400_000_000),
+            struct.pack("q", 7),
+        ]
+    )
     made.read()
     assert sorted((row["id"], row["home"]) for row in made.rows()) == [("1", "Oslo"), ("2", None)]
     verdict = made.verdict()
@@ -160,7 +212,9 @@ def test_a_row_is_joined_with_a_table_of_one_version(workload: Make) -> None:
 
 
 def test_a_session_goes_on_in_state_that_was_made_anew(workload: Make) -> None:
-    """Killed before the new state was taken into use: the next owner makes it once more, and the open session is all there."""
+    """Killed before the new state was taken into use: the next owner makes it once more, and the open session
+    is all there.
+    """
     made = workload(visits)
     for second in (0, 4):
         made.put([click(str(second), second)])
@@ -178,14 +232,20 @@ def test_a_session_goes_on_in_state_that_was_made_anew(workload: Make) -> None:
     made.read()
     made.put([click("end", 41, "x")])
     made.read("it was asked for")  # the life after a new one, too
-    assert [(row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()] == [("u", 0, 3)]
-    assert [row.batch for row in ledger(made.settings, visits.name)] == list(range(1, len(ledger(made.settings, visits.name)) + 1))
+    assert [(row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()] == [
+        ("u", 0, 3)
+    ]
+    assert [row.batch for row in ledger(made.settings, visits.name)] == list(
+        range(1, len(ledger(made.settings, visits.name)) + 1)
+    )
     verdict = made.verdict()
     assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 5, True)
 
 
 def test_a_join_finds_what_came_before_its_state_was_made_anew(workload: Make) -> None:
-    """Two topics: each source goes on at its own offsets. The clicks that wait for an order are there; others were let go of."""
+    """Two topics: each source goes on at its own offsets. The clicks that wait for an order are there; others
+    were let go of.
+    """
     made = workload(led)
     made.put([click("c1", 0), click("c2", 1, "v")])
     made.read()
@@ -201,7 +261,9 @@ def test_a_join_finds_what_came_before_its_state_was_made_anew(workload: Make) -
 
 
 def test_state_of_a_pipelines_own_is_made_anew(workload: Make) -> None:
-    """Half a sentence is kept by a Python function in RocksDB; it is whole when the rest comes to the new state."""
+    """Half a sentence is kept by a Python function in RocksDB; it is whole when the rest comes to the new
+    state.
+    """
     made = workload("sentences")
     made.put([word(1, "Streams"), word(2, "are")])
     made.read()
@@ -237,14 +299,24 @@ def test_a_query_that_was_changed_is_refused_of_every_kind(workload: Make) -> No
     made = workload(first)
     made.put([click("a", 0)])
     made.read()
-    made.pipeline = replace(made.pipeline, transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["user"]).select("id", "user"))
+    made.pipeline = replace(
+        made.pipeline,
+        transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["user"]).select("id", "user"),
+    )
     with pytest.raises(CheckpointRefusedError, match="the query has changed"):
         made.own().start()
 
 
 def test_what_is_not_deterministic_is_named_with_its_columns(workload: Make) -> None:
-    """A random column differs between stream and re-execution, and between two of these: the verdict fails and says which it is."""
-    dice = replace(first, transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["id"]).select("id", F.rand().alias("dice")))
+    """A random column differs between stream and re-execution, and between two of these: the verdict fails
+    and says which it is.
+    """
+    dice = replace(
+        first,
+        transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["id"]).select(
+            "id", F.rand().alias("dice")
+        ),
+    )
     made = workload(dice)
     made.put([click("a", 0), click("b", 1)])
     made.read()

@@ -1,4 +1,6 @@
-"""State is a cache: a shard whose Spark checkpoint is lost or wrong goes on from the topic and the ledger alone."""
+"""State is a cache: a shard whose Spark checkpoint is lost or wrong goes on from the topic and the ledger
+alone.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ DAMAGES = [_gone, _torn_offsets, _no_plan, _empty_commits, _empty_metadata]
 
 
 def damaged(shard: Shard, damage: Callable[[Path], None] = _gone, *, checksums: bool = False) -> None:
-    """A shard that has committed the first half of a feed, and whose Spark checkpoint then broke while nobody owned it."""
+    """A shard that has committed the first half of a feed, and whose Spark checkpoint then broke while nobody
+    owned it.
+    """
     first, _ = parts()
     shard.serve(first)
     if not checksums:
@@ -62,7 +66,9 @@ def finish(shard: Shard, rebuild: str = "") -> str:
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_spark_checkpoint_is_made_anew(shard: Shard, damage: Callable[[Path], None]) -> None:
-    """Where a file of Spark's checkpoint is torn, empty or missing, the state comes from topic and ledger, to the same results (F12)."""
+    """Where a file of Spark's checkpoint is torn, empty or missing, the state comes from topic and ledger, to
+    the same results (F12).
+    """
     damaged(shard, damage)
     assert "damaged" in finish(shard)
     assert {row.epoch for row in ledger(shard.settings)} == {1, 2}
@@ -71,13 +77,17 @@ def test_a_damaged_spark_checkpoint_is_made_anew(shard: Shard, damage: Callable[
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("damage", [_torn_offsets, _empty_commits, _empty_metadata])
 def test_a_file_that_its_checksum_is_not_of_is_damage(shard: Shard, damage: Callable[[Path], None]) -> None:
-    """As a disk leaves it, whose checksums Hadoop keeps beside the files: no reading of it that fails for ever (F12)."""
+    """As a disk leaves it, whose checksums Hadoop keeps beside the files: no reading of it that fails for
+    ever (F12).
+    """
     damaged(shard, damage, checksums=True)
     assert "damaged" in finish(shard)
 
 
 def test_a_death_while_spark_writes_its_first_plan_keeps_nobody_from_beginning(shard: Shard) -> None:
-    """Spark refuses to begin in a folder that holds anything of a plan, be it a file that was never renamed to its name (F1)."""
+    """Spark refuses to begin in a folder that holds anything of a plan, be it a file that was never renamed
+    to its name (F1).
+    """
     folder = shard.checkpoint
     for name in ("commits", "offsets", "sources/0", "state"):
         (folder / name).mkdir(parents=True)
@@ -89,9 +99,15 @@ def test_a_death_while_spark_writes_its_first_plan_keeps_nobody_from_beginning(s
 
 
 @pytest.mark.drawn(1)
-@pytest.mark.parametrize(("step", "time"), [("takeover.5", 1), ("sink.1", 1), ("sink.4", 2), ("sink.5", 1)])  # the seal reaches sink.4 once
-def test_a_death_while_rewinding_loses_and_doubles_nothing(shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
-    """Whoever dies between making a new state and the first batch that goes on from it leaves the next owner all it needs."""
+@pytest.mark.parametrize(
+    ("step", "time"), [("takeover.5", 1), ("sink.1", 1), ("sink.4", 2), ("sink.5", 1)]
+)  # the seal reaches sink.4 once
+def test_a_death_while_rewinding_loses_and_doubles_nothing(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, step: str, time: int
+) -> None:
+    """Whoever dies between making a new state and the first batch that goes on from it leaves the next owner
+    all it needs.
+    """
     damaged(shard)
     crash_at(monkeypatch, step, time)
     heir = shard.own()
@@ -115,7 +131,9 @@ def test_a_shard_is_rebuilt_again_and_again(shard: Shard) -> None:
 
 
 def test_a_rebuild_that_the_topic_cannot_feed_is_refused(shard: Shard) -> None:
-    """Where retention has taken rows of windows that are still open, the range is named and nothing is read or written."""
+    """Where retention has taken rows of windows that are still open, the range is named and nothing is read
+    or written.
+    """
     damaged(shard)
     before = sorted(sink_rows(shard.settings))
     earliest = {partition: end - 1 for partition, end in ends(shard.sent).items()}
@@ -126,7 +144,9 @@ def test_a_rebuild_that_the_topic_cannot_feed_is_refused(shard: Shard) -> None:
 
 
 def test_a_sink_that_lost_batches_is_refused(shard: Shard) -> None:
-    """A sink that was replaced by an older one is not written to: the ledger knows of more batches than it holds."""
+    """A sink that was replaced by an older one is not written to: the ledger knows of more batches than it
+    holds.
+    """
     first, _ = parts(300)
     shard.serve(first)
     shutil.rmtree(shard.settings.table("sinks", "stock_stats"))

@@ -27,18 +27,32 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def dead(broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]) -> tuple[Settings, str]:
+def dead(
+    broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]
+) -> tuple[Settings, str]:
     """A topic with three records that nobody can use, filed as dead letters of a pipeline."""
-    settings, topic = settings_factory(bootstrap_servers=broker.bootstrap_servers), topic_factory(partitions=2)
+    settings, topic = (
+        settings_factory(bootstrap_servers=broker.bootstrap_servers),
+        topic_factory(partitions=2),
+    )
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
     for partition in (0, 0, 1):
         producer.send(topic, key=b"k%d" % partition, value=b"torn", partition=partition)
     producer.close()
     rows = [
-        {"pipeline": "stock_stats", "topic": topic, "partition": partition, "offset": offset, "key": b"k%d" % partition, "value": b"torn"}
+        {
+            "pipeline": "stock_stats",
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "key": b"k%d" % partition,
+            "value": b"torn",
+        }
         for partition, offset in ((0, 0), (0, 1), (1, 0))
     ]
-    ControlTables(settings).append(ControlTable.DEAD_LETTERS, [{**row, "broker_at": datetime.now(UTC)} for row in rows])
+    ControlTables(settings).append(
+        ControlTable.DEAD_LETTERS, [{**row, "broker_at": datetime.now(UTC)} for row in rows]
+    )
     return settings, topic
 
 
@@ -48,12 +62,19 @@ def stock_stats() -> Pipeline:
 
 
 def mended(topic: str, *places: tuple[int, int]) -> list[Repaired]:
-    return [Repaired((topic, partition, offset), json.dumps({"offset": offset}).encode()) for partition, offset in places]
+    return [
+        Repaired((topic, partition, offset), json.dumps({"offset": offset}).encode())
+        for partition, offset in places
+    ]
 
 
 def arrived(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes, str]]:
     """(partition, key, value, the letter it mends) of what was sent back, as a stream reads it."""
-    consumer = KafkaConsumer(bootstrap_servers=settings.bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False)
+    consumer = KafkaConsumer(
+        bootstrap_servers=settings.bootstrap_servers,
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+    )
     places = [TopicPartition(topic, number) for number in (0, 1)]
     consumer.assign(places)
     consumer.seek_to_beginning(*places)
@@ -62,7 +83,10 @@ def arrived(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes, str
         for records in consumer.poll(timeout_ms=500).values():
             found += [record for record in records if record.headers]
     consumer.close(autocommit=False)
-    return sorted((record.partition, record.key, record.value, dict(record.headers)[LETTER_HEADER].decode()) for record in found)
+    return sorted(
+        (record.partition, record.key, record.value, dict(record.headers)[LETTER_HEADER].decode())
+        for record in found
+    )
 
 
 def test_a_letter_is_sent_back_once(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
@@ -91,11 +115,15 @@ def killed_at(step: int, settings: Settings, pipeline: Pipeline, letters: list[R
 
 
 @pytest.mark.parametrize("expired", [False, True])
-@pytest.mark.parametrize(("step", "sent"), [(1, False), (2, False), (3, False), (4, False), (5, False), (6, False), (7, True)])
+@pytest.mark.parametrize(
+    ("step", "sent"), [(1, False), (2, False), (3, False), (4, False), (5, False), (6, False), (7, True)]
+)
 def test_whoever_is_killed_before_a_step_sends_nothing_twice(
     dead: tuple[Settings, str], stock_stats: Pipeline, step: int, sent: bool, expired: bool
 ) -> None:
-    """Before the transaction is committed nothing is sent; after it all is, although nobody wrote it down and retention took it since."""
+    """Before the transaction is committed nothing is sent; after it all is, although nobody wrote it down and
+    retention took it since.
+    """
     settings, topic = dead
     killed_at(step, settings, stock_stats, mended(topic, (0, 0)))
     assert [letter for *_, letter in arrived(settings, topic)] == [f"{topic}/0/0"] * sent
@@ -108,15 +136,22 @@ def test_whoever_is_killed_before_a_step_sends_nothing_twice(
 
 
 @pytest.mark.parametrize("step", [4, 5, 6, 7])
-def test_one_that_takes_over_from_a_killed_one_may_be_killed_too(dead: tuple[Settings, str], stock_stats: Pipeline, step: int) -> None:
-    """The first dies after its transaction, the second at any step with other letters, everything expires: each letter is sent once."""
+def test_one_that_takes_over_from_a_killed_one_may_be_killed_too(
+    dead: tuple[Settings, str], stock_stats: Pipeline, step: int
+) -> None:
+    """The first dies after its transaction, the second at any step with other letters, everything expires:
+    each letter is sent once.
+    """
     settings, topic = dead
     killed_at(7, settings, stock_stats, mended(topic, (0, 0)))
     expire(settings, topic)
     killed_at(step, settings, stock_stats, mended(topic, (0, 0), (0, 1)))
     seen = [letter for *_, letter in arrived(settings, topic)]
     expire(settings, topic)
-    assert redrive(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (3 - 1 - len(seen), 1 + len(seen))
+    assert redrive(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (
+        3 - 1 - len(seen),
+        1 + len(seen),
+    )
     seen += [letter for *_, letter in arrived(settings, topic)]
     assert sorted(seen) == [f"{topic}/0/1", f"{topic}/1/0"]
 
@@ -131,14 +166,21 @@ def test_two_sets_of_tables_on_one_broker_do_not_take_each_others_proof(
     ControlTables(other).append(ControlTable.DEAD_LETTERS, rows)
     for one in (settings, other):
         assert redrive(one, stock_stats, mended(topic, (0, 0))) == (1, 0)
-    keys = [tables.open(ControlTable.MENDED_LETTERS).metadata().id for tables in (ControlTables(settings), ControlTables(other))]
+    keys = [
+        tables.open(ControlTable.MENDED_LETTERS).metadata().id
+        for tables in (ControlTables(settings), ControlTables(other))
+    ]
     assert {f"{key}/stock_stats".encode() for key in keys} <= marked(settings)
 
 
 def marked(settings: Settings) -> set[bytes]:
     """The keys of the marks."""
     place = TopicPartition(MARKS, 0)
-    consumer = KafkaConsumer(bootstrap_servers=settings.bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False)
+    consumer = KafkaConsumer(
+        bootstrap_servers=settings.bootstrap_servers,
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+    )
     consumer.assign([place])
     consumer.seek_to_beginning(place)
     end, found = consumer.end_offsets([place])[place], set[bytes]()
@@ -149,7 +191,9 @@ def marked(settings: Settings) -> set[bytes]:
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_proof_that_was_deleted_is_asked_of_a_person(dead: tuple[Settings, str], stock_stats: Pipeline, sent: bool) -> None:
+def test_a_proof_that_was_deleted_is_asked_of_a_person(
+    dead: tuple[Settings, str], stock_stats: Pipeline, sent: bool
+) -> None:
     """Neither guess is safe, so nothing is sent until somebody says what he found in the topic."""
     settings, topic = dead
     killed_at(7, settings, stock_stats, mended(topic, (0, 0)))
@@ -164,7 +208,9 @@ def test_a_proof_that_was_deleted_is_asked_of_a_person(dead: tuple[Settings, str
     assert redrive(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
 
 
-def test_marks_that_retention_would_delete_are_refused(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
+def test_marks_that_retention_would_delete_are_refused(
+    dead: tuple[Settings, str], stock_stats: Pipeline
+) -> None:
     """A topic of marks that somebody made otherwise proves nothing a week later."""
     settings, topic = dead
     redrive(settings, stock_stats, mended(topic, (0, 0)))
@@ -175,13 +221,18 @@ def test_marks_that_retention_would_delete_are_refused(dead: tuple[Settings, str
             with pytest.raises(BadInputError, match=r"cleanup\.policy=delete"):
                 redrive(settings, stock_stats, mended(topic, (0, 1)))
         finally:
-            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "compact"})])
+            admin.alter_configs(
+                [ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "compact"})]
+            )
 
 
 def test_what_is_no_dead_letter_is_refused(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
     """A wrong place, a place twice, a line that is none: nothing is sent."""
     settings, topic = dead
-    for wrong, says in ((mended(topic, (0, 7)), "is no dead letter"), (mended(topic, (0, 0), (0, 0)), "is named twice")):
+    for wrong, says in (
+        (mended(topic, (0, 7)), "is no dead letter"),
+        (mended(topic, (0, 0), (0, 0)), "is named twice"),
+    ):
         with pytest.raises(BadInputError, match=says):
             redrive(settings, stock_stats, wrong)
     with pytest.raises(BadInputError, match="Line 3"):

@@ -1,4 +1,6 @@
-"""A rewound pipeline reads again what it had read, and its tables hold each row once: nothing of before is doubled or lost."""
+"""A rewound pipeline reads again what it had read, and its tables hold each row once: nothing of before is
+doubled or lost.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from hindcast.verdict.judge import judge
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
 pytestmark = [
-    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
 
@@ -43,15 +46,25 @@ def pause(shard: Shard) -> None:
     states = DesiredStates(shard.store)
     states.declare(shard.pipeline, 1)
     states.set_state(shard.pipeline.name, DesiredState.PAUSED)
-    held = [lease for lease in of_version(shard.store.read().leases.values(), shard.pipeline.name, 1) if lease.lease_owner]
-    shard.store.commit(shard.store.read(), [lease.renewed(lease_owner="", state=ShardState.CLOSED) for lease in held])
+    held = [
+        lease
+        for lease in of_version(shard.store.read().leases.values(), shard.pipeline.name, 1)
+        if lease.lease_owner
+    ]
+    shard.store.commit(
+        shard.store.read(), [lease.renewed(lease_owner="", state=ShardState.CLOSED) for lease in held]
+    )
 
 
 def file(shard: Shard) -> None:
     """File what is late or poison of every batch of the shard that was consumed last."""
     owner = shard.running[-1]
     audit = Audit(shard.spark, shard.settings, shard.pipeline, owner.app, owner.lease.epoch)
-    batches = [row for row in ledger(shard.settings, shard.pipeline.name) if app_id(row.pipeline, row.shard) == owner.app]
+    batches = [
+        row
+        for row in ledger(shard.settings, shard.pipeline.name)
+        if app_id(row.pipeline, row.shard) == owner.app
+    ]
     while audit.run(batches) < batches[-1].batch:
         pass
 
@@ -63,11 +76,15 @@ def plan(shard: Shard, target: dict[int, int] | datetime | None) -> rewind.Rewin
 def rewound(shard: Shard, target: dict[int, int] | None) -> dict[str, Any]:
     file(shard)
     pause(shard)
-    return rewind.run(shard.settings, shard.store, shard.pipeline, plan(shard, target), by="me", reason="a test")
+    return rewind.run(
+        shard.settings, shard.store, shard.pipeline, plan(shard, target), by="me", reason="a test"
+    )
 
 
 def check(shard: Shard) -> None:
-    """The answer, late and poison rows are those of plain Python, and the verdict finds nothing unexplained."""
+    """The answer, late and poison rows are those of plain Python, and the verdict finds nothing
+    unexplained.
+    """
     oracle = Simulated(Clockwork(), shard.sent)
     check_answer(shard.settings, shard.sent, oracle)
     file(shard)
@@ -90,7 +107,9 @@ def read_once(shard: Shard) -> None:
 
 
 def test_a_rewound_pipeline_replaces_what_it_had_written(shard: Shard) -> None:
-    """To a place in the middle, then to the beginning: each time every offset is accounted for once, and the verdict is clean."""
+    """To a place in the middle, then to the beginning: each time every offset is accounted for once, and the
+    verdict is clean.
+    """
     first, second = parts()
     shard.serve(first)
     told = rewound(shard, {0: 90, 1: 90})
@@ -108,11 +127,17 @@ def test_a_rewound_pipeline_replaces_what_it_had_written(shard: Shard) -> None:
     read_once(shard)
     check(shard)
     events = ControlTables(shard.settings).rows(ControlTable.EVENTS, [("kind", "=", "pipeline_rewound")])
-    assert {json.loads(row["detail"])["by"] for row in events} == {"me"} and all("a test" in row["message"] for row in events)
+    assert {json.loads(row["detail"])["by"] for row in events} == {"me"} and all(
+        "a test" in row["message"] for row in events
+    )
 
 
-def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before step 1 nothing has changed; after it, each try goes one step further. An owner of before writes nothing any more."""
+def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before step 1 nothing has changed; after it, each try goes one step further. An owner of before writes
+    nothing any more.
+    """
     first, second = parts()
     shard.serve(first)
     old = shard.running[-1]
@@ -134,7 +159,9 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(shard: 
     with pytest.raises(LeaseLostError):
         old.sink.commit(Fence(old.lease.epoch, old.batch + 1), [], after=Fence(old.lease.epoch, old.batch))
     late = ledger(shard.settings)[-1]
-    Ledger(ControlTables(shard.settings)).append([replace(late, batch=old.batch + 1, sink_version=99)])  # as an owner that wakes files it
+    Ledger(ControlTables(shard.settings)).append(
+        [replace(late, batch=old.batch + 1, sink_version=99)]
+    )  # as an owner that wakes files it
     assert rewind.carry_on(shard.settings, shard.store, shard.pipeline) is not None
     assert rewind.carry_on(shard.settings, shard.store, shard.pipeline) is None
     shard.serve(second)
@@ -180,7 +207,11 @@ def test_a_rewind_that_could_not_be_refilled_changes_nothing(shard: Shard) -> No
     with pytest.raises(RewindRefusedError, match="not paused"):
         rewind.run(shard.settings, shard.store, shard.pipeline, planned, by="me", reason="")
     assert shard.running[-1].sink.version() == version
-    shards = {key: (lease.state, lease.epoch) for key, lease in shard.store.read().leases.items() if key.status_type == "shard"}
+    shards = {
+        key: (lease.state, lease.epoch)
+        for key, lease in shard.store.read().leases.items()
+        if key.status_type == "shard"
+    }
     assert shards == {key: (leases[key].state, leases[key].epoch) for key in shards}
 
 

@@ -40,7 +40,9 @@ def test_a_store_that_keeps_no_times_is_refused(spark: SparkSession, tmp_path: P
 
 
 def test_a_job_s_folder_lasts_as_long_as_the_job(spark: SparkSession) -> None:
-    """On a Spark master of this machine it lies with the other files of the process, which the next process removes if this one dies."""
+    """On a Spark master of this machine it lies with the other files of the process, which the next process
+    removes if this one dies.
+    """
     with scratch.folder(spark) as folder:
         path = Path(folder.url)
         assert path.parent == Path(str(spark.conf.get("spark.local.dir")))

@@ -1,4 +1,6 @@
-"""The shapes of pipeline that faults are tried on, through the real engine: the answer in plain Python is the one that Spark gives."""
+"""The shapes of pipeline that faults are tried on, through the real engine: the answer in plain Python is the
+one that Spark gives.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_shape_gives_the_answer_of_plain_python(
     monkeypatch: pytest.MonkeyPatch,
     shape: Shape,
 ) -> None:
-    """Over several batches and a rebuild of the state, with late and poison rows. With fewer records the answer is another."""
+    """Over several batches and a rebuild of the state, with late and poison rows. With fewer records the
+    answer is another.
+    """
     monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_BATCH", 120)
     settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
     settings = settings.model_copy(update={"pipelines_dir": settings.home / "pipelines"})
@@ -52,7 +56,9 @@ def test_a_shape_gives_the_answer_of_plain_python(
     finally:
         for owner in shard.running:
             shard.die(owner)
-    fewer = [record if number % 3 else replace(record, event_ms=None) for number, record in enumerate(records)]
+    fewer = [
+        record if number % 3 else replace(record, event_ms=None) for number, record in enumerate(records)
+    ]
     with pytest.raises(AssertionError):
         check_answer(settings, fewer, Simulated(Clockwork(), fewer), "shaped", shape)
 

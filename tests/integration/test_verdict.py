@@ -1,4 +1,6 @@
-"""Replays and verdicts on a real topic, real tables and a real Spark session, against a stream that plain Python simulated."""
+"""Replays and verdicts on a real topic, real tables and a real Spark session, against a stream that plain
+Python simulated.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from hindcast.verdict.judge import judge
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
 pytestmark = [
-    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
 
@@ -38,7 +41,9 @@ def one_key(scene: ReplayedStream) -> tuple[int, str]:
 
 
 def test_a_healthy_stream_has_no_unexplained_difference(scene: ReplayedStream) -> None:
-    """Every number of the verdict is what the simulation says, and late rows explain all that hindsight changes."""
+    """Every number of the verdict is what the simulation says, and late rows explain all that hindsight
+    changes.
+    """
     verdict = scene.judge()
     online, hindsight = scene.judged(verdict)
     usable = [record for record in scene.stream.records if record.event_ms is not None]
@@ -49,11 +54,19 @@ def test_a_healthy_stream_has_no_unexplained_difference(scene: ReplayedStream) -
     assert verdict["late_rows"] == len(scene.stream.late)
     assert verdict["rows_compared"] == len(online)
     assert verdict["windows_compared"] == len({end for end, _ in hindsight})
-    assert verdict["late_differences"] == sum(online.get(key) != value for key, value in hindsight.items()) > 0
-    assert verdict["captured_results"] == pytest.approx(sum(online.get(key) == value for key, value in hindsight.items()) / len(hindsight))
+    assert (
+        verdict["late_differences"] == sum(online.get(key) != value for key, value in hindsight.items()) > 0
+    )
+    assert verdict["captured_results"] == pytest.approx(
+        sum(online.get(key) == value for key, value in hindsight.items()) / len(hindsight)
+    )
 
     def ends(record: Any) -> list[int]:
-        return [end for end in Clockwork().window_ends(record.event_ms) if verdict["windows_after_ms"] < end <= verdict["windows_to_ms"]]
+        return [
+            end
+            for end in Clockwork().window_ends(record.event_ms)
+            if verdict["windows_after_ms"] < end <= verdict["windows_to_ms"]
+        ]
 
     judged = [record for record in usable if ends(record)]
     late = [record for record in judged if min(ends(record)) <= scene.stream.thresholds[record.place]]
@@ -65,13 +78,19 @@ def test_a_healthy_stream_has_no_unexplained_difference(scene: ReplayedStream) -
 
 
 def test_both_answers_are_kept(scene: ReplayedStream) -> None:
-    """The hindcast's table holds hindsight and online, each as the simulation has it; the same run again replaces them."""
+    """The hindcast's table holds hindsight and online, each as the simulation has it; the same run again
+    replaces them.
+    """
     run = scene.replay(ONCE)
     bounds = (run["plan"]["windows_after_ms"], run["plan"]["windows_to_ms"])
     rows = DeltaTable(answers_url(scene.settings, LIST, ONCE)).to_pyarrow_table().to_pylist()
     for answer, online in (("online", True), ("hindsight", False)):
         found = {
-            (int(row["window"]["end"].timestamp() * 1000), row["ticker"]): (row["min_ask"], row["trades"], row["avg_ask"])
+            (int(row["window"]["end"].timestamp() * 1000), row["ticker"]): (
+                row["min_ask"],
+                row["trades"],
+                row["avg_ask"],
+            )
             for row in rows
             if row["answer"] == answer
         }
@@ -79,7 +98,9 @@ def test_both_answers_are_kept(scene: ReplayedStream) -> None:
 
 
 def test_a_run_is_a_benchmark(scene: ReplayedStream) -> None:
-    """Its row of runs has what it cost, what the stream cost over the same batches, and the stream's latency."""
+    """Its row of runs has what it cost, what the stream cost over the same batches, and the stream's
+    latency.
+    """
     run = scene.replay("measured")
     assert run["state"] == "succeeded"
     assert run["cpu_seconds"] > 0
@@ -90,12 +111,19 @@ def test_a_run_is_a_benchmark(scene: ReplayedStream) -> None:
 
 
 def test_two_runs_of_a_range_are_compared(scene: ReplayedStream) -> None:
-    """The same code says the same; one value changed by hand is counted with its column; other ranges are refused."""
+    """The same code says the same; one value changed by hand is counted with its column; other ranges are
+    refused.
+    """
     again = scene.replay("again")
     same = compare_runs(scene.settings, scene.pipeline, ONCE, "again")
     rows = again["output_rows"]
     assert (same.results.rows, same.results.equal, same.results.changed) == ((rows, rows), rows, 0)
-    assert {row["measure"] for row in same.costs()} == {"rows_per_second", "seconds", "cpu_seconds", "peak_memory_bytes"}
+    assert {row["measure"] for row in same.costs()} == {
+        "rows_per_second",
+        "seconds",
+        "cpu_seconds",
+        "peak_memory_bytes",
+    }
     table = DeltaTable(answers_url(scene.settings, LIST, "again"))
     table.update({"trades": "trades + 1"}, predicate="ticker = 'T1' AND answer = 'hindsight'")
     changed = compare_runs(scene.settings, scene.pipeline, ONCE, "again").results
@@ -131,7 +159,9 @@ def _is(row: dict[str, Any], key: tuple[int, str]) -> bool:
 
 def _change(column: str, by: float) -> Callable[[ReplayedStream, tuple[int, str]], None]:
     def change(scene: ReplayedStream, key: tuple[int, str]) -> None:
-        _rewrite(scene, lambda rows: [{**row, column: row[column] * by} if _is(row, key) else row for row in rows])
+        _rewrite(
+            scene, lambda rows: [{**row, column: row[column] * by} if _is(row, key) else row for row in rows]
+        )
 
     return change
 
@@ -158,14 +188,22 @@ def _null(scene: ReplayedStream, key: tuple[int, str]) -> None:
         pytest.param(_double, "doubled", "", id="a row doubled"),
         pytest.param(_extra, "extra", "", id="a row too many"),
         pytest.param(_change("trades", 2), "changed", "trades", id="a count changed"),
-        pytest.param(_change("avg_ask", 1 + 1e-11), "changed", "avg_ask", id="an average changed by more than rounding"),
+        pytest.param(
+            _change("avg_ask", 1 + 1e-11), "changed", "avg_ask", id="an average changed by more than rounding"
+        ),
         pytest.param(_null, "changed", "avg_ask", id="a value gone"),
     ],
 )
 def test_damage_to_the_sink_is_unexplained_and_named(
-    scene: ReplayedStream, one_key: tuple[int, str], break_it: Callable[[ReplayedStream, tuple[int, str]], None], kind: str, column: str
+    scene: ReplayedStream,
+    one_key: tuple[int, str],
+    break_it: Callable[[ReplayedStream, tuple[int, str]], None],
+    kind: str,
+    column: str,
 ) -> None:
-    """One damaged row gives exactly one unexplained difference, which names the row, and a verdict that fails with an event."""
+    """One damaged row gives exactly one unexplained difference, which names the row, and a verdict that fails
+    with an event.
+    """
     break_it(scene, one_key)
     verdict = scene.judge()
     assert verdict["unexplained"] == verdict[kind] == 1
@@ -195,7 +233,9 @@ def test_a_transformation_that_is_not_a_function_of_its_input_is_found_out(scene
     def noisy(frame: DataFrame) -> DataFrame:
         return scene.pipeline.transform(frame).withColumn("avg_ask", F.col("avg_ask") + F.rand())
 
-    verdict = replace(scene, pipeline=replace(scene.pipeline, transform=noisy)).judge("noisy", everything=True)
+    verdict = replace(scene, pipeline=replace(scene.pipeline, transform=noisy)).judge(
+        "noisy", everything=True
+    )
     assert verdict["unexplained"] == verdict["changed"] == verdict["rows_compared"] > 100
     assert {sample["column"] for sample in scene.differences("noisy")} == {"avg_ask"}
 
@@ -206,27 +246,38 @@ def test_a_column_that_only_one_side_has_is_unexplained(scene: ReplayedStream) -
     def wider(frame: DataFrame) -> DataFrame:
         return scene.pipeline.transform(frame).withColumn("spread", F.lit(1.0))
 
-    verdict = replace(scene, pipeline=replace(scene.pipeline, transform=wider)).judge("wider", everything=True)
+    verdict = replace(scene, pipeline=replace(scene.pipeline, transform=wider)).judge(
+        "wider", everything=True
+    )
     assert verdict["unexplained"] == 1
-    assert [(sample["kind"], sample["column"]) for sample in scene.differences("wider")] == [("columns", "spread")]
+    assert [(sample["kind"], sample["column"]) for sample in scene.differences("wider")] == [
+        ("columns", "spread")
+    ]
 
 
-@pytest.mark.parametrize(("name", "kind"), [(ControlTable.LATE_ROWS, "late_rows_table"), (ControlTable.DEAD_LETTERS, "dead_letters_table")])
-def test_a_row_that_its_account_lacks_or_has_twice_is_unexplained(scene: ReplayedStream, name: ControlTable, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(ControlTable.LATE_ROWS, "late_rows_table"), (ControlTable.DEAD_LETTERS, "dead_letters_table")],
+)
+def test_a_row_that_its_account_lacks_or_has_twice_is_unexplained(
+    scene: ReplayedStream, name: ControlTable, kind: str
+) -> None:
     """The tables of late and poison rows are held against the replay offset by offset."""
     table = ControlTables(scene.settings).open(name)
     rows = table.to_pyarrow_table().slice(0, 2).to_pylist()
     places = [{"partition": row["partition"], "offset": row["offset"]} for row in rows]
     first = places[0]
     table.delete(f"partition = {first['partition']} AND offset = {first['offset']}")
-    write_deltalake(table, pa.Table.from_pylist(rows[1:], schema=pa.schema(table.schema().to_arrow())), mode="append")
+    write_deltalake(
+        table, pa.Table.from_pylist(rows[1:], schema=pa.schema(table.schema().to_arrow())), mode="append"
+    )
     verdict = scene.judge()
     assert verdict["unexplained"] == 2
     found = scene.differences(ONCE)
     assert {sample["kind"] for sample in found} == {kind}
-    assert sorted((json.loads(sample["keys"])["offset"], sample["stream_value"]) for sample in found) == sorted(
-        [(places[0]["offset"], "0 rows"), (places[1]["offset"], "2 rows")]
-    )
+    assert sorted(
+        (json.loads(sample["keys"])["offset"], sample["stream_value"]) for sample in found
+    ) == sorted([(places[0]["offset"], "0 rows"), (places[1]["offset"], "2 rows")])
 
 
 def test_incremental_verdicts_judge_each_window_once(scene: ReplayedStream) -> None:
@@ -240,14 +291,22 @@ def test_incremental_verdicts_judge_each_window_once(scene: ReplayedStream) -> N
         scene.judge("part-3", from_offsets=thirds[2], to_offsets={int(p): end for p, end in ends.items()}),
     ]
     assert [part["unexplained"] for part in parts] == [0, 0, 0]
-    assert [part["windows_after_ms"] for part in parts] == [0, parts[0]["windows_to_ms"], parts[1]["windows_to_ms"]]
+    assert [part["windows_after_ms"] for part in parts] == [
+        0,
+        parts[0]["windows_to_ms"],
+        parts[1]["windows_to_ms"],
+    ]
     for name in ("windows_compared", "rows_compared", "input_rows", "late_rows", "dead_letters"):
         assert sum(part[name] for part in parts) == whole[name], name
 
 
 def test_a_failing_expectation_fails_the_verdict_and_its_page_says_so(scene: ReplayedStream) -> None:
-    """The pipeline's own expectations are asserted on the judged rows; Data Docs are built with relative links."""
-    expectations = ({"type": "expect_column_values_to_be_between", "column": "trades", "min_value": 1_000_000},)
+    """The pipeline's own expectations are asserted on the judged rows; Data Docs are built with relative
+    links.
+    """
+    expectations = (
+        {"type": "expect_column_values_to_be_between", "column": "trades", "min_value": 1_000_000},
+    )
     verdict = replace(scene, pipeline=replace(scene.pipeline, expectations=expectations)).judge()
     assert verdict["unexplained"] == 0
     assert not verdict["passed"]
@@ -289,7 +348,10 @@ def test_a_failed_run_leaves_its_row_and_an_event_and_can_be_retried(scene: Repl
     with pytest.raises(BadInputError, match="answer"):
         replace(scene, pipeline=replace(scene.pipeline, transform=broken)).replay("retried")
     tables = ControlTables(scene.settings)
-    assert {row["state"] for row in tables.rows(ControlTable.RUNS, [("run_id", "=", "retried")])} == {"planned", "failed"}
+    assert {row["state"] for row in tables.rows(ControlTable.RUNS, [("run_id", "=", "retried")])} == {
+        "planned",
+        "failed",
+    }
     assert [row["kind"] for row in tables.rows(ControlTable.EVENTS)] == ["run_failed"]
     assert scene.replay("retried")["state"] == "succeeded"
 
@@ -321,7 +383,9 @@ def plain(scene: ReplayedStream, topic_factory: Callable[..., str]) -> ReplayedS
         stream,
         "plain",
         schema,
-        lambda row: [{"ticker": r.ticker, "ask": int(r.ask)} for r in stream.read_in(row) if r.event_ms is not None],
+        lambda row: [
+            {"ticker": r.ticker, "ask": int(r.ask)} for r in stream.read_in(row) if r.event_ms is not None
+        ],
     )
     return replace(scene, pipeline=pipeline, stream=stream)
 

@@ -1,4 +1,6 @@
-"""A new version of a pipeline beside the old: it catches up, is compared and judged, promoted, read, backed out and discarded."""
+"""A new version of a pipeline beside the old: it catches up, is compared and judged, promoted, read, backed
+out and discarded.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
 
 #: Great Expectations and what it imports are not ours to mend.
 pytestmark = [
-    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
 NAME = "stock_stats"
@@ -84,8 +87,14 @@ class Two:
         owner.start()
         self.second.consume(owner)
         newest_ms = max(record.event_ms for record in self.first.sent if record.event_ms is not None)
-        closed_ms = newest_ms - Clockwork().delay_ms  # by a batch without records, where the last one moved the watermark
-        wait_until(lambda: owner._position is not None and owner._position.watermark_ms >= closed_ms, WAIT_SECONDS, "it has closed all")
+        closed_ms = (
+            newest_ms - Clockwork().delay_ms
+        )  # by a batch without records, where the last one moved the watermark
+        wait_until(
+            lambda: owner._position is not None and owner._position.watermark_ms >= closed_ms,
+            WAIT_SECONDS,
+            "it has closed all",
+        )
         self.second.retire(owner)
         owner._keeper.step()  # the lease learns what was reported
         self.second.file()
@@ -101,7 +110,12 @@ class Two:
 
     def judge(self, run_id: str) -> dict[str, Any]:
         pipeline = catalog.load(self.settings.pipelines_dir).of(NAME, 2)
-        run_replay(lambda: self.first.spark, self.settings, pipeline, ReplayRequest(pipeline=NAME, run_id=run_id, everything=True))
+        run_replay(
+            lambda: self.first.spark,
+            self.settings,
+            pipeline,
+            ReplayRequest(pipeline=NAME, run_id=run_id, everything=True),
+        )
         return judge(lambda: self.first.spark, self.settings, pipeline, run_id)
 
     def compare(self) -> dict[str, Any]:
@@ -109,7 +123,11 @@ class Two:
 
     def told(self) -> list[str]:
         events = ControlTables(self.settings).rows(ControlTable.EVENTS, [("pipeline", "=", NAME)])
-        return [row["kind"] for row in sorted(events, key=lambda row: row["at"]) if row["kind"].startswith(("version", "reprocess"))]
+        return [
+            row["kind"]
+            for row in sorted(events, key=lambda row: row["at"])
+            if row["kind"].startswith(("version", "reprocess"))
+        ]
 
     def state(self, version: int) -> str:
         (row,) = [row for row in list_versions(self.settings, NAME) if row["version"] == version]
@@ -130,12 +148,19 @@ def two(
     made: list[Shard] = []
 
     def make(second: str) -> Two:
-        settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0, pipelines_dir=tmp_path)
+        settings = settings_factory(
+            bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0, pipelines_dir=tmp_path
+        )
         topic, store = topic_factory(partitions=2), LeaseTable(settings)
         for version, text in ((1, MODULE), (2, second)):
-            (tmp_path / f"{NAME}_{version}.py").write_text(text.format(topic=topic, name=NAME, version=version, shards=1))
+            (tmp_path / f"{NAME}_{version}.py").write_text(
+                text.format(topic=topic, name=NAME, version=version, shards=1)
+            )
         declared = catalog.load(tmp_path)
-        made.extend(Shard(spark, settings, declared.of(NAME, version), broker.bootstrap_servers, 2, store=store) for version in (1, 2))
+        made.extend(
+            Shard(spark, settings, declared.of(NAME, version), broker.bootstrap_servers, 2, store=store)
+            for version in (1, 2)
+        )
         DesiredStates(store).declare(declared[NAME], 1)
         pair = Two(*made)
         pair.send(parts()[0])
@@ -155,8 +180,12 @@ def until(found: Counter[Any], end_ms: int) -> Counter[Any]:
     return Counter({key: count for key, count in found.items() if key[0].timestamp() * 1000 <= end_ms})
 
 
-def test_a_version_is_started_proved_promoted_backed_out_and_discarded(two: Callable[[str], Two], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its whole life: each step is refused before its time, readers change over at once and back, and nothing is left in the end."""
+def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
+    two: Callable[[str], Two], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its whole life: each step is refused before its time, readers change over at once and back, and nothing
+    is left in the end.
+    """
     pair = two(SECOND)
     settings = pair.settings
     before = read(NAME, settings).arrow().to_pylist()
@@ -230,7 +259,9 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(two: Call
 
 
 def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two]) -> None:
-    """A version that began in the middle: what it lacks comes from the one before, as Spark and as Arrow; so does backing out."""
+    """A version that began in the middle: what it lacks comes from the one before, as Spark and as Arrow; so
+    does backing out.
+    """
     pair = two(SAME)
     settings = pair.settings
     half = {partition: end // 2 for partition, end in pair.first.reached().items()}
@@ -251,7 +282,9 @@ def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two])
     rows = reading.arrow().to_pylist()
     new = DeltaTable(settings.table("sinks", f"{NAME}_v2")).to_pyarrow_table().to_pylist()
     assert max(windows(rows).values()) == 1
-    assert windows(rows) == until(windows(old), begun["seam_ms"]) + (windows(new) - until(windows(new), begun["seam_ms"]))
+    assert windows(rows) == until(windows(old), begun["seam_ms"]) + (
+        windows(new) - until(windows(new), begun["seam_ms"])
+    )
     assert reading.spark(pair.first.spark).count() == len(rows)
     with pytest.raises(VersionRefusedError, match="readers get windows that end by"):
         discard(settings, NAME, 1)

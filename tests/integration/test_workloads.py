@@ -1,4 +1,6 @@
-"""The classic workloads, each streamed in several batches by several owners, with values worked out by hand, and judged."""
+"""The classic workloads, each streamed in several batches by several owners, with values worked out by hand,
+and judged.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
 pytestmark = [
-    pytest.mark.filterwarnings(f"default::{kind}") for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
 
 Make = Callable[..., Workload]
@@ -39,12 +42,28 @@ def test_word_count_keeps_one_row_a_word(workload: Make) -> None:
     words.put(said("to", "be", "or", "not", "to", "be"))
     words.put(said("that"), partition=1)
     words.read()
-    assert {row["word"]: row["count"] for row in words.rows()} == {"to": 2, "be": 2, "or": 1, "not": 1, "that": 1}
+    assert {row["word"]: row["count"] for row in words.rows()} == {
+        "to": 2,
+        "be": 2,
+        "or": 1,
+        "not": 1,
+        "that": 1,
+    }
     words.put([*said("to", "question"), b"no json", {"ts": at(0)}])
     words.read()
-    assert {row["word"]: row["count"] for row in words.rows()} == {"to": 3, "be": 2, "or": 1, "not": 1, "that": 1, "question": 1}
+    assert {row["word"]: row["count"] for row in words.rows()} == {
+        "to": 3,
+        "be": 2,
+        "or": 1,
+        "not": 1,
+        "that": 1,
+        "question": 1,
+    }
     exact(words.verdict(), input_rows=11)
-    assert sorted(row["reason"] for row in words.filed(ControlTable.DEAD_LETTERS)) == ["does not parse as the topic's schema", "no word"]
+    assert sorted(row["reason"] for row in words.filed(ControlTable.DEAD_LETTERS)) == [
+        "does not parse as the topic's schema",
+        "no word",
+    ]
 
 
 def test_a_running_result_is_rebuilt_from_the_whole_topic(workload: Make) -> None:
@@ -76,7 +95,10 @@ def test_sentences_go_on_where_a_batch_ended(workload: Make) -> None:
     spoken.put(said("ann", "strong. good."))
     spoken.put(said("bob", "noon."), partition=1)
     spoken.read()
-    found = sorted((row["speaker"], row["first_offset"], row["last_offset"], row["sentence"], row["words"]) for row in spoken.rows())
+    found = sorted(
+        (row["speaker"], row["first_offset"], row["last_offset"], row["sentence"], row["words"])
+        for row in spoken.rows()
+    )
     assert found == [
         ("ann", 0, 3, "the sea is high.", 4),
         ("ann", 4, 8, "and the wind is strong.", 5),
@@ -105,7 +127,11 @@ def test_a_dirty_line_is_parsed(spark: SparkSession, line: str, found: str) -> N
 
     assert pipeline.source.parse is not None
     module = pipeline.transform.__globals__
-    parsed = spark.createDataFrame([(line,)], "line string").select(pipeline.source.parse(F.col("line")).alias("r")).select("r.*")
+    parsed = (
+        spark.createDataFrame([(line,)], "line string")
+        .select(pipeline.source.parse(F.col("line")).alias("r"))
+        .select("r.*")
+    )
     (row,) = parsed.withColumn("page", module["page"]()).collect()
     assert (row["page"], row["ts"].hour) == (found, 12)
 
@@ -115,16 +141,36 @@ def test_web_log_counts_content_pages_and_loses_no_line(workload: Make) -> None:
     log = workload("web_log", 2)
 
     def line(minute: int, request: bytes, status: int = 200, size: str = "100") -> bytes:
-        return b'host - - [05/Jan/2026:12:%02d:30 +0000] "%s" %d %s' % (minute, request, status, size.encode())
+        return b'host - - [05/Jan/2026:12:%02d:30 +0000] "%s" %d %s' % (
+            minute,
+            request,
+            status,
+            size.encode(),
+        )
 
-    log.put([line(0, b"GET /a.html HTTP/1.0"), line(1, b"GET /a.html HTTP/1.0", 404, "-"), line(1, b"GET /logo.gif HTTP/1.0")])
-    log.put([line(2, b"GET /caf\xe9.html"), b"no log line", line(3, b"GET /a.html HTTP/1.0")[:30]], partition=1)
+    log.put(
+        [
+            line(0, b"GET /a.html HTTP/1.0"),
+            line(1, b"GET /a.html HTTP/1.0", 404, "-"),
+            line(1, b"GET /logo.gif HTTP/1.0"),
+        ]
+    )
+    log.put(
+        [line(2, b"GET /caf\xe9.html"), b"no log line", line(3, b"GET /a.html HTTP/1.0")[:30]], partition=1
+    )
     log.read()
     for minute in (20, 21):  # the second batch lets go of what the first one closed
         log.put([line(minute, b"GET /end HTTP/1.0")])
         log.read()
-    found = {(row["window"]["end"].minute, row["page"]): (row["requests"], row["errors"], row["bytes"]) for row in log.rows()}
-    assert [found[minute, "/a.html"] for minute in range(1, 7)] == [(1, 0, 100), *[(2, 1, 100)] * 4, (1, 1, None)]
+    found = {
+        (row["window"]["end"].minute, row["page"]): (row["requests"], row["errors"], row["bytes"])
+        for row in log.rows()
+    }
+    assert [found[minute, "/a.html"] for minute in range(1, 7)] == [
+        (1, 0, 100),
+        *[(2, 1, 100)] * 4,
+        (1, 1, None),
+    ]
     assert found[3, "/caf\ufffd.html"] == (1, 0, 100)
     assert not any(page == "/logo.gif" for _, page in found)
     exact(log.verdict(), input_rows=8)
@@ -136,7 +182,14 @@ def test_retries_follow_a_payment_through_its_retry_topic(workload: Make) -> Non
     payments = workload("retries", 2)
 
     def event(payment: str, seq: int, second: float, *, ok: bool, attempt: int = 1) -> dict[str, Any]:
-        return {"payment": payment, "seq": seq, "attempt": attempt, "amount": 10.0 * seq, "ok": ok, "ts": at(second)}
+        return {
+            "payment": payment,
+            "seq": seq,
+            "attempt": attempt,
+            "amount": 10.0 * seq,
+            "ok": ok,
+            "ts": at(second),
+        }
 
     payments.put([event("p1", 1, 1, ok=False), event("p2", 1, 2, ok=True)])
     payments.read()
@@ -150,11 +203,10 @@ def test_retries_follow_a_payment_through_its_retry_topic(workload: Make) -> Non
         payments.put([event("end", 2, second, ok=True)], topic=1)
         payments.read()
     found = {row["payment"]: row for row in payments.rows()}
-    assert {name: (row["tries"], row["retries"], row["ok"], row["amount"], row["out_of_sequence"]) for name, row in found.items()} == {
-        "p1": (2, 1, True, 20.0, False),
-        "p2": (1, 0, True, 10.0, False),
-        "p3": (2, 0, True, 20.0, True),
-    }
+    assert {
+        name: (row["tries"], row["retries"], row["ok"], row["amount"], row["out_of_sequence"])
+        for name, row in found.items()
+    } == {"p1": (2, 1, True, 20.0, False), "p2": (1, 0, True, 10.0, False), "p3": (2, 0, True, 20.0, True)}
     exact(payments.verdict(), input_rows=9)
 
 
@@ -187,10 +239,18 @@ def test_bin_packing_opens_a_truck_for_what_fits_in_none(workload: Make) -> None
     parcels.put([parcel(size) for size in (60, 60, 60, 101)])
     parcels.read()
     (row,) = parcels.rows()
-    assert row == {"truck_load": "north", "parcels": 6, "volume": 300, "trucks": 4}  # [40 40] [40 60] [60] [60]; sorted: three of 60 + 40
+    assert row == {
+        "truck_load": "north",
+        "parcels": 6,
+        "volume": 300,
+        "trucks": 4,
+    }  # [40 40] [40 60] [60] [60]; sorted: three of 60 + 40
     verdict = parcels.verdict()
     exact(verdict, input_rows=7)
-    assert json.loads(verdict["ratios"])["trucks"] == {"worst": pytest.approx(4 / 3), "mean": pytest.approx(4 / 3)}
+    assert json.loads(verdict["ratios"])["trucks"] == {
+        "worst": pytest.approx(4 / 3),
+        "mean": pytest.approx(4 / 3),
+    }
 
 
 def test_clicks_get_what_was_known_and_hindsight_knows_more(workload: Make) -> None:
@@ -199,13 +259,27 @@ def test_clicks_get_what_was_known_and_hindsight_knows_more(workload: Make) -> N
     searches, profiles = 1, 2
     clicks.put([{"user": "u", "city": "Oslo", "age": 30, "ts": at(0)}], topic=profiles)
     clicks.put([{"search": "s1", "user": "u", "words": "boats", "ts": at(9.5)}], topic=searches)
-    clicks.put([{"view": "v1", "user": "u", "page": "/a", "ts": at(10)}, {"view": "v2", "user": "u", "page": "/b", "ts": at(11)}])
+    clicks.put(
+        [
+            {"view": "v1", "user": "u", "page": "/a", "ts": at(10)},
+            {"view": "v2", "user": "u", "page": "/b", "ts": at(11)},
+        ]
+    )
     clicks.put([{"view": "v3", "user": "x", "page": "/c", "ts": at(10)}], partition=1)
     clicks.read()
     clicks.put(
-        [{"user": "u", "city": "Rome", "age": 31, "ts": at(12)}, {"user": "x", "city": "Bern", "age": 9, "ts": at(5)}], topic=profiles
+        [
+            {"user": "u", "city": "Rome", "age": 31, "ts": at(12)},
+            {"user": "x", "city": "Bern", "age": 9, "ts": at(5)},
+        ],
+        topic=profiles,
     )
-    clicks.put([{"view": "v4", "user": "u", "page": "/d", "ts": at(13)}, {"view": "v5", "user": "u", "page": "/e", "ts": at(11.5)}])
+    clicks.put(
+        [
+            {"view": "v4", "user": "u", "page": "/d", "ts": at(13)},
+            {"view": "v5", "user": "u", "page": "/e", "ts": at(11.5)},
+        ]
+    )
     clicks.read()
     found = {row["view"]: (row["city"], row["age"], row["words"]) for row in clicks.rows()}
     assert found == {

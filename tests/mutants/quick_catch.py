@@ -1,8 +1,8 @@
 """A plugin of pytest for mutmut's runs: it makes a catch quick.
 
-The quickest tests come first, as most mutants are caught by the first test that meets them: mutmut forks a mutant's process from a server
-that has run no test, and names the tests to it in no order. And Hypothesis, once it has found an example that fails, looks for no shorter
-one. It draws the same examples each time.
+The quickest tests come first, as most mutants are caught by the first test that meets them: mutmut forks a
+mutant's process from a server that has run no test, and names the tests to it in no order. And Hypothesis,
+once it has found an example that fails, looks for no shorter one. It draws the same examples each time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from hypothesis import Phase, settings
 STATS = Path("mutmut-stats.json")
 PROFILE = "mutants"
 
-settings.register_profile(PROFILE, derandomize=True, deadline=None, database=None, phases=(Phase.explicit, Phase.generate))
+settings.register_profile(
+    PROFILE, derandomize=True, deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

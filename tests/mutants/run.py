@@ -1,7 +1,9 @@
-"""`make mutants`: change the code in small ways, one at a time, and see whether the tests notice. MODULE names one module.
+"""`make mutants`: change the code in small ways, one at a time, and see whether the tests notice. MODULE
+names one module.
 
-mutmut makes the mutants and tries each with the tests that call its function. It wants the code beside the tests, so this copies both
-into a temporary folder, calls it there, and reads what it found. `modules.toml` says which modules are examined, and by which tests.
+mutmut makes the mutants and tries each with the tests that call its function. It wants the code beside the
+tests, so this copies both into a temporary folder, calls it there, and reads what it found. `modules.toml`
+says which modules are examined, and by which tests.
 """
 
 from __future__ import annotations
@@ -31,19 +33,37 @@ SOURCE = Path("src/hindcast")
 MUTATED = Path("mutants")
 #: Drawn histories of the simulation that each mutant meets.
 HISTORIES = 20
-#: A test takes seconds. One that takes longer waits for something that the mutant took away, which is a catch.
+#: A test takes seconds. One that takes longer waits for something that the mutant took away, which is a
+#: catch.
 TEST_SECONDS = 120
-#: Beside five times what its tests take, so long may a mutant take before it counts as one that never ends. Long enough for a machine that
-#: has much else to do: with 6 s, one mutant in five of a slow run was called caught that no test had failed on.
+#: Beside five times what its tests take, so long may a mutant take before it counts as one that never ends.
+#: Long enough for a machine that has much else to do: with 6 s, one mutant in five of a slow run was called
+#: caught that no test had failed on.
 IDLE_SECONDS = 60.0
-_OUTCOMES = {"killed": Outcome.CAUGHT, "timeout": Outcome.CAUGHT, "survived": Outcome.SURVIVED, "no tests": Outcome.UNREACHED}
+_OUTCOMES = {
+    "killed": Outcome.CAUGHT,
+    "timeout": Outcome.CAUGHT,
+    "survived": Outcome.SURVIVED,
+    "no tests": Outcome.UNREACHED,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--module", default="", help="examine these only, e.g. leases/lease,shards/coordinator")
-    parser.add_argument("--jobs", type=int, default=0, help="mutants that are tried at the same time; by default one for each core")
-    parser.add_argument("--keep", type=Path, help="make the scratch tree in this new folder and leave it there, for `mutmut browse`")
+    parser.add_argument(
+        "--module", default="", help="examine these only, e.g. leases/lease,shards/coordinator"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        help="mutants that are tried at the same time; by default one for each core",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="make the scratch tree in this new folder and leave it there, for `mutmut browse`",
+    )
     options = parser.parse_args()
     began = time.monotonic()
     spec = tomllib.loads(MODULES.read_text())
@@ -51,11 +71,17 @@ def main() -> int:
     not_yet = [module for group in spec["group"] for module in group.get("not_yet", [])]
     chosen = options.module.split(",") if options.module else examined
     if unknown := set(chosen) - {*examined, *not_yet}:
-        parser.error(f"{min(unknown)} is in no group of {MODULES.name}; there are {', '.join([*examined, *not_yet])}")
+        parser.error(
+            f"{min(unknown)} is in no group of {MODULES.name}; there are {', '.join([*examined, *not_yet])}"
+        )
     mutants: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="hindcast-mutants-") as temporary:
         for group in spec["group"]:
-            modules = [module for module in (*group.get("examined", []), *group.get("not_yet", [])) if module in chosen]
+            modules = [
+                module
+                for module in (*group.get("examined", []), *group.get("not_yet", []))
+                if module in chosen
+            ]
             if not modules:
                 continue
             tree = (options.keep or Path(temporary)) / modules[0].replace("/", "-")
@@ -74,17 +100,24 @@ def main() -> int:
 
 
 def prepare(tree: Path, modules: Sequence[str], tests: Sequence[str], skipped: Sequence[str]) -> None:
-    """Copy code, tests and pipelines into a new folder, with a pyproject.toml that says what mutmut is to do."""
+    """Copy code, tests and pipelines into a new folder, with a pyproject.toml that says what mutmut is to
+    do.
+    """
     caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "include/hindcast", tree / SOURCE, ignore=caches)
     for beside in ("include/pipelines", "include/hindcast_sandbox"):
         shutil.copytree(ROOT / beside, tree / beside, ignore=caches)
     shutil.copytree(ROOT / "tests", tree / "tests", ignore=caches)
-    # Python asks a folder of PYTHONPATH once: one that is made later stays unknown, and the code that is not mutated would be tested.
+    # Python asks a folder of PYTHONPATH once: one that is made later stays unknown, and the code that is not
+    # mutated would be tested.
     for folder in (SOURCE.parent, Path("include"), Path("tests")):
         (tree / MUTATED / folder).mkdir(parents=True)
-    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in mutmut_settings(modules, tests, skipped).items())
-    (tree / "pyproject.toml").write_text(f"{(ROOT / 'pyproject.toml').read_text()}\n[tool.mutmut]\n{settings}")
+    settings = "".join(
+        f"{name} = {json.dumps(value)}\n" for name, value in mutmut_settings(modules, tests, skipped).items()
+    )
+    (tree / "pyproject.toml").write_text(
+        f"{(ROOT / 'pyproject.toml').read_text()}\n[tool.mutmut]\n{settings}"
+    )
 
 
 def mutmut_settings(modules: Sequence[str], tests: Sequence[str], skipped: Sequence[str]) -> dict[str, Any]:
@@ -97,10 +130,14 @@ def mutmut_settings(modules: Sequence[str], tests: Sequence[str], skipped: Seque
         "pytest_add_cli_args": [
             *("--hypothesis-profile", "mutants", "--timeout", str(TEST_SECONDS), "-k", chosen),
             *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "mutants.quick_catch"),
-            *("-p", "no:unraisableexception"),  # it collects garbage ten times, which takes as long as all else of a quick test
+            *(
+                "-p",
+                "no:unraisableexception",
+            ),  # it collects garbage ten times, which takes as long as all else of a quick test
         ],
         "pytest_add_cli_args_test_selection": tests,
-        # Delta's and Arrow's threads do not survive a fork: a mutant's process comes from one that has run no test.
+        # Delta's and Arrow's threads do not survive a fork: a mutant's process comes from one that has run no
+        # test.
         "process_isolation": "forkserver",
         "timeout_constant": IDLE_SECONDS,
         "timeout_multiplier": 5.0,
@@ -113,7 +150,9 @@ def call_mutmut(tree: Path, jobs: int) -> int:
     mutated = (tree / MUTATED).resolve()
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(mutated / SOURCE.parent), str(mutated / "include"), str(mutated / "tests")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(mutated / SOURCE.parent), str(mutated / "include"), str(mutated / "tests")]
+        ),
         "PYTHONHASHSEED": "0",
         "HISTORIES": str(HISTORIES),
     }

@@ -1,8 +1,9 @@
 """What became of the mutants, and why those that survived do no harm.
 
-A mutant is the code with one small change. Tests catch it if one of them fails. A survivor is a hole in the tests, dead code, or a change
-that changes nothing that counts. The last kind is recorded in ``survivors.toml`` with its reason, by the function and by the text of the
-line before and after, so that a record outlives changes elsewhere.
+A mutant is the code with one small change. Tests catch it if one of them fails. A survivor is a hole in the
+tests, dead code, or a change that changes nothing that counts. The last kind is recorded in
+``survivors.toml`` with its reason, by the function and by the text of the line before and after, so that a
+record outlives changes elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _WORDS = re.compile(r"\w\S*\s+\S*\w")
 
 
 class Outcome(StrEnum):
-    """What became of a mutant. One that no test reaches survives, too; one that could not be tried proves nothing."""
+    """What became of a mutant. One that no test reaches survives, too; one that could not be tried proves
+    nothing.
+    """
 
     CAUGHT = "caught"
     SURVIVED = "survived"
@@ -37,8 +40,8 @@ SURVIVORS = frozenset({Outcome.SURVIVED, Outcome.UNREACHED})
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed line of a function: ``module`` is the path below include/hindcast without its ending, ``was`` and ``becomes`` are
-    the line's text. A line that is added or taken away has an empty text.
+    """One changed line of a function: ``module`` is the path below include/hindcast without its ending,
+    ``was`` and ``becomes`` are the line's text. A line that is added or taken away has an empty text.
     """
 
     module: str
@@ -50,8 +53,8 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why some survivors do no harm. An empty field says nothing of them: without ``becomes`` all that a line may become is meant, and
-    without ``was`` the whole function.
+    """Why some survivors do no harm. An empty field says nothing of them: without ``becomes`` all that a line
+    may become is meant, and without ``was`` the whole function.
     """
 
     why: str
@@ -90,7 +93,9 @@ def read(record: Path = RECORD) -> list[Reason]:
         for change in changes if changes is not None else [None]:
             reason = Reason(**entry, becomes=change)
             if not reason.why.strip() or not (reason.words or (reason.module and reason.function)):
-                raise ValueError(f"{record}: an entry needs `why`, and `module` and `function` or `words`: {entry}")
+                raise ValueError(
+                    f"{record}: an entry needs `why`, and `module` and `function` or `words`: {entry}"
+                )
             reasons.append(reason)
     return reasons
 
@@ -115,7 +120,10 @@ class Verdict:
     def survivors(self) -> list[tuple[Mutant, Reason | None]]:
         """Each survivor with the first reason that holds for it."""
         found = [mutant for mutant in self.mutants if mutant.outcome in SURVIVORS]
-        return [(mutant, next((reason for reason in self.reasons if reason.holds(mutant)), None)) for mutant in found]
+        return [
+            (mutant, next((reason for reason in self.reasons if reason.holds(mutant)), None))
+            for mutant in found
+        ]
 
     @property
     def unexplained(self) -> list[Mutant]:
@@ -129,7 +137,11 @@ class Verdict:
     def stale(self) -> list[Reason]:
         """Reasons of mutants that are caught now, or gone. A reason of another module is not judged."""
         examined = {mutant.module for mutant in self.mutants}
-        judged = [reason for reason in self.reasons if reason.module in examined or (self.whole and not reason.module)]
+        judged = [
+            reason
+            for reason in self.reasons
+            if reason.module in examined or (self.whole and not reason.module)
+        ]
         survivors = [mutant for mutant, _ in self.survivors]
         return [reason for reason in judged if not any(reason.holds(mutant) for mutant in survivors)]
 
@@ -167,8 +179,16 @@ def place(mutant: Mutant) -> str:
 
 def as_entry(mutant: Mutant) -> str:
     """The mutant as an entry of the record that lacks its reason. JSON's strings are TOML's."""
-    fields = {"module": mutant.module, "function": mutant.function, "was": mutant.was, "becomes": mutant.becomes, "why": ""}
-    return "[[survivor]]\n" + "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
+    fields = {
+        "module": mutant.module,
+        "function": mutant.function,
+        "was": mutant.was,
+        "becomes": mutant.becomes,
+        "why": "",
+    }
+    return "[[survivor]]\n" + "\n".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()
+    )
 
 
 def _by_reason(explained: Iterable[tuple[Mutant, Reason]]) -> dict[str, list[Mutant]]:

@@ -1,4 +1,6 @@
-"""What can happen to a world, by name. Each action takes the numbers that it needs, so that any numbers are a history."""
+"""What can happen to a world, by name. Each action takes the numbers that it needs, so that any numbers are a
+history.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def _slow_step(world: World, action: Action) -> None:
 
 
 def _leave_in_a_step(world: World, action: Action) -> None:
-    """A worker is told to stop while its renewal waits for the store; its main thread comes round before the answer does."""
+    """A worker is told to stop while its renewal waits for the store; its main thread comes round before the
+    answer does.
+    """
     if (worker := _worker(world, action)) is None or len(world.workers) == 1:
         return
 
@@ -170,7 +174,9 @@ def _operate(world: World, action: Action) -> None:
 
 
 def _long_answer(world: World, action: Action) -> None:
-    """A renewal lands at once, and its answer takes a lease and more: meanwhile the others renew, and see its row as it is."""
+    """A renewal lands at once, and its answer takes a lease and more: meanwhile the others renew, and see its
+    row as it is.
+    """
     if (worker := _worker(world, action)) is None:
         return
 
@@ -187,7 +193,9 @@ def _long_answer(world: World, action: Action) -> None:
 
 
 def _slow_seal(world: World, action: Action) -> None:
-    """All others stand still for a lease. While one is about to seal what it took from them, they land what they have in hand."""
+    """All others stand still for a lease. While one is about to seal what it took from them, they land what
+    they have in hand.
+    """
 
     def meanwhile() -> None:
         for worker in list(world.workers.values()):

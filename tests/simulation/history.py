@@ -1,7 +1,8 @@
-"""What happened in a simulated world, as data: who asked for what, what it was answered, and what was written in truth.
+"""What happened in a simulated world, as data: who asked for what, what it was answered, and what was written
+in truth.
 
-A worker's operation is an INVOKE followed by OK, FAIL or UNKNOWN, which is all that the worker knows. TRUTH is what the store, the
-sink or an onlooker who sees every worker at once knows. The oracles read nothing else.
+A worker's operation is an INVOKE followed by OK, FAIL or UNKNOWN, which is all that the worker knows. TRUTH
+is what the store, the sink or an onlooker who sees every worker at once knows. The oracles read nothing else.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ class Op(StrEnum):
 class Event(NamedTuple):
     """One entry.
 
-    ``at`` is the true time in seconds, which no worker knows. ``batch`` is the batch written, or for a lease its checkpoint's batch.
-    ``detail`` is for LEASE (owner, state, parents), for DOUBT the names of those who hold a shard at once, for SETTLED and HEALED the
-    shards that were not well, for LEAVE what was left behind. SLOT is a slot's row, CROWD two processes that hold one slot.
+    ``at`` is the true time in seconds, which no worker knows. ``batch`` is the batch written, or for a lease
+    its checkpoint's batch. ``detail`` is for LEASE (owner, state, parents), for DOUBT the names of those who
+    hold a shard at once, for SETTLED and HEALED the shards that were not well, for LEAVE what was left
+    behind. SLOT is a slot's row, CROWD two processes that hold one slot.
 
-    ``places`` is for BATCH and OPENED (partition -> (its first offset, the end, up to which window it is final)), for STANDING the versions
-    as a :class:`Versioned`; BARRIER says that the promotion which comes next was decided on what had landed by then.
+    ``places`` is for BATCH and OPENED (partition -> (its first offset, the end, up to which window it is
+    final)), for STANDING the versions as a :class:`Versioned`; BARRIER says that the promotion which comes
+    next was decided on what had landed by then.
     """
 
     at: float
@@ -66,8 +69,9 @@ class Event(NamedTuple):
 
 
 class Versioned(NamedTuple):
-    """What the row says of the versions: the active one, what became of them last, from which earlier ones readers get windows that end by
-    when, and of each version that ever was the window end after which it has all (``seams``), and which are discarded.
+    """What the row says of the versions: the active one, what became of them last, from which earlier ones
+    readers get windows that end by when, and of each version that ever was the window end after which it has
+    all (``seams``), and which are discarded.
     """
 
     active: int

@@ -1,4 +1,6 @@
-"""Faults built into the code on purpose. Each is one alteration of the real thing, and each must be caught by an oracle."""
+"""Faults built into the code on purpose. Each is one alteration of the real thing, and each must be caught by
+an oracle.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def _retry_an_unknown_commit_blindly(patch: pytest.MonkeyPatch) -> None:
 
 
 def _take_an_unknown_commit_for_written(patch: pytest.MonkeyPatch) -> None:
-    def trusting(leases: LeaseStore, decide: Callable[[Snapshot], Iterable[Lease]], **options: Any) -> list[Lease]:
+    def trusting(
+        leases: LeaseStore, decide: Callable[[Snapshot], Iterable[Lease]], **options: Any
+    ) -> list[Lease]:
         decided: list[Lease] = []
 
         def remember(snapshot: Snapshot) -> list[Lease]:
@@ -95,7 +99,8 @@ def _open_a_child_before_its_parent_ends(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
         ended = {
-            key: lease if lease.state == ShardState.WAIT else lease.evolve(state=ShardState.TERMINATED) for key, lease in leases.items()
+            key: lease if lease.state == ShardState.WAIT else lease.evolve(state=ShardState.TERMINATED)
+            for key, lease in leases.items()
         }
         return opened(ended)
 
@@ -120,7 +125,9 @@ def _take_without_raising_the_epoch(patch: pytest.MonkeyPatch) -> None:
 def _report_a_checkpoint_after_the_lease_was_lost(patch: pytest.MonkeyPatch) -> None:
     report = LeaseCoordinator.report
 
-    def anyway(self: LeaseCoordinator, key: LeaseKey, *arguments: Any, checkpoint: Mapping[str, Any], **options: Any) -> None:
+    def anyway(
+        self: LeaseCoordinator, key: LeaseKey, *arguments: Any, checkpoint: Mapping[str, Any], **options: Any
+    ) -> None:
         report(self, key, *arguments, checkpoint=dict(checkpoint), **options)
         if key not in self._held:
             row = self._store.read().leases[key]
@@ -143,7 +150,11 @@ def _never_adopt_what_was_handed_over(patch: pytest.MonkeyPatch) -> None:
     decide = LeaseCoordinator._decide
 
     def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
-        given = {key for key, row in snapshot.leases.items() if row.lease_owner == self.owner and key not in self._held}
+        given = {
+            key
+            for key, row in snapshot.leases.items()
+            if row.lease_owner == self.owner and key not in self._held
+        }
         return [row for row in decide(self, snapshot) if row.key not in given]
 
     patch.setattr(LeaseCoordinator, "_decide", decided)
@@ -151,7 +162,11 @@ def _never_adopt_what_was_handed_over(patch: pytest.MonkeyPatch) -> None:
 
 def _never_see_a_dead_workers_slot_as_expired(patch: pytest.MonkeyPatch) -> None:
     expired = Observer.expired
-    patch.setattr(Observer, "expired", lambda self, lease: lease.status_type is not StatusType.SLOT and expired(self, lease))
+    patch.setattr(
+        Observer,
+        "expired",
+        lambda self, lease: lease.status_type is not StatusType.SLOT and expired(self, lease),
+    )
 
 
 def _renew_for_ever_what_is_closed(patch: pytest.MonkeyPatch) -> None:
@@ -237,7 +252,9 @@ def _take_a_slot_that_is_held(patch: pytest.MonkeyPatch) -> None:
         found = decide(self, snapshot)
         if any(row.lease_owner == self.owner for row in found):
             return found
-        held = [row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and not row.free]
+        held = [
+            row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and not row.free
+        ]
         return [held[0].given_to(self.owner)] if held else found
 
     patch.setattr(LeaseCoordinator, "_decide_slot", decided)
@@ -250,7 +267,10 @@ def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
         if acquire(self, wait):
             return True
         key = LeaseKey(self._fleet, StatusType.SLOT, "one more")
-        self._gain(Lease(stream_id=key.stream_id, status_type=StatusType.SLOT, status_value=key.status_value), self._clock.monotonic())
+        self._gain(
+            Lease(stream_id=key.stream_id, status_type=StatusType.SLOT, status_value=key.status_value),
+            self._clock.monotonic(),
+        )
         self._slot = key
         return True
 
@@ -260,7 +280,12 @@ def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
         slot, held = self._slot, self._held.get(self._slot) if self._slot else None
         if slot is None or slot.status_value != "one more" or held is None:
             return decide(self, snapshot)
-        row = Lease(stream_id=slot.stream_id, status_type=StatusType.SLOT, status_value=slot.status_value, lease_owner=self.owner)
+        row = Lease(
+            stream_id=slot.stream_id,
+            status_type=StatusType.SLOT,
+            status_value=slot.status_value,
+            lease_owner=self.owner,
+        )
         changes = decide(self, Snapshot({**snapshot.leases, slot: row}, snapshot.token))
         return [change for change in changes if change.key != slot]
 

@@ -1,4 +1,6 @@
-"""What must be true of every history (design: promises 1, 2 and 4). Pure functions from a history to the breaches found in it."""
+"""What must be true of every history (design: promises 1, 2 and 4). Pure functions from a history to the
+breaches found in it.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def one_owner(history: History) -> Found:
 
 
 def fenced(history: History) -> Found:
-    """I3: once an epoch has committed, or has begun a batch on what it found, nothing of an older epoch lands."""
+    """I3: once an epoch has committed, or has begun a batch on what it found, nothing of an older epoch
+    lands.
+    """
     newest: dict[str, int] = defaultdict(int)
     for event in history:
         lands = event.op in {Op.BATCH, Op.SEAL} and event.kind is Kind.TRUTH
@@ -92,14 +96,17 @@ def checkpoint(history: History) -> Found:
 
 
 def liveness(history: History) -> Found:
-    """I6: once the faults end every shard is owned, moves on and stays where it is; what a worker leaves cleanly is free at once."""
+    """I6: once the faults end every shard is owned, moves on and stays where it is; what a worker leaves
+    cleanly is free at once.
+    """
     for event in history:
         if event.op in {Op.HEALED, Op.SETTLED, Op.LEAVE} and event.kind is Kind.FAIL:
             yield f"{event.op}: {', '.join(event.detail)}", event
 
 
 def parents_first(history: History) -> Found:
-    """I8: a shard is opened, and written to, only when all its parents are TERMINATED; a parent gets no batch after that.
+    """I8: a shard is opened, and written to, only when all its parents are TERMINATED; a parent gets no batch
+    after that.
 
     A late seal is no batch: an owner that slept through the end may still fence off those before it.
     """
@@ -111,7 +118,9 @@ def parents_first(history: History) -> Found:
             parents[event.shard] = tuple(named)
             if states[event.shard] == ShardState.WAIT:
                 continue
-        unfinished = [parent for parent in parents.get(event.shard, ()) if states.get(parent) != ShardState.TERMINATED]
+        unfinished = [
+            parent for parent in parents.get(event.shard, ()) if states.get(parent) != ShardState.TERMINATED
+        ]
         if unfinished:
             yield f"{event.op} while its parents {', '.join(unfinished)} were not done", event
         if event.op is Op.BATCH and states.get(event.shard) == ShardState.TERMINATED:
@@ -119,8 +128,9 @@ def parents_first(history: History) -> Found:
 
 
 def slots(history: History) -> Found:
-    """I5: a slot has one live owner, and each new one a new epoch. A shard is given to nobody who has no slot, no batch is begun by a
-    process that never had one, and a process that finds no free slot owns nothing.
+    """I5: a slot has one live owner, and each new one a new epoch. A shard is given to nobody who has no
+    slot, no batch is begun by a process that never had one, and a process that finds no free slot owns
+    nothing.
     """
     rows: dict[str, tuple[int, str]] = {}
     owners: dict[str, str] = {}
@@ -152,7 +162,9 @@ def slots(history: History) -> Found:
 
 
 def offsets(history: History) -> Found:
-    """I1: in each version every offset of each partition is read once, across batches, owners and generations."""
+    """I1: in each version every offset of each partition is read once, across batches, owners and
+    generations.
+    """
     ends: dict[tuple[int, int], int] = {}
     for event in _truths(history, Op.BATCH, Op.OPENED):
         version = _version(event)
@@ -163,7 +175,9 @@ def offsets(history: History) -> Found:
 
 
 def final_stays_final(history: History) -> Found:
-    """I10: a shard of a new generation opens no window that a shard before it had closed for one of its keys."""
+    """I10: a shard of a new generation opens no window that a shard before it had closed for one of its
+    keys.
+    """
     final: dict[tuple[int, int], int] = {}
     counts = (PARTITIONS, MORE_PARTITIONS)
     for event in _truths(history, Op.BATCH, Op.OPENED):
@@ -173,8 +187,13 @@ def final_stays_final(history: History) -> Found:
                 before = [partition] if (version, partition) in final else _same_keys(partition, counts)
                 closed = max((final.get((version, one), 0) for one in before), default=0)
                 if floor < closed:
-                    yield f"windows of partition {partition} are final up to {floor}, they were up to {closed}", event
-        final |= {(version, partition): final_ms for partition, (_, _, final_ms) in (event.places or {}).items()}
+                    yield (
+                        f"windows of partition {partition} are final up to {floor}, they were up to {closed}",
+                        event,
+                    )
+        final |= {
+            (version, partition): final_ms for partition, (_, _, final_ms) in (event.places or {}).items()
+        }
 
 
 @cache
@@ -185,7 +204,9 @@ def _same_keys(partition: int, counts: tuple[int, ...]) -> list[int]:
 
 
 def readers(history: History) -> Found:
-    """I9: readers get each window from one version that has all of it; a promoted version has read all that the one before it had."""
+    """I9: readers get each window from one version that has all of it; a promoted version has read all that
+    the one before it had.
+    """
     ends: dict[int, dict[int, int]] = defaultdict(dict)
     barrier: dict[int, dict[int, int]] = {}
     active = 1
@@ -194,17 +215,31 @@ def readers(history: History) -> Found:
             barrier = {version: dict(ends_of) for version, ends_of in ends.items()}
         elif event.op is Op.STANDING:
             said: Versioned = event.places
-            for window in {1, *(end + more for _, end in said.earlier for more in (0, 1)), *said.seams.values()}:
+            for window in {
+                1,
+                *(end + more for _, end in said.earlier for more in (0, 1)),
+                *said.seams.values(),
+            }:
                 holder = next((version for version, to_ms in said.earlier if window <= to_ms), said.active)
                 if holder in said.discarded or window <= said.seams[holder] > 0:
-                    yield f"readers get the window that ends at {window} from version {holder}, which lacks some of it", event
+                    yield (
+                        f"readers get the window that ends at {window} from version {holder}, which lacks some of it",
+                        event,
+                    )
             if said.change == ChangeKind.PROMOTED and said.active != active:
-                behind = sum(max(0, end - ends[said.active].get(p, 0)) for p, end in barrier.get(active, {}).items())
+                behind = sum(
+                    max(0, end - ends[said.active].get(p, 0)) for p, end in barrier.get(active, {}).items()
+                )
                 if behind:
-                    yield f"version {said.active} was promoted {behind} records behind version {active}", event
+                    yield (
+                        f"version {said.active} was promoted {behind} records behind version {active}",
+                        event,
+                    )
             active = said.active
         else:
-            ends[_version(event)] |= {partition: end for partition, (_, end, _) in (event.places or {}).items()}
+            ends[_version(event)] |= {
+                partition: end for partition, (_, end, _) in (event.places or {}).items()
+            }
 
 
 def _version(event: Event) -> int:
@@ -229,4 +264,8 @@ ORACLES: dict[str, Callable[[History], Found]] = {
 
 def check(history: History) -> list[Breach]:
     """Every breach of every oracle, in the order of the oracles."""
-    return [Breach(name, f"{event.shard}: {text}", event) for name, oracle in ORACLES.items() for text, event in oracle(history)]
+    return [
+        Breach(name, f"{event.shard}: {text}", event)
+        for name, oracle in ORACLES.items()
+        for text, event in oracle(history)
+    ]

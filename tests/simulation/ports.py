@@ -1,4 +1,6 @@
-"""What the simulated workers stand on: a lease store that answers as badly as a store can, and a sink that refuses old epochs."""
+"""What the simulated workers stand on: a lease store that answers as badly as a store can, and a sink that
+refuses old epochs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ BATCH = "batch"
 
 
 class Place(StrEnum):
-    """Where in a slow answer time passes: after the read, before the commit lands, or before its answer arrives."""
+    """Where in a slow answer time passes: after the read, before the commit lands, or before its answer
+    arrives.
+    """
 
     READ = "read"
     COMMIT = "commit"
@@ -44,7 +48,9 @@ FAULTS: tuple[tuple[Outcome | Away, ...], ...] = (
 
 
 class FaultyStore(MemoryStore):
-    """Leases in memory. ``plan`` says how it answers; ``slow`` is called once at a place and may let others act meanwhile."""
+    """Leases in memory. ``plan`` says how it answers; ``slow`` is called once at a place and may let others
+    act meanwhile.
+    """
 
     def __init__(self, landed: Callable[[Lease], None]) -> None:
         """:param landed: told of each row that is written, whatever its writer is told"""
@@ -103,7 +109,9 @@ class Fence(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """How far a shard is: the offsets up to which it was read, and up to which window end its windows are final."""
+    """How far a shard is: the offsets up to which it was read, and up to which window end its windows are
+    final.
+    """
 
     end_offsets: dict[int, int]
     watermark_ms: int
@@ -116,12 +124,18 @@ class Reached(NamedTuple):
 class FencedSink:
     """The twin of the fenced table: for each shard one recorded place, replaced by compare-and-swap."""
 
-    def __init__(self, landed: Callable[[LeaseKey, Fence, bool, Reached | None, Reached | None], None]) -> None:
-        """:param landed: told of each commit that is written: shard, fence, whether it is a seal, how far the shard was and is"""
+    def __init__(
+        self, landed: Callable[[LeaseKey, Fence, bool, Reached | None, Reached | None], None]
+    ) -> None:
+        """:param landed: told of each commit that is written: shard, fence, whether it is a seal, how far the
+        shard was and is
+        """
         self.landed = landed
         self.recorded: dict[LeaseKey, Fence] = {}
         self.reached: dict[LeaseKey, Reached] = {}
-        self.meanwhile: Callable[[], None] | None = None  # what happens once between a seal's read and its commit
+        self.meanwhile: Callable[[], None] | None = (
+            None  # what happens once between a seal's read and its commit
+        )
 
     def commit(
         self,
@@ -142,7 +156,9 @@ class FencedSink:
         if recorded == fence:
             return False
         if self.refuses(recorded, fence):
-            raise LeaseLostError(owner="this worker", lease=key, epoch=fence.epoch, reason="a later epoch has written")
+            raise LeaseLostError(
+                owner="this worker", lease=key, epoch=fence.epoch, reason="a later epoch has written"
+            )
         if recorded != after:
             raise FenceMovedError(table="sink", app=key, recorded=recorded, expected=after)
         self.recorded[key] = fence
@@ -155,7 +171,9 @@ class FencedSink:
         """The epoch check."""
         return recorded is not None and recorded.epoch > fence.epoch
 
-    def copied(self, landed: Callable[[LeaseKey, Fence, bool, Reached | None, Reached | None], None]) -> FencedSink:
+    def copied(
+        self, landed: Callable[[LeaseKey, Fence, bool, Reached | None, Reached | None], None]
+    ) -> FencedSink:
         """The same places, apart from now on."""
         twin = copy.copy(self)
         twin.landed, twin.recorded, twin.reached = landed, dict(self.recorded), dict(self.reached)

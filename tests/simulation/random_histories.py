@@ -1,4 +1,6 @@
-"""Histories drawn from a seed, each of which can be repeated alone, and those that are kept because they have found something."""
+"""Histories drawn from a seed, each of which can be repeated alone, and those that are kept because they have
+found something.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,14 @@ def draw(seed: str, steps: int) -> tuple[int, int, list[Action]]:
     workers, shards = dice.randint(2, MOST_WORKERS), dice.randint(1, MOST_SHARDS)
     weights = VERSION_WEIGHTS if dice.random() < 1 / 2 else WEIGHTS
     names = dice.choices(list(weights), list(weights.values()), k=steps)
-    return workers, shards, [Action(name, dice.randrange(SPREAD), dice.randrange(SPREAD), dice.randrange(SPREAD)) for name in names]
+    return (
+        workers,
+        shards,
+        [
+            Action(name, dice.randrange(SPREAD), dice.randrange(SPREAD), dice.randrange(SPREAD))
+            for name in names
+        ],
+    )
 
 
 def play(workers: int, shards: int, actions: list[Action]) -> World:
@@ -128,7 +137,9 @@ def play(workers: int, shards: int, actions: list[Action]) -> World:
 
 
 def shrink(workers: int, shards: int, actions: list[Action], oracle: str) -> list[Action]:
-    """Fewer actions that still break the same oracle: halves, quarters and at last single ones are left out."""
+    """Fewer actions that still break the same oracle: halves, quarters and at last single ones are left
+    out.
+    """
     size = len(actions) // 2
     while size:
         at = 0

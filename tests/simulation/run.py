@@ -1,4 +1,6 @@
-"""`make simulate`: many long histories of the lease core, then the mutants. SEED repeats a run; each history has a seed of its own."""
+"""`make simulate`: many long histories of the lease core, then the mutants. SEED repeats a run; each history
+has a seed of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=1000, help="histories to draw")
     parser.add_argument("--steps", type=int, default=STEPS, help="actions in each")
-    parser.add_argument("--seed", default="", help="repeat the run, or (as SEED/NUMBER) the one history, of this seed")
     parser.add_argument(
-        "--depth", type=int, default=8, help="moves of the exhaustive search; each further one takes about three times as long"
+        "--seed", default="", help="repeat the run, or (as SEED/NUMBER) the one history, of this seed"
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=8,
+        help="moves of the exhaustive search; each further one takes about three times as long",
     )
     options = parser.parse_args()
     began = time.monotonic()
@@ -56,7 +63,9 @@ def _broken(seed: str, steps: int) -> bool:
     breaches = random_histories.play(workers, shards, actions).breaches()
     if breaches:
         first = breaches[0]
-        print(f"SEED={seed} breaks {first.oracle} at {first.event.at:.1f} s: {first.text}\n  {workers} workers, {shards} shards:")
+        print(
+            f"SEED={seed} breaks {first.oracle} at {first.event.at:.1f} s: {first.text}\n  {workers} workers, {shards} shards:"
+        )
         for action in random_histories.shrink(workers, shards, actions, first.oracle):
             print(f"  {action}")
     return bool(breaches)
@@ -85,7 +94,9 @@ def _mutants(seed: str) -> int:
             found = random_histories.first_breach(seed, MUTANT_HISTORIES, STEPS)
         missed += found is None
         caught = (
-            f"NOT caught in {MUTANT_HISTORIES} histories" if found is None else f"caught by {found[1].oracle} after {found[0]} histories"
+            f"NOT caught in {MUTANT_HISTORIES} histories"
+            if found is None
+            else f"caught by {found[1].oracle} after {found[0]} histories"
         )
         print(f"  {name}: {caught}", flush=True)
     return missed

@@ -1,7 +1,8 @@
 """Exhaustive search: every interleaving of two workers and one shard up to a depth.
 
-Histories that lead to the same state (same rows, same sink, same memories, same ages of what was seen) have the same future and are
-followed once; they are counted all the same. The oracles look at every move, also where it leads to a state that is known.
+Histories that lead to the same state (same rows, same sink, same memories, same ages of what was seen) have
+the same future and are followed once; they are counted all the same. The oracles look at every move, also
+where it leads to a state that is known.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ STEPS: dict[str, tuple[Outcome | Away, ...]] = {
 
 @dataclass(frozen=True)
 class Moves:
-    """What can happen. ``times`` are the shares of a lease that may pass at once; ``at_once``: the main thread acts on each step, and
-    each batch that lands is reported, in the same move.
+    """What can happen. ``times`` are the shares of a lease that may pass at once; ``at_once``: the main
+    thread acts on each step, and each batch that lands is reported, in the same move.
     """
 
     times: tuple[float, ...]
@@ -42,7 +43,9 @@ class Moves:
     at_once: bool
 
     def of(self, world: World) -> Iterator[World]:
-        """Each world that one move leads to. A move that cannot be made (nothing is in hand to land) is none."""
+        """Each world that one move leads to. A move that cannot be made (nothing is in hand to land) is
+        none.
+        """
         for share in self.times:
             yield _after(world, lambda after, share=share: after.pass_time(share * LEASE_SECONDS))
         for name, worker in world.workers.items():
@@ -58,7 +61,9 @@ class Moves:
                 for outcome in self.lands:
                     yield _after(
                         world,
-                        lambda after, name=name, key=key, outcome=outcome: after.workers[name].land(key, outcome, at_once=self.at_once),
+                        lambda after, name=name, key=key, outcome=outcome: after.workers[name].land(
+                            key, outcome, at_once=self.at_once
+                        ),
                     )
 
     def _step(self, world: World, name: str, plan: str) -> None:
@@ -77,20 +82,24 @@ def _after(world: World, move: Callable[[World], None]) -> World:
 
 def _has_work(worker: SimulatedWorker) -> bool:
     return any(step.gained or step.lost or step.close for step in worker.steps) or any(
-        consumer.draining or not worker.keeper.holds(key, consumer.epoch) for key, consumer in worker.consumers.items()
+        consumer.draining or not worker.keeper.holds(key, consumer.epoch)
+        for key, consumer in worker.consumers.items()
     )
 
 
 #: Every answer and every thread by itself.
-FINE = Moves((0.45, 0.85), tuple(STEPS), (Outcome.OK, Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST), at_once=False)
-#: Fewer, so that it goes deeper in the same time: a worker's threads move together, and one time passes. A conflict or a lost commit is
-#: tried again within the step and so ends like one that is well; FINE has them all the same.
+FINE = Moves(
+    (0.45, 0.85), tuple(STEPS), (Outcome.OK, Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST), at_once=False
+)
+#: Fewer, so that it goes deeper in the same time: a worker's threads move together, and one time passes. A
+#: conflict or a lost commit is tried again within the step and so ends like one that is well; FINE has them
+#: all the same.
 COARSE = Moves((0.45,), ("ok", "unknown, written, then away"), (Outcome.OK,), at_once=True)
 
 
 class Search(NamedTuple):
-    """``histories`` counts interleavings of exactly ``depth`` moves; ``states`` those that differ; ``moves`` are
-    those that were played.
+    """``histories`` counts interleavings of exactly ``depth`` moves; ``states`` those that differ; ``moves``
+    are those that were played.
     """
 
     depth: int
@@ -103,7 +112,8 @@ class Search(NamedTuple):
 def explore(depth: int, moves: Moves, *, owned: bool = False) -> Search:
     """Play all there is to play, up to the first breach.
 
-    :param owned: begin where the first worker consumes the shard and the second has seen it, instead of where it is free
+    :param owned: begin where the first worker consumes the shard and the second has seen it, instead of where
+        it is free
     """
     start = World(2, 1, steady=True)
     if owned:
@@ -151,12 +161,20 @@ def _state(world: World) -> Any:
 def _memory(world: World, worker: SimulatedWorker) -> Any:
     keeper, now = worker.keeper, worker.clock.monotonic()
     held = tuple(
-        (key, lease.epoch, round(max(lease.valid_until - now, 0.0), 2), lease.closing, lease.closed, lease.checkpoint.get("batch", 0))
+        (
+            key,
+            lease.epoch,
+            round(max(lease.valid_until - now, 0.0), 2),
+            lease.closing,
+            lease.closed,
+            lease.checkpoint.get("batch", 0),
+        )
         for key, lease in sorted(keeper._held.items())
     )
     ages = tuple(_age(world, worker, key, now) for key in world.store.rows)
     consumers = tuple(
-        (consumer.epoch, consumer.after, consumer.in_hand, consumer.unreported, consumer.draining) for consumer in worker.consumers.values()
+        (consumer.epoch, consumer.after, consumer.in_hand, consumer.unreported, consumer.draining)
+        for consumer in worker.consumers.values()
     )
     steps = tuple(
         (tuple(step.lost), tuple(step.close), tuple((lease.key, lease.epoch) for lease in step.gained))

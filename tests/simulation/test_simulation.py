@@ -1,4 +1,6 @@
-"""The lease core in simulated worlds: random histories, every short one, and faults built in that must be found."""
+"""The lease core in simulated worlds: random histories, every short one, and faults built in that must be
+found.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ HISTORIES, STEPS = 100, 60
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """2 to 5 workers and 1 to 8 shards; whatever happens to them, every oracle holds once the faults have ended."""
+    """2 to 5 workers and 1 to 8 shards; whatever happens to them, every oracle holds once the faults have
+    ended.
+    """
 
     @initialize(workers=st.integers(2, MOST_WORKERS), shards=st.integers(1, MOST_SHARDS))
     def begin(self, workers: int, shards: int) -> None:
@@ -49,7 +53,9 @@ class LeaseMachine(RuleBasedStateMachine):
 def test_drawn_histories_hold(part: int) -> None:
     """No oracle breaks, whatever the seed."""
     for number in range(DRAWN // PARTS):
-        assert not random_histories.play(*random_histories.draw(f"{part}/{number}", STEPS)).breaches(), f"SEED={part}/{number}"
+        assert not random_histories.play(*random_histories.draw(f"{part}/{number}", STEPS)).breaches(), (
+            f"SEED={part}/{number}"
+        )
 
 
 def test_most_histories_that_have_versions_promote_one_and_back_out() -> None:
@@ -58,13 +64,19 @@ def test_most_histories_that_have_versions_promote_one_and_back_out() -> None:
     for number in range(60):
         workers, shards, drawn_actions = random_histories.draw(f"versions/{number}", STEPS)
         if random_histories.has_versions(drawn_actions):
-            seen.update({"histories", *random_histories.changes(random_histories.play(workers, shards, drawn_actions))})
+            seen.update(
+                {
+                    "histories",
+                    *random_histories.changes(random_histories.play(workers, shards, drawn_actions)),
+                }
+            )
     assert seen["histories"] > 20
     for change in (ChangeKind.PROMOTED, ChangeKind.BACKED_OUT):
         assert seen[change] > seen["histories"] / 2, seen
 
 
-#: A rewind ends a shard that was given up: unit tests of `recovery`. A version that is discarded seldom has a shard in CLOSING.
+#: A rewind ends a shard that was given up: unit tests of `recovery`. A version that is discarded seldom has a
+#: shard in CLOSING.
 NOT_DRAWN = {(ShardState.CLOSED, ShardState.TERMINATED), (ShardState.CLOSING, REMOVED)}
 
 
@@ -87,7 +99,10 @@ def test_histories_take_every_step_of_a_shards_life(monkeypatch: pytest.MonkeyPa
 
 TestLeaseMachine = LeaseMachine.TestCase
 TestLeaseMachine.settings = settings(
-    max_examples=max(DRAWN // 10, 20), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=max(DRAWN // 10, 20),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -99,7 +114,9 @@ def test_what_was_found_once_stays_mended(kept: str) -> None:
 
 @pytest.mark.parametrize("owned", [False, True], ids=["a free shard", "an owned shard"])
 def test_every_history_of_eight_coarse_moves_holds(owned: bool) -> None:
-    """All interleavings of two workers and one shard, from a free shard on and from one that is being consumed."""
+    """All interleavings of two workers and one shard, from a free shard on and from one that is being
+    consumed.
+    """
     found = search.explore(8 if owned else 6, search.COARSE, owned=owned)
     assert not found.breaches
     assert found.histories > (1_000_000 if owned else 10_000)
@@ -136,4 +153,6 @@ def test_a_breach_is_shrunk_to_what_causes_it() -> None:
         )
         fewer = random_histories.shrink(workers, shards, actions, "I3 one owner")
         assert len(fewer) < len(actions)
-        assert "I3 one owner" in {breach.oracle for breach in random_histories.play(workers, shards, fewer).breaches()}
+        assert "I3 one owner" in {
+            breach.oracle for breach in random_histories.play(workers, shards, fewer).breaches()
+        }

@@ -1,4 +1,6 @@
-"""A simulated worker: the real keeper, and around it what the worker's main thread and its queries' threads do with it."""
+"""A simulated worker: the real keeper, and around it what the worker's main thread and its queries' threads
+do with it.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ DELAY_MS = 3000
 
 
 def event_ms(partition: int, offset: int) -> int:
-    """When the record happened, by its own account. Partitions differ, so that one shard's watermark is ahead of another's."""
+    """When the record happened, by its own account. Partitions differ, so that one shard's watermark is ahead
+    of another's.
+    """
     return offset * 1000 + partition * 400
 
 
 def first_place(lease: Lease) -> Reached:
     """Where a shard begins that has no batch yet."""
     start, floors = (lease.checkpoint.get(name, {}) for name in ("start_offsets", "floors"))
-    return Reached({int(p): offset for p, offset in start.items()}, 0, {int(p): floor for p, floor in floors.items()})
+    return Reached(
+        {int(p): offset for p, offset in start.items()}, 0, {int(p): floor for p, floor in floors.items()}
+    )
 
 
 def wanted(lease: Lease, snapshot: Snapshot) -> bool:
@@ -42,7 +48,9 @@ def wanted(lease: Lease, snapshot: Snapshot) -> bool:
 
 @dataclass
 class Consumer:
-    """One shard's query. ``after`` is the place in the sink that it goes on from, and ``at`` how far that is."""
+    """One shard's query. ``after`` is the place in the sink that it goes on from, and ``at`` how far that
+    is.
+    """
 
     key: LeaseKey
     epoch: int
@@ -58,7 +66,8 @@ class Consumer:
         return self.after.batch if self.after else 0
 
     def seal(self, sink: FencedSink) -> Fence | None:
-        """Fence older epochs off and go on from what the sink holds, as :func:`hindcast.recovery.takeover.seal` does.
+        """Fence older epochs off and go on from what the sink holds, as
+        :func:`hindcast.recovery.takeover.seal` does.
 
         :raises LeaseLostError: where a newer epoch has sealed it already
         """
@@ -81,16 +90,27 @@ class Consumer:
 
     def read(self, topic_end: int) -> Reached:
         """How far a batch gets that begins now."""
-        ends = {partition: max(end, min(end + MOST_RECORDS, topic_end)) for partition, end in self.at.end_offsets.items()}
+        ends = {
+            partition: max(end, min(end + MOST_RECORDS, topic_end))
+            for partition, end in self.at.end_offsets.items()
+        }
         newest_ms = max((event_ms(partition, end - 1) for partition, end in ends.items() if end), default=0)
         return Reached(ends, max(self.at.watermark_ms, newest_ms - DELAY_MS), self.at.floors)
 
 
 class SimulatedWorker:
-    """One process. ``step`` is its renewal thread, ``work`` its main thread; ``begin``, ``land`` and ``report`` are its queries'."""
+    """One process. ``step`` is its renewal thread, ``work`` its main thread; ``begin``, ``land`` and
+    ``report`` are its queries'.
+    """
 
     def __init__(
-        self, name: str, clock: FakeClock, rate: float, keeper: LeaseCoordinator, sink: FencedSink, record: Callable[[Event], None]
+        self,
+        name: str,
+        clock: FakeClock,
+        rate: float,
+        keeper: LeaseCoordinator,
+        sink: FencedSink,
+        record: Callable[[Event], None],
     ) -> None:
         """:param rate: seconds on this worker's clock in one true second"""
         self.name, self.clock, self.rate, self.keeper = name, clock, rate, keeper
@@ -102,11 +122,19 @@ class SimulatedWorker:
         self.busy = False
         self.leaving = self.draining = self.left = self.ended = False
 
-    def _note(self, op: Op, kind: Kind, consumer: Consumer | None = None, batch: int = 0, detail: tuple[str, ...] = ()) -> None:
+    def _note(
+        self,
+        op: Op,
+        kind: Kind,
+        consumer: Consumer | None = None,
+        batch: int = 0,
+        detail: tuple[str, ...] = (),
+    ) -> None:
         shard, epoch = (str(consumer.key), consumer.epoch) if consumer else ("", 0)
         self._record(Event(0.0, self.name, op, kind, shard, epoch, batch, detail))
 
-    # -- the renewal thread --------------------------------------------------------------------------------------------------
+    # -- the renewal thread
+    # --------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Renew. What it changed waits for the main thread."""
@@ -118,10 +146,13 @@ class SimulatedWorker:
         else:
             self._note(Op.STEP, Kind.OK)
 
-    # -- the main thread -----------------------------------------------------------------------------------------------------
+    # -- the main thread
+    # -----------------------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Act on each step, look after each query, and stop where it was told to or where the slot is lost."""
+        """Act on each step, look after each query, and stop where it was told to or where the slot is
+        lost.
+        """
         for step in self.steps:
             self._act(step)
         self.steps = []
@@ -142,7 +173,9 @@ class SimulatedWorker:
             self._close(key, step.leases[key].epoch)
         for lease in step.gained:
             if lease.key in self.consumers:
-                self._stop(self.consumers[lease.key])  # of an earlier epoch: lost and taken again within one step
+                self._stop(
+                    self.consumers[lease.key]
+                )  # of an earlier epoch: lost and taken again within one step
             if lease.status_type is StatusType.SHARD and not self.draining:
                 self._start(lease)
 
@@ -167,7 +200,9 @@ class SimulatedWorker:
             self.keeper.closed(key, epoch)
 
     def _stop(self, consumer: Consumer, *, ended: bool = False) -> None:
-        """Interrupt the batch in hand; a batch that has landed is reported first, since stopping waits for its thread."""
+        """Interrupt the batch in hand; a batch that has landed is reported first, since stopping waits for
+        its thread.
+        """
         self.report(consumer)
         self.consumers.pop(consumer.key, None)
         self.keeper.closed(consumer.key, consumer.epoch, ended=ended)
@@ -197,7 +232,8 @@ class SimulatedWorker:
         else:
             self._note(Op.LEAVE, Kind.OK)
 
-    # -- a query's thread ----------------------------------------------------------------------------------------------------
+    # -- a query's thread
+    # ----------------------------------------------------------------------------------------------------
 
     def begin(self, key: LeaseKey, topic_end: int = 0) -> None:
         """Begin a batch, if the lease is held by this worker's own clock.
@@ -216,7 +252,9 @@ class SimulatedWorker:
         self._note(Op.BEGIN, Kind.OK, consumer, consumer.in_hand.batch)
 
     def land(self, key: LeaseKey, outcome: Outcome, *, at_once: bool) -> None:
-        """Commit the batch in hand, however long ago the lease was last looked at. ``at_once``: and tell the keeper."""
+        """Commit the batch in hand, however long ago the lease was last looked at. ``at_once``: and tell the
+        keeper.
+        """
         consumer = self.consumers.get(key)
         if consumer is None or consumer.in_hand is None:
             return
@@ -237,7 +275,12 @@ class SimulatedWorker:
             return
         self._note(Op.BATCH, Kind.OK, consumer, batch)
         assert consumer.next is not None
-        consumer.after, consumer.in_hand, consumer.unreported, consumer.at = consumer.in_hand, None, batch, consumer.next
+        consumer.after, consumer.in_hand, consumer.unreported, consumer.at = (
+            consumer.in_hand,
+            None,
+            batch,
+            consumer.next,
+        )
         if at_once:
             self.report(consumer)
 
@@ -249,7 +292,9 @@ class SimulatedWorker:
             self.keeper.report(consumer.key, consumer.epoch, checkpoint=told)
             consumer.unreported = 0
 
-    def copied(self, store: FaultyStore, sink: FencedSink, record: Callable[[Event], None]) -> SimulatedWorker:
+    def copied(
+        self, store: FaultyStore, sink: FencedSink, record: Callable[[Event], None]
+    ) -> SimulatedWorker:
         """The same process, apart from now on."""
         twin = _copied(self)
         twin.clock = _copied(self.clock)

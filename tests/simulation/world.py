@@ -1,4 +1,6 @@
-"""A world of workers that share one lease store and one sink, and the faults that befall them. Everything goes into its history."""
+"""A world of workers that share one lease store and one sink, and the faults that befall them. Everything
+goes into its history.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ LEASE_SECONDS = 10.0
 PERIOD = LEASE_SECONDS / RENEWALS
 #: I6: a lease and 30 s after the faults end, all is well again.
 HEALING_SECONDS = LEASE_SECONDS + 30.0
-#: Whoever lost shards asks for none for a while, by its own clock; then it takes as long as healing did until they are even.
+#: Whoever lost shards asks for none for a while, by its own clock; then it takes as long as healing did until
+#: they are even.
 EVEN_SECONDS = HEALING_SECONDS + SETTLE_SECONDS / 0.97
-#: Rounds without a hand-over after which the shards count as settled: an ask, a close and a transfer take three.
+#: Rounds without a hand-over after which the shards count as settled: an ask, a close and a transfer take
+#: three.
 QUIET_ROUNDS = 4
 LEAST_SLOTS = 3
 #: Rounds for which a promotion waits, at most.
@@ -73,11 +77,17 @@ class World:
         )
         self.store.commit(self.store.read(), [row])
         self.versions = Versions(self.store)
-        self.keys = [lease.key for lease in resharding.create(self.store, PIPELINE, 1, shards_, dict.fromkeys(range(PARTITIONS), 0))]
+        self.keys = [
+            lease.key
+            for lease in resharding.create(
+                self.store, PIPELINE, 1, shards_, dict.fromkeys(range(PARTITIONS), 0)
+            )
+        ]
         for _ in range(workers):
             self.join()
 
-    # -- what is written down ------------------------------------------------------------------------------------------------
+    # -- what is written down
+    # ------------------------------------------------------------------------------------------------
 
     def record(self, event: Event) -> None:
         self.history.append(event._replace(at=self.at))
@@ -88,21 +98,47 @@ class World:
             return
         if row.status_type is not StatusType.SHARD or row.state == REMOVED:
             return
-        detail = (row.lease_owner, row.state, *(str(LeaseKey(row.stream_id, StatusType.SHARD, name)) for name in row.parent_shard_ids))
-        self.record(Event(0.0, "", Op.LEASE, Kind.TRUTH, str(row.key), row.epoch, row.checkpoint.get(BATCH, 0), detail))
+        detail = (
+            row.lease_owner,
+            row.state,
+            *(str(LeaseKey(row.stream_id, StatusType.SHARD, name)) for name in row.parent_shard_ids),
+        )
+        self.record(
+            Event(
+                0.0, "", Op.LEASE, Kind.TRUTH, str(row.key), row.epoch, row.checkpoint.get(BATCH, 0), detail
+            )
+        )
 
         if row.key not in self._opened and row.state != ShardState.WAIT:
             self._opened |= {row.key}
             begins = first_place(row)
-            places = {partition: (at, at, begins.final_ms(partition)) for partition, at in begins.end_offsets.items()}
+            places = {
+                partition: (at, at, begins.final_ms(partition))
+                for partition, at in begins.end_offsets.items()
+            }
             parents = tuple(row.parent_shard_ids)
             self.record(Event(0.0, "", Op.OPENED, Kind.TRUTH, str(row.key), row.epoch, 0, parents, places))
 
-    def _sink_landed(self, key: LeaseKey, fence: Fence, seal: bool, start: Reached | None, reached: Reached | None) -> None:
+    def _sink_landed(
+        self, key: LeaseKey, fence: Fence, seal: bool, start: Reached | None, reached: Reached | None
+    ) -> None:
         places = None
         if start is not None and reached is not None:
-            places = {p: (start.end_offsets[p], end, reached.final_ms(p)) for p, end in reached.end_offsets.items()}
-        self.record(Event(0.0, "", Op.SEAL if seal else Op.BATCH, Kind.TRUTH, str(key), fence.epoch, fence.batch, places=places))
+            places = {
+                p: (start.end_offsets[p], end, reached.final_ms(p)) for p, end in reached.end_offsets.items()
+            }
+        self.record(
+            Event(
+                0.0,
+                "",
+                Op.SEAL if seal else Op.BATCH,
+                Kind.TRUTH,
+                str(key),
+                fence.epoch,
+                fence.batch,
+                places=places,
+            )
+        )
 
     def look(self) -> None:
         """Note each shard, and each slot, that two workers hold at once, each by its own clock."""
@@ -128,10 +164,13 @@ class World:
         twin.generations, twin.seams = Counter(self.generations), dict(self.seams)
         twin.store, twin.sink = self.store.copied(twin._lease_landed), self.sink.copied(twin._sink_landed)
         twin.versions = Versions(twin.store)
-        twin.workers = {name: worker.copied(twin.store, twin.sink, twin.record) for name, worker in self.workers.items()}
+        twin.workers = {
+            name: worker.copied(twin.store, twin.sink, twin.record) for name, worker in self.workers.items()
+        }
         return twin
 
-    # -- time and processes -------------------------------------------------------------------------------------------------------------
+    # -- time and processes
+    # -------------------------------------------------------------------------------------------------------------
 
     def awake(self) -> list[SimulatedWorker]:
         return [worker for worker in self.workers.values() if worker.wakes_at <= self.at and not worker.busy]
@@ -142,7 +181,9 @@ class World:
             worker.clock.advance(seconds * worker.rate)
 
     def join(self, lease_seconds: float = LEASE_SECONDS) -> None:
-        """Another process; it looks for a slot once and gives up if there is none yet, or if others have leases of another duration."""
+        """Another process; it looks for a slot once and gives up if there is none yet, or if others have
+        leases of another duration.
+        """
         number, self.born = self.born, self.born + 1
         clock = FakeClock()
         clock.advance(0.0 if self.steady else BOOTED[number % len(BOOTED)] + self.at)
@@ -191,7 +232,11 @@ class World:
         if worker.ended and worker.name in self.workers:
             left = [str(row.key) for row in self.store.rows.values() if row.lease_owner == worker.name]
             ok = self.history[-1].kind is Kind.OK
-            self.record(Event(0.0, worker.name, Op.LEAVE, Kind.FAIL if ok and left else Kind.TRUTH, detail=tuple(left)))
+            self.record(
+                Event(
+                    0.0, worker.name, Op.LEAVE, Kind.FAIL if ok and left else Kind.TRUTH, detail=tuple(left)
+                )
+            )
             del self.workers[worker.name]
 
     def step(self, worker: SimulatedWorker, fault: int = 0) -> None:
@@ -206,7 +251,9 @@ class World:
         worker.begin(key, 0 if self.steady else int(self.at) + 1)
 
     def round(self, seconds: float = PERIOD, first: int = 0) -> None:
-        """A period in which everybody who is awake lands what is in hand, renews, works, looks, and begins a batch of each shard."""
+        """A period in which everybody who is awake lands what is in hand, renews, works, looks, and begins a
+        batch of each shard.
+        """
         names = [worker.name for worker in self.awake()]
         first %= max(len(names), 1)
         for name in names[first:] + names[:first]:
@@ -225,24 +272,30 @@ class World:
             self.pass_time(seconds)
 
     def _until_the_next_renewal(self, worker: SimulatedWorker) -> None:
-        """As long as each look finds something to do, e.g. a shard to take now that the last one has started, it steps at once."""
+        """As long as each look finds something to do, e.g. a shard to take now that the last one has started,
+        it steps at once.
+        """
         for _ in range(LOOKS // RENEWALS):
             if worker.ended or not worker.keeper.look():
                 return
             self.step(worker)
             self.run(worker)
 
-    # -- generations ---------------------------------------------------------------------------------------------------------
+    # -- generations
+    # ---------------------------------------------------------------------------------------------------------
 
     def reshard(self, count: int, *, newer: bool = False) -> None:
-        """An operator wants another number of shards: a new generation, which waits for the newest one to end.
+        """An operator wants another number of shards: a new generation, which waits for the newest one to
+        end.
 
         :param newer: of the version beside the active one, if there is one
         """
         active, *beside = wanted_versions(self.store.rows[desired_key(PIPELINE)])
         version = beside[0] if newer and beside else active
         if self.generations[version] < MOST_GENERATIONS - 1:
-            added = resharding.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
+            added = resharding.reshard(
+                self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0)
+            )
             self.keys += [lease.key for lease in added]
             self.generations[version] += bool(added)
 
@@ -250,13 +303,18 @@ class World:
         """The topic gets more partitions, and each version a generation that has them."""
         self.partitions = MORE_PARTITIONS
         for version in wanted_versions(self.store.rows[desired_key(PIPELINE)]):
-            added = resharding.reshard(self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0))
+            added = resharding.reshard(
+                self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0)
+            )
             self.keys += [lease.key for lease in added]
 
-    # -- versions --------------------------------------------------------------------------------------------------------------
+    # -- versions
+    # --------------------------------------------------------------------------------------------------------------
 
     def operate(self, whim: int) -> None:
-        """An operator takes the next step with a pipeline's versions: begin, promote, back out, and now and then let go of one."""
+        """An operator takes the next step with a pipeline's versions: begin, promote, back out, and now and
+        then let go of one.
+        """
         standing = self.versions.of(PIPELINE)
         beside = standing.beside
         try:
@@ -279,14 +337,22 @@ class World:
         version, late = max(self.seams) + 1, whim % 3
         at = (0, int(self.at) // 2, int(self.at))[late]
         seam_ms = at * 1000 + 1 if late else None
-        beside = InactiveVersion(version=version, state=InactiveState.CATCHING_UP, shards=1 + whim % 4, tables=(), seam_ms=seam_ms)
-        begun = self.versions.begin(PIPELINE, beside, dict.fromkeys(range(self.partitions), at), columns_from=standing.active)
+        beside = InactiveVersion(
+            version=version, state=InactiveState.CATCHING_UP, shards=1 + whim % 4, tables=(), seam_ms=seam_ms
+        )
+        begun = self.versions.begin(
+            PIPELINE, beside, dict.fromkeys(range(self.partitions), at), columns_from=standing.active
+        )
         self.seams[version] = seam_ms or 0
-        self.keys += [lease.key for lease in resharding.of_version(self.store.rows.values(), PIPELINE, version)]
+        self.keys += [
+            lease.key for lease in resharding.of_version(self.store.rows.values(), PIPELINE, version)
+        ]
         self._changed(begun)
 
     def _promote(self, standing: Rollout, beside: InactiveVersion) -> None:
-        """As :func:`hindcast.versions.promote.promote` does: wait for a while until the version has read what the active one had."""
+        """As :func:`hindcast.versions.promote.promote` does: wait for a while until the version has read what
+        the active one had.
+        """
         for seen in caught_up(self.store.rows.values()):
             standing = self.versions.note_caught_up(seen) or standing
         check_no_reshard(standing, self.store.rows.values())
@@ -300,12 +366,16 @@ class World:
             rounds += 1
         if self.position(beside.version).covers(barrier):
             since = standing.change.id
-            promoted = self.versions.promote(PIPELINE, beside.version, (), warm_seconds=60.0, barrier=barrier.offsets, since=since)
+            promoted = self.versions.promote(
+                PIPELINE, beside.version, (), warm_seconds=60.0, barrier=barrier.offsets, since=since
+            )
             self._changed(promoted)
 
     def position(self, version: int) -> VersionPosition:
         """How far a version is, by the sink and the leases."""
-        return position_by(self.store.rows.values(), PIPELINE, version, lambda lease: self.sink.reached.get(lease.key))
+        return position_by(
+            self.store.rows.values(), PIPELINE, version, lambda lease: self.sink.reached.get(lease.key)
+        )
 
     def _remove_version(self, version: int) -> None:
         own = resharding.of_version(self.store.rows.values(), PIPELINE, version)
@@ -318,17 +388,22 @@ class World:
     def _changed(self, standing: Rollout | None) -> None:
         if standing is not None and standing.change is not None:
             earlier = tuple((one.version, one.to_ms) for one in standing.earlier)
-            said = Versioned(standing.active, standing.change.kind.value, earlier, dict(self.seams), self.discarded)
+            said = Versioned(
+                standing.active, standing.change.kind.value, earlier, dict(self.seams), self.discarded
+            )
             self.record(Event(0.0, "", Op.STANDING, Kind.TRUTH, PIPELINE, places=said))
 
     def _sink_batch(self, key: LeaseKey) -> int:
         recorded = self.sink.recorded.get(key)
         return recorded.batch if recorded else 0
 
-    # -- healing -------------------------------------------------------------------------------------------------------------
+    # -- healing
+    # -------------------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """The faults end. Within the bound everything is owned and moves, and then nothing is handed over any more."""
+        """The faults end. Within the bound everything is owned and moves, and then nothing is handed over any
+        more.
+        """
         self.record(Event(0.0, "", Op.HEAL, Kind.TRUTH))
         self.store.plan, self.store.slow = [], {}
         for worker in self.workers.values():
@@ -347,7 +422,9 @@ class World:
         self._settle()
 
     def _attend(self) -> None:
-        """Somebody starts a worker where there is none: the last ones may have been told to leave long before they do."""
+        """Somebody starts a worker where there is none: the last ones may have been told to leave long before
+        they do.
+        """
         if not self.workers:
             self.join()
 
@@ -368,15 +445,23 @@ class World:
     def _uneven(self) -> dict[str, int]:
         """What each worker has, where one has two leases more than another."""
         load = Counter(dict.fromkeys(self.workers, 0))
-        load.update(row.lease_owner for row in self.store.rows.values() if _is_shard(row) and row.state in TAKEABLE and self._wanted(row))
+        load.update(
+            row.lease_owner
+            for row in self.store.rows.values()
+            if _is_shard(row) and row.state in TAKEABLE and self._wanted(row)
+        )
         return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
 
     def _wanted(self, row: Lease) -> bool:
-        return shard_names.shard_version(row.status_value) in wanted_versions(self.store.rows[desired_key(PIPELINE)])
+        return shard_names.shard_version(row.status_value) in wanted_versions(
+            self.store.rows[desired_key(PIPELINE)]
+        )
 
     def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
         """The shards that are not consumed, and the workers that do not stop, and why."""
-        found = [f"{name} was told to stop and does not" for name, worker in self.workers.items() if worker.leaving]
+        found = [
+            f"{name} was told to stop and does not" for name, worker in self.workers.items() if worker.leaving
+        ]
         superseded = resharding.superseded(self.store.rows.values())
         for key, row in self.store.rows.items():
             if not _is_shard(row) or row.state == ShardState.TERMINATED or not self._wanted(row):

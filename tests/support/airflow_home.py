@@ -1,4 +1,6 @@
-"""Import this before anything of Airflow: Airflow reads its home once, at import, and must not find a developer's own."""
+"""Import this before anything of Airflow: Airflow reads its home once, at import, and must not find a
+developer's own.
+"""
 
 from __future__ import annotations
 
@@ -15,4 +17,6 @@ if "HINDCAST_TEST_AIRFLOW_HOME" not in os.environ:
     os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
     os.environ["AIRFLOW__CORE__PLUGINS_FOLDER"] = str(Path(__file__).resolve().parents[2] / "plugins")
     os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
-    os.environ["AIRFLOW__API_AUTH__JWT_SECRET"] = "a-secret-of-this-test-run-and-of-no-other-that-is-long-enough-for-hs512"
+    os.environ["AIRFLOW__API_AUTH__JWT_SECRET"] = (
+        "a-secret-of-this-test-run-and-of-no-other-that-is-long-enough-for-hs512"
+    )

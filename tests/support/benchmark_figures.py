@@ -1,4 +1,6 @@
-"""What a benchmark of the control tables measures: figures with their bounds, and reads by a process that knows nothing."""
+"""What a benchmark of the control tables measures: figures with their bounds, and reads by a process that
+knows nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def cold_reads(homes: dict[str, Path], table: str, rounds: int = 25) -> dict[str
     found: dict[str, list[float]] = {name: [] for name in homes}
     for _ in range(rounds):
         for name, home in homes.items():
-            done = subprocess.run([sys.executable, "-c", _COLD, str(home), table], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-c", _COLD, str(home), table], capture_output=True, text=True, check=True
+            )
             found[name].append(float(done.stdout))
     return found
 

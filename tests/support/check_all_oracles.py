@@ -13,7 +13,9 @@ from support.warm_fleet import WarmStream
 
 @dataclass
 class CheckAllOracles:
-    """Lets a stream heal, pauses it, and holds its tables against the oracles; the names of those go to ``record``."""
+    """Lets a stream heal, pauses it, and holds its tables against the oracles; the names of those go to
+    ``record``.
+    """
 
     record: Callable[[str, object], None]
 

@@ -1,7 +1,8 @@
 """Run examples on the Spark master of the settings, each from its first batch to its verdict.
 
-Spark allows one session a process, and that of the tests is a local one; so this is a program. It reads the names of examples, one a line,
-and answers each with a JSON object in one line: what failed, or what was not rehearsed, the rows of the sink, and the verdict.
+Spark allows one session a process, and that of the tests is a local one; so this is a program. It reads the
+names of examples, one a line, and answers each with a JSON object in one line: what failed, or what was not
+rehearsed, the rows of the sink, and the verdict.
 """
 
 from __future__ import annotations
@@ -47,14 +48,18 @@ def send(workload: Workload, names: dict[str, int], records: list[Record]) -> No
     producer = KafkaProducer(bootstrap_servers=workload.servers.split(","), acks="all")
     for record in records:
         topic, partition = names[record.topic], zlib.crc32(record.key) % PARTITIONS
-        producer.send(workload.pipeline.topics[topic].name, value=record.value, key=record.key, partition=partition)
+        producer.send(
+            workload.pipeline.topics[topic].name, value=record.value, key=record.key, partition=partition
+        )
         workload.counts[topic * TOPIC_STRIDE + partition] += 1
     producer.flush()
     producer.close()
 
 
 def read(workload: Workload, rebuild: str = "") -> None:
-    """One owner after the other, as in a fleet: Spark gives a Python worker ten seconds to start, which a busy machine may not manage."""
+    """One owner after the other, as in a fleet: Spark gives a Python worker ten seconds to start, which a
+    busy machine may not manage.
+    """
     for attempt in range(1, OWNERS + 1):
         try:
             workload.read(rebuild)
@@ -62,7 +67,9 @@ def read(workload: Workload, rebuild: str = "") -> None:
             failed = workload.running[-1]
             if failed.failure is None or attempt == OWNERS:
                 raise
-            structlog.get_logger().warning("An owner failed; the next one follows.", reason=str(failed.failure))
+            structlog.get_logger().warning(
+                "An owner failed; the next one follows.", reason=str(failed.failure)
+            )
             workload.die(failed)
         else:
             return
@@ -72,18 +79,27 @@ def run(spark: Any, settings: Settings, name: str) -> dict[str, Any]:
     """Rehearse, read, make the state anew, go on from it, judge."""
     declared = catalog.load(project_root() / "include" / "pipelines")[name]
     names = {"" if number == 0 else topic.name: number for number, topic in enumerate(declared.topics)}
-    workload = Workload(spark, settings, renamed(declared, f"c{uuid.uuid4().hex[:6]}"), settings.bootstrap_servers, PARTITIONS)
+    workload = Workload(
+        spark, settings, renamed(declared, f"c{uuid.uuid4().hex[:6]}"), settings.bootstrap_servers, PARTITIONS
+    )
     workload.begin()
     feed = generated(declared.source)
     parts = [list(islice(feed, PART_ROWS)) for _ in range(PARTS)]
     send(workload, names, parts[0])
     with capture_logs() as said:
         warmup.warm_up(spark, settings, workload.pipeline)
-    unrehearsed = [line["event"] + " " + str(line.get("reason", "")) for line in said if line["log_level"] == "warning"]
+    unrehearsed = [
+        line["event"] + " " + str(line.get("reason", "")) for line in said if line["log_level"] == "warning"
+    ]
     read(workload)
     send(workload, names, parts[1])
     read(workload, "it was asked for")
-    return {"unrehearsed": unrehearsed, "sink_rows": len(workload.rows()), "sent": PARTS * PART_ROWS, **workload.verdict()}
+    return {
+        "unrehearsed": unrehearsed,
+        "sink_rows": len(workload.rows()),
+        "sent": PARTS * PART_ROWS,
+        **workload.verdict(),
+    }
 
 
 def main() -> None:

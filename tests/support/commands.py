@@ -16,7 +16,9 @@ from hindcast.settings import Settings
 COMMAND_SECONDS = 480.0
 
 
-def run_command(settings: Settings, *arguments: str, seconds: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
+def run_command(
+    settings: Settings, *arguments: str, seconds: float = COMMAND_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """The ended command with what it printed.
 
     :raises AssertionError: it did not end in time; with the stacks of its threads, those of its JVM too
@@ -24,7 +26,9 @@ def run_command(settings: Settings, *arguments: str, seconds: float = COMMAND_SE
     command = [sys.executable, "-m", "hindcast.cli.main", *arguments]
     environment = {**os.environ, **settings.environment(), "PYTHONFAULTHANDLER": "1"}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
         try:
             printed, said = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,6 @@
-"""How much the online algorithms pay against the batch in hindsight: through the example pipelines' own functions, on many inputs."""
+"""How much the online algorithms pay against the batch in hindsight: through the example pipelines' own
+functions, on many inputs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from hindcast.spark.kafka_source import transform
 from hindcast.spark.session import keep_state_for
 from hindcast_sandbox.generators.parcels import BAD_SIZES
 
-#: First fit never uses more than 1.7 times the optimum (Dosa and Sgall, 2013), and first fit decreasing never fewer than it.
+#: First fit never uses more than 1.7 times the optimum (Dosa and Sgall, 2013), and first fit decreasing never
+#: fewer than it.
 FIRST_FIT_BOUND = 1.7
 INPUTS = 1000
 
@@ -45,16 +48,25 @@ def _renting(spark: SparkSession, seed: int) -> dict[str, Ratios]:
     for rule, bound in pipeline.transform.__globals__["BOUNDS"].items():
         by_input = _paid(pipeline, frame, "skier", rule)
         adversary = by_input["a10" if rule == "rent_until_equal" else "a1"]
-        found[rule] = Ratios(bound, [ratio for name, ratio in by_input.items() if name in chance], [adversary])
+        found[rule] = Ratios(
+            bound, [ratio for name, ratio in by_input.items() if name in chance], [adversary]
+        )
     return found
 
 
 def _packing(spark: SparkSession, seed: int) -> Ratios:
     pipeline, rng = _pipeline("bin_packing"), random.Random(seed)
-    loads: dict[str, Sequence[int]] = {f"r{number}": [rng.randint(1, 100) for _ in range(rng.randint(5, 60))] for number in range(INPUTS)}
+    loads: dict[str, Sequence[int]] = {
+        f"r{number}": [rng.randint(1, 100) for _ in range(rng.randint(5, 60))] for number in range(INPUTS)
+    }
     loads |= {f"a{each}": [size for size in BAD_SIZES for _ in range(6 * each)] for each in range(1, 5)}
     parcels = [(load, number, size) for load, sizes in loads.items() for number, size in enumerate(sizes)]
-    by_input = _paid(pipeline, spark.createDataFrame(parcels, "truck_load string, _offset long, size int"), "truck_load", "trucks")
+    by_input = _paid(
+        pipeline,
+        spark.createDataFrame(parcels, "truck_load string, _offset long, size int"),
+        "truck_load",
+        "trucks",
+    )
     sides: dict[str, list[float]] = {"r": [], "a": []}
     for load, ratio in by_input.items():
         sides[load[0]].append(ratio)
@@ -63,7 +75,9 @@ def _packing(spark: SparkSession, seed: int) -> Ratios:
 
 def _paid(pipeline: Pipeline, frame: DataFrame, key: str, cost: str) -> dict[str, float]:
     keep_state_for(frame.sparkSession, pipeline)
-    assert not frame.sparkSession.streams.active  # asking starts what keeps track of state stores, which a batch with state needs, too
+    assert (
+        not frame.sparkSession.streams.active
+    )  # asking starts what keeps track of state stores, which a batch with state needs, too
     online = transform([frame], pipeline).select(key, F.col(cost).alias("paid"))
     best = transform([frame], pipeline, hindsight=True).select(key, F.col(cost).alias("least"))
     return {row[key]: row["paid"] / row["least"] for row in online.join(best, key).collect()}

@@ -47,7 +47,9 @@ class SinkCommit:
 
 @dataclass(frozen=True)
 class LeaseSeen:
-    """A shard's lease in one version of the lease table. ``at`` is the file's time, in seconds: one clock for all writers."""
+    """A shard's lease in one version of the lease table. ``at`` is the file's time, in seconds: one clock for
+    all writers.
+    """
 
     at: float
     shard: str
@@ -77,7 +79,9 @@ class Evidence:
 def collect(settings: Settings, pipeline: str, since: datetime, leases: LeaseHistory) -> Evidence:
     """Read everything of one pipeline; events of the whole fleet from the moment ``since`` on."""
     tables, mine = ControlTables(settings), [("pipeline", "=", pipeline)]
-    events = sorted((row for row in tables.rows(ControlTable.EVENTS) if row["at"] >= since), key=lambda row: row["at"])
+    events = sorted(
+        (row for row in tables.rows(ControlTable.EVENTS) if row["at"] >= since), key=lambda row: row["at"]
+    )
     return Evidence(
         pipeline,
         Ledger(tables).batches(pipeline),
@@ -104,7 +108,14 @@ def sink_commits(table: Path) -> list[SinkCommit]:
     for path in log_files(table):
         entries = actions(path)
         transactions = [entry["txn"] for entry in entries if "txn" in entry]
-        said = next((json.loads(entry["commitInfo"]["hindcast"]) for entry in entries if "hindcast" in entry.get("commitInfo", {})), None)
+        said = next(
+            (
+                json.loads(entry["commitInfo"]["hindcast"])
+                for entry in entries
+                if "hindcast" in entry.get("commitInfo", {})
+            ),
+            None,
+        )
         for transaction in transactions:
             number = transaction["version"]
             found.append(
@@ -124,10 +135,11 @@ def sink_commits(table: Path) -> list[SinkCommit]:
 
 
 class LeaseHistory:
-    """Follows the log of a lease table while a test runs: the table itself forgets after two minutes what its leases were.
+    """Follows the log of a lease table while a test runs: the table itself forgets after two minutes what its
+    leases were.
 
-    Only changes are kept, so that a long run with many pipelines needs little memory. Start it before what is to be seen; it reads in a
-    thread of its own.
+    Only changes are kept, so that a long run with many pipelines needs little memory. Start it before what is
+    to be seen; it reads in a thread of its own.
     """
 
     def __init__(self, table: Path) -> None:
@@ -151,7 +163,8 @@ class LeaseHistory:
             self._thread.join()
 
     def of(self, pipeline: str, since: float = 0.0) -> list[LeaseSeen]:
-        """How the leases of a pipeline's shards changed since a moment, the oldest first, up to the newest version there is.
+        """How the leases of a pipeline's shards changed since a moment, the oldest first, up to the newest
+        version there is.
 
         :raises AssertionError: where a version is missing that had to be read
         """
@@ -166,7 +179,9 @@ class LeaseHistory:
             self._read()
 
     def _read(self) -> None:
-        """Read on to the newest version. One that is torn or missing for now is tried again with the next call."""
+        """Read on to the newest version. One that is torn or missing for now is tried again with the next
+        call.
+        """
         with self._reading:
             paths = {int(path.stem): path for path in log_files(self._table)}
             if not paths:
@@ -174,13 +189,17 @@ class LeaseHistory:
             if self._next is None:
                 self._next = min(paths)
             while self._next <= max(paths):
-                if not self._take(paths.get(self._next), min(version for version in paths if version >= self._next), paths):
+                if not self._take(
+                    paths.get(self._next), min(version for version in paths if version >= self._next), paths
+                ):
                     self._held_at = self._next
                     return
             self._held_at = None
 
     def _take(self, path: Path | None, following: int, paths: Mapping[int, Path]) -> bool:
-        """Read one version; False where that has to be tried again. One that the table's upkeep has deleted is lost."""
+        """Read one version; False where that has to be tried again. One that the table's upkeep has deleted
+        is lost.
+        """
         assert self._next is not None
         at = time.time()
         try:
@@ -199,11 +218,16 @@ class LeaseHistory:
         return True
 
     def _note(self, rows: list[dict[str, Any]], at: float) -> None:
-        wanted = {row["stream_id"] for row in rows if row["status_type"] == "pipeline" and row["state"] == "running"}
+        wanted = {
+            row["stream_id"] for row in rows if row["status_type"] == "pipeline" and row["state"] == "running"
+        }
         for row in rows:
             if row["status_type"] != "shard":
                 continue
-            key, seen = (row["stream_id"], row["status_value"]), _seen(row, at, wanted=row["stream_id"] in wanted)
+            key, seen = (
+                (row["stream_id"], row["status_value"]),
+                _seen(row, at, wanted=row["stream_id"] in wanted),
+            )
             last = self._last.get(key)
             if last is None or replace(last, at=at) != seen:
                 self._last[key] = seen

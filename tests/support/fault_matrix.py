@@ -74,10 +74,12 @@ class Outcome:
 
 @dataclass(eq=False)
 class Matrix:
-    """Registered as a plugin: keeps the tests of the wanted rows, in the matrix's order, and tells what became of them.
+    """Registered as a plugin: keeps the tests of the wanted rows, in the matrix's order, and tells what
+    became of them.
 
-    ``quick`` keeps one test of each row for each seed, drawn by the seed; ``record`` adds what was run to the record of runs.
-    ``minutes`` is the time for all of it: the first row is then drawn, and a test that would begin later is left out and said so.
+    ``quick`` keeps one test of each row for each seed, drawn by the seed; ``record`` adds what was run to the
+    record of runs. ``minutes`` is the time for all of it: the first row is then drawn, and a test that would
+    begin later is left out and said so.
     """
 
     rows: frozenset[str]
@@ -91,7 +93,9 @@ class Matrix:
     _began_at: float = field(default_factory=time.monotonic)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Each test of a row runs once for each seed, also if it draws nothing: the machine's timing is never the same twice."""
+        """Each test of a row runs once for each seed, also if it draws nothing: the machine's timing is never
+        the same twice.
+        """
         if metafunc.definition.get_closest_marker("row") is None:
             return
         if "seed" not in metafunc.fixturenames:
@@ -100,7 +104,9 @@ class Matrix:
         metafunc.parametrize("seed", range(first, first + times), ids=lambda seed: f"seed={seed}")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """A test without a row is no fault; without --row every row runs but those that have a command of their own."""
+        """A test without a row is no fault; without --row every row runs but those that have a command of
+        their own.
+        """
         order = list(ROWS)
         kept = [item for item in items if self._wanted(item)]
         if self.quick:
@@ -125,7 +131,9 @@ class Matrix:
         if self.rows:
             return row in self.rows
         # The quick rows stand beside `make test`, which runs those of the other folders.
-        return row not in NAMED_ONLY and not (self.quick and (item.path.parent.name != "faults" or row in WITH_AIRFLOW))
+        return row not in NAMED_ONLY and not (
+            self.quick and (item.path.parent.name != "faults" or row in WITH_AIRFLOW)
+        )
 
     def _drawn(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """One test of each row for each seed. Those of a row that take minutes are not among them."""
@@ -139,13 +147,18 @@ class Matrix:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
         report = yield
         self._seconds[item.nodeid] += report.duration
-        failed_before = any(outcome.what == item.name and outcome.state == "failed" for outcome in self.outcomes)
+        failed_before = any(
+            outcome.what == item.name and outcome.state == "failed" for outcome in self.outcomes
+        )
         if report.when == "call" or (report.outcome != "passed" and not failed_before):
             state, why = "passed", ""
             if report.skipped and hasattr(report, "wasxfail"):
                 state, why = "known to fail", report.wasxfail
             elif report.skipped:
-                state, why = "cannot run here", report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+                state, why = (
+                    "cannot run here",
+                    report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr),
+                )
                 if LEFT_OUT in why:
                     state = LEFT_OUT
             elif report.failed:
@@ -154,7 +167,9 @@ class Matrix:
             shape, seed = shape_of(item, self.shape), seed_of(item)
             # A teardown that fails is the end of a test that had passed.
             self.outcomes = [outcome for outcome in self.outcomes if outcome.what != item.name]
-            self.outcomes.append(Outcome(_row(item), item.name, shape, seed, oracles, self._seconds[item.nodeid], state, why))
+            self.outcomes.append(
+                Outcome(_row(item), item.name, shape, seed, oracles, self._seconds[item.nodeid], state, why)
+            )
         return report
 
     def pytest_sessionstart(self) -> None:
@@ -166,11 +181,25 @@ class Matrix:
         if not self.record:
             return
         commit, dirty = self._began
-        dirty = dirty or fault_runs.standing() != self._began  # workers that started later have read other code
+        dirty = (
+            dirty or fault_runs.standing() != self._began
+        )  # workers that started later have read other code
         at = datetime.now(UTC).isoformat(timespec="seconds")
         form = "quick" if self.quick else "long"
         made = [
-            fault_runs.Run(one.row, one.what, one.shape, one.seed, form, commit, dirty, one.state, round(one.seconds, 1), at, one.why)
+            fault_runs.Run(
+                one.row,
+                one.what,
+                one.shape,
+                one.seed,
+                form,
+                commit,
+                dirty,
+                one.state,
+                round(one.seconds, 1),
+                at,
+                one.why,
+            )
             for one in self.outcomes
             if one.state in {"passed", "failed"}
         ]
@@ -186,11 +215,20 @@ class Matrix:
         states = Counter(outcome.state for outcome in self.outcomes)
         passed, failed = states.pop("passed", 0), states.pop("failed", 0)
         write("")
-        write(", ".join([f"{passed} passed, {failed} failed", *(f"{count} {state}" for state, count in states.items())]))
+        write(
+            ", ".join(
+                [
+                    f"{passed} passed, {failed} failed",
+                    *(f"{count} {state}" for state, count in states.items()),
+                ]
+            )
+        )
 
 
 def shapes_of(item: pytest.Item) -> tuple[str, ...]:
-    """The shapes of pipeline that a test makes sense for; none where it has no pipeline that it could change."""
+    """The shapes of pipeline that a test makes sense for; none where it has no pipeline that it could
+    change.
+    """
     marker = item.get_closest_marker("shapes")
     if marker is not None:
         return marker.args
@@ -198,7 +236,9 @@ def shapes_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 def shape_of(item: pytest.Item, wanted: str) -> str:
-    """The shape that a test runs with: the wanted one, or the one that its seed draws; empty where it has none."""
+    """The shape that a test runs with: the wanted one, or the one that its seed draws; empty where it has
+    none.
+    """
     possible = shapes_of(item)
     if not possible:
         return ""

@@ -1,7 +1,8 @@
-"""The oracles: pure functions of what the tables say. Each raises an AssertionError that names what is wrong, or returns nothing.
+"""The oracles: pure functions of what the tables say. Each raises an AssertionError that names what is wrong,
+or returns nothing.
 
-Sets of real offsets throughout, never counts alone. The exact answer (I5, and the rest of I1 and I2) is that of
-:func:`support.live_stream.check_answer`, which plain Python works out.
+Sets of real offsets throughout, never counts alone. The exact answer (I5, and the rest of I1 and I2) is that
+of :func:`support.live_stream.check_answer`, which plain Python works out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ RESET = "reset"
 
 
 def no_loss(evidence: Evidence) -> set[Place]:
-    """I1: the batches of each shard cover every offset from its start to its checkpoint, none twice; return the offsets covered."""
+    """I1: the batches of each shard cover every offset from its start to its checkpoint, none twice; return
+    the offsets covered.
+    """
     read: Counter[Place] = Counter()
     for row in evidence.ledger:
         for partition, end in row.end_offsets.items():
@@ -28,7 +31,9 @@ def no_loss(evidence: Evidence) -> set[Place]:
     for partition in {partition for partition, _ in read}:
         offsets = sorted(offset for found, offset in read if found == partition)
         missing = set(range(offsets[0], offsets[-1] + 1)) - set(offsets)
-        assert not missing, f"I1: partition {partition} was read from {offsets[0]} to {offsets[-1]} without {sorted(missing)[:10]}"
+        assert not missing, (
+            f"I1: partition {partition} was read from {offsets[0]} to {offsets[-1]} without {sorted(missing)[:10]}"
+        )
     return set(read)
 
 
@@ -41,36 +46,53 @@ def set_aside(evidence: Evidence, sent: Iterable[Place], poison: Iterable[Place]
 
 
 def written_once(evidence: Evidence, *, upserts: bool = False) -> None:
-    """I2: no batch and no file is in the sink's log twice, and no file was ever taken out but to be joined with others, or by a reset.
+    """I2: no batch and no file is in the sink's log twice, and no file was ever taken out but to be joined
+    with others, or by a reset.
 
     A batch that ``upserts`` takes out the files whose rows it replaces.
 
     That those rows are still there, and once, is for the exact answer to say.
     """
     batches = Counter((commit.app, commit.batch) for commit in evidence.commits if commit.kind == "batch")
-    assert not (twice := [key for key, times in batches.items() if times > 1]), f"I2: committed twice: {twice}"
+    assert not (twice := [key for key, times in batches.items() if times > 1]), (
+        f"I2: committed twice: {twice}"
+    )
     files = Counter(path for commit in evidence.commits if commit.kind != RESET for path in commit.added)
-    assert not (twice := [path for path, times in files.items() if times > 1]), f"I2: files added twice: {twice}"
+    assert not (twice := [path for path, times in files.items() if times > 1]), (
+        f"I2: files added twice: {twice}"
+    )
     may_remove = {RESET, "batch"} if upserts else {RESET}
     removing = [commit for commit in evidence.commits if commit.removed and commit.app != COMPACTION]
-    assert not [commit for commit in removing if commit.kind not in may_remove], "I2: files were removed from the sink"
+    assert not [commit for commit in removing if commit.kind not in may_remove], (
+        "I2: files were removed from the sink"
+    )
 
 
 def one_owner(evidence: Evidence) -> None:
-    """I3: in the sink's log epochs never fall; in the history of the leases each epoch has one owner and each owner's is a new one."""
+    """I3: in the sink's log epochs never fall; in the history of the leases each epoch has one owner and each
+    owner's is a new one.
+    """
     for app, commits in _by_app(evidence).items():
         for before, after in pairwise(commits):
-            assert after.epoch >= before.epoch, f"I3: {app}: version {after.version} is of epoch {after.epoch}, after {before.epoch}"
+            assert after.epoch >= before.epoch, (
+                f"I3: {app}: version {after.version} is of epoch {after.epoch}, after {before.epoch}"
+            )
     for shard, history in _by_shard(evidence).items():
         owners: dict[int, set[str]] = defaultdict(set)
         for before, after in pairwise(history):
-            assert after.epoch >= before.epoch, f"I3: {shard}: the lease's epoch fell from {before.epoch} to {after.epoch}"
+            assert after.epoch >= before.epoch, (
+                f"I3: {shard}: the lease's epoch fell from {before.epoch} to {after.epoch}"
+            )
             if after.owner and after.owner != before.owner:
-                assert after.epoch > before.epoch, f"I3: {shard}: {after.owner} owns it in the epoch of {before.owner or 'nobody'}"
+                assert after.epoch > before.epoch, (
+                    f"I3: {shard}: {after.owner} owns it in the epoch of {before.owner or 'nobody'}"
+                )
         for seen in history:
             if seen.owner:
                 owners[seen.epoch].add(seen.owner)
-        assert not (shared := {epoch: found for epoch, found in owners.items() if len(found) > 1}), f"I3: {shard}: {shared}"
+        assert not (shared := {epoch: found for epoch, found in owners.items() if len(found) > 1}), (
+            f"I3: {shard}: {shared}"
+        )
 
 
 def never_back(evidence: Evidence) -> None:
@@ -84,7 +106,9 @@ def never_back(evidence: Evidence) -> None:
         held |= {(shard, commit.batch): commit for commit in commits if commit.kind == "batch"}
         for before, after in pairwise(commits):
             step = (after.batch - before.batch) if after.kind == "batch" else 1 + (after.batch - before.batch)
-            assert step == 1, f"I4: {app}: {after.kind} {after.batch} of epoch {after.epoch} follows batch {before.batch}"
+            assert step == 1, (
+                f"I4: {app}: {after.kind} {after.batch} of epoch {after.epoch} follows batch {before.batch}"
+            )
             assert before.kind != RESET, f"I4: {app}: batch {after.batch} follows a reset"
             assert after.kind == RESET or after.start_offsets == before.end_offsets, (
                 f"I4: {app}: batch {after.batch} begins elsewhere than {before.batch} ended"
@@ -92,41 +116,65 @@ def never_back(evidence: Evidence) -> None:
     for shard, history in _by_shard(evidence).items():
         points = [seen.checkpoint for seen in history if "batch" in seen.checkpoint]
         for before, after in pairwise(points):
-            assert after["batch"] >= before["batch"], f"I4: {shard}: the checkpoint fell from {before['batch']} to {after['batch']}"
+            assert after["batch"] >= before["batch"], (
+                f"I4: {shard}: the checkpoint fell from {before['batch']} to {after['batch']}"
+            )
         for point in points:
             commit = held.get((shard, point["batch"]))
-            assert commit is not None, f"I4: {shard}: the checkpoint names batch {point['batch']}, which the sink does not hold"
+            assert commit is not None, (
+                f"I4: {shard}: the checkpoint names batch {point['batch']}, which the sink does not hold"
+            )
             ends = {int(partition): offset for partition, offset in point["end_offsets"].items()}
-            assert ends == commit.end_offsets, f"I4: {shard}: the checkpoint of batch {point['batch']} is not the sink's"
+            assert ends == commit.end_offsets, (
+                f"I4: {shard}: the checkpoint of batch {point['batch']} is not the sink's"
+            )
 
 
 def ledger_is_the_sinks(evidence: Evidence) -> None:
-    """I4: the ledger has exactly the batches that the sink holds and no reset took back, with their epochs and offsets."""
+    """I4: the ledger has exactly the batches that the sink holds and no reset took back, with their epochs
+    and offsets.
+    """
     resets = {commit.version for commit in evidence.commits if commit.kind == RESET}
-    kept = [(max((row.sink_version for row in evidence.ledger if row.sink_version < reset), default=-1), reset) for reset in resets]
+    kept = [
+        (max((row.sink_version for row in evidence.ledger if row.sink_version < reset), default=-1), reset)
+        for reset in resets
+    ]
     committed = {
         (commit.app, commit.batch): (commit.epoch, commit.end_offsets, commit.version)
         for commit in evidence.commits
         if commit.kind == "batch" and not any(after < commit.version < reset for after, reset in kept)
     }
     recorded = {
-        (f"{row.pipeline}/v{row.version}/{row.shard}", row.batch): (row.epoch, row.end_offsets, row.sink_version) for row in evidence.ledger
+        (f"{row.pipeline}/v{row.version}/{row.shard}", row.batch): (
+            row.epoch,
+            row.end_offsets,
+            row.sink_version,
+        )
+        for row in evidence.ledger
     }
-    assert recorded == committed, f"I4: ledger and sink differ in {sorted(set(recorded) ^ set(committed))[:5]}"
+    assert recorded == committed, (
+        f"I4: ledger and sink differ in {sorted(set(recorded) ^ set(committed))[:5]}"
+    )
 
 
 def alive(evidence: Evidence, lease_seconds: float) -> float:
-    """I6: while the pipeline is wanted no shard goes unrenewed for more than two leases; return the longest time that one did."""
+    """I6: while the pipeline is wanted no shard goes unrenewed for more than two leases; return the longest
+    time that one did.
+    """
     longest = 0.0
     for shard, history in _by_shard(evidence).items():
         renewed: LeaseSeen | None = None
         for seen in history:
             if not seen.wanted:
                 renewed = None
-            elif seen.owner and (renewed is None or (seen.owner, seen.counter) != (renewed.owner, renewed.counter)):
+            elif seen.owner and (
+                renewed is None or (seen.owner, seen.counter) != (renewed.owner, renewed.counter)
+            ):
                 longest = max(longest, seen.at - renewed.at if renewed else 0.0)
                 renewed = seen
-        assert longest <= 2 * lease_seconds + BUSY_SECONDS, f"I6: {shard} had no living owner for {longest:.1f} s"
+        assert longest <= 2 * lease_seconds + BUSY_SECONDS, (
+            f"I6: {shard} had no living owner for {longest:.1f} s"
+        )
     return longest
 
 
@@ -134,7 +182,9 @@ def steals(evidence: Evidence) -> int:
     """How many times a live worker was asked to hand a shard over."""
     asked = 0
     for history in _by_shard(evidence).values():
-        asked += sum(bool(after.stealer) and after.stealer != before.stealer for before, after in pairwise(history))
+        asked += sum(
+            bool(after.stealer) and after.stealer != before.stealer for before, after in pairwise(history)
+        )
     return asked
 
 
@@ -142,12 +192,18 @@ def told(evidence: Evidence, *kinds: str) -> None:
     """I7: each of these kinds is among the events, and every warning and error names a cure."""
     found = {row["kind"] for row in evidence.events}
     assert set(kinds) <= found, f"I7: no event {sorted(set(kinds) - found)}; there are {sorted(found)}"
-    silent = {(row["kind"], row["message"]) for row in evidence.events if row["severity"] in {"warning", "error"} and not row["cure"]}
+    silent = {
+        (row["kind"], row["message"])
+        for row in evidence.events
+        if row["severity"] in {"warning", "error"} and not row["cure"]
+    }
     assert not silent, f"I7: without a cure: {sorted(silent)[:3]}"
 
 
 def parents_first(evidence: Evidence) -> None:
-    """I8: no child shard has an owner before all its parents have ended, and what it reads begins where they stopped."""
+    """I8: no child shard has an owner before all its parents have ended, and what it reads begins where they
+    stopped.
+    """
     ended: dict[str, float] = {}
     stopped_at: dict[int, int] = {}
     for seen in evidence.leases:
@@ -165,7 +221,11 @@ def parents_first(evidence: Evidence) -> None:
     for row in evidence.ledger:
         if row.shard not in parents and row.shard not in begun:
             begun.add(row.shard)
-            gaps = {p: (stopped_at[p], o) for p, o in row.start_offsets.items() if p in stopped_at and o != stopped_at[p]}
+            gaps = {
+                p: (stopped_at[p], o)
+                for p, o in row.start_offsets.items()
+                if p in stopped_at and o != stopped_at[p]
+            }
             assert not gaps, f"I8: {row.shard} begins elsewhere than its parents stopped: {gaps}"
 
 

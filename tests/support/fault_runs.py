@@ -1,7 +1,7 @@
 """The record of the matrix's runs, and ``docs/runs.md``, the page that adds them up.
 
-Each run of a row with ``--record`` appends one line to ``runs.jsonl``. As a program this writes the page from those lines; with
-``--cause`` it first notes why a recorded failure failed.
+Each run of a row with ``--record`` appends one line to ``runs.jsonl``. As a program this writes the page from
+those lines; with ``--cause`` it first notes why a recorded failure failed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def note_cause(cause: str, row: str, seed: int, record: Path = RECORD) -> int:
     return noted
 
 
-# -- the page --------------------------------------------------------------------------------------------------------------
+# -- the page
+# --------------------------------------------------------------------------------------------------------------
 
 HEAD = """# Runs of the matrix of faults
 
@@ -106,7 +107,11 @@ bounds the rate of failure by 3/n with 95 % confidence. A failure stays here wit
 
 def page(rows: dict[str, str], runs: Sequence[Run]) -> str:
     """The page as Markdown. ``rows`` are the matrix's, name to meaning."""
-    parts = [HEAD + _by_row(rows, runs), "## By shape\n\n" + _by_shape(rows, runs), "## Failures\n\n" + _failures(rows, runs)]
+    parts = [
+        HEAD + _by_row(rows, runs),
+        "## By shape\n\n" + _by_shape(rows, runs),
+        "## Failures\n\n" + _failures(rows, runs),
+    ]
     return "\n".join(parts)
 
 
@@ -117,7 +122,9 @@ def _by_row(rows: dict[str, str], runs: Sequence[Run]) -> str:
         clean = [run for run in mine if run.clean]
         quick = sum(run.form == "quick" for run in clean)
         failed = sum(run.failed for run in mine)
-        lines.append(f"| {row} | {meaning} | {len(clean)} | {quick} | {len(clean) - quick} | {failed} | {bound(mine)} |")
+        lines.append(
+            f"| {row} | {meaning} | {len(clean)} | {quick} | {len(clean) - quick} | {failed} | {bound(mine)} |"
+        )
     dirty = sum(run.dirty for run in runs)
     if dirty:
         lines += ["", f"{dirty} more ran on a work tree with changes, and count for nothing."]
@@ -162,10 +169,15 @@ def _failures(rows: dict[str, str], runs: Sequence[Run]) -> str:
     failed = [run for run in runs if run.failed and run.row in rows]
     if not failed:
         return "None.\n"
-    lines = ["| row | test | shape | seed | form | commit | what was seen | cause |", "|---|---|---|---:|---|---|---|---|"]
+    lines = [
+        "| row | test | shape | seed | form | commit | what was seen | cause |",
+        "|---|---|---|---:|---|---|---|---|",
+    ]
     for run in sorted(failed, key=lambda run: run.at):
         seen, cause = (text.replace("|", "\\|") for text in (run.why, run.cause or "not known yet"))
-        lines.append(f"| {run.row} | {run.test} | {run.shape or '-'} | {run.seed} | {run.form} | {run.commit} | {seen} | {cause} |")
+        lines.append(
+            f"| {run.row} | {run.test} | {run.shape or '-'} | {run.seed} | {run.form} | {run.commit} | {seen} | {cause} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -181,7 +193,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.row is None or options.seed is None:
             parser.error("name the failure: --row F5 --seed 7")
         if not note_cause(options.cause, options.row, options.seed):
-            parser.error(f"{RECORD.name} has no failure of {options.row} with the seed {options.seed} that lacks a cause")
+            parser.error(
+                f"{RECORD.name} has no failure of {options.row} with the seed {options.seed} that lacks a cause"
+            )
     PAGE.write_text(page(ROWS, read()))
     print(f"{PAGE.relative_to(ROOT)} is written.")  # noqa: T201 - the program's answer
     return 0

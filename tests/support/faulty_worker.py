@@ -1,15 +1,17 @@
-"""A worker whose stores, wall clock or steps fail once a test says so. Run as a program, in the place of ``spark_apps/consume.py``.
+"""A worker whose stores, wall clock or steps fail once a test says so. Run as a program, in the place of
+``spark_apps/consume.py``.
 
 It looks for ``<pid>.json`` in the folder ``FAULTS``, before each commit and each step; a test writes it with
-:func:`support.warm_fleet.WarmFleet.arm` and takes it away again. Without it the worker is like any other. The stores behind it are the real
-ones. The file is an object of:
+:func:`support.warm_fleet.WarmFleet.arm` and takes it away again. Without it the worker is like any other. The
+    stores behind it are the real ones. The file is an object of:
 
-- ``lease``, ``sink``, ``ledger``, ``audit``: a store. ``before`` is the share of its commits that fail unwritten, ``after`` of those that
-  are written and then fail, ``slow_seconds`` the longest wait before a commit;
+- ``lease``, ``sink``, ``ledger``, ``audit``: a store. ``before`` is the share of its commits that fail
+  unwritten, ``after`` of those that are written and then fail, ``slow_seconds`` the longest wait before a
+  commit;
 - ``seed``: of these chances;
 - ``wall_hours``: the wall clock is another one each second, up to so many hours ahead or behind;
-- ``crash_at``: ``sink.4@7`` kills the process when it comes to this step for the seventh time; of all that are told the same
-  ``token``, a file, only the first one dies.
+- ``crash_at``: ``sink.4@7`` kills the process when it comes to this step for the seventh time; of all that
+  are told the same ``token``, a file, only the first one dies.
 """
 
 from __future__ import annotations
@@ -117,7 +119,9 @@ class Faults:
 
 
 def arm(faults: Faults) -> None:
-    """Put the faults in the way of the real calls. Before the worker's modules are loaded: they take some of these by name."""
+    """Put the faults in the way of the real calls. Before the worker's modules are loaded: they take some of
+    these by name.
+    """
     crash_points.reach = faults.reach
     really = DeltaTable.create_write_transaction
     merge_really, execute_really = DeltaTable.merge, deltalake.table.TableMerger.execute

@@ -1,6 +1,8 @@
-"""Real workers as real processes, and the streams they consume: started, killed, paused, looked at through their tables.
+"""Real workers as real processes, and the streams they consume: started, killed, paused, looked at through
+their tables.
 
-A :class:`Fleet` is a home with worker processes; a :class:`Stream` is one pipeline of it on a topic of its own.
+A :class:`Fleet` is a home with worker processes; a :class:`Stream` is one pipeline of it on a topic of its
+own.
 """
 
 from __future__ import annotations
@@ -45,7 +47,12 @@ Worker = subprocess.Popen[bytes]
 
 def fleet_settings(settings: Settings, servers: str) -> Settings:
     """The settings of a quick fleet that loads the pipelines of its own home."""
-    quick = {"bootstrap_servers": servers, "lease_seconds": LEASE_SECONDS, "trigger_seconds": 0.3, "audit_seconds": 2.0}
+    quick = {
+        "bootstrap_servers": servers,
+        "lease_seconds": LEASE_SECONDS,
+        "trigger_seconds": 0.3,
+        "audit_seconds": 2.0,
+    }
     return settings.model_copy(update={**quick, "pipelines_dir": settings.home / "pipelines"})
 
 
@@ -61,11 +68,19 @@ class Fleet:
         """Start one worker, with these variables besides the settings'."""
         scratch = self.settings.home / "tmp"
         scratch.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, **self.settings.environment(), "TMPDIR": str(scratch), "PYTHONFAULTHANDLER": "1", **environment}
+        env = {
+            **os.environ,
+            **self.settings.environment(),
+            "TMPDIR": str(scratch),
+            "PYTHONFAULTHANDLER": "1",
+            **environment,
+        }
         command = [*self.wrapper, sys.executable, str(program)]
         with self.log(len(self.started)).open("wb") as log:
             # A group of its own, as a detached worker has it.
-            process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
         self.started.append(process)
         return process
 
@@ -95,7 +110,9 @@ class Fleet:
             process.wait()
 
     def signal_all(self, process: Worker, number: int) -> None:
-        """Send a signal to the worker and everything below it, Spark's Python workers too (they have a group of their own)."""
+        """Send a signal to the worker and everything below it, Spark's Python workers too (they have a group
+        of their own).
+        """
         for member in self.family(process):
             with suppress(psutil.NoSuchProcess):
                 member.send_signal(number)
@@ -124,7 +141,9 @@ class Fleet:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGCONT)
             self.kill(process)
-        for left in self.remains():  # a JVM may outlive its worker for a moment, or for ever where it is stuck
+        for (
+            left
+        ) in self.remains():  # a JVM may outlive its worker for a moment, or for ever where it is stuck
             with suppress(psutil.NoSuchProcess):
                 left.kill()
 
@@ -133,7 +152,10 @@ class Fleet:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.environ().get("HINDCAST_HOME") == str(self.settings.home) and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get("HINDCAST_HOME") == str(self.settings.home)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -142,9 +164,15 @@ class Fleet:
         return [lease for lease in found if pipeline in (None, lease.stream_id)]
 
     def owners(self, pipeline: str) -> dict[str, int | None]:
-        """The pid that owns each shard of a pipeline that has begun and not ended; None where the owner holds no slot any more."""
+        """The pid that owns each shard of a pipeline that has begun and not ended; None where the owner holds
+        no slot any more.
+        """
         leases = LeaseTable(self.settings).leases()
-        pids = {row.lease_owner: row.detail.get("pid") for row in leases if row.status_type is StatusType.SLOT and row.lease_owner}
+        pids = {
+            row.lease_owner: row.detail.get("pid")
+            for row in leases
+            if row.status_type is StatusType.SLOT and row.lease_owner
+        }
         return {
             row.status_value: pids.get(row.lease_owner)
             for row in leases
@@ -154,7 +182,14 @@ class Fleet:
     def id_of(self, process: Worker) -> str:
         """The worker's id, empty while it holds no slot."""
         slots = self.leases(StatusType.SLOT)
-        return next((slot.lease_owner for slot in slots if slot.lease_owner and slot.detail.get("pid") == process.pid), "")
+        return next(
+            (
+                slot.lease_owner
+                for slot in slots
+                if slot.lease_owner and slot.detail.get("pid") == process.pid
+            ),
+            "",
+        )
 
     def rows(self, table: ControlTable, *where: tuple[str, str, Any]) -> list[dict[str, Any]]:
         return ControlTables(self.settings).rows(table, where)
@@ -162,7 +197,9 @@ class Fleet:
     def events(self, since: datetime | None = None) -> list[dict[str, Any]]:
         """Events in the order of their time."""
         found = self.rows(ControlTable.EVENTS)
-        return sorted((row for row in found if since is None or row["at"] >= since), key=lambda row: row["at"])
+        return sorted(
+            (row for row in found if since is None or row["at"] >= since), key=lambda row: row["at"]
+        )
 
 
 @dataclass
@@ -183,7 +220,8 @@ class Stream:
     def settings(self) -> Settings:
         return self.fleet.settings
 
-    # -- what goes in ------------------------------------------------------------------------------------------------------
+    # -- what goes in
+    # ------------------------------------------------------------------------------------------------------
 
     def want(self, state: DesiredState = DesiredState.RUNNING) -> None:
         """Declare the pipeline, or want another state of it."""
@@ -196,7 +234,9 @@ class Stream:
         self.sent += records
 
     def more(self, count: int = 300) -> list[Record]:
-        """The next records of the stream's own feed (ten tickers, 5 % late, 1 % poison), at the offsets after what was sent."""
+        """The next records of the stream's own feed (ten tickers, 5 % late, 1 % poison), at the offsets after
+        what was sent.
+        """
         if not self._feed:
             self._feed = self.shape.spread(trades(self.seed, count=20_000, partitions=self.partitions))
         taken, self._feed = self._feed[:count], self._feed[count:]
@@ -212,7 +252,8 @@ class Stream:
     def send_more(self, count: int = 300) -> None:
         self.send(self.more(count))
 
-    # -- what is seen ------------------------------------------------------------------------------------------------------
+    # -- what is seen
+    # ------------------------------------------------------------------------------------------------------
 
     def leases(self) -> list[Lease]:
         return self.fleet.leases(StatusType.SHARD, self.name)
@@ -223,7 +264,11 @@ class Stream:
         return bool(owners) and set(owners.values()) == {process.pid for process in processes}
 
     def wait_owned_by(self, *processes: Worker, seconds: float = START_SECONDS) -> None:
-        wait_until(lambda: self.owned_by(*processes), seconds, f"{len(processes)} workers own all shards of {self.name}")
+        wait_until(
+            lambda: self.owned_by(*processes),
+            seconds,
+            f"{len(processes)} workers own all shards of {self.name}",
+        )
 
     def committed(self) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -233,16 +278,28 @@ class Stream:
 
     def wait_read(self, seconds: float = START_SECONDS, to: Mapping[int, int] | None = None) -> None:
         wanted = dict(to) if to is not None else ends(self.sent)
-        wait_until(lambda: self.committed() == wanted, seconds, f"everything sent to {self.topic} is in the ledger")
+        wait_until(
+            lambda: self.committed() == wanted, seconds, f"everything sent to {self.topic} is in the ledger"
+        )
 
     def wait_free(self, seconds: float = START_SECONDS) -> None:
-        wait_until(lambda: not any(lease.lease_owner for lease in self.leases()), seconds, f"the shards of {self.name} are free")
+        wait_until(
+            lambda: not any(lease.lease_owner for lease in self.leases()),
+            seconds,
+            f"the shards of {self.name} are free",
+        )
 
     def wait_filed(self) -> None:
-        wait_until(lambda: all_filed(self.settings, self.name, self.shape), START_SECONDS, "the late and poison rows are filed")
+        wait_until(
+            lambda: all_filed(self.settings, self.name, self.shape),
+            START_SECONDS,
+            "the late and poison rows are filed",
+        )
 
     def pause(self) -> None:
-        """Want it paused, and wait until its shards are free and all that was read is filed: then its tables stand still."""
+        """Want it paused, and wait until its shards are free and all that was read is filed: then its tables
+        stand still.
+        """
         self.want(DesiredState.PAUSED)
         self.wait_free()
         if self.committed():
@@ -260,7 +317,11 @@ class Stream:
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """The pipeline's own events, in the order of their time."""
-        return [row for row in self.fleet.events() if row["pipeline"] == self.name and (not kinds or row["kind"] in kinds)]
+        return [
+            row
+            for row in self.fleet.events()
+            if row["pipeline"] == self.name and (not kinds or row["kind"] in kinds)
+        ]
 
     def wait_event(self, kind: str, seconds: float = START_SECONDS) -> dict[str, Any]:
         wait_until(lambda: self.events(kind), seconds, f"an event {kind} of {self.name}")

@@ -1,4 +1,6 @@
-"""A fleet as its tables show it, written through the real tables: for the tests of the pages, and to look at them."""
+"""A fleet as its tables show it, written through the real tables: for the tests of the pages, and to look at
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,23 @@ RUN = "stock_stats-20261120T100000-abc123"
 FAILED_RUN = "stock_stats-20261120T110000-def456"
 
 
-def slot(number: int, owner: str = "", *, counter: int = 7, epoch: int = 1, age_seconds: float = 1.0, fleet: str = "default") -> Lease:
+def slot(
+    number: int,
+    owner: str = "",
+    *,
+    counter: int = 7,
+    epoch: int = 1,
+    age_seconds: float = 1.0,
+    fleet: str = "default",
+) -> Lease:
     """A slot row; without an owner it is free."""
     detail = (
-        {"pid": 4000 + number, "host": "streams-1", "started_at": "2026-11-20T09:00:00+00:00", "log": "/var/log/worker.log"}
+        {
+            "pid": 4000 + number,
+            "host": "streams-1",
+            "started_at": "2026-11-20T09:00:00+00:00",
+            "log": "/var/log/worker.log",
+        }
         if owner
         else {}
     )
@@ -39,15 +54,24 @@ def slot(number: int, owner: str = "", *, counter: int = 7, epoch: int = 1, age_
     )
 
 
-def desired(pipeline: str = "stock_stats", state: str = "running", *, version: int = 1, shards: int = 2) -> Lease:
+def desired(
+    pipeline: str = "stock_stats", state: str = "running", *, version: int = 1, shards: int = 2
+) -> Lease:
     """The row that says what is wanted of a pipeline."""
     detail = {"version": version, "shards": shards, "workers": 2}
     return Lease(
-        stream_id=pipeline, status_type=StatusType.PIPELINE, status_value=ACTIVE, state=state, detail=detail, updated_at=datetime.now(UTC)
+        stream_id=pipeline,
+        status_type=StatusType.PIPELINE,
+        status_value=ACTIVE,
+        state=state,
+        detail=detail,
+        updated_at=datetime.now(UTC),
     )
 
 
-def shard(pipeline: str, index: int, owner: str, *, lag: int = 120, state: str = ShardState.OPEN, version: int = 1) -> Lease:
+def shard(
+    pipeline: str, index: int, owner: str, *, lag: int = 120, state: str = ShardState.OPEN, version: int = 1
+) -> Lease:
     """A shard row that is 14 seconds behind in event time."""
     now = datetime.now(UTC)
     watermark_ms = int((now - timedelta(seconds=14)).timestamp() * 1000)
@@ -90,7 +114,9 @@ def verdict(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) ->
         "rounding": 0,
         "captured": 0.99931,
         "captured_results": 0.9973,
-        "ratios": json.dumps({"avg_ask": {"worst": 1.0021, "mean": 1.000013}, "trades": {"worst": 0.9, "mean": 0.99991}}),
+        "ratios": json.dumps(
+            {"avg_ask": {"worst": 1.0021, "mean": 1.000013}, "trades": {"worst": 0.9, "mean": 0.99991}}
+        ),
         "input_rows": 7_200_413,
         "late_rows": 201,
         "dead_letters": 7213,
@@ -138,7 +164,10 @@ def run(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) -> dic
 
 def difference(run_id: str = FAILED_RUN, **changes: Any) -> dict[str, Any]:
     """A row of the table ``differences``: an unexplained change unless changed."""
-    keys = {"window": {"start": "2026-11-20T10:14:03.000Z", "end": "2026-11-20T10:14:08.000Z"}, "ticker": "NVDA"}
+    keys = {
+        "window": {"start": "2026-11-20T10:14:03.000Z", "end": "2026-11-20T10:14:08.000Z"},
+        "ticker": "NVDA",
+    }
     row = {
         "run_id": run_id,
         "pipeline": "stock_stats",
@@ -176,20 +205,32 @@ def write_sample(settings: Settings) -> None:
         "failed": '["unexplained is 2, it must be 0"]',
         "captured": 0.99218,
     }
-    tables.append(ControlTable.VERDICTS, [verdict(judged_at=datetime.now(UTC) - timedelta(hours=1)), verdict(FAILED_RUN, **failed)])
+    tables.append(
+        ControlTable.VERDICTS,
+        [verdict(judged_at=datetime.now(UTC) - timedelta(hours=1)), verdict(FAILED_RUN, **failed)],
+    )
     tables.append(
         ControlTable.RUNS,
         [
             run(),
             run(
-                FAILED_RUN, started_at=datetime.now(UTC) - timedelta(minutes=2), note="Slower than the median of the last ten runs by 31 %."
+                FAILED_RUN,
+                started_at=datetime.now(UTC) - timedelta(minutes=2),
+                note="Slower than the median of the last ten runs by 31 %.",
             ),
         ],
     )
-    missing = {"kind": "missing", "stream_value": None, "hindcast_value": json.dumps({"min_ask": 88.1, "trades": 9})}
+    missing = {
+        "kind": "missing",
+        "stream_value": None,
+        "hindcast_value": json.dumps({"min_ask": 88.1, "trades": 9}),
+    }
     values = {"stream_value": json.dumps({"trades": 9}), "hindcast_value": json.dumps({"trades": 10})}
     late = {"cause": "late_rows", "late_rows": 1, **values}
-    tables.append(ControlTable.DIFFERENCES, [difference(), difference(**missing), difference(**late), difference(RUN, **late)])
+    tables.append(
+        ControlTable.DIFFERENCES,
+        [difference(), difference(**missing), difference(**late), difference(RUN, **late)],
+    )
     log = EventLog(tables, worker=first)
     log.record(EventKind.WORKER_STARTED, f"The worker {first} took slot 0 of the fleet default.")
     log.record(
@@ -199,8 +240,12 @@ def write_sample(settings: Settings) -> None:
         shard="v1.g0.s0",
         epoch=3,
     )
-    log.record(EventKind.SUPERVISOR_WOKE, f"No sign of life from {second} for 10 seconds.", severity=Severity.WARNING)
-    log.record(EventKind.WORKER_LAUNCHED, "The supervisor launched the worker process 4107 for the fleet default.")
+    log.record(
+        EventKind.SUPERVISOR_WOKE, f"No sign of life from {second} for 10 seconds.", severity=Severity.WARNING
+    )
+    log.record(
+        EventKind.WORKER_LAUNCHED, "The supervisor launched the worker process 4107 for the fleet default."
+    )
     log.record(
         EventKind.VERDICT_FAILED,
         "The verdict on the hindcast of 11:00 failed: 2 unexplained differences.",

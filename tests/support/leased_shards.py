@@ -18,4 +18,8 @@ def row(store: LeaseStore, key: LeaseKey) -> Lease:
 
 def owners(store: LeaseStore) -> dict[str, str]:
     """Shard -> its owner, empty where it is free."""
-    return {row.status_value: row.lease_owner for row in store.read().leases.values() if row.status_type is StatusType.SHARD}
+    return {
+        row.status_value: row.lease_owner
+        for row in store.read().leases.values()
+        if row.status_type is StatusType.SHARD
+    }

@@ -1,7 +1,8 @@
-"""A real stream under test: records on a real topic, shards consumed by a real query, and the answer they must give.
+"""A real stream under test: records on a real topic, shards consumed by a real query, and the answer they
+must give.
 
-The answer comes from plain Python (:mod:`support.simulated_stream`) and the ledger's batches: which row was late follows from which batch
-read it.
+The answer comes from plain Python (:mod:`support.simulated_stream`) and the ledger's batches: which row was
+late follows from which batch read it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from hindcast.tables.schema import ControlTable
 MODULE = APPEND.module("{name}", "{topic}", "{version}", "{shards}")  # type: ignore[arg-type] - to be formatted again
 
 
-def declare(settings: Settings, topic: str, shards: int = 1, *, name: str = "stock_stats", version: int = 1, shape: Shape = APPEND) -> Path:
+def declare(
+    settings: Settings,
+    topic: str,
+    shards: int = 1,
+    *,
+    name: str = "stock_stats",
+    version: int = 1,
+    shape: Shape = APPEND,
+) -> Path:
     """Write a pipeline's module into the settings' pipelines folder; return its file."""
     settings.pipelines_dir.mkdir(parents=True, exist_ok=True)
     path = settings.pipelines_dir / f"{name}.py"
@@ -57,7 +66,9 @@ def produce(bootstrap_servers: str, topic: str, records: Iterable[Record], shape
     for record in records:
         number, partition = divmod(record.partition, TOPIC_STRIDE)
         value = shape.value(record)
-        sent.append((record, producer.send(topics[number], value, key=record.ticker.encode(), partition=partition)))
+        sent.append(
+            (record, producer.send(topics[number], value, key=record.ticker.encode(), partition=partition))
+        )
     producer.flush()
     for record, future in sent:
         assert future.get(timeout=10).offset == record.offset
@@ -80,9 +91,13 @@ def ledger(settings: Settings, name: str = "stock_stats") -> list[LedgerRow]:
 
 
 def all_filed(settings: Settings, name: str = "stock_stats", shape: Shape = APPEND) -> bool:
-    """Whether the late and poison rows of every batch in the ledger are filed, in each table that they go to."""
+    """Whether the late and poison rows of every batch in the ledger are filed, in each table that they go
+    to.
+    """
     last = {row.shard: row.batch for row in ledger(settings, name)}
-    urls = [ControlTables(settings).url(table) for table in (ControlTable.DEAD_LETTERS, ControlTable.LATE_ROWS)]
+    urls = [
+        ControlTables(settings).url(table) for table in (ControlTable.DEAD_LETTERS, ControlTable.LATE_ROWS)
+    ]
     urls += [settings.table("sinks", own) for own in shape.tables(name)[1:]]
     for url in urls:
         if not DeltaTable.is_deltatable(url):
@@ -104,15 +119,24 @@ def check_chain(batches: list[LedgerRow]) -> None:
         for before, after in pairwise(rows):
             assert after.start_offsets == before.end_offsets
             assert after.late_watermark_ms == before.watermark_ms
-            assert all(after.floors.get(partition, 0) <= before.final_ms(partition) for partition in after.end_offsets)
+            assert all(
+                after.floors.get(partition, 0) <= before.final_ms(partition)
+                for partition in after.end_offsets
+            )
             assert after.epoch >= before.epoch
             assert after.sink_version > before.sink_version
 
 
 def check_answer(
-    settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats", shape: Shape = APPEND
+    settings: Settings,
+    records: list[Record],
+    clockwork_of: Simulated,
+    name: str = "stock_stats",
+    shape: Shape = APPEND,
 ) -> None:
-    """I1, I2 and I5: each closed window is in the sink once, with the value that the rows read in time give; no other is."""
+    """I1, I2 and I5: each closed window is in the sink once, with the value that the rows read in time give;
+    no other is.
+    """
     batches = ledger(settings, name)
     check_chain(batches)
     closed: dict[int, int] = {}
@@ -127,9 +151,15 @@ def check_answer(
 
 
 def check_filed(
-    settings: Settings, records: list[Record], clockwork_of: Simulated, name: str = "stock_stats", shape: Shape = APPEND
+    settings: Settings,
+    records: list[Record],
+    clockwork_of: Simulated,
+    name: str = "stock_stats",
+    shape: Shape = APPEND,
 ) -> None:
-    """I1 of what is in no result: the poison and the late rows are filed, each exactly once. Call after :func:`check_answer`."""
+    """I1 of what is in no result: the poison and the late rows are filed, each exactly once. Call after
+    :func:`check_answer`.
+    """
     tables, mine = ControlTables(settings), [("pipeline", "=", name)]
     poison = sorted((row["partition"], row["offset"]) for row in tables.rows(ControlTable.DEAD_LETTERS, mine))
     assert poison == sorted(record.place for record in records if record.event_ms is None)
@@ -138,9 +168,14 @@ def check_filed(
         count = shape.windows_late(record, clockwork_of.thresholds[record.place])
         if count:
             late[record.place] = count
-    filed = [((row["partition"], row["offset"]), row["windows_late"]) for row in tables.rows(ControlTable.LATE_ROWS, mine)]
+    filed = [
+        ((row["partition"], row["offset"]), row["windows_late"])
+        for row in tables.rows(ControlTable.LATE_ROWS, mine)
+    ]
     assert len(filed) == len(dict(filed)), "a late row is filed twice"
     assert dict(filed) == late
     for own in shape.tables(name)[1:]:
         kept = DeltaTable(settings.table("sinks", own)).to_pyarrow_table().to_pylist()
-        assert sorted((row["partition"], row["offset"]) for row in kept) == sorted(late), f"{own} has each late row once"
+        assert sorted((row["partition"], row["offset"]) for row in kept) == sorted(late), (
+            f"{own} has each late row once"
+        )

@@ -18,7 +18,8 @@ from hindcast.tables.ledger import Ledger
 from hindcast.tables.schema import ControlTable
 from hindcast_sandbox import airflow
 
-#: For a slow machine that does much else: a day's backfill takes 340 s on two busy cores. Nothing waits longer than its condition takes.
+#: For a slow machine that does much else: a day's backfill takes 340 s on two busy cores. Nothing waits
+#: longer than its condition takes.
 DEADLINE_SECONDS = 900.0
 ENDED = {"success", "failed"}
 
@@ -75,7 +76,11 @@ class Platform:
             before = {lease.key: lease for lease in self.leases(StatusType.SHARD)}
             return (
                 bool(before)
-                and all(int(lease.lease_owner.split("-")[-2] or 0) in owners for lease in before.values() if lease.lease_owner)
+                and all(
+                    int(lease.lease_owner.split("-")[-2] or 0) in owners
+                    for lease in before.values()
+                    if lease.lease_owner
+                )
                 and all(lease.lease_owner for lease in before.values())
             )
 
@@ -100,18 +105,25 @@ class Platform:
         return {row["run_id"]: row for row in self.tables.rows(ControlTable.VERDICTS)}
 
     def unpause(self, dag_id: str) -> None:
-        until(f"the DAG {dag_id}", lambda: any(dag["dag_id"] == dag_id for dag in self.api("GET", "/dags?limit=100")["dags"]))
+        until(
+            f"the DAG {dag_id}",
+            lambda: any(dag["dag_id"] == dag_id for dag in self.api("GET", "/dags?limit=100")["dags"]),
+        )
         self.api("PATCH", f"/dags/{dag_id}", {"is_paused": False})
 
     def tasks(self, dag_id: str, run_id: str = "~") -> list[dict[str, Any]]:
         """Task instances, the oldest first."""
-        found = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100&order_by=id")["task_instances"]
+        found = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=100&order_by=id")[
+            "task_instances"
+        ]
         return sorted(found, key=lambda task: task["start_date"] or "9")
 
     def xcom(self, task: dict[str, Any], key: str = "return_value") -> Any:
         """What the task pushed; None where it has not."""
         try:
-            value = self.api("GET", f"{self._path(task)}/xcomEntries/{key}?map_index={task['map_index']}")["value"]
+            value = self.api("GET", f"{self._path(task)}/xcomEntries/{key}?map_index={task['map_index']}")[
+                "value"
+            ]
         except ServiceError as error:
             if "with 404" in str(error):
                 return None
@@ -119,7 +131,9 @@ class Platform:
         return json.loads(value) if isinstance(value, str) and value[:1] in "[{" else value
 
     def log(self, task: dict[str, Any]) -> str:
-        return json.dumps(self.api("GET", f"{self._path(task)}/logs/{task['try_number']}?map_index={task['map_index']}"))
+        return json.dumps(
+            self.api("GET", f"{self._path(task)}/logs/{task['try_number']}?map_index={task['map_index']}")
+        )
 
     def _path(self, task: dict[str, Any]) -> str:
         return f"/dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}"
@@ -128,13 +142,22 @@ class Platform:
         """The deferred watch, once there is one whose trigger runs."""
 
         def look() -> dict[str, Any] | None:
-            deferred = [task for task in self.tasks("supervise") if task["task_id"] == "watch" and task["state"] == "deferred"]
-            return next((task for task in deferred if task["triggerer_job"] and (task["start_date"] or "") > after), None)
+            deferred = [
+                task
+                for task in self.tasks("supervise")
+                if task["task_id"] == "watch" and task["state"] == "deferred"
+            ]
+            return next(
+                (task for task in deferred if task["triggerer_job"] and (task["start_date"] or "") > after),
+                None,
+            )
 
         return until("the supervisor watching", look)
 
     def run(self, dag_id: str, conf: dict[str, Any]) -> str:
-        return str(self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"])
+        return str(
+            self.api("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"]
+        )
 
     def ended(self, dag_id: str, run_id: str) -> str:
         def look() -> str | None:

@@ -1,4 +1,6 @@
-"""A stream that has run, as plain Python simulated it: replayed and judged on a real topic, real tables and a real Spark session."""
+"""A stream that has run, as plain Python simulated it: replayed and judged on a real topic, real tables and a
+real Spark session.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +45,28 @@ class ReplayedStream:
         return run_replay(lambda: self.spark, self.settings, self.pipeline, request).as_dict()
 
     def judge(self, run_id: str = ONCE, **asked: Any) -> dict[str, Any]:
-        """The verdict on a new replay; without ``asked`` on the scene's own, against the sink and the accounts as they are now."""
+        """The verdict on a new replay; without ``asked`` on the scene's own, against the sink and the
+        accounts as they are now.
+        """
         if asked:
             self.replay(run_id, **asked)
         else:
             row = Runs(ControlTables(self.settings)).succeeded(run_id)
             plan = {**json.loads(row["plan"]), "sink_version": DeltaTable(self.sink).version()}
-            Runs(ControlTables(self.settings)).append({**row, "plan": json.dumps(plan), "finished_at": datetime.now(UTC)})
+            Runs(ControlTables(self.settings)).append(
+                {**row, "plan": json.dumps(plan), "finished_at": datetime.now(UTC)}
+            )
         return judge(lambda: self.spark, self.settings, self.pipeline, run_id)
 
     def differences(self, run_id: str, cause: str = "unexplained") -> list[dict[str, Any]]:
-        return ControlTables(self.settings).rows(ControlTable.DIFFERENCES, [("run_id", "=", run_id), ("cause", "=", cause)])
+        return ControlTables(self.settings).rows(
+            ControlTable.DIFFERENCES, [("run_id", "=", run_id), ("cause", "=", cause)]
+        )
 
     def judged(self, verdict: dict[str, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """(online, hindsight): the answers by the simulation's own rule, over the windows that the verdict judged."""
+        """(online, hindsight): the answers by the simulation's own rule, over the windows that the verdict
+        judged.
+        """
         bounds = (verdict["windows_after_ms"], verdict["windows_to_ms"])
         return self.stream.answers(self.stream.records, *bounds, online=True), self.stream.answers(
             self.stream.records, *bounds, online=False

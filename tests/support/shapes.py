@@ -1,7 +1,9 @@
-"""The shapes of pipeline that faults are tried on, and the answer that each must give, worked out in plain Python.
+"""The shapes of pipeline that faults are tried on, and the answer that each must give, worked out in plain
+Python.
 
-A shape knows how its pipeline is declared, how a record is written on its topics, and what the sink holds once every record was read.
-The answer rests on the records and on the watermark of the batch that read each of them, and on nothing of Spark's.
+A shape knows how its pipeline is declared, how a record is written on its topics, and what the sink holds
+once every record was read. The answer rests on the records and on the watermark of the batch that read each
+of them, and on nothing of Spark's.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ class Shape:
     clockwork: Clockwork = field(default_factory=Clockwork)
 
     def module(self, name: str, topic: str, version: int, shards: int) -> str:
-        return _WINDOWED.format(name=name, topic=topic, version=version, shards=shards, before="", source="", more="")
+        return _WINDOWED.format(
+            name=name, topic=topic, version=version, shards=shards, before="", source="", more=""
+        )
 
     def topics(self, topic: str) -> tuple[str, ...]:
         """Its topics in the order in which partitions are numbered."""
@@ -121,12 +125,16 @@ class Shape:
         return json.dumps({"ticker": record.ticker, "ts": iso(event_ms), "ask": record.ask}).encode()
 
     def windows_late(self, record: Record, late_ms: int) -> int:
-        """For how many of its windows a record was late, if the batch that read it had this watermark before it."""
+        """For how many of its windows a record was late, if the batch that read it had this watermark before
+        it.
+        """
         if record.event_ms is None:
             return 0
         return sum(end <= late_ms for end in self.clockwork.window_ends(record.event_ms))
 
-    def expected(self, records: Iterable[Record], late_ms: Mapping[Place, int], closed_ms: Mapping[int, int]) -> dict[Any, Any]:
+    def expected(
+        self, records: Iterable[Record], late_ms: Mapping[Place, int], closed_ms: Mapping[int, int]
+    ) -> dict[Any, Any]:
         """What the sink must hold.
 
         :param late_ms: the watermark before the batch that read the record
@@ -158,7 +166,9 @@ class Upsert(Shape):
     def windows_late(self, record: Record, late_ms: int) -> int:
         return 0
 
-    def expected(self, records: Iterable[Record], late_ms: Mapping[Place, int], closed_ms: Mapping[int, int]) -> dict[Any, Any]:
+    def expected(
+        self, records: Iterable[Record], late_ms: Mapping[Place, int], closed_ms: Mapping[int, int]
+    ) -> dict[Any, Any]:
         asks: dict[str, list[float]] = defaultdict(list)
         for record in records:
             if record.event_ms is not None:
@@ -187,7 +197,10 @@ class Join(Shape):
 
     def spread(self, records: Sequence[Record]) -> list[Record]:
         """One to the trades, the next to the quotes."""
-        return [replace(record, partition=record.partition + TOPIC_STRIDE * (number % 2)) for number, record in enumerate(records)]
+        return [
+            replace(record, partition=record.partition + TOPIC_STRIDE * (number % 2))
+            for number, record in enumerate(records)
+        ]
 
     def encoded(self, record: Record, event_ms: int) -> bytes:
         row = {"id": _id(record), "ticker": record.ticker, "ts": iso(event_ms), "ask": record.ask}
@@ -196,7 +209,9 @@ class Join(Shape):
     def windows_late(self, record: Record, late_ms: int) -> int:
         return int(record.event_ms is not None and record.event_ms <= late_ms)
 
-    def expected(self, records: Iterable[Record], late_ms: Mapping[Place, int], closed_ms: Mapping[int, int]) -> dict[Any, Any]:
+    def expected(
+        self, records: Iterable[Record], late_ms: Mapping[Place, int], closed_ms: Mapping[int, int]
+    ) -> dict[Any, Any]:
         trades: dict[str, list[Record]] = defaultdict(list)
         quotes: dict[str, list[Record]] = defaultdict(list)
         for record in records:
@@ -226,7 +241,9 @@ class Avro(Shape):
     def module(self, name: str, topic: str, version: int, shards: int) -> str:
         source = ", format=Format.AVRO, avro_schema=AVRO"
         before = f"\nAVRO = {_AVRO_SCHEMA!r}\n"
-        return _WINDOWED.format(name=name, topic=topic, version=version, shards=shards, before=before, source=source, more="")
+        return _WINDOWED.format(
+            name=name, topic=topic, version=version, shards=shards, before=before, source=source, more=""
+        )
 
     def encoded(self, record: Record, event_ms: int) -> bytes:
         ticker = record.ticker.encode()
@@ -241,14 +258,18 @@ class LateSink(Shape):
 
     def module(self, name: str, topic: str, version: int, shards: int) -> str:
         more = f'\n    late=keep, late_sink=Table("{self.tables(name)[1]}"),'
-        return _WINDOWED.format(name=name, topic=topic, version=version, shards=shards, before=_KEEP_LATE, source="", more=more)
+        return _WINDOWED.format(
+            name=name, topic=topic, version=version, shards=shards, before=_KEEP_LATE, source="", more=more
+        )
 
     def tables(self, name: str) -> tuple[str, ...]:
         return name, f"{name}_late"
 
 
 def iso(event_ms: int) -> str:
-    return datetime.fromtimestamp(event_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(event_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 def _id(record: Record) -> str:

@@ -29,7 +29,9 @@ from hindcast.testing import FakeClock, MemoryStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAIT_SECONDS = 180.0  # how long is no promise: a session of its own may start Python workers on a busy machine
+WAIT_SECONDS = (
+    180.0  # how long is no promise: a session of its own may start Python workers on a busy machine
+)
 
 
 class CrashError(Exception):
@@ -67,7 +69,11 @@ class Shard:
 
     def own(self) -> ShardRunner:
         """A new owner takes the shard over; the one before is dead and its lease expired."""
-        start = {topic * TOPIC_STRIDE + number: 0 for topic in range(len(self.pipeline.topics)) for number in range(self.partitions)}
+        start = {
+            topic * TOPIC_STRIDE + number: 0
+            for topic in range(len(self.pipeline.topics))
+            for number in range(self.partitions)
+        }
         resharding.create(self.store, self.pipeline.name, self.pipeline.version, 1, start)
         keeper = LeaseCoordinator(
             self.store,
@@ -85,11 +91,15 @@ class Shard:
         self.clock.advance(10.5)
         keeper.step()
         keeper.step()
-        versions_own = resharding.of_version(self.store.read().leases.values(), self.pipeline.name, self.pipeline.version)
+        versions_own = resharding.of_version(
+            self.store.read().leases.values(), self.pipeline.name, self.pipeline.version
+        )
         (lease,) = [row for row in versions_own if row.lease_owner == keeper.owner]
         ledger_of = Ledger(ControlTables(self.settings))
         meter = CpuMeter(self.clock, lambda: 0.0)
-        made = ShardRunner(self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, meter)
+        made = ShardRunner(
+            self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, meter
+        )
         self.running.append(made)
         return made
 
@@ -101,13 +111,17 @@ class Shard:
 
         def done() -> bool:
             owner.go_on()
-            return owner.failure is not None or (owner.end_offsets == self.reached() and owner._query is not None)
+            return owner.failure is not None or (
+                owner.end_offsets == self.reached() and owner._query is not None
+            )
 
         wait_until(done, WAIT_SECONDS, "the shard has read everything")
         assert owner.failure is None
 
     def serve(self, records: list[Record], rebuild: str = "") -> str:
-        """One owner's whole life: it reads these records and stops cleanly. Returns why its state was made anew, if it was."""
+        """One owner's whole life: it reads these records and stops cleanly. Returns why its state was made
+        anew, if it was.
+        """
         self.send(records)
         owner = self.own()
         reason = owner.start(rebuild)
@@ -131,7 +145,9 @@ class Shard:
 
     def file(self) -> None:
         """File what is late or poison of every batch."""
-        audit = Audit(self.spark, self.settings, self.pipeline, self.running[-1].app, self.running[-1].lease.epoch)
+        audit = Audit(
+            self.spark, self.settings, self.pipeline, self.running[-1].app, self.running[-1].lease.epoch
+        )
         batches = Ledger(ControlTables(self.settings)).batches(self.pipeline.name, self.pipeline.version)
         while audit.run(batches) < batches[-1].batch:
             pass
@@ -161,4 +177,6 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
 
 def newest_file(folder: Path, log: str) -> Path:
     """The file of the newest batch in one of Spark's logs."""
-    return max((path for path in (folder / log).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    return max(
+        (path for path in (folder / log).iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )

@@ -1,4 +1,6 @@
-"""Put a simulated stream into a real broker and real Delta tables, as the platform itself would have left them."""
+"""Put a simulated stream into a real broker and real Delta tables, as the platform itself would have left
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,25 @@ def instant(milliseconds: int) -> datetime:
 def sink_row(stream: Simulated, key: Key, answer: Answer) -> dict[str, Any]:
     end_ms, ticker = key
     window = {"start": instant(end_ms - stream.clockwork.length_ms), "end": instant(end_ms)}
-    return {"window": window, "ticker": ticker, "min_ask": answer[0], "trades": answer[1], "avg_ask": answer[2]}
+    return {
+        "window": window,
+        "ticker": ticker,
+        "min_ask": answer[0],
+        "trades": answer[1],
+        "avg_ask": answer[2],
+    }
 
 
 def publish(settings: Settings, topic: str, records: Iterable[Record]) -> None:
-    """Send the records to their partitions in order; the topic must be new, so that offsets come out as simulated."""
-    producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers, linger_ms=50, batch_size=262_144, compression_type="gzip")
+    """Send the records to their partitions in order; the topic must be new, so that offsets come out as
+    simulated.
+    """
+    producer = KafkaProducer(
+        bootstrap_servers=settings.bootstrap_servers,
+        linger_ms=50,
+        batch_size=262_144,
+        compression_type="gzip",
+    )
     for record in records:
         event = {
             "ticker": record.ticker,
@@ -49,7 +64,13 @@ def publish(settings: Settings, topic: str, records: Iterable[Record]) -> None:
             "ask": record.ask,
         }
         value = b"{not json" if record.event_ms is None and record.offset % 2 else json.dumps(event).encode()
-        producer.send(topic, value, key=record.ticker.encode(), partition=record.partition, timestamp_ms=record.broker_ms)
+        producer.send(
+            topic,
+            value,
+            key=record.ticker.encode(),
+            partition=record.partition,
+            timestamp_ms=record.broker_ms,
+        )
     producer.flush()
     producer.close()
 
@@ -68,8 +89,14 @@ def store(
     url = settings.table("sinks", sink)
     DeltaTable.create(url, schema)
     for row in stream.ledger:
-        rows = rows_of(row) if rows_of else [sink_row(stream, key, answer) for key, answer in stream.emitted[row.sink_version].items()]
-        write_deltalake(url, pa.Table.from_pylist(rows, schema=schema), mode="append", commit_properties=_properties(row))
+        rows = (
+            rows_of(row)
+            if rows_of
+            else [sink_row(stream, key, answer) for key, answer in stream.emitted[row.sink_version].items()]
+        )
+        write_deltalake(
+            url, pa.Table.from_pylist(rows, schema=schema), mode="append", commit_properties=_properties(row)
+        )
     tables = ControlTables(settings)
     Ledger(tables).append(stream.ledger)
     _file(tables, ControlTable.LATE_ROWS, stream, set(stream.late))
@@ -77,8 +104,15 @@ def store(
 
 
 def _properties(row: LedgerRow) -> CommitProperties:
-    commit = {"kind": "batch", "batch": row.batch, "shard": row.shard, "end_offsets": offsets_to_json(row.end_offsets)}
-    return CommitProperties(app_transactions=[_transaction(row)], custom_metadata={"hindcast": json.dumps(commit)})
+    commit = {
+        "kind": "batch",
+        "batch": row.batch,
+        "shard": row.shard,
+        "end_offsets": offsets_to_json(row.end_offsets),
+    }
+    return CommitProperties(
+        app_transactions=[_transaction(row)], custom_metadata={"hindcast": json.dumps(commit)}
+    )
 
 
 def _transaction(row: LedgerRow) -> Transaction:
@@ -101,4 +135,9 @@ def _file(tables: ControlTables, name: ControlTable, stream: Simulated, places: 
 
     rows = [filed(place) for place in sorted(places)]
     properties = CommitProperties(app_transactions=[_transaction(row) for row in last.values()])
-    write_deltalake(tables.open(name), pa.Table.from_pylist(rows, schema=SCHEMAS[name]), mode="append", commit_properties=properties)
+    write_deltalake(
+        tables.open(name),
+        pa.Table.from_pylist(rows, schema=SCHEMAS[name]),
+        mode="append",
+        commit_properties=properties,
+    )

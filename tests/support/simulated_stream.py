@@ -1,7 +1,7 @@
 """A stream in plain Python: the oracle against which replays are judged.
 
-It follows the rule of the late row and nothing else: a row is late for a window iff the window's end is at or before the watermark of the
-batch before. It knows no Spark, no Kafka and no planner.
+It follows the rule of the late row and nothing else: a row is late for a window iff the window's end is at or
+before the watermark of the batch before. It knows no Spark, no Kafka and no planner.
 """
 
 from __future__ import annotations
@@ -61,9 +61,13 @@ class Simulated:
     records: list[Record]
     ledger: list[LedgerRow] = field(default_factory=list)
     emitted: dict[int, dict[Key, Answer]] = field(default_factory=dict)  # by sink version
-    late: dict[tuple[int, int], int] = field(default_factory=dict)  # place -> number of windows it was late for
+    late: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # place -> number of windows it was late for
     poison: set[tuple[int, int]] = field(default_factory=set)
-    thresholds: dict[tuple[int, int], int] = field(default_factory=dict)  # place -> late watermark of the batch that read it
+    thresholds: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # place -> late watermark of the batch that read it
 
     @property
     def table(self) -> dict[Key, Answer]:
@@ -74,11 +78,17 @@ class Simulated:
         return [
             record
             for record in self.records
-            if row.start_offsets.get(record.partition, 0) <= record.offset < row.end_offsets.get(record.partition, 0)
+            if row.start_offsets.get(record.partition, 0)
+            <= record.offset
+            < row.end_offsets.get(record.partition, 0)
         ]
 
-    def answers(self, records: Iterable[Record], after_ms: int, to_ms: int, *, online: bool) -> dict[Key, Answer]:
-        """The result over the records, of the windows that end in (after, to]; ``online`` leaves out what came late."""
+    def answers(
+        self, records: Iterable[Record], after_ms: int, to_ms: int, *, online: bool
+    ) -> dict[Key, Answer]:
+        """The result over the records, of the windows that end in (after, to]; ``online`` leaves out what
+        came late.
+        """
         asks: dict[Key, list[float]] = defaultdict(list)
         for record in records:
             for end in self.clockwork.window_ends(record.event_ms) if record.event_ms is not None else ():
@@ -92,9 +102,17 @@ def answer(asks: Sequence[float]) -> Answer:
 
 
 def trades(
-    seed: int, *, count: int, partitions: int, late_share: float = 0.05, poison_share: float = 0.01, rate_ms: float = 20.0
+    seed: int,
+    *,
+    count: int,
+    partitions: int,
+    late_share: float = 0.05,
+    poison_share: float = 0.01,
+    rate_ms: float = 20.0,
 ) -> list[Record]:
-    """Records of ten tickers, each ticker in one partition; asks are sixty-fourths, so that their sums are exact."""
+    """Records of ten tickers, each ticker in one partition; asks are sixty-fourths, so that their sums are
+    exact.
+    """
     rng = random.Random(seed)
     offsets = [0] * partitions
     made = []
@@ -107,7 +125,14 @@ def trades(
         if rng.random() < poison_share:
             event_ms = None
         made.append(
-            Record(partition, offsets[partition], f"T{ticker}", event_ms, rng.randrange(64, 6_400) / 64, BASE_MS + int(number * rate_ms))
+            Record(
+                partition,
+                offsets[partition],
+                f"T{ticker}",
+                event_ms,
+                rng.randrange(64, 6_400) / 64,
+                BASE_MS + int(number * rate_ms),
+            )
         )
         offsets[partition] += 1
     return made
@@ -123,10 +148,11 @@ def simulate(
     batch_rows: int = 40,
     pipeline: str = "stock_stats",
 ) -> Simulated:
-    """Run the stream over the records: each shard reads its partitions in batches of random sizes, some of them empty.
+    """Run the stream over the records: each shard reads its partitions in batches of random sizes, some of
+    them empty.
 
-    ``even`` reads in the order of arrival, as a stream that keeps up does; else one partition may run ahead of another, which makes many
-    rows late.
+    ``even`` reads in the order of arrival, as a stream that keeps up does; else one partition may run ahead
+    of another, which makes many rows late.
     """
     rng = random.Random(seed)
     stream = Simulated(clockwork or Clockwork(), records)
@@ -169,7 +195,10 @@ class _Shard:
         for partition, count in wanted.items():
             rows += self.queues[partition][start[partition] : start[partition] + count]
             self.position[partition] = min(start[partition] + count, len(self.queues[partition]))
-        late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, self.newest_ms - self.stream.clockwork.delay_ms)
+        late_ms, self.watermark_ms = (
+            self.watermark_ms,
+            max(self.watermark_ms, self.newest_ms - self.stream.clockwork.delay_ms),
+        )
         self._take(rows, late_ms)
         self._commit(rows, start, late_ms)
 
@@ -193,7 +222,9 @@ class _Shard:
         version = len(self.stream.ledger) + 1
         self.stream.emitted[version] = done
         events = [record.event_ms for record in rows if record.event_ms is not None]
-        at = datetime.fromtimestamp(max([record.broker_ms for record in rows], default=BASE_MS) / 1000, UTC) + timedelta(seconds=2)
+        at = datetime.fromtimestamp(
+            max([record.broker_ms for record in rows], default=BASE_MS) / 1000, UTC
+        ) + timedelta(seconds=2)
         self.stream.ledger.append(
             LedgerRow(
                 pipeline=self.pipeline,

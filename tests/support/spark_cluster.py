@@ -1,4 +1,6 @@
-"""A real Spark cluster on loopback: a master and one worker, from the JVM classes that the package pyspark has."""
+"""A real Spark cluster on loopback: a master and one worker, from the JVM classes that the package pyspark
+has.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 @dataclass
 class Cluster:
-    """``url`` is the Spark master that a session names; ``folder`` holds logs, the executors' folders and the drivers' configuration."""
+    """``url`` is the Spark master that a session names; ``folder`` holds logs, the executors' folders and the
+    drivers' configuration.
+    """
 
     folder: Path
     port: int
@@ -43,7 +47,9 @@ class Cluster:
         return f"spark://127.0.0.1:{self.port}"
 
     def driver_environment(self) -> dict[str, str]:
-        """What a driver needs besides the project's own settings: the address by which executors reach it, and small executors."""
+        """What a driver needs besides the project's own settings: the address by which executors reach it,
+        and small executors.
+        """
         return {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONF_DIR": str(self.folder)}
 
     def started_workers(self) -> int:
@@ -66,10 +72,23 @@ class Cluster:
             "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM,
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
         }
-        command = [str(program), f"org.apache.spark.deploy.{kind.lower()}.{kind}", "--host", "127.0.0.1", *arguments]
+        command = [
+            str(program),
+            f"org.apache.spark.deploy.{kind.lower()}.{kind}",
+            "--host",
+            "127.0.0.1",
+            *arguments,
+        ]
         with (self.folder / f"{kind.lower()}.log").open("wb") as log:
             self.processes.append(
-                psutil.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                psutil.Popen(
+                    command,
+                    cwd=self.folder,
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             )
 
     def end(self) -> None:
@@ -95,7 +114,9 @@ def _family(process: psutil.Popen) -> list[psutil.Process]:
 def running_cluster(folder: Path) -> Iterator[Cluster]:
     """A master and a worker with two cores, for as long as the context lasts."""
     port, pages_port, worker_port, worker_pages_port = (str(number) for number in free_ports(4))
-    (folder / "spark-defaults.conf").write_text(f"spark.executor.memory {EXECUTOR_MEMORY}\nspark.executor.extraJavaOptions {SMALL_JVM}\n")
+    (folder / "spark-defaults.conf").write_text(
+        f"spark.executor.memory {EXECUTOR_MEMORY}\nspark.executor.extraJavaOptions {SMALL_JVM}\n"
+    )
     cluster = Cluster(folder, int(port), int(pages_port))
     with ExitStack() as ending:
         ending.callback(cluster.end)
@@ -104,7 +125,11 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         size = ("--cores", str(CORES), "--memory", WORKER_MEMORY)
         ports = ("--port", worker_port, "--webui-port", worker_pages_port)
         cluster.start("Worker", *size, *ports, "--work-dir", str(folder / "work"), cluster.url)
-        wait_until(lambda: cluster.started_workers() == 1, START_SECONDS, f"a Spark worker has joined; its log is in {folder}")
+        wait_until(
+            lambda: cluster.started_workers() == 1,
+            START_SECONDS,
+            f"a Spark worker has joined; its log is in {folder}",
+        )
         yield cluster
 
 

@@ -1,4 +1,6 @@
-"""A fleet that stays warm between tests: dead workers are replaced in the background, and any worker is made faulty while it runs."""
+"""A fleet that stays warm between tests: dead workers are replaced in the background, and any worker is made
+faulty while it runs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from hindcast.shards.coordinator import STARTING
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 TAKEN_SECONDS = LEASE_SECONDS + HEALED_SECONDS
-#: Workers beyond those that a test asks for, so that it need not wait for a JVM where the one before has killed one.
+#: Workers beyond those that a test asks for, so that it need not wait for a JVM where the one before has
+#: killed one.
 SPARES = 1
 #: Slots of the fleet: enough for those that starved or died and whose lease still runs.
 SLOTS = 8
@@ -29,7 +32,9 @@ SLOTS = 8
 
 @dataclass
 class WarmFleet(Fleet):
-    """Workers that fail when they are told to. A test takes :meth:`whole`; the next one finds what it left, and a spare."""
+    """Workers that fail when they are told to. A test takes :meth:`whole`; the next one finds what it left,
+    and a spare.
+    """
 
     spares: int = SPARES
 
@@ -53,7 +58,11 @@ class WarmFleet(Fleet):
 
     def ready(self) -> list[Worker]:
         """The living workers that take shards."""
-        slots = [slot for slot in self.leases(StatusType.SLOT) if slot.lease_owner and not slot.detail.get(STARTING)]
+        slots = [
+            slot
+            for slot in self.leases(StatusType.SLOT)
+            if slot.lease_owner and not slot.detail.get(STARTING)
+        ]
         pids = {slot.detail.get("pid") for slot in slots}
         return [process for process in self.alive() if process.pid in pids]
 
@@ -81,7 +90,9 @@ class WarmFleet(Fleet):
     def broken(self, store: str = "") -> int:
         """How many commits, to this store or to any, were made to fail so far."""
         words = f"{BROKEN} {store}" if store else BROKEN
-        return sum(self.log(number).read_text(errors="replace").count(words) for number in range(len(self.started)))
+        return sum(
+            self.log(number).read_text(errors="replace").count(words) for number in range(len(self.started))
+        )
 
     def calm(self) -> None:
         """Nobody is faulty any more, and nobody stands still."""
@@ -104,7 +115,11 @@ class WarmStream(Stream):
 
     def wait_shared(self) -> None:
         """Until each shard has an owner of its own."""
-        wait_until(lambda: len(self.owners()) == SHARDS, START_SECONDS, f"{SHARDS} workers share the shards of {self.name}")
+        wait_until(
+            lambda: len(self.owners()) == SHARDS,
+            START_SECONDS,
+            f"{SHARDS} workers share the shards of {self.name}",
+        )
 
     def wait_owned(self, *, without: Worker | None = None, seconds: float = TAKEN_SECONDS) -> None:
         """Until living workers own every shard, this one none."""

@@ -1,4 +1,6 @@
-"""A pipeline of several kinds under test: hand-made rows on topics of its own, owners that come and go, and the verdict."""
+"""A pipeline of several kinds under test: hand-made rows on topics of its own, owners that come and go, and
+the verdict.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,13 @@ def at(seconds: float) -> str:
 
 def renamed(pipeline: Pipeline, prefix: str) -> Pipeline:
     """The pipeline on topics of its own."""
-    joined = tuple(one if isinstance(one, Lookup) else replace(one, name=f"{prefix}-{one.name}") for one in pipeline.joined)
-    return replace(pipeline, source=replace(pipeline.source, name=f"{prefix}-{pipeline.source.name}"), joined=joined)
+    joined = tuple(
+        one if isinstance(one, Lookup) else replace(one, name=f"{prefix}-{one.name}")
+        for one in pipeline.joined
+    )
+    return replace(
+        pipeline, source=replace(pipeline.source, name=f"{prefix}-{pipeline.source.name}"), joined=joined
+    )
 
 
 @dataclass
@@ -60,7 +67,10 @@ class Workload(Shard):
 
     def reached(self) -> dict[int, int]:
         topics, partitions = range(len(self.pipeline.topics)), range(self.partitions)
-        return {place: self.counts[place] for place in (topic * TOPIC_STRIDE + number for topic in topics for number in partitions)}
+        return {
+            place: self.counts[place]
+            for place in (topic * TOPIC_STRIDE + number for topic in topics for number in partitions)
+        }
 
     def read(self, rebuild: str = "") -> None:
         """A new owner consumes what was sent so far, and stops."""
@@ -72,7 +82,9 @@ class Workload(Shard):
 
     def rows(self) -> list[dict[str, Any]]:
         """The sink's rows, the stamps of time as they are."""
-        found: list[dict[str, Any]] = DeltaTable(self.settings.table("sinks", self.pipeline.sink.name)).to_pyarrow_table().to_pylist()
+        found: list[dict[str, Any]] = (
+            DeltaTable(self.settings.table("sinks", self.pipeline.sink.name)).to_pyarrow_table().to_pylist()
+        )
         return found
 
     def filed(self, table: ControlTable) -> list[dict[str, Any]]:

@@ -63,7 +63,9 @@ def keeper(store: MemoryStore, clock: FakeClock) -> Make:
 
 
 @pytest.fixture
-def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hindcast:
+def hindcast(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Hindcast:
     """Run a command in this test's home."""
     from hindcast.cli.main import run
 
@@ -80,7 +82,9 @@ def hindcast(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 @pytest.fixture
 def options_seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str] | None]:
-    """The store's options of each access to a table or to its files, as they come: without them an object store refuses who asks."""
+    """The store's options of each access to a table or to its files, as they come: without them an object
+    store refuses who asks.
+    """
     seen: list[dict[str, str] | None] = []
 
     def noted(of: Any, name: str) -> None:

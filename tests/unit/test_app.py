@@ -109,7 +109,9 @@ def test_desired_states_are_written_and_read_back(hindcast: Hindcast) -> None:
     assert desired.detail["shards"] == 4
 
 
-def test_a_pipeline_is_paused_although_the_file_of_its_active_version_is_gone(hindcast: Hindcast, settings: Settings) -> None:
+def test_a_pipeline_is_paused_although_the_file_of_its_active_version_is_gone(
+    hindcast: Hindcast, settings: Settings
+) -> None:
     """Whoever must stop a stream need not mend a file first."""
     (settings.pipelines_dir / "p_1.py").rename(settings.pipelines_dir / "p_1.txt")
     pipeline = hindcast.pipeline("p")
@@ -155,7 +157,9 @@ def test_a_run_is_listed_in_its_newest_state(hindcast: Hindcast) -> None:
 
 
 def test_a_read_is_tried_again_while_files_come_and_go(hindcast: Hindcast) -> None:
-    """A vacuum may delete a file of the version that is read. Three attempts are made, and the last error has one form."""
+    """A vacuum may delete a file of the version that is read. Three attempts are made, and the last error has
+    one form.
+    """
     attempts: list[int] = []
 
     def read(failures: int, error: Exception) -> list[int]:
@@ -217,15 +221,24 @@ def test_a_replay_of_few_records_leaves_out_the_slow_compiler(
 def test_a_verdict_needs_a_replay_that_succeeded(hindcast: Hindcast, settings: Settings) -> None:
     """A run that is unknown, or only planned, starts no Spark."""
     row = {"run_id": "r-1", "pipeline": "p", "version": 1, "kind": RunKind.REPLAY.value}
-    ControlTables(settings).append(ControlTable.RUNS, [{**row, "state": RunState.PLANNED.value, "started_at": AT}])
+    ControlTables(settings).append(
+        ControlTable.RUNS, [{**row, "state": RunState.PLANNED.value, "started_at": AT}]
+    )
     for run_id in ("r-1", "r-2"):
         with pytest.raises(UnknownRunError, match=run_id):
             hindcast.judge(run_id)
 
 
-@pytest.mark.parametrize(("policy", "unexplained", "corrected"), [(None, 0, False), (Policy.CORRECT, 0, True), (Policy.CORRECT, 1, False)])
+@pytest.mark.parametrize(
+    ("policy", "unexplained", "corrected"),
+    [(None, 0, False), (Policy.CORRECT, 0, True), (Policy.CORRECT, 1, False)],
+)
 def test_a_verdict_corrects_if_the_policy_says_so(
-    hindcast: Hindcast, monkeypatch: pytest.MonkeyPatch, policy: Policy | None, unexplained: int, corrected: bool
+    hindcast: Hindcast,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: Policy | None,
+    unexplained: int,
+    corrected: bool,
 ) -> None:
     """A stream with unexplained differences is never corrected."""
     row = {"failed": "[]", "ratios": '{"x": 1.5}', "unexplained": unexplained, "passed": not unexplained}

@@ -1,4 +1,6 @@
-"""The deployment's files agree with the code, the pins and each other. Docker itself is asked only where it is installed."""
+"""The deployment's files agree with the code, the pins and each other. Docker itself is asked only where it
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ AIRFLOW = [name for name in SERVICES if name.startswith("airflow-")]
 
 
 def _environments() -> list[tuple[str, str, str]]:
-    return [(service, name, str(value)) for service, body in SERVICES.items() for name, value in body.get("environment", {}).items()]
+    return [
+        (service, name, str(value))
+        for service, body in SERVICES.items()
+        for name, value in body.get("environment", {}).items()
+    ]
 
 
 def _settings_fields() -> set[str]:
@@ -49,7 +55,13 @@ def _example() -> dict[str, str]:
 
 def test_every_airflow_service_is_there() -> None:
     """Airflow 3 needs its migration, API server, scheduler, DAG processor and triggerer."""
-    assert set(AIRFLOW) == {"airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"}
+    assert set(AIRFLOW) == {
+        "airflow-init",
+        "airflow-api-server",
+        "airflow-scheduler",
+        "airflow-dag-processor",
+        "airflow-triggerer",
+    }
 
 
 @pytest.mark.parametrize("service", OWN)
@@ -59,7 +71,9 @@ def test_the_library_is_on_the_path(service: str) -> None:
 
 
 def test_variables_are_settings() -> None:
-    """Each HINDCAST_ variable that a service or the image sets is one that Settings reads; a misspelt one would be ignored in silence."""
+    """Each HINDCAST_ variable that a service or the image sets is one that Settings reads; a misspelt one
+    would be ignored in silence.
+    """
     image = re.findall(r"\b(HINDCAST_[A-Z_]+)=", (ROOT / "Dockerfile").read_text())
     used = {name for _, name, _ in _environments() if name.startswith("HINDCAST_")} | set(image)
     assert used
@@ -82,7 +96,9 @@ def test_the_fleet_has_a_container_for_each_slot() -> None:
 
 
 def test_no_secret_is_written_down() -> None:
-    """A value that is secret comes from a variable that the user must set: it has no default and stops compose when it is missing."""
+    """A value that is secret comes from a variable that the user must set: it has no default and stops
+    compose when it is missing.
+    """
     secrets = [(service, name, value) for service, name, value in _environments() if SECRET_NAME.search(name)]
     assert secrets
     for service, name, value in secrets:
@@ -91,7 +107,9 @@ def test_no_secret_is_written_down() -> None:
 
 
 def test_the_example_names_every_variable() -> None:
-    """.env.example has each variable that the compose file reads, and no other; a required one is empty there, a default is the same."""
+    """.env.example has each variable that the compose file reads, and no other; a required one is empty
+    there, a default is the same.
+    """
     example = _example()
     text = re.sub(r"^\s*#.*$", "", (ROOT / "docker-compose.yaml").read_text(), flags=re.MULTILINE)
     read = {match["name"]: match for match in INTERPOLATION.finditer(text)}
@@ -108,7 +126,9 @@ def test_ports_stay_on_loopback(service: str) -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_images_are_pinned(service: str) -> None:
-    """Each image has a tag with a version, and its plain name: which registry serves it is the host's business."""
+    """Each image has a tag with a version, and its plain name: which registry serves it is the host's
+    business.
+    """
     name, _, tag = SERVICES[service]["image"].partition(":")
     assert re.fullmatch(r"[a-z]+(/[a-z]+)?", name)
     assert re.match(r"\d+\.\d+", tag)
@@ -132,7 +152,8 @@ def test_the_broker_is_the_one_we_test_with() -> None:
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     pom = ET.parse(ROOT / "include/jvm/kafka/pom.xml")  # noqa: S314 - the file is our own
     versions = {
-        item.findtext("m:artifactId", "", space): item.findtext("m:version", "", space) for item in pom.iterfind(".//m:dependency", space)
+        item.findtext("m:artifactId", "", space): item.findtext("m:version", "", space)
+        for item in pom.iterfind(".//m:dependency", space)
     }
     assert SERVICES["kafka"]["image"] == f"apache/kafka:{versions['kafka_2.13']}"
 
@@ -151,7 +172,10 @@ def test_dependencies_exist(service: str) -> None:
         assert rule["condition"] != "service_healthy" or "healthcheck" in SERVICES[name]
 
 
-@pytest.mark.parametrize("service", ["airflow-scheduler", "airflow-triggerer", "airflow-api-server", "spark-worker", "hindcast-worker"])
+@pytest.mark.parametrize(
+    "service",
+    ["airflow-scheduler", "airflow-triggerer", "airflow-api-server", "spark-worker", "hindcast-worker"],
+)
 def test_tables_are_shared(service: str) -> None:
     """Whoever reads or writes tables does so on one volume, at HINDCAST_HOME."""
     home = SERVICES[service]["environment"]["HINDCAST_HOME"]
@@ -166,10 +190,14 @@ def test_volumes_are_declared() -> None:
 
 def test_the_image_has_what_the_services_name() -> None:
     """Files of ours that a service names are copied into the image and are not left out by .dockerignore."""
-    copied = set(re.findall(r"^COPY (?!--)(\S+) /opt/hindcast", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE))
+    copied = set(
+        re.findall(r"^COPY (?!--)(\S+) /opt/hindcast", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    )
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied == kept
-    named = {match for body in SERVICES.values() for match in re.findall(r"/opt/hindcast/([\w/.]+)", str(body))}
+    named = {
+        match for body in SERVICES.values() for match in re.findall(r"/opt/hindcast/([\w/.]+)", str(body))
+    }
     missing = [path for path in named if path.split("/")[0] not in copied and path != "jars/spark"]
     assert missing == []
     assert all((ROOT / path).exists() for path in named - {"jars/spark"})
@@ -177,7 +205,9 @@ def test_the_image_has_what_the_services_name() -> None:
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
 def test_compose_accepts_the_file(tmp_path: Path) -> None:
-    """Compose itself reads the file when the secrets are set, and refuses it, naming the variable, when one is not."""
+    """Compose itself reads the file when the secrets are set, and refuses it, naming the variable, when one
+    is not.
+    """
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode != 0:
         pytest.skip("docker has no compose plugin")
     command = ["docker", "compose", "--file", str(ROOT / "docker-compose.yaml"), "--env-file"]
@@ -186,6 +216,8 @@ def test_compose_accepts_the_file(tmp_path: Path) -> None:
     subprocess.run([*command, str(full), "config", "--quiet"], check=True, timeout=60)
     empty = tmp_path / "empty.env"
     empty.write_text("")
-    refused = subprocess.run([*command, str(empty), "config", "--quiet"], capture_output=True, text=True, check=False, timeout=60)
+    refused = subprocess.run(
+        [*command, str(empty), "config", "--quiet"], capture_output=True, text=True, check=False, timeout=60
+    )
     assert refused.returncode != 0
     assert "set it in .env" in refused.stderr

@@ -15,14 +15,29 @@ from hindcast import ddl
 from hindcast.ddl import Column, Type
 from hindcast.pipeline import Topic
 
-_WORDS = ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "timestamp_ntz"]
+_WORDS = [
+    "boolean",
+    "tinyint",
+    "smallint",
+    "int",
+    "bigint",
+    "float",
+    "double",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+]
 _WORDS += ["binary", "void", "variant", "string"]
 _UNITS = ["", "year", "month", "year to month", "day", "hour", "day to second", "hour to minute", "second"]
 _SIMPLE = st.one_of(
     st.sampled_from(_WORDS).map(Type),
     st.sampled_from(_UNITS).map(lambda unit: Type("interval", unit=unit)),
-    st.integers(1, 38).flatmap(lambda precision: st.integers(0, precision).map(lambda scale: Type("decimal", (precision, scale)))),
-    st.builds(lambda name, length: Type(name, (length,)), st.sampled_from(["char", "varchar"]), st.integers(0, 1000)),
+    st.integers(1, 38).flatmap(
+        lambda precision: st.integers(0, precision).map(lambda scale: Type("decimal", (precision, scale)))
+    ),
+    st.builds(
+        lambda name, length: Type(name, (length,)), st.sampled_from(["char", "varchar"]), st.integers(0, 1000)
+    ),
     st.builds(lambda digits: Type("time", (digits,)), st.integers(0, 6)),
 )
 
@@ -31,7 +46,9 @@ def _nested(inner: st.SearchStrategy[Type]) -> st.SearchStrategy[Type]:
     return st.one_of(
         st.builds(lambda element: Type("array", elements=(element,)), inner),
         st.builds(lambda key, value: Type("map", elements=(key, value)), inner, inner),
-        st.builds(lambda columns: Type("struct", columns=tuple(columns)), st.lists(_column(inner), max_size=3)),
+        st.builds(
+            lambda columns: Type("struct", columns=tuple(columns)), st.lists(_column(inner), max_size=3)
+        ),
     )
 
 
@@ -74,7 +91,9 @@ def test_columns_are_shown_as_spark_shows_them() -> None:
         "took": "interval day to second",
     }
     assert topic.required == ["Ticker", "ask"]
-    assert ddl.columns_text(topic.fields).startswith("Ticker string NOT NULL, ts timestamp, ask decimal(10, 2) NOT NULL, `a``b c` bigint,")
+    assert ddl.columns_text(topic.fields).startswith(
+        "Ticker string NOT NULL, ts timestamp, ask decimal(10, 2) NOT NULL, `a``b c` bigint,"
+    )
 
 
 def test_a_schema_that_spark_printed_is_read() -> None:
@@ -94,7 +113,10 @@ def test_a_schema_that_spark_printed_is_read() -> None:
         ("a decimal(39, 1)", "has a precision above 38"),
         ("a decimal(3, 4)", "or a scale above its precision"),
         ("a varchar", "it ends where '(' should follow"),
-        ("a interval month to year", "'year' at character 21 stands where a unit that is smaller than month should"),
+        (
+            "a interval month to year",
+            "'year' at character 21 stands where a unit that is smaller than month should",
+        ),
         ("a int NOT", "it ends where NULL should follow"),
         ("a int COMMENT x", "'x' at character 15 stands where the comment, in quotes, should"),
         ("1 int", "'1' at character 1 stands where a column's name"),
@@ -110,8 +132,12 @@ def test_what_is_wrong_is_said_with_its_place(schema: str, says: str) -> None:
 
 
 def test_reading_a_schema_costs_next_to_nothing() -> None:
-    """DAG files are parsed again and again: a schema of 200 columns takes milliseconds, and no heavy library is imported for it."""
-    schema = ", ".join(f"column_{number} struct<a: array<int>, b: map<string, decimal(10, 2)>>" for number in range(200))
+    """DAG files are parsed again and again: a schema of 200 columns takes milliseconds, and no heavy library
+    is imported for it.
+    """
+    schema = ", ".join(
+        f"column_{number} struct<a: array<int>, b: map<string, decimal(10, 2)>>" for number in range(200)
+    )
     started = time.process_time()
     ddl.parse(schema)
     assert time.process_time() - started < 0.25

@@ -1,4 +1,6 @@
-"""What the papers say is so: their links lead somewhere, and the commands, targets and events that they name exist."""
+"""What the papers say is so: their links lead somewhere, and the commands, targets and events that they name
+exist.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_the_reference_is_what_the_code_says() -> None:
 
 
 def test_the_reference_describes_every_member() -> None:
-    """Each public method and attribute has a docstring, and each parameter that its name does not explain a line."""
+    """Each public method and attribute has a docstring, and each parameter that its name does not explain a
+    line.
+    """
     undescribed = re.findall(r"^### `(.*)`\n\n\n", python_reference.reference(), flags=re.MULTILINE)
     assert undescribed == []
 

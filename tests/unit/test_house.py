@@ -1,4 +1,6 @@
-"""The rules of the house that no linter knows. Each rule is a function over files, so each is also shown a breach it must find."""
+"""The rules of the house that no linter knows. Each rule is a function over files, so each is also shown a
+breach it must find.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,18 @@ REGISTRIES = tuple(
 #: A path of one machine: the home of a person, or a folder that only some build host has.
 MACHINE_PATH = re.compile(r"(?<![\w./$}-])/(?:work|root|home|Users|private|tmp/jars)/")
 #: Words that make a reader translate: `again`, a name or `a person`, `each process that`, `of it`.
-STILTED = ("anew", "hereby", "heretofore", "somebody", "therein", "thereof", "whereof", "wherefrom", "whoever", "whomever")
+STILTED = (
+    "anew",
+    "hereby",
+    "heretofore",
+    "somebody",
+    "therein",
+    "thereof",
+    "whereof",
+    "wherefrom",
+    "whoever",
+    "whomever",
+)
 _STILTED = re.compile(rf"\b(?:{'|'.join(STILTED)})\b", re.IGNORECASE)
 #: The pages that the rule of words leaves alone: history, and figures that a command writes.
 NOT_PROSE = frozenset({"CHANGELOG.md", "docs/runs.md"})
@@ -46,7 +59,11 @@ Rule = Callable[[Files], Iterator[str]]
 def _tracked() -> dict[str, str]:
     """Every text file that git has or would add, path to text."""
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     paths = [path for path in listing.stdout.split("\0") if path and (ROOT / path).is_file()]
     return {path: (ROOT / path).read_text(encoding="utf-8", errors="ignore") for path in paths}
@@ -79,11 +96,16 @@ def machine_paths(files: Files) -> Iterator[str]:
 
 
 def unexplained_sleeps(files: Files) -> Iterator[str]:
-    """Calls of sleep in tests without a comment on the line or the one before: a test waits for a condition, not for a time."""
+    """Calls of sleep in tests without a comment on the line or the one before: a test waits for a condition,
+    not for a time.
+    """
     for path, text in _python(files, "tests/"):
         lines = text.splitlines()
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "sleep":
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "attr", getattr(node.func, "id", "")) == "sleep"
+            ):
                 nearby = lines[max(node.lineno - 2, 0) : node.lineno]
                 if not any("#" in line for line in nearby):
                     yield f"{path}:{node.lineno} sleeps and does not say why"
@@ -93,7 +115,11 @@ def silent_tests(files: Files) -> Iterator[str]:
     """Tests whose docstring does not say what behaviour they hold."""
     for path, text in _python(files, "tests/"):
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name.startswith("test_")
+                and not ast.get_docstring(node)
+            ):
                 yield f"{path}:{node.lineno} {node.name} has no docstring"
 
 
@@ -114,7 +140,9 @@ def folder_imports(files: Files) -> Iterator[str]:
 
 
 def crowded_plugins(files: Files) -> Iterator[str]:
-    """Files beside the one plugin: each .py there becomes a top-level module of Airflow and may hijack a library."""
+    """Files beside the one plugin: each .py there becomes a top-level module of Airflow and may hijack a
+    library.
+    """
     yield from (
         f"{path} is in plugins/, where only hindcast_plugin.py may be"
         for path, _ in _python(files, "plugins/")
@@ -141,7 +169,9 @@ def helpless_events(files: Files) -> Iterator[str]:
 
 
 def own_readings(files: Files) -> Iterator[str]:
-    """Delta tables read in another way than by the one function that lets a process end as soon as it has read."""
+    """Delta tables read in another way than by the one function that lets a process end as soon as it has
+    read.
+    """
     for path, text in _python(files, *CODE):
         if path != "include/hindcast/tables/control_tables.py" and "to_pyarrow_" in text:
             yield f"{path} reads a Delta table by deltalake's own file system: use hindcast.tables.control_tables.arrow_dataset"
@@ -169,11 +199,35 @@ def _imports(text: str) -> Iterator[tuple[str, int]]:
 RULES: list[tuple[Rule, dict[str, str]]] = [
     (vague_names, {"include/hindcast/leases/lease_utils.py": "", "include/hindcast/leases/lease.py": ""}),
     (registry_hosts, {"Makefile": f"INDEX = https://{REGISTRIES[0]}/simple", "docs/a.md": "the registry"}),
-    (machine_paths, {"docs/a.md": "cd /" + "root/hindcast", "docs/b.md": "https://host/root/page and $HOME/root/x"}),
-    (unexplained_sleeps, {"tests/a.py": "time.sleep(1)\n", "tests/b.py": "# the clock itself is under test\ntime.sleep(1)\n"}),
-    (silent_tests, {"tests/a.py": "def test_x():\n    assert True\n", "tests/b.py": 'def test_x():\n    """It holds."""\n'}),
-    (heavy_dag_files, {"dags/a.py": "def f():\n    from pyspark.sql import DataFrame\n", "spark_apps/a.py": "import pyspark\n"}),
-    (folder_imports, {"dags/a.py": "from include.hindcast import settings\n", "dags/b.py": "from hindcast import settings\n"}),
+    (
+        machine_paths,
+        {"docs/a.md": "cd /" + "root/hindcast", "docs/b.md": "https://host/root/page and $HOME/root/x"},
+    ),
+    (
+        unexplained_sleeps,
+        {"tests/a.py": "time.sleep(1)\n", "tests/b.py": "# the clock itself is under test\ntime.sleep(1)\n"},
+    ),
+    (
+        silent_tests,
+        {
+            "tests/a.py": "def test_x():\n    assert True\n",
+            "tests/b.py": 'def test_x():\n    """It holds."""\n',
+        },
+    ),
+    (
+        heavy_dag_files,
+        {
+            "dags/a.py": "def f():\n    from pyspark.sql import DataFrame\n",
+            "spark_apps/a.py": "import pyspark\n",
+        },
+    ),
+    (
+        folder_imports,
+        {
+            "dags/a.py": "from include.hindcast import settings\n",
+            "dags/b.py": "from hindcast import settings\n",
+        },
+    ),
     (crowded_plugins, {"plugins/kafka.py": "", "plugins/hindcast_plugin.py": ""}),
     (
         helpless_events,
@@ -182,12 +236,26 @@ RULES: list[tuple[Rule, dict[str, str]]] = [
             "include/b.py": "log.record(K, 'm')\nlog.record(K, 'm', severity=W, cure='c')\n",
         },
     ),
-    (own_readings, {"include/a.py": "DeltaTable(url).to_pyarrow_table()", "include/b.py": "arrow_dataset(DeltaTable(url)).to_table()"}),
+    (
+        own_readings,
+        {
+            "include/a.py": "DeltaTable(url).to_pyarrow_table()",
+            "include/b.py": "arrow_dataset(DeltaTable(url)).to_table()",
+        },
+    ),
     (
         stilted_words,
-        {"docs/a.md": "Whoever reads it.\nJaneway, a renewal.", "docs/runs.md": "anew", "CHANGELOG.md": "anew", "a.py": "anew"},
+        {
+            "docs/a.md": "Whoever reads it.\nJaneway, a renewal.",
+            "docs/runs.md": "anew",
+            "CHANGELOG.md": "anew",
+            "a.py": "anew",
+        },
     ),
-    (dead_settings, {"include/hindcast/a.py": "\n".join(f"settings.{name}" for name in list(Settings.model_fields)[1:])}),
+    (
+        dead_settings,
+        {"include/hindcast/a.py": "\n".join(f"settings.{name}" for name in list(Settings.model_fields)[1:])},
+    ),
 ]
 
 
@@ -215,4 +283,9 @@ def test_the_rule_finds_a_breach(rule: Rule, breach: dict[str, str]) -> None:
 
 def test_the_files_are_really_read(files: dict[str, str]) -> None:
     """The rules see the library, the tests and the papers: an empty list would please every rule."""
-    assert {"include/hindcast/settings.py", "tests/unit/test_house.py", "Makefile", "requirements.txt"} <= files.keys()
+    assert {
+        "include/hindcast/settings.py",
+        "tests/unit/test_house.py",
+        "Makefile",
+        "requirements.txt",
+    } <= files.keys()

@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 #: Tools of the tests that packages of the platform need too.
 ALSO_AT_RUN_TIME = frozenset({"pyyaml"})
-#: Modules of Airflow's own, and of its web server and database, which its pages and the embedded one use in Airflow's versions.
+#: Modules of Airflow's own, and of its web server and database, which its pages and the embedded one use in
+#: Airflow's versions.
 AIRFLOWS = frozenset({"airflow", "fastapi", "jinja2", "sqlalchemy", "starlette"})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -56,17 +57,25 @@ def test_no_tool_of_the_tests_is_needed_to_run() -> None:
 
 def test_each_declared_package_is_pinned() -> None:
     """A package in pyproject.toml's lists stands in the file for it."""
-    runs = {_package(line) for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["deploy"]]}
+    runs = {
+        _package(line) for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["deploy"]]
+    }
     assert runs - _pins("requirements.txt").keys() == set()
     dev = {_package(line) for line in PROJECT["optional-dependencies"]["dev"]}
     assert dev - _pins("requirements-dev.txt").keys() == set()
 
 
 def test_what_is_imported_is_declared() -> None:
-    """Each module that is imported comes from a declared package, and the packages that must do real work are imported."""
+    """Each module that is imported comes from a declared package, and the packages that must do real work are
+    imported.
+    """
     declared = {_package(line) for line in PROJECT["dependencies"]}
     owners = packages_distributions()
     foreign = _imported() - set(sys.stdlib_module_names) - {"hindcast", "hindcast_sandbox", "__future__"}
-    undeclared = {module for module in foreign - AIRFLOWS if not {_package(owner) for owner in owners.get(module, [module])} & declared}
+    undeclared = {
+        module
+        for module in foreign - AIRFLOWS
+        if not {_package(owner) for owner in owners.get(module, [module])} & declared
+    }
     assert undeclared == set()
     assert {"airflow", "pyspark", "delta", "kafka", "great_expectations"} <= foreign

@@ -1,4 +1,6 @@
-"""Declaring and loading pipelines: what is wrong is refused with file, line and the valid form, and the others load."""
+"""Declaring and loading pipelines: what is wrong is refused with file, line and the valid form, and the
+others load.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hindcast import catalog
-from hindcast.errors import BadNameError, BadTopicNameError, PipelineError, PipelineMistakesError, UnknownPipelineError
-from hindcast.pipeline import CONTROL_TABLES, TOPIC_STRIDE, Topic, check_name, check_topic, parse_duration, parse_start
+from hindcast.errors import (
+    BadNameError,
+    BadTopicNameError,
+    PipelineError,
+    PipelineMistakesError,
+    UnknownPipelineError,
+)
+from hindcast.pipeline import (
+    CONTROL_TABLES,
+    TOPIC_STRIDE,
+    Topic,
+    check_name,
+    check_topic,
+    parse_duration,
+    parse_start,
+)
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import archive_url
 from hindcast.tables.schema import ControlTable
@@ -40,7 +56,11 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
     """A declared function is found under its own name, with its file and line."""
     path = write(tmp_path, "one", GOOD.format(name="one"))
     (pipeline,) = catalog.load(tmp_path).values()
-    assert (pipeline.name, pipeline.file, pipeline.watermark_delay) == ("one", str(path), timedelta(seconds=10))
+    assert (pipeline.name, pipeline.file, pipeline.watermark_delay) == (
+        "one",
+        str(path),
+        timedelta(seconds=10),
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,8 +80,16 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
         ("ask double", "Window double", "reserved"),
         ("ask double", "ask char(3)", "has the type char(3), which no record can be read as; write string"),
         ("ask double", "ask array<struct<x: varchar(9)>>", "has the type varchar(9), which no record"),
-        ("ask double", "ask interval", "has the type interval, which no record can be read as; write interval day to second"),
-        ("ask double", "ask char(3) collate UNICODE", "has the type char(3) collate UNICODE, which no record"),
+        (
+            "ask double",
+            "ask interval",
+            "has the type interval, which no record can be read as; write interval day to second",
+        ),
+        (
+            "ask double",
+            "ask char(3) collate UNICODE",
+            "has the type char(3) collate UNICODE, which no record",
+        ),
         ("ask double", "ask void", "has the type void, which no record"),
         ("ask double", "ask time(3)", "has the type time(3), which no record"),
         ("ask double", "ask geography(4326)", "has the type geography(4326), which no record"),
@@ -76,24 +104,44 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
         ("version=1", 'version=1, reference=("earliest", "latest")', "is not a range: two times"),
         ("version=1", "version=1, reference=('{\"0\": 9}', '{\"0\": 1}')", "is not a range: two times"),
         ("version=1", 'version=1, reference=("2026-01-05", "soon")', "not two ends of a range"),
-        ("version=1", 'version=1, joined=[Topic("more", schema="ts timestamp")]', "for anything else call F.window"),
+        (
+            "version=1",
+            'version=1, joined=[Topic("more", schema="ts timestamp")]',
+            "for anything else call F.window",
+        ),
         ("version=1", "version=1, late=lambda rows: rows", "both late= and late_sink="),
         ("version=1", "version=1, re_execute=True", "for anything else call F.window"),
-        ('keys=["window", "ticker"]', 'keys=["window", "ticker"], mode="upsert"', "for anything else call F.window"),
+        (
+            'keys=["window", "ticker"]',
+            'keys=["window", "ticker"], mode="upsert"',
+            "for anything else call F.window",
+        ),
         ('key="ticker"', 'key="ticker", format="text"', "both format=Format.TEXT and parse="),
         ('key="ticker"', 'key="ticker", format="avro"', "both format=Format.AVRO and avro_schema="),
         ('Table("one"', 'Table("..")' + '  # ("', ".."),
-        ("version=1", 'version=1, late=lambda rows: rows, late_sink=Table("One")', "the sink and late_sink are one table"),
+        (
+            "version=1",
+            'version=1, late=lambda rows: rows, late_sink=Table("One")',
+            "the sink and late_sink are one table",
+        ),
         ('Table("one"', 'Table("leases"', "one of the platform's own tables"),
         ('Table("one"', 'Table("Dead_Letters"', "one of the platform's own tables"),
-        ("version=1", 'version=1, late=lambda rows: rows, late_sink=Table("events")', "one of the platform's own tables"),
+        (
+            "version=1",
+            'version=1, late=lambda rows: rows, late_sink=Table("events")',
+            "one of the platform's own tables",
+        ),
     ],
 )
-def test_a_wrong_declaration_is_refused_with_its_place(tmp_path: Path, was: str, becomes: str, says: str) -> None:
+def test_a_wrong_declaration_is_refused_with_its_place(
+    tmp_path: Path, was: str, becomes: str, says: str
+) -> None:
     """Each mistake is named, with the file and the form to follow, and the good module beside it loads."""
     text = GOOD.format(name="one")
     assert was in text
-    text = text.replace('Table("one", keys', 'Table("..", keys') if says == ".." else text.replace(was, becomes)
+    text = (
+        text.replace('Table("one", keys', 'Table("..", keys') if says == ".." else text.replace(was, becomes)
+    )
     path = write(tmp_path, "one", text)
     write(tmp_path, "two", GOOD.format(name="two"))
     found = catalog.load(tmp_path)
@@ -105,7 +153,9 @@ def test_a_wrong_declaration_is_refused_with_its_place(tmp_path: Path, was: str,
     assert "Write it like this" in str(error)
 
 
-@pytest.mark.parametrize(("text", "line"), [("import nowhere_to_be_found", 1), ("x = 1\n\n1 / 0", 3), ("def (", 1)])
+@pytest.mark.parametrize(
+    ("text", "line"), [("import nowhere_to_be_found", 1), ("x = 1\n\n1 / 0", 3), ("def (", 1)]
+)
 def test_a_module_that_does_not_import_names_its_line(tmp_path: Path, text: str, line: int) -> None:
     """Whatever a module raises stays its own, with the line that raised it."""
     path = write(tmp_path, "bad", text)
@@ -147,7 +197,9 @@ def {name}(rows):
     ],
 )
 def test_a_table_of_another_pipeline_is_refused(tmp_path: Path, sink: str, late: str, shared: str) -> None:
-    """A table has one writer, whatever it is called there and whatever its case: the later file is refused and names the earlier one."""
+    """A table has one writer, whatever it is called there and whatever its case: the later file is refused
+    and names the earlier one.
+    """
     first = write(tmp_path, "a", SHARING.format(name="a", version=1, sink="orders", late="orders_late"))
     later = write(tmp_path, "b", SHARING.format(name="b", version=1, sink=sink, late=late))
     found = catalog.load(tmp_path)
@@ -159,12 +211,16 @@ def test_a_table_of_another_pipeline_is_refused(tmp_path: Path, sink: str, late:
 
 def test_two_pipelines_of_one_file_share_no_table(tmp_path: Path) -> None:
     """A file may declare several pipelines, each with tables of its own."""
-    one, two = (SHARING.format(name=name, version=1, sink="orders", late=f"{name}_late") for name in ("a", "b"))
+    one, two = (
+        SHARING.format(name=name, version=1, sink="orders", late=f"{name}_late") for name in ("a", "b")
+    )
     path = write(tmp_path, "both", one + two)
     assert "its table orders is that of the pipeline a" in str(catalog.load(tmp_path).errors[str(path)])
 
 
-@pytest.mark.parametrize(("sink", "late"), [("orders", "late_2"), ("orders_2", "orders_late"), ("Orders_Late", "late_2")])
+@pytest.mark.parametrize(
+    ("sink", "late"), [("orders", "late_2"), ("orders_2", "orders_late"), ("Orders_Late", "late_2")]
+)
 def test_a_table_of_another_version_is_refused(tmp_path: Path, sink: str, late: str) -> None:
     """Versions stand side by side, so each writes tables of its own."""
     write(tmp_path, "a", SHARING.format(name="a", version=1, sink="orders", late="orders_late"))
@@ -187,7 +243,9 @@ def test_the_names_of_control_tables_are_all_known() -> None:
 
 
 def test_all_mistakes_of_a_declaration_are_said_at_once(tmp_path: Path) -> None:
-    """Each with the line of its argument, what is wrong, and a valid form; values of a wrong kind hide none of the others."""
+    """Each with the line of its argument, what is wrong, and a valid form; values of a wrong kind hide none
+    of the others.
+    """
     text = """
 from hindcast import Table, Topic, Window, pipeline
 
@@ -230,13 +288,20 @@ def one(trades):
     ]
     said = [(one.fields["line"], one.fields["problem"]) for one in error.errors]
     for line, words in expected:
-        close = line - 1 if "tra/des" in words else line  # a name without `name=` is told by the line of its Topic
+        close = (
+            line - 1 if "tra/des" in words else line
+        )  # a name without `name=` is told by the line of its Topic
         assert any(words in problem and at == close for at, problem in said), (words, said)
-    assert all(f"{path}:{at}: pipeline one: " in str(error) and "Write it like this: " in str(error) for at, _ in said)
+    assert all(
+        f"{path}:{at}: pipeline one: " in str(error) and "Write it like this: " in str(error)
+        for at, _ in said
+    )
 
 
 def test_all_refused_files_and_pipelines_are_said_at_once(tmp_path: Path) -> None:
-    """Two wrong pipelines of a file, and an exception after them, are told together; so are all files of the folder."""
+    """Two wrong pipelines of a file, and an exception after them, are told together; so are all files of the
+    folder.
+    """
     wrong = [GOOD.format(name=name).replace("version=1", "version=0") for name in ("one", "two")]
     first = write(tmp_path, "a", "".join(wrong) + "\n1 / 0\n")
     second = write(tmp_path, "b", "import nowhere_to_be_found")
@@ -281,7 +346,9 @@ def test_names_that_could_leave_a_folder_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x", "x" * 249, "a.b-c_D9", "...", "orders." * 20])
 def test_a_topic_may_have_any_name_that_kafka_allows(tmp_path: Path, settings: Settings, name: str) -> None:
-    """Up to 249 characters, as brokers have it: such a topic is declared, and has its archive and account in folders of its name."""
+    """Up to 249 characters, as brokers have it: such a topic is declared, and has its archive and account in
+    folders of its name.
+    """
     write(tmp_path, "one", GOOD.format(name="one").replace('Topic("trades"', f'Topic("{name}"'))
     found = catalog.load(tmp_path)
     assert found.errors == {}
@@ -300,7 +367,9 @@ def test_a_topic_that_kafka_refuses_is_refused(tmp_path: Path, name: str) -> Non
 
 
 def test_archiving_a_topic_changes_no_query() -> None:
-    """What a Spark checkpoint belongs to is told by the topic's text: a topic that is archived from now on keeps its streams' state."""
+    """What a Spark checkpoint belongs to is told by the topic's text: a topic that is archived from now on
+    keeps its streams' state.
+    """
     assert repr(Topic("t", schema="ts timestamp", archive=True)) == repr(Topic("t", schema="ts timestamp"))
 
 
@@ -323,7 +392,9 @@ def test_what_spark_reads_loads(tmp_path: Path, column: str) -> None:
     assert catalog.load(tmp_path).errors == {}
 
 
-@given(st.integers(0, 10_000), st.sampled_from(["millisecond", "second", "minute", "hour", "day"]), st.booleans())
+@given(
+    st.integers(0, 10_000), st.sampled_from(["millisecond", "second", "minute", "hour", "day"]), st.booleans()
+)
 def test_durations_are_read_as_written(number: int, unit: str, plural: bool) -> None:
     """A number and a unit, singular or plural, is that long."""
     assert parse_duration(f"{number} {unit}{'s' if plural else ''}") == timedelta(**{unit + "s": number})

@@ -1,4 +1,6 @@
-"""Pipelines that import what lies beside them: each folder is a package of its own, and its modules are as they were deployed."""
+"""Pipelines that import what lies beside them: each folder is a package of its own, and its modules are as
+they were deployed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def pipeline_of(folder: Path, imports: str, result: str, name: str = "one", version: int = 1) -> Path:
-    return write(folder, f"{name}.py", PIPELINE.format(imports=imports, result=result, name=name, version=version))
+    return write(
+        folder, f"{name}.py", PIPELINE.format(imports=imports, result=result, name=name, version=version)
+    )
 
 
 def answer(folder: Path, name: str = "one") -> Any:
@@ -61,11 +65,16 @@ def answer(folder: Path, name: str = "one") -> Any:
         ("from plain.deep import RATE", "RATE"),
         ("import json, prices, os.path", "prices.RATE"),
         ("from _hidden import RATE", "RATE"),
-        ("def later():\n    import prices\n    from rules.tax import RATE\n    return max(RATE, prices.RATE)", "later()"),
+        (
+            "def later():\n    import prices\n    from rules.tax import RATE\n    return max(RATE, prices.RATE)",
+            "later()",
+        ),
     ],
 )
 def test_a_pipeline_imports_what_lies_beside_it(tmp_path: Path, imports: str, result: str) -> None:
-    """Modules, packages and folders without `__init__.py`, in each way that Python has, at the top or in a function."""
+    """Modules, packages and folders without `__init__.py`, in each way that Python has, at the top or in a
+    function.
+    """
     for name in ("prices.py", "_hidden.py", "rules/__init__.py", "plain/deep.py"):
         write(tmp_path, name, "RATE = 7")
     write(tmp_path, "rules/tax.py", "from . import rates\nimport prices\nRATE = min(rates.RATE, prices.RATE)")
@@ -78,7 +87,9 @@ def test_a_pipeline_imports_what_lies_beside_it(tmp_path: Path, imports: str, re
 
 
 def test_two_folders_do_not_see_each_others_modules(tmp_path: Path) -> None:
-    """Not while they are loaded, and not when a function imports later; what one lacks it does not find in the other."""
+    """Not while they are loaded, and not when a function imports later; what one lacks it does not find in
+    the other.
+    """
     imports = "def later():\n    import prices\n    return prices.RATE"
     for number in (1, 2):
         write(tmp_path, f"{number}/prices.py", f"RATE = {number}")
@@ -105,7 +116,11 @@ def test_a_file_of_the_folder_takes_no_librarys_place(tmp_path: Path) -> None:
     """Python's own modules and installed libraries come first; a relative import means the file beside."""
     write(tmp_path, "json.py", "RATE = 1")
     write(tmp_path, "yaml.py", "RATE = 2")
-    pipeline_of(tmp_path, "import json, yaml\nfrom . import yaml as own", "(hasattr(json, 'dumps'), hasattr(yaml, 'dump'), own.RATE)")
+    pipeline_of(
+        tmp_path,
+        "import json, yaml\nfrom . import yaml as own",
+        "(hasattr(json, 'dumps'), hasattr(yaml, 'dump'), own.RATE)",
+    )
     assert answer(tmp_path) == (True, True, 2)
 
 
@@ -119,13 +134,17 @@ def test_a_pipeline_may_import_another(tmp_path: Path) -> None:
 
 
 def test_a_helper_that_fails_is_told_with_its_place(tmp_path: Path) -> None:
-    """The pipeline is refused at the line of its import; the helper's own line is named, and the others load."""
+    """The pipeline is refused at the line of its import; the helper's own line is named, and the others
+    load.
+    """
     helper = write(tmp_path, "prices.py", "RATE = 1\nRATE / 0\n")
     path = pipeline_of(tmp_path, "import prices", "prices.RATE")
     pipeline_of(tmp_path, "", "1", name="two")
     found = catalog.load(tmp_path)
     assert list(found) == ["two"]
-    assert f"{path}:3: pipeline one: the module does not import: ZeroDivisionError" in str(found.errors[str(path)])
+    assert f"{path}:3: pipeline one: the module does not import: ZeroDivisionError" in str(
+        found.errors[str(path)]
+    )
     assert f"({helper}:2)" in str(found.errors[str(path)])
     assert f"{helper}:2:" in str(found.errors[str(helper)])
 
@@ -147,7 +166,9 @@ def test_a_module_that_ends_the_program_takes_none_down(tmp_path: Path) -> None:
 
 
 def test_a_new_version_with_a_new_helper_is_deployed(tmp_path: Path, settings: Settings) -> None:
-    """A change below the folder is seen; what was loaded before keeps its code, and a new file in its way is refused."""
+    """A change below the folder is seen; what was loaded before keeps its code, and a new file in its way is
+    refused.
+    """
     folder = tmp_path / "pipelines"
     write(folder, "lib/prices.py", "RATE = 1")
     pipeline_of(folder, "from lib.prices import RATE", "RATE")

@@ -21,7 +21,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_all_wrong_settings_are_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with its variable, its value, what is wrong and a valid form; a secret is not shown."""
     (home / "settings.json").write_text(json.dumps({"warm_seconds": -1}))
-    wrong = {"WORKERS": "none", "LEASE_SECONDS": "0", "FLEET": "a/b", "SPARK_DRIVER_MEMORY": "much", "STORAGE_OPTIONS": "key=hidden"}
+    wrong = {
+        "WORKERS": "none",
+        "LEASE_SECONDS": "0",
+        "FLEET": "a/b",
+        "SPARK_DRIVER_MEMORY": "much",
+        "STORAGE_OPTIONS": "key=hidden",
+    }
     for name, value in wrong.items():
         monkeypatch.setenv(f"HINDCAST_{name}", value)
     with pytest.raises(SettingsRefusedError, match="6 of the settings are wrong") as caught:
@@ -29,7 +35,9 @@ def test_all_wrong_settings_are_said_at_once(home: Path, monkeypatch: pytest.Mon
     said = str(caught.value)
     assert caught.value.exit_code == 2
     for name, value in wrong.items():
-        shown = f"HINDCAST_{name}: it is not JSON" if name == "STORAGE_OPTIONS" else f"HINDCAST_{name}={value}: "
+        shown = (
+            f"HINDCAST_{name}: it is not JSON" if name == "STORAGE_OPTIONS" else f"HINDCAST_{name}={value}: "
+        )
         assert shown in said
         assert f"Write e.g. HINDCAST_{name}=" in said
     assert f"warm_seconds (HINDCAST_WARM_SECONDS, or in {home / 'settings.json'})=-1: " in said
@@ -37,7 +45,9 @@ def test_all_wrong_settings_are_said_at_once(home: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("home")
-def test_a_command_says_what_is_wrong_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_says_what_is_wrong_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Bad settings are bad input: exit code 2 and one message."""
     monkeypatch.setenv("HINDCAST_WORKERS", "0")
     monkeypatch.setenv("HINDCAST_LEASE_SECONDS", "soon")
@@ -70,13 +80,20 @@ def test_a_misspelt_variable_is_named_with_what_was_meant(monkeypatch: pytest.Mo
     monkeypatch.setenv("HINDCAST_WORKERS", "none")
     with pytest.raises(SettingsRefusedError, match="3 of the settings are wrong") as caught:
         Settings()
-    assert "HINDCAST_LEASE_SECOND: there is no such setting. Write HINDCAST_LEASE_SECONDS" in str(caught.value)
+    assert "HINDCAST_LEASE_SECOND: there is no such setting. Write HINDCAST_LEASE_SECONDS" in str(
+        caught.value
+    )
     assert "HINDCAST_TABLE_URL: there is no such setting. Write HINDCAST_TABLES_URL" in str(caught.value)
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("variable", ["HINDCAST_IMAGE", "HINDCAST_DAYS", "HINDCAST_CRASH_AT", "HINDCAST_SERVICE", "HINDCAST_FOLLOWS_STDIN"])
-def test_a_variable_that_is_like_no_setting_is_left_alone(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+@pytest.mark.parametrize(
+    "variable",
+    ["HINDCAST_IMAGE", "HINDCAST_DAYS", "HINDCAST_CRASH_AT", "HINDCAST_SERVICE", "HINDCAST_FOLLOWS_STDIN"],
+)
+def test_a_variable_that_is_like_no_setting_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     """A deployment's own variables may begin like Hindcast's."""
     monkeypatch.setenv(variable, "anything")
     Settings()

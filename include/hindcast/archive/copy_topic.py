@@ -171,7 +171,7 @@ class _Copy:
         )
         if not self._table.commit(account, after, files):  # 3. and 4.
             self._outrun += 1
-            _log.info("Another archiver was faster; deciding anew.", topic=self._topic, start=start)
+            _log.info("Another archiver was faster; deciding again.", topic=self._topic, start=start)
             return
         self._rows += rows
         self._bytes += size
@@ -211,7 +211,7 @@ class _Copy:
             return
         raise ArchiveRefusedError(
             topic=self._topic,
-            problem=f"{what}: the topic was made anew or has lost records",
+            problem=f"{what}: the topic was created again or has lost records",
             cure=(
                 f"Restore the topic, or move the archive {self._table.url} away, where no replay needs it "
                 "any more, to begin a new one."

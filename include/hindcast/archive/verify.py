@@ -93,8 +93,8 @@ def _record(settings: Settings, topic: str, found: dict[str, Any]) -> None:
 def differs_cure(settings: Settings, topic: str) -> str:
     url = ArchiveTable(settings, topic).url
     return (
-        f"Somebody wrote to {url} or to the topic's files: "
-        "restore that table, or move it away and archive the topic anew."
+        f"Another process wrote to {url} or to the topic's files: "
+        "restore that table, or move it away and archive the topic again."
     )
 
 

@@ -50,7 +50,9 @@ class TopicOffsets:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -89,7 +91,9 @@ class TopicOffsets:
         self.partitions(topic)
         try:
             with KafkaAdminClient(
-                bootstrap_servers=self._servers.split(","), request_timeout_ms=self._answer_ms, bootstrap_timeout_ms=self._answer_ms
+                bootstrap_servers=self._servers.split(","),
+                request_timeout_ms=self._answer_ms,
+                bootstrap_timeout_ms=self._answer_ms,
             ) as admin:
                 described = admin.describe_topics([topic])
         except (KafkaError, OSError) as error:

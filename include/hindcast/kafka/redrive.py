@@ -254,7 +254,8 @@ def _make_marks(settings: Settings) -> None:
         reason = f"{type(error).__name__}: {error}"
         raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=reason) from error
     if policy != _COMPACT:
-        problem = f"The topic {MARKS} has {_CLEANUP}={policy}, so the proof that a letter was sent would not be kept"
+        problem = f"The topic {MARKS} has {_CLEANUP}={policy}"
+        problem += ", so the proof that a letter was sent would not be kept"
         raise BadInputError(problem=problem, cure=f"Set {_CLEANUP}={_COMPACT} on it.")
 
 
@@ -316,7 +317,13 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
     with TopicOffsets(settings) as offsets:
         same = began.get("marks") == offsets.identity(MARKS)
     if not same:
-        raise LettersUnprovenError(pipeline=pipeline.name, run_id=row["run_id"], marks=MARKS, letters=row["letters"], header=RUN_HEADER)
+        raise LettersUnprovenError(
+            pipeline=pipeline.name,
+            run_id=row["run_id"],
+            marks=MARKS,
+            letters=row["letters"],
+            header=RUN_HEADER,
+        )
     try:
         return _has_mark(settings, row["run_id"], int(began["offset"]))
     except (KafkaError, OSError) as error:
@@ -383,13 +390,22 @@ def _send(
     _note(tables, pipeline, run_id, SENT, places, ends)
 
 
-def _note(tables: ControlTables, pipeline: Pipeline, run_id: str, state: str, letters: str, ends: str) -> dict[str, Any]:
+def _note(
+    tables: ControlTables, pipeline: Pipeline, run_id: str, state: str, letters: str, ends: str
+) -> dict[str, Any]:
     """Append a row of the run and return it.
 
     :param letters: the places of its letters, as JSON
     :param ends: the identity and the end of the topic of marks before the run, as JSON
     """
-    row = {"run_id": run_id, "pipeline": pipeline.name, "state": state, "letters": letters, "ends": ends, "noted_at": datetime.now(UTC)}
+    row = {
+        "run_id": run_id,
+        "pipeline": pipeline.name,
+        "state": state,
+        "letters": letters,
+        "ends": ends,
+        "noted_at": datetime.now(UTC),
+    }
     tables.append(ControlTable.MENDED_LETTERS, [row])
     return row
 
@@ -404,7 +420,11 @@ def _producer(settings: Settings, pipeline: Pipeline) -> Iterator[KafkaProducer]
     servers = settings.bootstrap_servers
     producer = None
     try:
-        producer = KafkaProducer(bootstrap_servers=servers.split(","), transactional_id=f"hindcast-mend-{pipeline.name}", acks="all")
+        producer = KafkaProducer(
+            bootstrap_servers=servers.split(","),
+            transactional_id=f"hindcast-mend-{pipeline.name}",
+            acks="all",
+        )
         producer.init_transactions()
         yield producer
     except (KafkaError, OSError) as error:

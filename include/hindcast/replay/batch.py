@@ -33,14 +33,30 @@ from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.window_attribution import attribute, is_corrected, lost_windows
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
-from hindcast.spark.kafka_source import PLACE_COLUMNS, assign_windows, in_common, read_topics, transform, usable
+from hindcast.spark.kafka_source import (
+    PLACE_COLUMNS,
+    assign_windows,
+    in_common,
+    read_topics,
+    transform,
+    usable,
+)
 
 _log = structlog.get_logger(__name__)
 
 ANSWER = "answer"
 
 #: Counts that are added up over all groups of :func:`_count`.
-_SUMMED = ("rows_read", "input_rows", "input_bytes", "dead_letters", "late_rows", "judged_rows", "late_judged_rows", "pairs")
+_SUMMED = (
+    "rows_read",
+    "input_rows",
+    "input_bytes",
+    "dead_letters",
+    "late_rows",
+    "judged_rows",
+    "late_judged_rows",
+    "pairs",
+)
 #: Columns that the parsed rows of all topics have.
 _COMMON_COLUMNS = ("_partition", "_offset", "_timestamp", "_event_at", "_reason", "_bytes")
 
@@ -66,7 +82,9 @@ def side_rows_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
     return settings.table("hindcast_rows", plan_pipeline, run_id)
 
 
-def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
+def run_batch(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str
+) -> Counted:
     """Replay the plan and write both tables of the run. They replace what an earlier try of the same run
     wrote.
 
@@ -75,13 +93,22 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
     url = answers_url(settings, plan.pipeline, run_id)
     with _read(spark, settings, pipeline, plan) as (rows, topics):
         counted = _count(rows, pipeline, plan, run_id)
-        _log.info("Read the range.", run_id=run_id, rows=counted.rows_read, dead_letters=counted.dead_letters, late_rows=counted.late_rows)
+        _log.info(
+            "Read the range.",
+            run_id=run_id,
+            rows=counted.rows_read,
+            dead_letters=counted.dead_letters,
+            late_rows=counted.late_rows,
+        )
         side_rows = _side_rows(rows, pipeline, plan)
         if counted.dead_letters + counted.late_rows + counted.late_judged_rows == 0:
             side_rows = spark.createDataFrame([], side_rows.schema)
         _write(settings, side_rows, side_rows_url(settings, plan.pipeline, run_id))
         some_late = counted.late_judged_rows > 0
-        with _answers(spark, settings, pipeline, plan, rows, topics, some_late=some_late) as (hindsight, online):
+        with _answers(spark, settings, pipeline, plan, rows, topics, some_late=some_late) as (
+            hindsight,
+            online,
+        ):
             written = _write(settings, _together(pipeline, hindsight, online), url, by=ANSWER)
     output_rows = sum(file.rows for file in written if file.partition[ANSWER] == Answer.HINDSIGHT)
     _log.info("Wrote the hindcast.", run_id=run_id, url=url)
@@ -89,7 +116,9 @@ def run_batch(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan:
 
 
 @contextmanager
-def _read(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan) -> Iterator[tuple[DataFrame, list[DataFrame]]]:
+def _read(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan
+) -> Iterator[tuple[DataFrame, list[DataFrame]]]:
     """All records with the watermark that the stream had, and the usable rows of each topic.
 
     Each topic is read once and stays cached as long as the context lasts.
@@ -201,7 +230,9 @@ def _answers(
         yield _answers_of_rows(pipeline, topics)
 
 
-def _answers_of_windows(pipeline: Pipeline, plan: ReplayPlan, rows: DataFrame, *, some_late: bool) -> _Answers:
+def _answers_of_windows(
+    pipeline: Pipeline, plan: ReplayPlan, rows: DataFrame, *, some_late: bool
+) -> _Answers:
     """Both answers of a pipeline with windows. Only rows that were late can make them differ."""
     end_us = F.unix_micros("window.end")
     after_us = plan.windows_after_ms * 1000
@@ -243,7 +274,9 @@ def _answers_of_batches(
     if hindsight is not None:
         yield hindsight, online
         return
-    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.recorded, plan.seams, at_once=True) as recorded:
+    with recorded_batches(
+        spark, settings, pipeline, plan.start, plan.end, plan.recorded, plan.seams, at_once=True
+    ) as recorded:
         yield recorded.run(), online
 
 
@@ -283,7 +316,11 @@ def _write(settings: Settings, frame: DataFrame, url: str, by: str = "") -> list
     options = settings.storage_options
     schema = query_signature.table_schema(frame)
     partitions = [by] if by else []
-    table = DeltaTable.create(url, schema, mode="overwrite", partition_by=partitions, storage_options=options or None)
+    table = DeltaTable.create(
+        url, schema, mode="overwrite", partition_by=partitions, storage_options=options or None
+    )
     written = parquet_writer.write_files(frame, url, options, "part", by=by)
-    table.create_write_transaction([file.as_action() for file in written], "overwrite", table.schema(), partitions)
+    table.create_write_transaction(
+        [file.as_action() for file in written], "overwrite", table.schema(), partitions
+    )
     return written

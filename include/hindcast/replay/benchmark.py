@@ -41,7 +41,9 @@ def request_of(pipeline: Pipeline) -> ReplayRequest:
     return ReplayRequest.parse(pipeline=pipeline.name, run_id=run_id, from_time=first, to_time=last)
 
 
-def run_reference(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline) -> list[Replayed]:
+def run_reference(
+    session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline
+) -> list[Replayed]:
     """Replay the reference range in both ways; the batch first.
 
     :raises RangeNotYetConsumedError: if the version has not recorded the range as batches
@@ -56,13 +58,17 @@ def run_reference(session: Callable[[], SparkSession], settings: Settings, pipel
     return [batch, recorded]
 
 
-def run_recorded(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -> Counted:
+def run_recorded(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str
+) -> Counted:
     """Run the batches that read the range again, and write all rows of their results as the run's answer.
 
     State begins with the first of them. So if the range does not begin where the stream began, the windows at
     its edge lack the rows before it.
     """
-    with recorded_batches(spark, settings, pipeline, plan.start, plan.end, plan.batches, plan.seams) as recorded:
+    with recorded_batches(
+        spark, settings, pipeline, plan.start, plan.end, plan.batches, plan.seams
+    ) as recorded:
         rows = write_answer(settings, plan, run_id, recorded.run(), Answer.HINDSIGHT)
     read = sum(end - plan.start[partition] for partition, end in plan.end.items())
     dead_letters = 0

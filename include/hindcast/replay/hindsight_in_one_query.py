@@ -28,7 +28,9 @@ from hindcast.spark import kafka_source
 from hindcast.tables.ledger import LedgerRow
 
 #: Operators of Spark's analysed plans that work row by row.
-_STATELESS = frozenset({"EventTimeWatermark", "Filter", "Generate", "Project", "StreamingRelationV2", "SubqueryAlias", "Union"})
+_STATELESS = frozenset(
+    {"EventTimeWatermark", "Filter", "Generate", "Project", "StreamingRelationV2", "SubqueryAlias", "Union"}
+)
 #: Operators that wait for nothing: name -> the property that says so, and its value.
 _PROMPT = {"TransformWithStateInPySpark": ("timeMode", "NoTime"), "Join": ("joinType", "Inner")}
 #: How Spark marks the column whose time the watermark is compared with.

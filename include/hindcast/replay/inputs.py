@@ -47,7 +47,14 @@ def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
     moving = request.everything or request.since_last_verdict or request.late
     if plan is None or not moving or plan.start == plan.end:
         return request
-    return replace(request, from_offsets=plan.start, to_offsets=plan.end, everything=False, since_last_verdict=False, late=False)
+    return replace(
+        request,
+        from_offsets=plan.start,
+        to_offsets=plan.end,
+        everything=False,
+        since_last_verdict=False,
+        late=False,
+    )
 
 
 def read_inputs(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> ReplayInputs:
@@ -104,7 +111,9 @@ def read_inputs(settings: Settings, pipeline: Pipeline, request: ReplayRequest) 
     )
 
 
-def _archives(settings: Settings, pipeline: Pipeline, topic: TopicOffsets, earliest: Offsets) -> dict[str, ArchiveSnapshot]:
+def _archives(
+    settings: Settings, pipeline: Pipeline, topic: TopicOffsets, earliest: Offsets
+) -> dict[str, ArchiveSnapshot]:
     """By topic what its archive holds, for the topics that have dropped records and have an archive."""
     dropped = set()
     for partition, offset in earliest.items():
@@ -118,14 +127,18 @@ def _archives(settings: Settings, pipeline: Pipeline, topic: TopicOffsets, earli
     return archives
 
 
-def _offsets_at(at: datetime | None, pipeline: Pipeline, topic: TopicOffsets, archives: Mapping[str, ArchiveSnapshot]) -> Offsets | None:
+def _offsets_at(
+    at: datetime | None, pipeline: Pipeline, topic: TopicOffsets, archives: Mapping[str, ArchiveSnapshot]
+) -> Offsets | None:
     """The first offset of each partition at or after a moment, of what the topics and their archives hold."""
     if at is None:
         return None
     return across(pipeline, partial(_at_time, topic, archives, at=at))
 
 
-def _at_time(topic: TopicOffsets, archives: Mapping[str, ArchiveSnapshot], name: str, at: datetime) -> Offsets:
+def _at_time(
+    topic: TopicOffsets, archives: Mapping[str, ArchiveSnapshot], name: str, at: datetime
+) -> Offsets:
     """The same for one topic."""
     found = topic.at_time(name, at)
     if name in archives:

@@ -76,7 +76,9 @@ def _add(recorded: RecordedBatches, table: DeltaTable, url: str, settings: Setti
         return True
     once = CommitProperties(max_commit_retries=0)
     try:
-        table.create_write_transaction([file.as_action() for file in written], "append", table.schema(), [ANSWER], commit_properties=once)
+        table.create_write_transaction(
+            [file.as_action() for file in written], "append", table.schema(), [ANSWER], commit_properties=once
+        )
     except CommitFailedError:
         return False
     return True

@@ -1,10 +1,13 @@
-"""Decide what a replay reads and which windows it judges, before any Spark starts. Pure Python; see :mod:`hindcast.replay.inputs`.
+"""Decide what a replay reads and which windows it judges, before any Spark starts. Pure Python; see
+:mod:`hindcast.replay.inputs`.
 
-Let ``horizon(offsets)`` be the end of the last window that was final once the stream had read up to ``offsets``. A replay of [start, end)
-judges the windows with ``horizon(start) < window end <= horizon(end)``: every row that the stream may have counted in one of them was read
-before ``end``, and none of them was judged by the range before. It reads from the first offsets that can hold a row of such a window.
+Let ``horizon(offsets)`` be the end of the last window that was final once the stream had read up to
+``offsets``. A replay of [start, end) judges the windows with ``horizon(start) < window end <= horizon(end)``:
+every row that the stream may have counted in one of them was read before ``end``, and none of them was judged
+by the range before. It reads from the first offsets that can hold a row of such a window.
 
-What the topic no longer holds is read from its archive, where it has one, up to the partition's *seam*; the topic is read from there.
+What the topic no longer holds is read from its archive, where it has one, up to the partition's *seam*; the
+topic is read from there.
 """
 
 from __future__ import annotations
@@ -30,12 +33,13 @@ from hindcast.tables.ledger_history import History, Segment
 class ReplayInputs:
     """All that a plan depends on, read once.
 
-    ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the sink's newest version, read
-    after the ledger; -1 if there is no sink yet. ``sink_commits``: the sink's versions that are batches, or empty where the
-    pipeline has windows. ``from_time_offsets``
-    and ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges that the archives of the
-    topics hold, by partition. ``judged_to``: the end of the last verdict's range, if any. ``late_from_ms``: the end of the first window
-    that a late row was for and that no correction has with that row, if any.
+    ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the
+    sink's newest version, read after the ledger; -1 if there is no sink yet. ``sink_commits``: the sink's
+    versions that are batches, or empty where the pipeline has windows. ``from_time_offsets`` and
+    ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges
+    that the archives of the topics hold, by partition. ``judged_to``: the end of the last verdict's range, if
+    any. ``late_from_ms``: the end of the first window that a late row was for and that no correction has with
+    that row, if any.
     """
 
     history: History
@@ -59,21 +63,25 @@ class ReplayInputs:
     def seams(self, start: Offsets, end: Offsets) -> Offsets:
         """By partition, up to where [start, end) is read from the archive."""
         return {
-            partition: archive_or_live.seam(self.archived.get(partition, ()), self.earliest[partition], offset, end[partition])
+            partition: archive_or_live.seam(
+                self.archived.get(partition, ()), self.earliest[partition], offset, end[partition]
+            )
             for partition, offset in start.items()
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """What a replay does. Offsets are partition -> offset, ends exclusive; the bounds of windows are epoch milliseconds of window *end*.
+    """What a replay does. Offsets are partition -> offset, ends exclusive; the bounds of windows are epoch
+    milliseconds of window *end*.
 
-    ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``. [read_from, seams) is read from
-    the archive, [seams, end) from the topic. ``segments`` cover [read_from, end) and say for each offset by which batch, so with which
-    watermark, it was read. ``recorded``: without windows, every batch that the sink's version holds, also those that read nothing.
-    ``corrected``: the corrections of its windows, as readers have them at ``corrections_version``, by runs that had read no further than
-    ``end``: the online answer counts a late row that one of them has. ``left_out``: which part of what was asked lies before the stream's
-    beginning; empty if none does.
+    ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``.
+    [read_from, seams) is read from the archive, [seams, end) from the topic. ``segments`` cover [read_from,
+    end) and say for each offset by which batch, so with which watermark, it was read. ``recorded``: without
+    windows, every batch that the sink's version holds, also those that read nothing. ``corrected``: the
+    corrections of its windows, as readers have them at ``corrections_version``, by runs that had read no
+    further than ``end``: the online answer counts a late row that one of them has. ``left_out``: which part
+    of what was asked lies before the stream's beginning; empty if none does.
     """
 
     pipeline: str
@@ -116,11 +124,13 @@ class ReplayPlan:
 def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -> ReplayPlan:
     """The plan of a request.
 
-    :raises BadRangeError: where the range is reversed, empty, of unknown partitions, before the stream's beginning or no longer retained
-    :raises RangeNotYetConsumedError: where the stream has not committed all of it, or has not filed its late and poison rows yet
+    :raises BadRangeError: where the range is reversed, empty, of unknown partitions, before the stream's
+        beginning or no longer retained
+    :raises RangeNotYetConsumedError: where the stream has not committed all of it, or has not filed its late
+        and poison rows yet
     :raises NothingLateError: where late rows are asked for, and each is in a correction
-    :raises NothingToReplayError: if an interval of time lies before the stream's beginning, or holds no whole batch of a pipeline without
-        windows
+    :raises NothingToReplayError: if an interval of time lies before the stream's beginning, or holds no whole
+        batch of a pipeline without windows
     """
     history = facts.history
     _check_begun(pipeline, request, facts)
@@ -144,9 +154,13 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         start, end, sink_version, recorded = _whole_commits(pipeline, request, facts, start, end)
         read_from = start
     else:
-        windows_after_ms, windows_to_ms = history.horizon_ms(start, partitions), history.horizon_ms(end, partitions)
+        windows_after_ms, windows_to_ms = (
+            history.horizon_ms(start, partitions),
+            history.horizon_ms(end, partitions),
+        )
         if windows_to_ms > windows_after_ms:
-            # A window that ends after windows_after_ms begins after windows_after_ms - length; times of windows are whole milliseconds.
+            # A window that ends after windows_after_ms begins after windows_after_ms - length; times of
+            # windows are whole milliseconds.
             length_ms = int(pipeline.window.length.total_seconds() * 1000)
             read_from = history.first_needed(start, dict.fromkeys(start, windows_after_ms - length_ms + 1))
     _check_retained(request, facts, read_from, end)
@@ -181,70 +195,105 @@ def not_yet(pipeline: Pipeline, problem: str, **awaited: Any) -> RangeNotYetCons
 
 
 def _check_begun(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -> None:
-    """An interval that ended before the stream's first offset has no result, and never will: waiting for one would be in vain.
+    """An interval that ended before the stream's first offset has no result, and never will: waiting for one
+    would be in vain.
 
     :raises NothingToReplayError: if the interval is one
     """
     if request.to_time is None or facts.to_time_offsets is None or request.to_time > facts.now:
         return
-    begun = {partition: facts.history.first.get(partition, offset) for partition, offset in facts.earliest.items()}
+    begun = {
+        partition: facts.history.first.get(partition, offset) for partition, offset in facts.earliest.items()
+    }
     if any(facts.to_time_offsets[partition] > offset for partition, offset in begun.items()):
         return
     problem = f"no record of {' and '.join(topic.name for topic in pipeline.topics)} came before its end"
     if facts.history.chains:
-        problem = f"the stream begins at offset {offsets_to_json(begun)}, and no record from there on came before the range's end"
+        problem = f"the stream begins at offset {offsets_to_json(begun)}"
+        problem += ", and no record from there on came before the range's end"
     raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
 
 
 def _left_out(asked: Offsets, begun: Offsets) -> str:
     """What of a range lies before the stream's beginning, in words."""
     before = [
-        f"{offset} to {begun[partition]} of partition {partition}" for partition, offset in asked.items() if offset < begun[partition]
+        f"{offset} to {begun[partition]} of partition {partition}"
+        for partition, offset in asked.items()
+        if offset < begun[partition]
     ]
     return f"the stream began later, so offsets {', '.join(before)} are left out" if before else ""
 
 
 def _partitions(facts: ReplayInputs) -> list[int]:
     """The topic's partitions that hold, or held, records. One without any has no windows to wait for."""
-    return sorted(partition for partition in facts.latest if partition in facts.history.chains or facts.latest[partition] > 0)
+    return sorted(
+        partition
+        for partition in facts.latest
+        if partition in facts.history.chains or facts.latest[partition] > 0
+    )
 
 
-def _range(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
+def _range(
+    pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]
+) -> tuple[Offsets, Offsets]:
     history = facts.history
     if waiting := [pipeline.place(partition) for partition in partitions if partition not in history.chains]:
         topics = ", ".join(topic.name for topic in pipeline.topics)
         first = {partition: 1 for partition in partitions if partition not in history.chains}
-        raise not_yet(pipeline, f"no batch has read partition {', '.join(waiting)} of {topics}", offsets=first)
+        raise not_yet(
+            pipeline, f"no batch has read partition {', '.join(waiting)} of {topics}", offsets=first
+        )
     if request.from_offsets is not None and request.to_offsets is not None:
         _check_partitions(request, facts, partitions)
-        return {p: request.from_offsets[p] for p in partitions}, {p: request.to_offsets[p] for p in partitions}
+        return {p: request.from_offsets[p] for p in partitions}, {
+            p: request.to_offsets[p] for p in partitions
+        }
     if request.from_time is not None and request.to_time is not None:
         return _time_range(pipeline, request, facts, partitions)
     reached, begun = history.audited(facts.filed), history.first
     if request.late:
         if facts.late_from_ms is None:
             raise NothingLateError(pipeline=pipeline.name)
-        start = {p: offset for p, offset in history.before_final(facts.late_from_ms).items() if p in partitions}
+        start = {
+            p: offset for p, offset in history.before_final(facts.late_from_ms).items() if p in partitions
+        }
         return start, {p: max(reached[p], start[p]) for p in partitions}
-    start = {p: (facts.judged_to or {}).get(p, begun[p]) if request.since_last_verdict else begun[p] for p in partitions}
+    start = {
+        p: (facts.judged_to or {}).get(p, begun[p]) if request.since_last_verdict else begun[p]
+        for p in partitions
+    }
     end = {p: max(reached[p], start[p]) for p in partitions}
     if start == end:
         since = "since the last verdict" if request.since_last_verdict and facts.judged_to else "yet"
         unfiled = _unfiled(facts, history.committed)
-        raise not_yet(pipeline, f"nothing was committed and filed {since}", batches=unfiled, beyond=history.committed)
+        raise not_yet(
+            pipeline, f"nothing was committed and filed {since}", batches=unfiled, beyond=history.committed
+        )
     return start, end
 
 
-def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]) -> tuple[Offsets, Offsets]:
+def _time_range(
+    pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]
+) -> tuple[Offsets, Offsets]:
     assert request.from_time is not None and request.to_time is not None
     if request.from_time >= request.to_time:
-        raise BadRangeError(range=request.describe(), problem="it does not end after it begins", cure="Give --to-time after --from-time.")
+        raise BadRangeError(
+            range=request.describe(),
+            problem="it does not end after it begins",
+            cure="Give --to-time after --from-time.",
+        )
     if request.to_time > facts.now:
         raise not_yet(pipeline, f"{request.to_time.isoformat()} has not come", at=request.to_time.isoformat())
-    start, end = ({p: offsets[p] for p in partitions} for offsets in (facts.from_time_offsets or {}, facts.to_time_offsets or {}))
+    start, end = (
+        {p: offsets[p] for p in partitions}
+        for offsets in (facts.from_time_offsets or {}, facts.to_time_offsets or {})
+    )
     for partition in partitions:
-        # The first offset that is still there answers for those that are gone; the ledger knows whether they were of this range.
-        for first, last in facts.missing(partition, facts.history.first[partition], facts.earliest[partition]):
+        # The first offset that is still there answers for those that are gone; the ledger knows whether they
+        # were of this range.
+        for first, last in facts.missing(
+            partition, facts.history.first[partition], facts.earliest[partition]
+        ):
             gone = [
                 s
                 for s in facts.history.chains[partition]
@@ -256,21 +305,36 @@ def _time_range(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs,
 
 
 def _check_partitions(request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]) -> None:
-    for option, offsets in (("--from-offsets", request.from_offsets or {}), ("--to-offsets", request.to_offsets or {})):
+    for option, offsets in (
+        ("--from-offsets", request.from_offsets or {}),
+        ("--to-offsets", request.to_offsets or {}),
+    ):
         cure = f"Name these partitions: {', '.join(map(str, partitions))}."
         if unknown := sorted(set(offsets) - set(facts.latest)):
-            raise BadRangeError(range=request.describe(), problem=f"the topic has no partition {', '.join(map(str, unknown))}", cure=cure)
+            raise BadRangeError(
+                range=request.describe(),
+                problem=f"the topic has no partition {', '.join(map(str, unknown))}",
+                cure=cure,
+            )
         if absent := sorted(set(partitions) - set(offsets)):
-            problem = f"{option} says nothing of partition {', '.join(map(str, absent))}, whose rows belong to the same windows"
+            partitions_without = ", ".join(map(str, absent))
+            problem = f"{option} says nothing of partition {partitions_without}"
+            problem += ", whose rows belong to the same windows"
             raise BadRangeError(range=request.describe(), problem=problem, cure=cure)
 
 
 def _check_order(request: ReplayRequest, start: Offsets, end: Offsets) -> None:
     if reversed_ := [partition for partition in start if start[partition] > end[partition]]:
-        problem = f"partition {reversed_[0]} ends at {end[reversed_[0]]}, before it begins at {start[reversed_[0]]}"
+        problem = (
+            f"partition {reversed_[0]} ends at {end[reversed_[0]]}, before it begins at {start[reversed_[0]]}"
+        )
         raise BadRangeError(range=request.describe(), problem=problem, cure="Swap the two ends.")
     if start == end and request.from_offsets is not None:
-        raise BadRangeError(range=request.describe(), problem="it is empty", cure="End offsets are exclusive: give greater ones.")
+        raise BadRangeError(
+            range=request.describe(),
+            problem="it is empty",
+            cure="End offsets are exclusive: give greater ones.",
+        )
 
 
 def _check_consumed(pipeline: Pipeline, facts: ReplayInputs, end: Offsets) -> None:
@@ -282,7 +346,10 @@ def _check_consumed(pipeline: Pipeline, facts: ReplayInputs, end: Offsets) -> No
             raise not_yet(pipeline, problem, offsets=end)
     for partition, offset in end.items():
         if offset > filed[partition]:
-            problem = f"late and poison rows of partition {partition} are filed up to offset {filed[partition]}, not yet up to {offset}"
+            problem = (
+                f"late and poison rows of partition {partition} are filed up to offset {filed[partition]}"
+            )
+            problem += f", not yet up to {offset}"
             raise not_yet(pipeline, problem, batches=_unfiled(facts, end))
 
 
@@ -299,31 +366,42 @@ def _unfiled(facts: ReplayInputs, end: Offsets) -> dict[str, int]:
 def _check_retained(request: ReplayRequest, facts: ReplayInputs, read_from: Offsets, end: Offsets) -> None:
     for partition, offset in read_from.items():
         if (begun := facts.history.first[partition]) > offset:
-            problem = f"the stream began partition {partition} at offset {begun}, so {offset} to {begun} were never its input"
+            problem = f"the stream began partition {partition} at offset {begun}"
+            problem += f", so {offset} to {begun} were never its input"
             raise BadRangeError(
-                range=request.describe(), problem=problem, cure=f"Start at {offsets_to_json(facts.history.first)} or later."
+                range=request.describe(),
+                problem=problem,
+                cure=f"Start at {offsets_to_json(facts.history.first)} or later.",
             )
         if end[partition] > facts.latest[partition]:
-            problem = f"partition {partition} ends at {facts.latest[partition]} now, before {end[partition]}: the topic was made anew"
-            raise BadRangeError(range=request.describe(), problem=problem, cure="Restore the topic, or give the pipeline a new version.")
+            problem = f"partition {partition} ends at {facts.latest[partition]} now, before {end[partition]}"
+            problem += ": the topic was created again"
+            raise BadRangeError(
+                range=request.describe(),
+                problem=problem,
+                cure="Restore the topic, or give the pipeline a new version.",
+            )
         if gaps := facts.missing(partition, offset, end[partition]):
             _refuse_gap(request, facts, partition, *gaps)
 
 
 def _refuse_gap(request: ReplayRequest, facts: ReplayInputs, partition: int, *gaps: Range) -> None:
     gone = f"the topic no longer holds {' and '.join(f'{first} to {last}' for first, last in gaps)}"
-    no_archive = "its archive does not either" if facts.archived.get(partition) else "it has no archive of them"
+    no_archive = (
+        "its archive does not either" if facts.archived.get(partition) else "it has no archive of them"
+    )
     problem = f"its windows need partition {partition} from offset {gaps[0][0]}, and {gone}; {no_archive}"
     last = gaps[-1][1]
-    cure = f"Start late enough that offsets from {last} on are all it needs of partition {partition}, or restore the topic's data."
+    cure = f"Start late enough that offsets from {last} on are all it needs of partition {partition}"
+    cure += ", or restore the topic's data."
     raise BadRangeError(range=request.describe(), problem=problem, cure=cure)
 
 
 def _whole_commits(
     pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, start: Offsets, end: Offsets
 ) -> tuple[Offsets, Offsets, int, tuple[LedgerRow, ...]]:
-    """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its beginning, up to a version of
-    the sink that holds whole batches below ``end`` and nothing else.
+    """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its
+    beginning, up to a version of the sink that holds whole batches below ``end`` and nothing else.
     """
     history = facts.history
     begun = {partition: history.first[partition] for partition in start}
@@ -333,9 +411,17 @@ def _whole_commits(
             problem="a pipeline without windows can only be judged from its beginning",
             cure=f"Begin at {offsets_to_json(begun)}.",
         )
-    inside = [row for row in history.rows if all(offset <= end.get(partition, 0) for partition, offset in row.end_offsets.items())]
+    inside = [
+        row
+        for row in history.rows
+        if all(offset <= end.get(partition, 0) for partition, offset in row.end_offsets.items())
+    ]
     known = {row.sink_version for row in inside}
-    outside = [version for version in (*facts.sink_commits, *(row.sink_version for row in history.rows)) if version not in known]
+    outside = [
+        version
+        for version in (*facts.sink_commits, *(row.sink_version for row in history.rows))
+        if version not in known
+    ]
     version = min([*(first - 1 for first in outside), facts.sink_version])
     chosen = History.of(row for row in inside if row.sink_version <= version)
     reached = {partition: chosen.committed.get(partition, begun[partition]) for partition in start}

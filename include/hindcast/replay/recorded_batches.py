@@ -114,7 +114,9 @@ class RecordedBatches:
         dealt = dealt.sortWithinPartitions("_shard", _BATCH, "partition", "offset")
         dealt.write.partitionBy("_shard", _BATCH).parquet(self.folder.at(f"kept/{topic.name}"))
 
-    def _ranges(self, topic: Topic, by_shard: dict[str, list[LedgerRow]]) -> list[tuple[int, int, int, str, int]]:
+    def _ranges(
+        self, topic: Topic, by_shard: dict[str, list[LedgerRow]]
+    ) -> list[tuple[int, int, int, str, int]]:
         """The ranges of the topic that batches read: Kafka's partition, start, end, shard, number of the
         batch dealt.
 

@@ -1,8 +1,8 @@
 """What a person or a schedule asks of a replay, before anything is looked up. Pure Python.
 
-A range is declared once, here: :data:`RANGE_OPTIONS` says which parts it has and how each is written as text. The
-options of the command line, the fields of Airflow's forms and the arguments of ``spark_apps/replay.py`` are made
-from it.
+A range is declared once, here: :data:`RANGE_OPTIONS` says which parts it has and how each is written as text.
+The options of the command line, the fields of Airflow's forms and the arguments of ``spark_apps/replay.py``
+are made from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from typing import Any, Self, TypedDict
 from hindcast.errors import BadRangeError
 from hindcast.pipeline import check_name
 
-FORMS = "Give --from-offsets and --to-offsets, or --from-time and --to-time, or --since-last-verdict, or --late, or --all."
+FORMS = (
+    "Give --from-offsets and --to-offsets, or --from-time and --to-time, "
+    "or --since-last-verdict, or --late, or --all."
+)
 OFFSETS_FORM = 'Offsets are JSON of partition to offset, e.g. {"0": 100, "1": 200}.'
 TIME_FORM = "Times are ISO 8601 with an offset from UTC, e.g. 2026-01-31T12:00:00+00:00."
 
@@ -43,13 +46,36 @@ class RangeOption:
 
 
 RANGE_OPTIONS = (
-    RangeOption("from_offsets", "--from-offsets", RangeValue.OFFSETS, 'first offset of each partition: {"0": 100, "1": 200}'),
-    RangeOption("to_offsets", "--to-offsets", RangeValue.OFFSETS, "offset after the last one of each partition"),
-    RangeOption("from_time", "--from-time", RangeValue.TIME, "broker timestamp of the first records, ISO 8601 with an offset from UTC"),
-    RangeOption("to_time", "--to-time", RangeValue.TIME, "records of this broker timestamp or later are left out"),
-    RangeOption("since_last_verdict", "--since-last-verdict", RangeValue.FLAG, "the stream's input since the last verdict"),
-    RangeOption("late", "--late", RangeValue.FLAG, "from the first window with a late row that no correction has"),
-    RangeOption("everything", "--all", RangeValue.FLAG, "all that the topic holds and the stream has committed"),
+    RangeOption(
+        "from_offsets",
+        "--from-offsets",
+        RangeValue.OFFSETS,
+        'first offset of each partition: {"0": 100, "1": 200}',
+    ),
+    RangeOption(
+        "to_offsets", "--to-offsets", RangeValue.OFFSETS, "offset after the last one of each partition"
+    ),
+    RangeOption(
+        "from_time",
+        "--from-time",
+        RangeValue.TIME,
+        "broker timestamp of the first records, ISO 8601 with an offset from UTC",
+    ),
+    RangeOption(
+        "to_time", "--to-time", RangeValue.TIME, "records of this broker timestamp or later are left out"
+    ),
+    RangeOption(
+        "since_last_verdict",
+        "--since-last-verdict",
+        RangeValue.FLAG,
+        "the stream's input since the last verdict",
+    ),
+    RangeOption(
+        "late", "--late", RangeValue.FLAG, "from the first window with a late row that no correction has"
+    ),
+    RangeOption(
+        "everything", "--all", RangeValue.FLAG, "all that the topic holds and the stream has committed"
+    ),
 )
 
 
@@ -111,10 +137,11 @@ def parse_time(text: str) -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """One range of one pipeline: exactly one of offsets, times, ``since_last_verdict``, ``late`` or ``everything``.
+    """One range of one pipeline: exactly one of offsets, times, ``since_last_verdict``, ``late`` or
+    ``everything``.
 
-    Ends are exclusive. Times are broker timestamps. ``late`` begins at the first window that has a late row which no
-    correction has. An empty ``run_id`` means a new one; ``version`` 0 means the active one.
+    Ends are exclusive. Times are broker timestamps. ``late`` begins at the first window that has a late row
+    which no correction has. An empty ``run_id`` means a new one; ``version`` 0 means the active one.
 
     :raises BadRangeError: if the parts do not make one range
     """
@@ -136,7 +163,13 @@ class ReplayRequest:
             check_name("run", self.run_id)
         self._check_ends(self.from_offsets, self.to_offsets)
         self._check_ends(self.from_time, self.to_time)
-        ways = [self.from_offsets is not None, self.from_time is not None, self.since_last_verdict, self.late, self.everything]
+        ways = [
+            self.from_offsets is not None,
+            self.from_time is not None,
+            self.since_last_verdict,
+            self.late,
+            self.everything,
+        ]
         if sum(ways) != 1:
             problem = f"{sum(ways)} ranges were given, not one"
             raise BadRangeError(range=self.describe(), problem=problem, cure=FORMS)
@@ -148,7 +181,8 @@ class ReplayRequest:
 
     @classmethod
     def parse(cls, *, pipeline: str, run_id: str = "", version: int = 0, **range_: Any) -> Self:
-        """Build a request from texts as they come from a command line or a form. An empty text is an absent one.
+        """Build a request from texts as they come from a command line or a form. An empty text is an absent
+        one.
 
         :param range_: by the field of a :class:`RangeOption`, its text, or whether it is given
         """
@@ -192,7 +226,9 @@ class ReplayRequest:
 
 
 def add_range_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser of arguments one for each part of a range; :meth:`ReplayRequest.parse` takes their values."""
+    """Give a parser of arguments one for each part of a range; :meth:`ReplayRequest.parse` takes their
+    values.
+    """
     for option in RANGE_OPTIONS:
         if option.value is RangeValue.FLAG:
             parser.add_argument(option.flag, dest=option.field, action="store_true", help=option.help)

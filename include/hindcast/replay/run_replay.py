@@ -38,7 +38,9 @@ class Replayed:
     row: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """What is printed: the row of ``runs`` with its plan and versions as objects, and what was counted."""
+        """What is printed: the row of ``runs`` with its plan and versions as objects, and what was
+        counted.
+        """
         shown = {name: value for name, value in self.row.items() if value is not None}
         return {**shown, "plan": json.loads(self.row["plan"]), "versions": json.loads(self.row["versions"])}
 
@@ -70,10 +72,12 @@ def run_replay(
 ) -> Replayed:
     """Replay a request. ``session`` is called once the plan stands: bad ranges start no JVM.
 
-    A run that is refused or fails leaves its row in ``runs`` and an event; one with nothing to replay a row that says so. The same run
-    id replays the same offsets and writes over its own tables; the row of its last attempt counts.
+    A run that is refused or fails leaves its row in ``runs`` and an event; one with nothing to replay a row
+    that says so. The same run id replays the same offsets and writes over its own tables; the row of its last
+    attempt counts.
 
-    :param tried_again: whether the caller asks again if the stream is not that far yet, so that this is no end of the run
+    :param tried_again: whether the caller asks again if the stream is not that far yet, so that this is no
+        end of the run
     :raises ReplayFailedError: where Spark failed; the reason is its first line
     :raises NothingToReplayError: if the range lies before the stream's beginning
     """
@@ -89,7 +93,15 @@ def run_replay(
         is_end = error.exit_code != 0 and not (tried_again and error.exit_code == TryLaterError.exit_code)
         if is_end:
             end = BadEnd.of_error(error)
-            close_run(tables, request.run_id, pipeline.name, end, since=began_at, version=pipeline.version, kind=kind)
+            close_run(
+                tables,
+                request.run_id,
+                pipeline.name,
+                end,
+                since=began_at,
+                version=pipeline.version,
+                kind=kind,
+            )
         raise
     row = _first_row(settings, pipeline, plan, run_id, kind)
     runs.append(row)
@@ -114,11 +126,22 @@ def run_replay(
         runs.append({**row, "state": RunState.FAILED.value, "note": reason, "finished_at": datetime.now(UTC)})
         cure = "Run it again with the same run id once the cause is gone: it replays the same offsets."
         message = f"The replay {run_id} failed: {reason}"
-        EventLog(tables).record(EventKind.RUN_FAILED, message, severity=Severity.ERROR, cure=cure, pipeline=pipeline.name, run_id=run_id)
+        EventLog(tables).record(
+            EventKind.RUN_FAILED,
+            message,
+            severity=Severity.ERROR,
+            cure=cure,
+            pipeline=pipeline.name,
+            run_id=run_id,
+        )
         if isinstance(error, HindcastError):
             raise
         raise ReplayFailedError(run_id=run_id, pipeline=pipeline.name, reason=reason, cure=cure) from error
-    slow = slow_note(done["rows_per_second"], counted.rows_read, runs.recent(pipeline.name, kind, 5 * RUNS_COMPARED, without=run_id))
+    slow = slow_note(
+        done["rows_per_second"],
+        counted.rows_read,
+        runs.recent(pipeline.name, kind, 5 * RUNS_COMPARED, without=run_id),
+    )
     done["note"] = "; ".join(note for note in (plan.left_out, slow) if note)
     done["finished_at"] = datetime.now(UTC)
     runs.append(done)
@@ -133,7 +156,9 @@ def run_replay(
     return Replayed(run_id, plan, counted, done)
 
 
-def _first_row(settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str, kind: RunKind) -> dict[str, Any]:
+def _first_row(
+    settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str, kind: RunKind
+) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "pipeline": pipeline.name,

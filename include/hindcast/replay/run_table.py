@@ -24,10 +24,18 @@ class Runs:
     def append(self, row: Mapping[str, Any]) -> None:
         self.tables.append(ControlTable.RUNS, [row])
 
-    def answer(self, run_id: str, pipeline: str, version: int, kind: RunKind, state: RunState, note: str) -> None:
+    def answer(
+        self, run_id: str, pipeline: str, version: int, kind: RunKind, state: RunState, note: str
+    ) -> None:
         """Keep the row of a run that ended before it was planned."""
         now = datetime.now(UTC)
-        named = {"run_id": run_id, "pipeline": pipeline, "version": version, "kind": kind.value, "state": state.value}
+        named = {
+            "run_id": run_id,
+            "pipeline": pipeline,
+            "version": version,
+            "kind": kind.value,
+            "state": state.value,
+        }
         self.append({**named, "note": note, "started_at": now, "finished_at": now})
 
     def newest(self, run_id: str, state: RunState | None = None) -> dict[str, Any] | None:
@@ -44,7 +52,8 @@ class Runs:
         return row
 
     def planned_records(self, run_id: str) -> int:
-        """How many records the newest plan of the run reads, those before its range that only feed windows included.
+        """How many records the newest plan of the run reads, those before its range that only feed windows
+        included.
 
         :raises UnknownRunError: if no run of that id has a plan
         """
@@ -54,19 +63,32 @@ class Runs:
         return RecordedPlan.from_text(row["plan"]).records
 
     def recent(self, pipeline: str, kind: RunKind, count: int, *, without: str = "") -> list[dict[str, Any]]:
-        """The last ``count`` runs of the kind that succeeded, newest first, leaving out the run ``without``."""
+        """The last ``count`` runs of the kind that succeeded, newest first, leaving out the run
+        ``without``.
+        """
         rows = self.tables.rows(
-            ControlTable.RUNS, [("pipeline", "=", pipeline), ("kind", "=", kind.value), ("state", "=", RunState.SUCCEEDED.value)]
+            ControlTable.RUNS,
+            [
+                ("pipeline", "=", pipeline),
+                ("kind", "=", kind.value),
+                ("state", "=", RunState.SUCCEEDED.value),
+            ],
         )
         newest = newest_by_run(row for row in rows if row["run_id"] != without)
         return sorted(newest, key=_when, reverse=True)[:count]
 
-    def judged_to(self, pipeline: str, version: int, *, without: str = "", undone: Sequence[Undone] = ()) -> Offsets | None:
-        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run ``without`` and verdicts on what was
-        taken back; None for none.
+    def judged_to(
+        self, pipeline: str, version: int, *, without: str = "", undone: Sequence[Undone] = ()
+    ) -> Offsets | None:
+        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run
+        ``without`` and verdicts on what was taken back; None for none.
         """
-        verdicts = self.tables.rows(ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)])
-        for verdict in sorted(verdicts, key=lambda row: (row["windows_to_ms"], row["number"] or 0), reverse=True):
+        verdicts = self.tables.rows(
+            ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)]
+        )
+        for verdict in sorted(
+            verdicts, key=lambda row: (row["windows_to_ms"], row["number"] or 0), reverse=True
+        ):
             if any(reset.has(verdict["sink_version"]) for reset in undone):
                 continue
             if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):
@@ -74,7 +96,9 @@ class Runs:
         return None
 
     def recorded_plan(self, run_id: str, asked: str) -> RecordedPlan | None:
-        """The plan that this run was given before, if it answered the same request: a retry replays the same offsets."""
+        """The plan that this run was given before, if it answered the same request: a retry replays the same
+        offsets.
+        """
         row = self.newest(run_id)
         if row is None or not row["plan"]:
             return None

@@ -22,7 +22,9 @@ from hindcast.windows import MICROSECOND, WindowEnds
 #: row's windows: those that were final when it came, those that the plan judges, and those that are both.
 PLACED = ("_late_us", "_committed_at", "_inside", "_windows_late", "_windows_judged", "_windows_late_judged")
 _PER_BUCKET = 2  # batches to compare with in a bucket of average size
-_SEGMENT_SCHEMA = "_p int, _bucket long, _from long, _to long, _late_us long, _committed_at timestamp, _inside boolean"
+_SEGMENT_SCHEMA = (
+    "_p int, _bucket long, _from long, _to long, _late_us long, _committed_at timestamp, _inside boolean"
+)
 
 
 def attribute(spark: SparkSession, parsed: DataFrame, plan: ReplayPlan, pipeline: Pipeline) -> DataFrame:

@@ -1,4 +1,6 @@
-"""A pipeline's query as a session sees it: the columns of its result, and what its Spark checkpoints belong to."""
+"""A pipeline's query as a session sees it: the columns of its result, and what its Spark checkpoints belong
+to.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _SEEDS = re.compile(r"\b(randn?|random|randstr|uuid|shuffle)\([^()]*\)")
 
 @dataclass(frozen=True)
 class QuerySignature:
-    """A pipeline's query as a session sees it: the sink's columns, and what its Spark checkpoints belong to, as a short hash."""
+    """A pipeline's query as a session sees it: the sink's columns, and what its Spark checkpoints belong to,
+    as a short hash.
+    """
 
     schema: pa.Schema
     fingerprint: str
@@ -32,24 +36,30 @@ class QuerySignature:
 def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     """Analyse the transformation of no rows; once a session, as a shard that changes hands waits for it.
 
-    The hash is of the analysed plan and the declaration around it. The plan's expression numbers (``ask#12``) and the seeds that Spark
-    draws (``rand(42)``) differ between sessions and are left out.
+    The hash is of the analysed plan and the declaration around it. The plan's expression numbers (``ask#12``)
+    and the seeds that Spark draws (``rand(42)``) differ between sessions and are left out.
 
-    :raises PipelineError: where the transformation does not fit the source's columns, or the sink's keys are not in its result
+    :raises PipelineError: where the transformation does not fit the source's columns, or the sink's keys are
+        not in its result
     """
     frame = _empty_result(spark, pipeline)
     plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed())))
-    topics = [replace(topic, parse=None) for topic in pipeline.topics]  # what a parse function does is in the plan
+    topics = [
+        replace(topic, parse=None) for topic in pipeline.topics
+    ]  # what a parse function does is in the plan
     sink = (pipeline.sink.keys, pipeline.sink.mode)
     declared = (topics, pipeline.event_time, pipeline.watermark, pipeline.window, sink, pipeline.max_future)
     shuffles = spark.conf.get("spark.sql.shuffle.partitions")
-    return QuerySignature(table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16])
+    return QuerySignature(
+        table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16]
+    )
 
 
 def table_schema(frame: DataFrame) -> pa.Schema:
     """The columns of a table that holds the frame's rows.
 
-    Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table promises.
+    Nullable throughout: whether Spark proves a column non-null depends on the plan, not on what the table
+    promises.
     """
     return pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
 
@@ -67,16 +77,22 @@ def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     except AnalysisException as error:
         problem = f"the transformation cannot be analysed: {str(error).splitlines()[0]}"
     if problem:
-        raise PipelineError(file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM)
+        raise PipelineError(
+            file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM
+        )
     return result
 
 
 #: Operators that keep state, as the analysed plan names them.
-_KEEPS_STATE = re.compile(r"^[\s:|+-]*(Aggregate|Deduplicate\w*|TransformWithState\w*|FlatMapGroups\w*|Join)\b", re.MULTILINE)
+_KEEPS_STATE = re.compile(
+    r"^[\s:|+-]*(Aggregate|Deduplicate\w*|TransformWithState\w*|FlatMapGroups\w*|Join)\b", re.MULTILINE
+)
 
 
 def _undeclared_state(pipeline: Pipeline, result: DataFrame) -> str:
-    """What is wrong where a rewinding, or a verdict, would take the query for another kind than it is; empty where nothing is."""
+    """What is wrong where a rewinding, or a verdict, would take the query for another kind than it is; empty
+    where nothing is.
+    """
     if pipeline.window is not None or pipeline.re_execute:
         return ""
     found = set(_KEEPS_STATE.findall(str(result._jdf.queryExecution().analyzed())))
@@ -84,5 +100,7 @@ def _undeclared_state(pipeline: Pipeline, result: DataFrame) -> str:
     if len(pipeline.topics) == 1:
         allowed.add("Join")  # with a table that stands still
     if state := sorted(found - allowed):
-        return f"it keeps state ({', '.join(state)}), so results depend on which rows come together: declare a window, or re_execute=True"
+        operators = ", ".join(state)
+        problem = f"it keeps state ({operators}), so results depend on which rows come together"
+        return f"{problem}: declare a window, or re_execute=True"
     return ""

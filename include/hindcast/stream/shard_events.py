@@ -30,7 +30,7 @@ class ShardEvents:
         )
 
     def rebuilt(self, lease: Lease, reason: str) -> None:
-        message = f"The state of {lease.key} is made anew from the topic: {reason}"
+        message = f"The state of {lease.key} is rebuilt from the topic: {reason}"
         self._record(EventKind.SHARD_REBUILT, message, lease)
 
     def released(self, lease: Lease) -> None:
@@ -71,7 +71,7 @@ class ShardEvents:
         rebuild = f"`hindcast rebuild {lease.stream_id} --shard {lease.status_value}`"
         cure = (
             "If it goes on: the worker's log has the whole error; "
-            f"{rebuild} makes its state anew; `hindcast pause` stops the tries."
+            f"{rebuild} rebuilds its state; `hindcast pause` stops the tries."
         )
         _log.error(message, error=str(error))
         self._record(EventKind.QUERY_FAILED, message, lease, severity=Severity.ERROR, cure=cure)

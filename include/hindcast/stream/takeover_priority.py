@@ -1,7 +1,8 @@
-"""A shard that stands still goes before those that are served: a worker's other batches, and its filing of late rows, give way to it.
+"""A shard that stands still goes before those that are served: a worker's other batches, and its filing of
+late rows, give way to it.
 
-From the moment a shard is taken until its new owner has committed a batch of it, everything that runs beside makes that moment later:
-on two cores by 0.5 to 2 of 3 seconds.
+From the moment a shard is taken until its new owner has committed a batch of it, everything that runs beside
+makes that moment later: on two cores by 0.5 to 2 of 3 seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterable
 from hindcast.clock import Clock
 from hindcast.leases.lease import LeaseKey
 
-#: The longest that anything gives way, counted from the last shard taken: one without new records commits nothing.
+#: The longest that anything gives way, counted from the last shard taken: one without new records commits
+#: nothing.
 SECONDS = 3.0
 
 

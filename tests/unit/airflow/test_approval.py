@@ -37,13 +37,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def branched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tasks that it goes on with."""
     found: list[str] = []
-    monkeypatch.setattr(ApprovePromotionOperator, "do_branch", lambda _, context, branches_to_execute: found.extend(branches_to_execute))
+    monkeypatch.setattr(
+        ApprovePromotionOperator,
+        "do_branch",
+        lambda _, context, branches_to_execute: found.extend(branches_to_execute),
+    )
     return found
 
 
 @pytest.fixture
 def approve() -> Callable[..., ApprovePromotionOperator]:
-    def make(verdict: dict[str, Any] | None = None, comparison: dict[str, Any] | None = None) -> ApprovePromotionOperator:
+    def make(
+        verdict: dict[str, Any] | None = None, comparison: dict[str, Any] | None = None
+    ) -> ApprovePromotionOperator:
         return ApprovePromotionOperator(
             task_id="approve",
             pipeline="stock_stats",
@@ -79,7 +85,9 @@ class Instance:
         self.pushed[key] = value
 
 
-def test_it_waits_for_the_stated_time_and_holds_no_slot(approve: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
+def test_it_waits_for_the_stated_time_and_holds_no_slot(
+    approve: Callable[..., Any], asked: list[dict[str, Any]]
+) -> None:
     """Airflow parks the task; no default answer is there to be taken when the time is over."""
     with pytest.raises(TaskAwaitingInput) as waiting:
         approve().execute({"task_instance": Instance()})
@@ -91,7 +99,9 @@ def test_it_waits_for_the_stated_time_and_holds_no_slot(approve: Callable[..., A
 
 
 @pytest.mark.parametrize(("option", "task"), [(Decision.PROMOTE, "promote"), (Decision.DISCARD, "discard")])
-def test_an_answer_leads_to_its_task(approve: Callable[..., Any], branched: list[str], option: Decision, task: str) -> None:
+def test_an_answer_leads_to_its_task(
+    approve: Callable[..., Any], branched: list[str], option: Decision, task: str
+) -> None:
     """And says who gave it."""
     instance = Instance()
     approve().execute_complete({"ti": instance}, answer(option))
@@ -103,11 +113,19 @@ def test_an_answer_leads_to_its_task(approve: Callable[..., Any], branched: list
     ("verdict", "comparison", "words"),
     [
         ({"passed": False, "unexplained": 3}, {}, "3 differences are unexplained"),
-        ({}, {"passed": False, "failed": ["2 windows are only in version 1"]}, "2 windows are only in version 1"),
+        (
+            {},
+            {"passed": False, "failed": ["2 windows are only in version 1"]},
+            "2 windows are only in version 1",
+        ),
     ],
 )
 def test_what_is_not_proved_needs_a_reason(
-    approve: Callable[..., Any], branched: list[str], verdict: dict[str, Any], comparison: dict[str, Any], words: str
+    approve: Callable[..., Any],
+    branched: list[str],
+    verdict: dict[str, Any],
+    comparison: dict[str, Any],
+    words: str,
 ) -> None:
     """Without one nothing is begun; with one it is handed on; to discard needs none."""
     task = approve(verdict, comparison)
@@ -132,10 +150,14 @@ def test_no_answer_in_time_changes_nothing(approve: Callable[..., Any], branched
 
 
 @pytest.mark.parametrize("despite", [5, "x" * 501])
-def test_an_answer_that_is_no_text_is_refused(approve: Callable[..., Any], branched: list[str], despite: Any) -> None:
+def test_an_answer_that_is_no_text_is_refused(
+    approve: Callable[..., Any], branched: list[str], despite: Any
+) -> None:
     """The REST API takes anything; the form's rule is kept here."""
     with pytest.raises(ParamValidationError):
-        approve().execute_complete({"ti": Instance()}, {**answer(Decision.PROMOTE), "params_input": {"despite": despite}})
+        approve().execute_complete(
+            {"ti": Instance()}, {**answer(Decision.PROMOTE), "params_input": {"despite": despite}}
+        )
     assert branched == []
 
 
@@ -153,8 +175,12 @@ def test_the_text_says_what_a_person_decides_by() -> None:
         assert line in text
     assert text.index("| trades | 7 |") < text.index(r"| min\_ask | 2 |")
     assert text.count("NVDA") == 5
-    assert "Proved. Its own verdict, r\\-1: 0 unexplained differences, captured 99.9310% of its input." in text
-    assert "**Not proved.** the comparison failed" in approval_text(VERDICT, {**COMPARISON, "passed": False, "failed": ["x"]})
+    assert (
+        "Proved. Its own verdict, r\\-1: 0 unexplained differences, captured 99.9310% of its input." in text
+    )
+    assert "**Not proved.** the comparison failed" in approval_text(
+        VERDICT, {**COMPARISON, "passed": False, "failed": ["x"]}
+    )
 
 
 def test_data_stays_text() -> None:

@@ -24,8 +24,23 @@ from hindcast.settings import project_root
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FILES = sorted((project_root() / "dags").glob("*.py"))
-PIPELINES = ("bin_packing", "click_enrichment", "rent_or_buy", "retries", "sentences", "stock_stats", "web_log", "word_count")
-ALL = sorted(["maintain", "supervise", *(f"{job}.{pipeline}" for job in ("replay", "reprocess", "validate") for pipeline in PIPELINES)])
+PIPELINES = (
+    "bin_packing",
+    "click_enrichment",
+    "rent_or_buy",
+    "retries",
+    "sentences",
+    "stock_stats",
+    "web_log",
+    "word_count",
+)
+ALL = sorted(
+    [
+        "maintain",
+        "supervise",
+        *(f"{job}.{pipeline}" for job in ("replay", "reprocess", "validate") for pipeline in PIPELINES),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +80,18 @@ def test_parsing_loads_neither_great_expectations_nor_a_jvm() -> None:
         "sys.exit(str(heavy) if heavy or SparkContext._gateway else 0)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(project_root() / "dags")], capture_output=True, text=True, check=False, env=dict(os.environ)
+        [sys.executable, "-c", code, str(project_root() / "dags")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("dag_id", ["maintain", "replay.stock_stats", "reprocess.stock_stats", "supervise", "validate.stock_stats"])
+@pytest.mark.parametrize(
+    "dag_id", ["maintain", "replay.stock_stats", "reprocess.stock_stats", "supervise", "validate.stock_stats"]
+)
 def test_a_dag_survives_its_way_into_the_database(dags: dict[str, DAG], dag_id: str) -> None:
     """The scheduler and the triggerer only ever see the serialized form."""
     serialized = DagSerialization.to_dict(dags[dag_id])
@@ -107,11 +128,17 @@ STARTS_SPARK = {
 
 
 @pytest.mark.parametrize("dag_id", STARTS_SPARK)
-def test_a_task_that_starts_a_driver_takes_a_slot_of_the_drivers_pool(dags: dict[str, DAG], dag_id: str) -> None:
-    """What needs no Spark waits for nobody's replay; the watch of a promotion neither, as it may have to back out."""
+def test_a_task_that_starts_a_driver_takes_a_slot_of_the_drivers_pool(
+    dags: dict[str, DAG], dag_id: str
+) -> None:
+    """What needs no Spark waits for nobody's replay; the watch of a promotion neither, as it may have to back
+    out.
+    """
     tasks = DagSerialization.from_dict(DagSerialization.to_dict(dags[dag_id])).tasks
     assert {task.task_id for task in tasks if task.pool == "hindcast_spark"} == STARTS_SPARK[dag_id]
-    assert {task.task_id for task in tasks if type(task.weight_rule).__name__ == "AskedFirst"} == STARTS_SPARK[dag_id]
+    assert {
+        task.task_id for task in tasks if type(task.weight_rule).__name__ == "AskedFirst"
+    } == STARTS_SPARK[dag_id]
 
 
 def test_a_pipeline_that_corrects_has_a_dag_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +187,12 @@ def test_reprocess_asks_a_person_before_it_promotes(dags: dict[str, DAG]) -> Non
 def test_reprocess_proposes_the_newest_version(dags: dict[str, DAG]) -> None:
     """And a watch that ends while the old version is still warm."""
     params = dags["reprocess.stock_stats"].params
-    assert (params["version"], params["from"], params["watch_minutes"], params["approval_hours"]) == (2, "earliest", 30.0, 24.0)
+    assert (params["version"], params["from"], params["watch_minutes"], params["approval_hours"]) == (
+        2,
+        "earliest",
+        30.0,
+        24.0,
+    )
     assert dags["reprocess.word_count"].params["version"] == 1
 
 
@@ -168,7 +200,10 @@ def test_reprocess_proposes_the_newest_version(dags: dict[str, DAG]) -> None:
     "values",
     [
         *({}, {"version": 3, "new_table": True, "approval_hours": 0.5, "watch_minutes": 60}),
-        *({"from": "offsets", "from_offsets": {"0": 5}}, {"from": "a time", "from_time": "2026-01-01T00:00:00+00:00"}),
+        *(
+            {"from": "offsets", "from_offsets": {"0": 5}},
+            {"from": "a time", "from_time": "2026-01-01T00:00:00+00:00"},
+        ),
     ],
 )
 def test_the_form_takes_a_reprocessing(dags: dict[str, DAG], values: dict[str, Any]) -> None:
@@ -179,7 +214,13 @@ def test_the_form_takes_a_reprocessing(dags: dict[str, DAG], values: dict[str, A
 @pytest.mark.parametrize(
     "values",
     [
-        *({"version": 0}, {"version": "2; id"}, {"from": "latest"}, {"from_offsets": {"0": -1}}, {"new_table": "yes"}),
+        *(
+            {"version": 0},
+            {"version": "2; id"},
+            {"from": "latest"},
+            {"from_offsets": {"0": -1}},
+            {"new_table": "yes"},
+        ),
         *({"approval_hours": 0}, {"approval_hours": 1000}, {"watch_minutes": -1}, {"watch_minutes": 61}),
     ],
 )
@@ -193,7 +234,11 @@ def test_the_form_refuses_what_is_no_reprocessing(dags: dict[str, DAG], values: 
     "values",
     [
         {"range": "from offsets to offsets", "from_offsets": {"0": 1}, "to_offsets": {"0": 5}},
-        {"range": "from one time to another", "from_time": "2026-01-01T00:00:00+00:00", "to_time": "2026-01-01T01:00:00+00:00"},
+        {
+            "range": "from one time to another",
+            "from_time": "2026-01-01T00:00:00+00:00",
+            "to_time": "2026-01-01T01:00:00+00:00",
+        },
         {"range": "everything"},
         {},
     ],
@@ -206,7 +251,13 @@ def test_the_form_takes_each_kind_of_range(dags: dict[str, DAG], values: dict[st
 @pytest.mark.parametrize(
     "values",
     [
-        *({"range": "tomorrow"}, {"from_offsets": {"0": -1}}, {"from_offsets": {"zero": 1}}, {"from_offsets": "0"}, {"from_offsets": {}}),
+        *(
+            {"range": "tomorrow"},
+            {"from_offsets": {"0": -1}},
+            {"from_offsets": {"zero": 1}},
+            {"from_offsets": "0"},
+            {"from_offsets": {}},
+        ),
         *({"to_offsets": {"0": "1; rm -rf ~"}}, {"from_time": "yesterday"}, {"range": ["everything"]}),
     ],
 )
@@ -245,7 +296,9 @@ def checkout_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 
 @pytest.mark.parametrize("code", ["import no_such_module", "def (:", "raise SystemError('no')"])
-def test_a_broken_pipeline_is_an_import_error_and_takes_no_other_down(checkout_with: Callable[[str], Path], code: str) -> None:
+def test_a_broken_pipeline_is_an_import_error_and_takes_no_other_down(
+    checkout_with: Callable[[str], Path], code: str
+) -> None:
     """Airflow's pages name the file; the DAGs of the good pipelines stay."""
     checkout_with(code)
     found, errors = {}, {}
@@ -277,7 +330,11 @@ one, other, third = declare("one", True), declare("other", True), declare("third
     assert bag.import_errors == {}
     dag = bag.dags["archive"]
     assert [task.task_id for task in dag.tasks] == ["shared"]
-    assert (type(dag.timetable).__name__, dag.max_active_runs, dag.max_active_tasks) == ("CronDataIntervalTimetable", 1, 1)
+    assert (type(dag.timetable).__name__, dag.max_active_runs, dag.max_active_tasks) == (
+        "CronDataIntervalTimetable",
+        1,
+        1,
+    )
     assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).dag_id == "archive"
 
 

@@ -1,4 +1,6 @@
-"""The tasks, with a stand-in for Spark: a real child process of a few lines that ends as spark_apps/replay.py may end."""
+"""The tasks, with a stand-in for Spark: a real child process of a few lines that ends as spark_apps/replay.py
+may end.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def replay(**fields: Any) -> HindcastReplayOperator:
     return HindcastReplayOperator(task_id="hindcast", pipeline="stock_stats", **fields)
 
 
-def test_a_replay_covers_the_data_interval_and_names_its_run_in_the_event(app: Any, context: dict[str, Any]) -> None:
+def test_a_replay_covers_the_data_interval_and_names_its_run_in_the_event(
+    app: Any, context: dict[str, Any]
+) -> None:
     """The asset event carries the run id, by which the validation finds the hindcast."""
     app(0, run_id="r-1", input_rows=3)
     result = replay().execute(context)
@@ -107,7 +111,10 @@ def test_a_replay_covers_the_data_interval_and_names_its_run_in_the_event(app: A
     assert arguments[:3] == ["hindcast", "--pipeline", "stock_stats"]
     assert arguments[arguments.index("--from-time") + 1] == START.isoformat()
     assert arguments[arguments.index("--to-time") + 1] == END.isoformat()
-    assert context["outlet_events"][hindcast_asset("stock_stats")].extra == {"run_id": "r-1", "pipeline": "stock_stats"}
+    assert context["outlet_events"][hindcast_asset("stock_stats")].extra == {
+        "run_id": "r-1",
+        "pipeline": "stock_stats",
+    }
     assert context["ti"].pushed["run_id"] == arguments[arguments.index("--run-id") + 1]
 
 
@@ -129,12 +136,18 @@ def test_nothing_to_correct_skips_the_run(app: Any, context: dict[str, Any]) -> 
         ({"choice": RangeChoice.LATE}, ["--late"]),
         ({"choice": RangeChoice.ALL}, ["--all"]),
         (
-            {"choice": RangeChoice.TIMES, "from_time": "2026-01-01T00:00:00Z", "to_time": "2026-01-02T00:00:00+00:00"},
+            {
+                "choice": RangeChoice.TIMES,
+                "from_time": "2026-01-01T00:00:00Z",
+                "to_time": "2026-01-02T00:00:00+00:00",
+            },
             ["--from-time", "2026-01-01T00:00:00+00:00", "--to-time", "2026-01-02T00:00:00+00:00"],
         ),
     ],
 )
-def test_each_choice_becomes_its_arguments(app: Any, context: dict[str, Any], fields: dict[str, Any], expected: list[str]) -> None:
+def test_each_choice_becomes_its_arguments(
+    app: Any, context: dict[str, Any], fields: dict[str, Any], expected: list[str]
+) -> None:
     """One range, and only that one."""
     app(0, run_id="r")
     arguments = replay(**fields).execute(context)["arguments"][3:]
@@ -145,12 +158,24 @@ def test_each_choice_becomes_its_arguments(app: Any, context: dict[str, Any], fi
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"choice": RangeChoice.OFFSETS, "from_offsets": "null", "to_offsets": '{"0": 9}'}, "from_offsets is empty"),
-        ({"choice": RangeChoice.TIMES, "from_time": "2026-01-01T00:00:00", "to_time": "2026-01-02T00:00:00"}, "offset from UTC"),
+        (
+            {"choice": RangeChoice.OFFSETS, "from_offsets": "null", "to_offsets": '{"0": 9}'},
+            "from_offsets is empty",
+        ),
+        (
+            {
+                "choice": RangeChoice.TIMES,
+                "from_time": "2026-01-01T00:00:00",
+                "to_time": "2026-01-02T00:00:00",
+            },
+            "offset from UTC",
+        ),
         ({"choice": "tomorrow"}, "there is no such choice"),
     ],
 )
-def test_a_wrong_range_fails_at_once(app: Any, context: dict[str, Any], fields: dict[str, Any], words: str) -> None:
+def test_a_wrong_range_fails_at_once(
+    app: Any, context: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
     """No child is started and no retry is made; the message says what to do."""
     app(0, run_id="r")
     with pytest.raises(AirflowFailException, match=words):
@@ -165,9 +190,12 @@ def test_a_run_without_an_interval_asks_for_a_range(app: Any, context: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "error"), [(75, TryLaterError), (2, AirflowFailException), (1, ChildFailedError), (-9, ChildFailedError)]
+    ("exit_code", "error"),
+    [(75, TryLaterError), (2, AirflowFailException), (1, ChildFailedError), (-9, ChildFailedError)],
 )
-def test_the_exit_code_says_whether_a_retry_can_help(app: Any, context: dict[str, Any], exit_code: int, error: type[Exception]) -> None:
+def test_the_exit_code_says_whether_a_retry_can_help(
+    app: Any, context: dict[str, Any], exit_code: int, error: type[Exception]
+) -> None:
     """Not yet consumed and broken: try again. Bad input: never."""
     app(exit_code, "partition 0 is at 12, the range ends at 99")
     with pytest.raises(error, match="partition 0 is at 12"):
@@ -179,8 +207,12 @@ def behind(home: Settings, **awaited: Any) -> dict[str, Any]:
     return {"state": "waiting", "awaited": Awaited(pipeline="stock_stats", version=1, **awaited).to_json()}
 
 
-def test_a_stream_that_is_behind_is_waited_for_without_a_try(app: Any, context: dict[str, Any], home: Settings) -> None:
-    """The task defers to a trigger that knows what is awaited; resumed, it runs the same request under the same run id."""
+def test_a_stream_that_is_behind_is_waited_for_without_a_try(
+    app: Any, context: dict[str, Any], home: Settings
+) -> None:
+    """The task defers to a trigger that knows what is awaited; resumed, it runs the same request under the
+    same run id.
+    """
     app(75, "The stream has not committed the whole range yet.", **behind(home, offsets={0: 9}))
     with pytest.raises(TaskDeferred) as deferred:
         replay().execute(context)
@@ -203,9 +235,17 @@ def test_a_stream_that_is_behind_is_waited_for_without_a_try(app: Any, context: 
     (True, AirflowSkipException, "skipped", "hindcast resume stock_stats"),
 ])  # fmt: skip
 def test_a_wait_ends_at_its_limit(
-    app: Any, context: dict[str, Any], home: Settings, paused: bool, error: type[Exception], state: str, cure: str
+    app: Any,
+    context: dict[str, Any],
+    home: Settings,
+    paused: bool,
+    error: type[Exception],
+    state: str,
+    cure: str,
 ) -> None:
-    """A stream that is too slow is a failure; one that an operator paused is not. Either leaves a row in `runs` that says so."""
+    """A stream that is too slow is a failure; one that an operator paused is not. Either leaves a row in
+    `runs` that says so.
+    """
     app(75, "Not yet.", **behind(home, offsets={0: 9}))
     with pytest.raises(TaskDeferred) as deferred:
         replay().execute(context)
@@ -221,7 +261,9 @@ def test_a_wait_ends_at_its_limit(
 def test_a_wait_that_the_replay_never_finds_met_ends_at_its_limit_too(
     app: Any, context: dict[str, Any], home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trigger may take a gap in the ledger for progress; the replay itself decides, and it does not wait for ever."""
+    """The trigger may take a gap in the ledger for progress; the replay itself decides, and it does not wait
+    for ever.
+    """
     monkeypatch.setenv("HINDCAST_REPLAY_WAIT_SECONDS", "0")
     put(home, desired())
     app(75, "Not yet.", **behind(home, offsets={0: 9}))
@@ -242,17 +284,28 @@ def test_a_partly_covered_interval_says_what_was_left_out(app: Any, context: dic
     app(0, run_id="r-1", plan={"left_out": "the stream began later"})
     with capture_logs() as logs:
         replay().execute(context)
-    assert any("the stream began later" in entry["event"] for entry in logs if entry["log_level"] == "warning")
+    assert any(
+        "the stream began later" in entry["event"] for entry in logs if entry["log_level"] == "warning"
+    )
 
 
 def ends_of_runs(settings: Settings) -> list[tuple[str, str, str]]:
     """(run id, state, note) of each run that is listed."""
-    return [(row["run_id"], row["state"], row["note"]) for row in newest_by_run(ControlTables(settings).rows(ControlTable.RUNS))]
+    return [
+        (row["run_id"], row["state"], row["note"])
+        for row in newest_by_run(ControlTables(settings).rows(ControlTable.RUNS))
+    ]
 
 
 @pytest.mark.parametrize(
     ("exit_code", "try_number", "state", "kind"),
-    [(75, 1, "", ""), (75, 6, "", ""), (75, 7, "failed", "run_failed"), (2, 1, "refused", "run_refused"), (1, 1, "failed", "run_failed")],
+    [
+        (75, 1, "", ""),
+        (75, 6, "", ""),
+        (75, 7, "failed", "run_failed"),
+        (2, 1, "refused", "run_refused"),
+        (1, 1, "failed", "run_failed"),
+    ],
 )
 def test_a_run_that_ended_badly_is_listed_once_with_the_reason(
     app: Any, context: dict[str, Any], home: Settings, exit_code: int, try_number: int, state: str, kind: str
@@ -271,7 +324,9 @@ def test_a_run_that_ended_badly_is_listed_once_with_the_reason(
 def test_a_replay_that_is_killed_is_listed_as_failed(
     home: Settings, context: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: bool
 ) -> None:
-    """By SIGKILL, as the kernel does where memory is short, before or after it wrote what it plans: no process is left to say so."""
+    """By SIGKILL, as the kernel does where memory is short, before or after it wrote what it plans: no
+    process is left to say so.
+    """
     (tmp_path / "spark_apps").mkdir()
     monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
     (tmp_path / "spark_apps" / "replay.py").write_text(
@@ -297,7 +352,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert "ran out of memory" in event["cure"]
 
 
-def test_a_form_that_makes_no_range_leaves_a_refused_run(app: Any, context: dict[str, Any], home: Settings) -> None:
+def test_a_form_that_makes_no_range_leaves_a_refused_run(
+    app: Any, context: dict[str, Any], home: Settings
+) -> None:
     """Although no child was started."""
     app(0, run_id="r")
     with pytest.raises(AirflowFailException):
@@ -315,9 +372,13 @@ def test_a_passed_verdict_is_returned(app: Any, context: dict[str, Any]) -> None
     assert context["ti"].pushed == {"run_id": "r-1", "verdict": verdict}
 
 
-def test_a_failed_verdict_fails_the_task_and_names_the_rows(app: Any, context: dict[str, Any], home: Settings) -> None:
+def test_a_failed_verdict_fails_the_task_and_names_the_rows(
+    app: Any, context: dict[str, Any], home: Settings
+) -> None:
     """Without a retry: judging again changes nothing. The verdict is kept as XCom although the task fails."""
-    ControlTables(home).append(ControlTable.DIFFERENCES, [difference(), difference(cause="late_rows", stream_value="12345")])
+    ControlTables(home).append(
+        ControlTable.DIFFERENCES, [difference(), difference(cause="late_rows", stream_value="12345")]
+    )
     app(3, "stock_stats: 1 difference is unexplained", unexplained=1)
     with capture_logs() as logs, pytest.raises(AirflowFailException, match="1 difference is unexplained"):
         ValidateOperator(task_id="judge", pipeline="stock_stats", run_id=FAILED_RUN).execute(context)
@@ -333,12 +394,18 @@ def test_every_event_that_led_to_the_run_is_judged_once(context: dict[str, Any])
     """Several hindcasts may lead to one run; the same one may come twice."""
     events = [SimpleNamespace(extra={"run_id": name}) for name in ("r-1", "r-2", "r-1", "r-3")]
     context["triggering_asset_events"] = {hindcast_asset("stock_stats"): [*events, SimpleNamespace(extra={})]}
-    assert FindHindcastsOperator(task_id="find", pipeline="stock_stats").execute(context) == ["r-1", "r-2", "r-3"]
+    assert FindHindcastsOperator(task_id="find", pipeline="stock_stats").execute(context) == [
+        "r-1",
+        "r-2",
+        "r-3",
+    ]
 
 
 def test_a_run_that_was_asked_for_is_judged(context: dict[str, Any]) -> None:
     """A person may judge a hindcast again."""
-    assert FindHindcastsOperator(task_id="find", pipeline="stock_stats", run_id="r-9").execute(context) == ["r-9"]
+    assert FindHindcastsOperator(task_id="find", pipeline="stock_stats", run_id="r-9").execute(context) == [
+        "r-9"
+    ]
 
 
 @pytest.mark.parametrize(("run_id", "words"), [("", "no hindcast"), ("../x", "not a valid name")])
@@ -354,7 +421,14 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Service]:
     launched: list[Service] = []
 
     def launch(settings: Settings) -> Service:
-        service = Service(name=f"worker-{len(launched)}", pid=0, birth="", log=tmp_path / "log", started_at=datetime.now(UTC), token="")
+        service = Service(
+            name=f"worker-{len(launched)}",
+            pid=0,
+            birth="",
+            log=tmp_path / "log",
+            started_at=datetime.now(UTC),
+            token="",
+        )
         launched.append(service)
         return service
 
@@ -370,7 +444,9 @@ def events(settings: Settings, kind: str) -> list[dict[str, Any]]:
     return ControlTables(settings).rows(ControlTable.EVENTS, [("kind", "=", kind)])
 
 
-def test_reconciling_an_empty_platform_wants_all_pipelines_and_launches_the_fleet(home: Settings, launches: list[Service]) -> None:
+def test_reconciling_an_empty_platform_wants_all_pipelines_and_launches_the_fleet(
+    home: Settings, launches: list[Service]
+) -> None:
     """The first run after `supervise` was unpaused: each pipeline runs, but for those that say they wait."""
     result = reconcile()
     wanted = result["seen"].pop("desired")
@@ -419,10 +495,18 @@ def test_wakes_of_the_last_hour_lengthen_the_back_off(home: Settings, launches: 
     watch = WatchFleetOperator(task_id="watch", reconciled={})
     for _ in range(5):
         watch.woke(
-            {}, {"reason": "worker_lost", "message": "No sign of life.", "faults": ["slot_empty:0"], "lost": {"0": ["worker-0", 1, 7]}}
+            {},
+            {
+                "reason": "worker_lost",
+                "message": "No sign of life.",
+                "faults": ["slot_empty:0"],
+                "lost": {"0": ["worker-0", 1, 7]},
+            },
         )
     outlook = reconcile()["outlook"]
-    waited = datetime.fromisoformat(outlook["slots_not_before"]) - datetime.fromisoformat(outlook["looked_at"])
+    waited = datetime.fromisoformat(outlook["slots_not_before"]) - datetime.fromisoformat(
+        outlook["looked_at"]
+    )
     assert waited.total_seconds() == 30
     assert outlook["others_not_before"] == outlook["looked_at"]
     assert len(events(home, "supervisor_woke")) == 5
@@ -444,9 +528,23 @@ def test_a_launched_process_without_a_slot_counts_as_starting(home: Settings) ->
         token="",
         detail={"fleet": "default"},
     )
-    ended = Service(name="worker-y", pid=me.pid, birth="another", log=me.log, started_at=me.started_at, token="", detail=me.detail)
+    ended = Service(
+        name="worker-y",
+        pid=me.pid,
+        birth="another",
+        log=me.log,
+        started_at=me.started_at,
+        token="",
+        detail=me.detail,
+    )
     overdue = Service(
-        name="worker-z", pid=me.pid, birth=me.birth, log=me.log, started_at=START.replace(year=2020), token="", detail=me.detail
+        name="worker-z",
+        pid=me.pid,
+        birth=me.birth,
+        log=me.log,
+        started_at=START.replace(year=2020),
+        token="",
+        detail=me.detail,
     )
     put(home, slot(0, "other"))
     assert starting_workers([me, ended, overdue], LeaseTable(home).leases(), home, SystemClock()) == [me]
@@ -454,7 +552,9 @@ def test_a_launched_process_without_a_slot_counts_as_starting(home: Settings) ->
     assert starting_workers([me], LeaseTable(home).leases(), home, SystemClock()) == []
 
 
-def test_a_topic_is_archived_or_the_task_fails_as_the_application_ended(app: Any, context: dict[str, Any]) -> None:
+def test_a_topic_is_archived_or_the_task_fails_as_the_application_ended(
+    app: Any, context: dict[str, Any]
+) -> None:
     """A gap needs a person, so no retry; a broker that is away is tried again."""
     task = ArchiveOperator(task_id="trades", topic="trades")
     app(0, rows=3)
@@ -485,14 +585,18 @@ def p(frame):
 
 @pytest.fixture
 def two_versions(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A pipeline ``p``: version 2 corrects and pins a reference range, version 1 does neither. Call it to make one of them active."""
+    """A pipeline ``p``: version 2 corrects and pins a reference range, version 1 does neither. Call it to
+    make one of them active.
+    """
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "p.py").write_text(VERSIONS)
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path / "two"))
     return lambda version: put(home, desired("p", version=version))
 
 
-def test_a_benchmark_names_its_pipeline_and_no_range(app: Any, context: dict[str, Any], two_versions: Callable[[int], None]) -> None:
+def test_a_benchmark_names_its_pipeline_and_no_range(
+    app: Any, context: dict[str, Any], two_versions: Callable[[int], None]
+) -> None:
     """The range is in the declaration of the active version; one that was not streamed yet is tried again."""
     two_versions(2)
     task = BenchmarkOperator(task_id="p", pipeline="p")
@@ -508,7 +612,9 @@ def test_a_benchmark_names_its_pipeline_and_no_range(app: Any, context: dict[str
 def test_corrections_and_benchmarks_follow_the_active_version(
     app: Any, context: dict[str, Any], two_versions: Callable[[int], None], dag: str
 ) -> None:
-    """The DAG is there as soon as a version asks for it; each run looks which one is active, so promotions and back-outs count at once."""
+    """The DAG is there as soon as a version asks for it; each run looks which one is active, so promotions
+    and back-outs count at once.
+    """
     tasks = DagBag(dag_folder=project_root() / "dags" / f"{dag}.py").dags
     task = next(iter(next(iter(tasks.values())).tasks))
     run = {"run_id": "a", "rows_per_second": 5.0}

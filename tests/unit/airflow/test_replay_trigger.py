@@ -109,7 +109,9 @@ async def test_it_waits_for_a_first_batch(settings: Settings) -> None:
 
 
 async def test_it_waits_for_more_than_is_committed(settings: Settings) -> None:
-    """A replay of what came since the last verdict, of a quiet stream: the next batch is news, those before it are not."""
+    """A replay of what came since the last verdict, of a quiet stream: the next batch is news, those before
+    it are not.
+    """
     await asyncio.to_thread(Ledger(ControlTables(settings)).append, STREAM.ledger[:2])
     known = STREAM.ledger[1].end_offsets
     with pytest.raises(TimeoutError):
@@ -127,12 +129,18 @@ async def test_it_waits_for_a_time_to_come(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "drained"])
-async def test_it_ends_at_the_limit_and_says_whether_the_pipeline_is_paused(settings: Settings, state: str) -> None:
+async def test_it_ends_at_the_limit_and_says_whether_the_pipeline_is_paused(
+    settings: Settings, state: str
+) -> None:
     """What is paused goes no further; the log says how to let it."""
     put(settings, desired(state=state))
     with capture_logs() as logs:
         event = await fired(trigger(1.0, offsets={0: 5}))
-    assert event == {"wait": "over", "paused": state != "running", "text": "5 records of the range are still to be committed"}
+    assert event == {
+        "wait": "over",
+        "paused": state != "running",
+        "text": "5 records of the range are still to be committed",
+    }
     assert any("hindcast resume" in entry["event"] for entry in logs) == (state != "running")
 
 

@@ -1,4 +1,6 @@
-"""The tasks of a reprocessing over real control tables, with a stand-in for Spark: a child process of a few lines."""
+"""The tasks of a reprocessing over real control tables, with a stand-in for Spark: a child process of a few
+lines.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +71,17 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
 
 
 class App:
-    """The stand-in for an application of spark_apps/: what it is to do, and how often it was asked for what."""
+    """The stand-in for an application of spark_apps/: what it is to do, and how often it was asked for
+    what.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.calls_file = folder / "calls"
 
-    def ends(self, *endings: int, last_words: str = "", code: str = "", name: str = "versions.py", **result: Any) -> None:
+    def ends(
+        self, *endings: int, last_words: str = "", code: str = "", name: str = "versions.py", **result: Any
+    ) -> None:
         """Each call ends as the next of the endings says, the last one for good."""
         text = f"""
 import json, pathlib, sys
@@ -94,7 +100,11 @@ sys.exit(ending)
 
     @property
     def calls(self) -> list[list[str]]:
-        return [json.loads(line) for line in self.calls_file.read_text().splitlines()] if self.calls_file.exists() else []
+        return (
+            [json.loads(line) for line in self.calls_file.read_text().splitlines()]
+            if self.calls_file.exists()
+            else []
+        )
 
 
 @pytest.fixture
@@ -107,7 +117,9 @@ def app(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
 @pytest.fixture
 def context() -> dict[str, Any]:
     pushed: dict[str, Any] = {}
-    instance = SimpleNamespace(pushed=pushed, try_number=1, max_tries=6, xcom_push=lambda key, value: pushed.update({key: value}))
+    instance = SimpleNamespace(
+        pushed=pushed, try_number=1, max_tries=6, xcom_push=lambda key, value: pushed.update({key: value})
+    )
     return {"ti": instance, "dag": SimpleNamespace(dag_id=f"reprocess.{NAME}")}
 
 
@@ -116,7 +128,9 @@ def versions(settings: Settings) -> Versions:
 
 
 def begin(settings: Settings) -> None:
-    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
+    beside = InactiveVersion(
+        version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",)
+    )
     versions(settings).begin(NAME, beside, {0: 0}, columns_from=1)
 
 
@@ -136,7 +150,9 @@ def change(settings: Settings) -> str:
 def promoted(settings: Settings) -> dict[str, Any]:
     """Version 2 is active; what the task returns that promoted it."""
     since = live(settings)["since"]
-    done = versions(settings).promote(NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=since)
+    done = versions(settings).promote(
+        NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=since
+    )
     assert done.change is not None
     return {"change": done.change.id, "since": done.change.number, "at": done.change.at.isoformat()}
 
@@ -153,11 +169,16 @@ def standing(settings: Settings) -> Rollout:
     ("fields", "start"),
     [
         ({}, "earliest"),
-        ({"start": StartChoice.TIME.value, "from_time": "2026-01-01T00:00:00+00:00"}, "2026-01-01T00:00:00+00:00"),
+        (
+            {"start": StartChoice.TIME.value, "from_time": "2026-01-01T00:00:00+00:00"},
+            "2026-01-01T00:00:00+00:00",
+        ),
         ({"start": StartChoice.OFFSETS.value, "from_offsets": '{"0": 5}'}, '{"0": 5}'),
     ],
 )
-def test_a_version_is_begun_where_the_form_says(app: App, context: dict[str, Any], fields: dict[str, Any], start: str) -> None:
+def test_a_version_is_begun_where_the_form_says(
+    app: App, context: dict[str, Any], fields: dict[str, Any], start: str
+) -> None:
     """The same command as a person's, with the DAG for its author."""
     app.ends(0, version=2)
     assert StartVersionOperator(**TASK, **fields, new_table="True").execute(context)["begun"] is True
@@ -165,7 +186,9 @@ def test_a_version_is_begun_where_the_form_says(app: App, context: dict[str, Any
     assert app.calls == [[*about, f"--from={start}", f"--by=reprocess.{NAME}", "--new-table"]]
 
 
-@pytest.mark.parametrize("fields", [{"start": "tomorrow"}, {"start": StartChoice.TIME.value, "from_time": ""}])
+@pytest.mark.parametrize(
+    "fields", [{"start": "tomorrow"}, {"start": StartChoice.TIME.value, "from_time": ""}]
+)
 def test_a_wrong_start_fails_at_once(app: App, context: dict[str, Any], fields: dict[str, Any]) -> None:
     """No child is started."""
     with pytest.raises(AirflowFailException, match=r"Choose one of|Fill from_time in"):
@@ -173,8 +196,12 @@ def test_a_wrong_start_fails_at_once(app: App, context: dict[str, Any], fields: 
     assert app.calls == []
 
 
-def test_a_version_that_was_begun_is_not_begun_again(app: App, home: Settings, context: dict[str, Any]) -> None:
-    """A try that was killed after it, or a person, began it: nothing is there twice. One being discarded is for `begin` to refuse."""
+def test_a_version_that_was_begun_is_not_begun_again(
+    app: App, home: Settings, context: dict[str, Any]
+) -> None:
+    """A try that was killed after it, or a person, began it: nothing is there twice. One being discarded is
+    for `begin` to refuse.
+    """
     begin(home)
     assert StartVersionOperator(**TASK).execute(context)["begun"] is False
     assert app.calls == []
@@ -192,7 +219,11 @@ def test_waiting_holds_no_slot_and_ends_live_or_gone(home: Settings, context: di
         wait.execute(context)
     assert deferred.value.trigger.serialize()[1] == {"pipeline": NAME, "version": 2}
     versions(home).note_caught_up(standing(home))
-    assert wait.execute(context) == wait.settled(context, wait.execute(context)) == {"news": "live", "since": change(home)}
+    assert (
+        wait.execute(context)
+        == wait.settled(context, wait.execute(context))
+        == {"news": "live", "since": change(home)}
+    )
     with pytest.raises(AirflowFailException, match=r"no shadow .* Nothing has changed here"):
         wait.settled(context, {"news": "gone"})
 
@@ -240,29 +271,44 @@ def promote(home: Settings) -> Callable[..., PromoteVersionOperator]:
 
     def make(despite: str = "", **fields: Any) -> PromoteVersionOperator:
         approval = {"answer": "Promote", "despite": despite, "who": "mira"}
-        return PromoteVersionOperator(**TASK, **{"approval": approval, "caught_up": {"since": change(home)}, **fields})
+        return PromoteVersionOperator(
+            **TASK, **{"approval": approval, "caught_up": {"since": change(home)}, **fields}
+        )
 
     return make
 
 
-def test_a_promotion_repeated_is_no_second_one(app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]) -> None:
+def test_a_promotion_repeated_is_no_second_one(
+    app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]
+) -> None:
     """Killed after the swap, and tried again: one swap, one child, the same promotion for the watch."""
     live(home)
     app.ends(0, code=SWAP, promoted=True)
     task = promote()
     first = task.execute(context)
     made = standing(home)
-    assert (made.active, made.change.who, first["change"], first["since"]) == (2, "mira", made.change.id, made.change.number)
+    assert (made.active, made.change.who, first["change"], first["since"]) == (
+        2,
+        "mira",
+        made.change.id,
+        made.change.number,
+    )
     assert first["at"] == made.change.at.isoformat()
     again = task.execute(context)
     assert again["promoted"] is False
-    assert [again[name] for name in ("change", "since", "at")] == [first[name] for name in ("change", "since", "at")]
+    assert [again[name] for name in ("change", "since", "at")] == [
+        first[name] for name in ("change", "since", "at")
+    ]
     assert len(app.calls) == 1
     assert standing(home) == made
 
 
-def test_the_reason_is_used_only_where_it_is_needed(app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]) -> None:
-    """Proved after all: it is not recorded. Refused: it is, and one that looks like an option stays a reason."""
+def test_the_reason_is_used_only_where_it_is_needed(
+    app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]
+) -> None:
+    """Proved after all: it is not recorded. Refused: it is, and one that looks like an option stays a
+    reason.
+    """
     live(home)
     app.ends(2, 0, code=SWAP, last_words="its newest verdict failed")
     promote("--by=me; rm -rf ~").execute(context)
@@ -275,8 +321,12 @@ def test_the_reason_is_used_only_where_it_is_needed(app: App, home: Settings, pr
     assert standing(home).change.despite == ""
 
 
-def test_what_an_outlived_child_did_counts(app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]) -> None:
-    """The child of a try that was given up goes on, and may be the faster one: what it began or promoted is there, once, and is told."""
+def test_what_an_outlived_child_did_counts(
+    app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]
+) -> None:
+    """The child of a try that was given up goes on, and may be the faster one: what it began or promoted is
+    there, once, and is told.
+    """
     app.ends(0, code=BEGIN + "sys.exit(2)")
     assert StartVersionOperator(**TASK).execute(context)["begun"] is False
     versions(home).note_caught_up(standing(home))
@@ -288,7 +338,12 @@ def test_what_an_outlived_child_did_counts(app: App, home: Settings, promote: Ca
 
 @pytest.mark.parametrize(("endings", "despite"), [((2,), ""), ((2, 2), "a reason")])
 def test_a_refused_promotion_fails_at_once(
-    app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any], endings: tuple[int, ...], despite: str
+    app: App,
+    home: Settings,
+    promote: Callable[..., Any],
+    context: dict[str, Any],
+    endings: tuple[int, ...],
+    despite: str,
 ) -> None:
     """It says why; nothing has changed."""
     live(home)
@@ -299,7 +354,9 @@ def test_a_refused_promotion_fails_at_once(
     assert standing(home) == before
 
 
-def test_only_what_was_approved_is_promoted(app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]) -> None:
+def test_only_what_was_approved_is_promoted(
+    app: App, home: Settings, promote: Callable[..., Any], context: dict[str, Any]
+) -> None:
     """A cleared task after "Discard" promotes nothing."""
     live(home)
     with pytest.raises(AirflowFailException, match="Nobody approved"):
@@ -331,7 +388,9 @@ def watch(home: Settings) -> Callable[..., WatchPromotedOperator]:
     return make
 
 
-def test_the_watch_is_counted_from_the_promotion(home: Settings, watch: Callable[..., Any], context: dict[str, Any]) -> None:
+def test_the_watch_is_counted_from_the_promotion(
+    home: Settings, watch: Callable[..., Any], context: dict[str, Any]
+) -> None:
     """However often it is tried; it holds no slot."""
     ends = []
     for _ in range(2):
@@ -346,16 +405,21 @@ def test_the_watch_is_counted_from_the_promotion(home: Settings, watch: Callable
     assert watch("0").execute(context) == {"news": "over", "verdicts": 1}
 
 
-def test_a_failed_verdict_returns_to_the_old_version_once(home: Settings, watch: Callable[..., Any], context: dict[str, Any]) -> None:
+def test_a_failed_verdict_returns_to_the_old_version_once(
+    home: Settings, watch: Callable[..., Any], context: dict[str, Any]
+) -> None:
     """A try that was killed after the back-out finds it done; the event says who did it and why."""
     ControlTables(home).append(
-        ControlTable.VERDICTS, [verdict("bad", version=2, passed=False, unexplained=4, change=standing(home).changes)]
+        ControlTable.VERDICTS,
+        [verdict("bad", version=2, passed=False, unexplained=4, change=standing(home).changes)],
     )
     with pytest.raises(AirflowFailException, match=r"backed out to version 1: .* verdict bad failed with 4"):
         watch().execute(context)
     made = standing(home)
     assert (made.active, made.beside.version, made.beside.state) == (1, 2, "live")
-    with pytest.raises(AirflowFailException, match=r"active no more, version 1 is\. .* by the watch: its verdict bad failed"):
+    with pytest.raises(
+        AirflowFailException, match=r"active no more, version 1 is\. .* by the watch: its verdict bad failed"
+    ):
         watch().execute(context)
     assert standing(home) == made
     (event,) = told(home, "version_backed_out")
@@ -382,19 +446,29 @@ def test_killed_between_the_back_out_and_its_event(
     assert len(told(home, "version_backed_out")) == 1
 
 
-def test_the_watch_undoes_no_other_promotion(home: Settings, watch: Callable[..., Any], context: dict[str, Any]) -> None:
+def test_the_watch_undoes_no_other_promotion(
+    home: Settings, watch: Callable[..., Any], context: dict[str, Any]
+) -> None:
     """Somebody backed out and promoted it again, despite all: that is theirs to undo."""
     task = watch()
     versions(home).back_out(NAME)
     again = versions(home).promote(
-        NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=change(home), despite="I know"
+        NAME,
+        2,
+        ("sinks/stock_stats",),
+        warm_seconds=3600.0,
+        barrier={0: 7},
+        since=change(home),
+        despite="I know",
     )
     with pytest.raises(AirflowFailException, match="something changed since that promotion"):
         task.seen(context, {"news": "failed", "run_id": "bad", "unexplained": 4})
     assert standing(home) == again
 
 
-def test_a_watch_without_a_verdict_ends_with_its_own(app: App, home: Settings, watch: Callable[..., Any], context: dict[str, Any]) -> None:
+def test_a_watch_without_a_verdict_ends_with_its_own(
+    app: App, home: Settings, watch: Callable[..., Any], context: dict[str, Any]
+) -> None:
     """Else it would have shown nothing; where that one fails, the old version is back."""
     app.ends(75, name="replay.py", last_words="nothing was committed since")
     with pytest.raises(TryLaterError):

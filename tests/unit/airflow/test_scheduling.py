@@ -14,7 +14,16 @@ from airflow.timetables.base import TimeRestriction
 
 from hindcast.airflow.scheduling import AskedFirst, SpreadCronTimetable, part
 
-NAMES = ("bin_packing", "click_enrichment", "rent_or_buy", "retries", "sentences", "stock_stats", "web_log", "word_count")
+NAMES = (
+    "bin_packing",
+    "click_enrichment",
+    "rent_or_buy",
+    "retries",
+    "sentences",
+    "stock_stats",
+    "web_log",
+    "word_count",
+)
 HOUR = timedelta(hours=1)
 START = pendulum.datetime(2020, 1, 1, tz="UTC")
 
@@ -24,7 +33,9 @@ def hourly(name: str = "replay.stock_stats", spread_seconds: float = 3600.0) -> 
 
 
 def first_run(timetable: SpreadCronTimetable, *, catchup: bool = False) -> Any:
-    found = timetable.next_dagrun_info(last_automated_data_interval=None, restriction=TimeRestriction(START, None, catchup))
+    found = timetable.next_dagrun_info(
+        last_automated_data_interval=None, restriction=TimeRestriction(START, None, catchup)
+    )
     assert found is not None
     return found
 
@@ -35,7 +46,9 @@ def test_intervals_stay_whole_hours_and_follow_on_each_other() -> None:
     ends = []
     for _ in range(5):
         last = info.data_interval if info else None
-        info = timetable.next_dagrun_info(last_automated_data_interval=last, restriction=TimeRestriction(START, None, True))
+        info = timetable.next_dagrun_info(
+            last_automated_data_interval=last, restriction=TimeRestriction(START, None, True)
+        )
         assert info is not None and info.data_interval is not None
         assert info.data_interval.end - info.data_interval.start == HOUR
         assert info.run_after == info.data_interval.end + timetable.delay(HOUR)
@@ -52,7 +65,9 @@ def test_starts_are_spread_over_the_hour_and_stay_where_they_are() -> None:
 
 
 def test_a_delay_is_shorter_than_its_interval() -> None:
-    """Else a run would come after the next interval's: a cron of every five minutes is spread over five minutes."""
+    """Else a run would come after the next interval's: a cron of every five minutes is spread over five
+    minutes.
+    """
     timetable = hourly()
     assert timetable.delay(timedelta(minutes=5)) < timedelta(minutes=5)
     assert hourly(spread_seconds=0).delay(HOUR) == timedelta(0)
@@ -60,7 +75,9 @@ def test_a_delay_is_shorter_than_its_interval() -> None:
 
 @pytest.mark.parametrize("minutes", [1, 29, 59])
 def test_an_unpaused_dag_runs_the_newest_interval_that_has_ended(minutes: int) -> None:
-    """Also between the interval's end and its run: the run that is due next is that interval's, not the one's before."""
+    """Also between the interval's end and its run: the run that is due next is that interval's, not the one's
+    before.
+    """
     now = datetime(2026, 11, 20, 12, minutes, tzinfo=UTC)
     with time_machine.travel(now, tick=False):
         info = first_run(hourly())

@@ -20,7 +20,9 @@ from hindcast.settings import Settings
 
 
 @pytest.fixture
-def child_factory(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SparkSubprocess]:
+def child_factory(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], SparkSubprocess]:
     """A child that runs this code as spark_apps/app.py."""
     (tmp_path / "spark_apps").mkdir()
     monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
@@ -32,7 +34,9 @@ def child_factory(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monkey
     return make
 
 
-def test_progress_is_told_and_the_last_line_is_the_result(child_factory: Callable[..., SparkSubprocess]) -> None:
+def test_progress_is_told_and_the_last_line_is_the_result(
+    child_factory: Callable[..., SparkSubprocess],
+) -> None:
     """Each line of stderr as it comes; of stdout, only the last one counts."""
     told: list[str] = []
     ended = child_factory(
@@ -46,14 +50,18 @@ def test_progress_is_told_and_the_last_line_is_the_result(child_factory: Callabl
 def test_arguments_reach_it_as_they_are(child_factory: Callable[..., SparkSubprocess]) -> None:
     """No shell stands between: what a person typed into a form is one argument."""
     hostile = '{"0": 1}; rm -rf ~ $(id) `id` | & > x'
-    assert (child_factory("print(json.dumps({'got': sys.argv[1:]}))", "--from-offsets", hostile).run(lambda _: None)).result == {
-        "got": ["--from-offsets", hostile]
-    }
+    assert (
+        child_factory("print(json.dumps({'got': sys.argv[1:]}))", "--from-offsets", hostile).run(
+            lambda _: None
+        )
+    ).result == {"got": ["--from-offsets", hostile]}
 
 
 def test_the_exit_code_and_the_last_words_are_kept(child_factory: Callable[..., SparkSubprocess]) -> None:
     """A child that fails without a result says why on stderr."""
-    ended = child_factory('print("no such offset", file=sys.stderr); print("not json"); sys.exit(75)').run(lambda _: None)
+    ended = child_factory('print("no such offset", file=sys.stderr); print("not json"); sys.exit(75)').run(
+        lambda _: None
+    )
     assert (ended.exit_code, ended.result, ended.reason) == (75, None, "no such offset")
 
 
@@ -71,9 +79,9 @@ def test_it_knows_the_settings_and_nothing_of_airflow(
 
 def test_much_output_on_both_pipes_does_not_block(child_factory: Callable[..., SparkSubprocess]) -> None:
     """Both pipes are read at once."""
-    ended = child_factory('for i in range(20000): print("o" * 50); print("e" * 50, file=sys.stderr)\nprint(json.dumps({"ok": 1}))').run(
-        lambda _: None
-    )
+    ended = child_factory(
+        'for i in range(20000): print("o" * 50); print("e" * 50, file=sys.stderr)\nprint(json.dumps({"ok": 1}))'
+    ).run(lambda _: None)
     assert ended.result == {"ok": 1}
 
 

@@ -27,13 +27,17 @@ DEADLINE_SECONDS = 20
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """Version 2 catches up beside version 1; the triggers find it through the environment, as in the triggerer."""
+    """Version 2 catches up beside version 1; the triggers find it through the environment, as in the
+    triggerer.
+    """
     monkeypatch.setenv("HINDCAST_HOME", str(tmp_path))
     monkeypatch.setattr(version_triggers, "FIRST_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(version_triggers, "MOST_WAIT_SECONDS", 0.1)
     made = Settings()
     put(made, desired())
-    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
+    beside = InactiveVersion(
+        version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",)
+    )
     versions(made).begin(NAME, beside, {0: 0}, columns_from=1)
     return made
 
@@ -46,7 +50,9 @@ def promote(settings: Settings) -> Change:
     versions(settings).note_caught_up(versions(settings).of(NAME))
     change = versions(settings).of(NAME).change
     assert change is not None
-    done = versions(settings).promote(NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=change.id)
+    done = versions(settings).promote(
+        NAME, 2, ("sinks/stock_stats",), warm_seconds=3600.0, barrier={0: 7}, since=change.id
+    )
     assert done.change is not None
     return done.change
 
@@ -57,7 +63,9 @@ async def fired(trigger: Any, seconds: float = DEADLINE_SECONDS) -> dict[str, An
     return event.payload
 
 
-@pytest.mark.parametrize("trigger", [ShadowTrigger(NAME, 2), PromotedTrigger(NAME, 2, 3, "2026-01-02T00:00:00+00:00")])
+@pytest.mark.parametrize(
+    "trigger", [ShadowTrigger(NAME, 2), PromotedTrigger(NAME, 2, 3, "2026-01-02T00:00:00+00:00")]
+)
 def test_serialize_rebuilds_an_equal_trigger(trigger: Any) -> None:
     """The class path can be imported and the arguments make the same trigger."""
     path, arguments = trigger.serialize()
@@ -88,25 +96,42 @@ async def test_a_version_that_is_no_shadow_is_gone(settings: Settings, what: str
 
 
 async def test_a_promoted_version_is_watched_to_the_end(settings: Settings) -> None:
-    """Verdicts since the promotion count, those before it do not, whatever the clocks of those who judged say."""
+    """Verdicts since the promotion count, those before it do not, whatever the clocks of those who judged
+    say.
+    """
     tables = ControlTables(settings)
     tables.append(
-        ControlTable.VERDICTS, [verdict("before", version=2, passed=False, change=1, judged_at=datetime.now(UTC) + timedelta(hours=1))]
+        ControlTable.VERDICTS,
+        [
+            verdict(
+                "before", version=2, passed=False, change=1, judged_at=datetime.now(UTC) + timedelta(hours=1)
+            )
+        ],
     )
     promoted = promote(settings)
     tables.append(ControlTable.VERDICTS, [verdict("of-1", passed=False, change=promoted.number)])
     tables.append(
-        ControlTable.VERDICTS, [verdict("good", version=2, change=promoted.number, judged_at=datetime.now(UTC) - timedelta(hours=1))]
+        ControlTable.VERDICTS,
+        [
+            verdict(
+                "good", version=2, change=promoted.number, judged_at=datetime.now(UTC) - timedelta(hours=1)
+            )
+        ],
     )
     until = promoted.at + timedelta(minutes=5)
     assert look_at_promoted(settings, NAME, 2, promoted.number, until) is None
-    assert await fired(PromotedTrigger(NAME, 2, promoted.number, promoted.at.isoformat())) == {"news": "over", "verdicts": 1}
+    assert await fired(PromotedTrigger(NAME, 2, promoted.number, promoted.at.isoformat())) == {
+        "news": "over",
+        "verdicts": 1,
+    }
 
 
 async def test_a_verdict_that_fails_is_news(settings: Settings) -> None:
     """At once, whatever is left of the time; also when a better one came after it."""
     promoted = promote(settings)
-    waiting = asyncio.create_task(fired(PromotedTrigger(NAME, 2, promoted.number, (promoted.at + timedelta(hours=1)).isoformat())))
+    waiting = asyncio.create_task(
+        fired(PromotedTrigger(NAME, 2, promoted.number, (promoted.at + timedelta(hours=1)).isoformat()))
+    )
     rows = [
         verdict("bad", version=2, passed=False, unexplained=4, change=promoted.number),
         verdict("good", version=2, change=promoted.number, number=2),
@@ -119,7 +144,9 @@ async def test_a_version_that_is_active_no_more_is_news(settings: Settings) -> N
     """Somebody backed out by hand."""
     promoted = promote(settings)
     versions(settings).back_out(NAME)
-    event = await fired(PromotedTrigger(NAME, 2, promoted.number, (promoted.at + timedelta(hours=1)).isoformat()))
+    event = await fired(
+        PromotedTrigger(NAME, 2, promoted.number, (promoted.at + timedelta(hours=1)).isoformat())
+    )
     assert event == {"news": "inactive"}
 
 

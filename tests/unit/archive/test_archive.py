@@ -1,4 +1,6 @@
-"""Archives of topics without a JVM: what is copied next, what is remembered, what is refused, and what a replay may take from where."""
+"""Archives of topics without a JVM: what is copied next, what is remembered, what is refused, and what a
+replay may take from where.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from hindcast.archive.table import ArchiveTable
 from hindcast.cli.main import run
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import DataFile
-from hindcast.errors import ArchiveDamagedError, ArchiveFailedError, ArchiveRefusedError, BadInputError, BadNameError, UnknownArchiveError
+from hindcast.errors import (
+    ArchiveDamagedError,
+    ArchiveFailedError,
+    ArchiveRefusedError,
+    BadInputError,
+    BadNameError,
+    UnknownArchiveError,
+)
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file
 from hindcast.tables import compaction
@@ -91,7 +100,13 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> FakeTopic:
 
 
 def row(partition: int, offset: int) -> dict[str, Any]:
-    return {"partition": partition, "offset": offset, "timestamp": at(offset), "timestamp_type": 0, "value": b"%d" % offset}
+    return {
+        "partition": partition,
+        "offset": offset,
+        "timestamp": at(offset),
+        "timestamp_type": 0,
+        "value": b"%d" % offset,
+    }
 
 
 def no_spark() -> Any:
@@ -104,7 +119,9 @@ def archive(settings: Settings, **options: Any) -> dict[str, Any]:
 
 def places(settings: Settings) -> list[tuple[int, int]]:
     """Every archived (partition, offset), doubled ones twice."""
-    table = DeltaTable(archive_url(settings, "t")).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
+    table = (
+        DeltaTable(archive_url(settings, "t")).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
+    )
     return sorted((found["partition"], found["offset"]) for found in table)
 
 
@@ -125,7 +142,9 @@ def test_a_second_copy_adds_only_what_is_new(settings: Settings, topic: FakeTopi
 
 
 def test_the_first_copy_begins_at_the_topics_beginning(settings: Settings, topic: FakeTopic) -> None:
-    """What was gone before anybody asked for an archive is no gap; a partition that is added later is archived from 0."""
+    """What was gone before anybody asked for an archive is no gap; a partition that is added later is
+    archived from 0.
+    """
     topic.earliest_ = {0: 4, 1: 7}
     assert archive(settings)["ranges"] == {"0": [[4, 10]]}
     topic.earliest_[2], topic.latest_[2] = 0, 3
@@ -160,7 +179,9 @@ def test_of_two_archivers_at_once_one_writes_each_step(settings: Settings, topic
     """The others read again and go on: each record is archived once, and both end well."""
     topic.latest_ = {0: 60, 1: 40}
     done: list[dict[str, Any]] = []
-    threads = [threading.Thread(target=lambda: done.append(archive(settings, step_offsets=5))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: done.append(archive(settings, step_offsets=5))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -171,19 +192,27 @@ def test_of_two_archivers_at_once_one_writes_each_step(settings: Settings, topic
 
 
 def test_a_commit_whose_answer_was_lost_is_known_again(settings: Settings, topic: FakeTopic) -> None:
-    """The same step again writes nothing and counts as written; another one from the same account is refused."""
+    """The same step again writes nothing and counts as written; another one from the same account is
+    refused.
+    """
     archive(settings)
     table = ArchiveTable(settings, "t")
     before = table.account()
     after = before.with_step("mine", before.ends, {0: 12, 1: 7}, rows=0, size=0, newest_at="")
     assert table.commit(before, after, [])
     assert table.commit(before, after, [])
-    assert not table.commit(before, before.with_step("theirs", before.ends, {0: 13, 1: 7}, rows=0, size=0, newest_at=""), [])
+    assert not table.commit(
+        before, before.with_step("theirs", before.ends, {0: 13, 1: 7}, rows=0, size=0, newest_at=""), []
+    )
     assert table.account() == after
 
 
-def test_offsets_that_were_lost_are_passed_over_only_with_a_reason(settings: Settings, topic: FakeTopic) -> None:
-    """The refusal names them and the cure, and is an event; the accepted gap is in the account and among the events."""
+def test_offsets_that_were_lost_are_passed_over_only_with_a_reason(
+    settings: Settings, topic: FakeTopic
+) -> None:
+    """The refusal names them and the cure, and is an event; the accepted gap is in the account and among the
+    events.
+    """
     archive(settings)
     topic.earliest_, topic.latest_ = {0: 14, 1: 7}, {0: 20, 1: 9}
     with pytest.raises(ArchiveRefusedError, match=r"offsets 10 to 14 of partition 0 .* --accept-gap"):
@@ -196,23 +225,31 @@ def test_offsets_that_were_lost_are_passed_over_only_with_a_reason(settings: Set
     assert done["gaps"] == [{"partition": 0, "start": 10, "end": 14, "reason": "retention was an hour"}]
     assert done["ranges"] == {"0": [[0, 10], [14, 20]], "1": [[0, 9]]}
     assert places(settings) == sorted([*before, *topic.rows({0: 14, 1: 7}, topic.latest_)])
-    assert "retention was an hour" in next(event["message"] for event in events(settings) if event["kind"] == "archive_gap")
+    assert "retention was an hour" in next(
+        event["message"] for event in events(settings) if event["kind"] == "archive_gap"
+    )
     archive(settings)
 
 
-@pytest.mark.parametrize("change", [{"latest_": {0: 3, 1: 7}}, {"latest_": {0: 10}, "earliest_": {0: 0}}, {"id": "second"}])
-def test_a_topic_that_was_made_anew_is_not_mixed_with_the_old_one(settings: Settings, topic: FakeTopic, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"latest_": {0: 3, 1: 7}}, {"latest_": {0: 10}, "earliest_": {0: 0}}, {"id": "second"}]
+)
+def test_a_topic_that_was_made_anew_is_not_mixed_with_the_old_one(
+    settings: Settings, topic: FakeTopic, change: dict[str, Any]
+) -> None:
     """Whether it ends before the archive, has fewer partitions, or is already longer than the old one."""
     archive(settings)
     before = places(settings)
     for name, value in change.items():
         setattr(topic, name, value)
-    with pytest.raises(ArchiveRefusedError, match=r"made anew.*move the archive"):
+    with pytest.raises(ArchiveRefusedError, match=r"created again.*move the archive"):
         archive(settings)
     assert places(settings) == before
 
 
-def test_a_topic_that_drops_records_under_the_reader_says_so(settings: Settings, topic: FakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_drops_records_under_the_reader_says_so(
+    settings: Settings, topic: FakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark's own error is not what a person needs; nothing of the step is kept."""
     archive(settings)
     topic.latest_ = {0: 20, 1: 7}
@@ -276,7 +313,10 @@ def test_timestamps_out_of_order_do_not_hide_a_record(settings: Settings) -> Non
     table = ArchiveTable(settings, "t")
     table.create()
     seconds = ([(0, 0), (1, 50), (2, 2)], [(3, 3), (4, 99)], [(5, 7)])
-    rows = [pa.Table.from_pylist([{**row(0, o), "timestamp": at(s)} for o, s in part], schema=ARCHIVE_SCHEMA) for part in seconds]
+    rows = [
+        pa.Table.from_pylist([{**row(0, o), "timestamp": at(s)} for o, s in part], schema=ARCHIVE_SCHEMA)
+        for part in seconds
+    ]
     files = [_write_file(part, table.url, {}, "c", BOUNDED) for part in rows]
     start = table.account()
     table.commit(start, start.with_step("a", {0: 0}, {0: 6}, rows=6, size=1, newest_at=""), files)
@@ -286,7 +326,9 @@ def test_timestamps_out_of_order_do_not_hide_a_record(settings: Settings) -> Non
 
 
 def test_a_time_that_no_calendar_has_hides_no_record() -> None:
-    """A producer may stamp its records with the year 20000: the file then has no bounds of its timestamps, and is looked at."""
+    """A producer may stamp its records with the year 20000: the file then has no bounds of its timestamps,
+    and is looked at.
+    """
     times = pa.array([0, 569_034_205_000_000_000], pa.timestamp("us", tz="UTC"))
     table = pa.table({"partition": [0, 0], "offset": [7, 8], "timestamp": times})
     found = statistics(table, BOUNDED)
@@ -297,8 +339,12 @@ def test_a_time_that_no_calendar_has_hides_no_record() -> None:
     )
 
 
-def test_upkeep_keeps_an_archive_exact_and_in_order(settings_factory: Callable[..., Settings], tmp_path: Path, topic: FakeTopic) -> None:
-    """Small files are joined by partition in the order of offsets, beside a copy; the account and the lookups stay as they were."""
+def test_upkeep_keeps_an_archive_exact_and_in_order(
+    settings_factory: Callable[..., Settings], tmp_path: Path, topic: FakeTopic
+) -> None:
+    """Small files are joined by partition in the order of offsets, beside a copy; the account and the lookups
+    stay as they were.
+    """
     settings = settings_factory(pipelines_dir=tmp_path)
     topic.latest_ = {0: 60, 1: 40}
     archive(settings, step_offsets=9)
@@ -316,7 +362,9 @@ def test_upkeep_keeps_an_archive_exact_and_in_order(settings_factory: Callable[.
     assert places(settings) == topic.held()
 
 
-def test_a_compaction_is_no_other_archiver(settings: Settings, topic: FakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_is_no_other_archiver(
+    settings: Settings, topic: FakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step whose commit meets a compaction is committed again, with the same files."""
     archive(settings, step_offsets=4)
     topic.latest_ = {0: 30, 1: 30}

@@ -1,4 +1,6 @@
-"""What an archive holds and what a replay may take from it: the arithmetic of ranges, and the account of a commit."""
+"""What an archive holds and what a replay may take from it: the arithmetic of ranges, and the account of a
+commit.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ def archived(draw: st.DrawFn) -> archive_or_live.Ranges:
 
 @settings(max_examples=300, deadline=None)
 @given(held=archived(), earliest=st.integers(0, 70), start=st.integers(0, 60), length=st.integers(0, 40))
-def test_archive_and_topic_together_give_the_range_once(held: archive_or_live.Ranges, earliest: int, start: int, length: int) -> None:
-    """For any retention: what is missing is named exactly, and where nothing is, the seam parts the range into what each of them holds."""
+def test_archive_and_topic_together_give_the_range_once(
+    held: archive_or_live.Ranges, earliest: int, start: int, length: int
+) -> None:
+    """For any retention: what is missing is named exactly, and where nothing is, the seam parts the range
+    into what each of them holds.
+    """
     end = start + length
     archived_offsets = {offset for first, last in held for offset in range(first, last)}
     lacking = {offset for offset in range(start, end) if offset < earliest and offset not in archived_offsets}
@@ -42,7 +48,9 @@ def test_archive_and_topic_together_give_the_range_once(held: archive_or_live.Ra
 
 @settings(max_examples=100, deadline=None)
 @given(
-    starts=st.lists(st.integers(0, 50), min_size=1, max_size=4), lengths=st.lists(st.integers(0, 99), min_size=4), most=st.integers(1, 50)
+    starts=st.lists(st.integers(0, 50), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(0, 99), min_size=4),
+    most=st.integers(1, 50),
 )
 def test_steps_reach_the_end(starts: list[int], lengths: list[int], most: int) -> None:
     """Each step goes on, none is much larger than asked for, and together they end exactly at the end."""
@@ -57,10 +65,18 @@ def test_steps_reach_the_end(starts: list[int], lengths: list[int], most: int) -
 
 def test_an_account_goes_through_its_own_metadata() -> None:
     """What a commit says of itself is read back as it was."""
-    account = Manifest(topic="t").with_step("a", {0: 5, 1: 0}, {0: 9, 1: 0}, rows=3, size=10, newest_at="2026", topic_id="x")
-    account = account.with_gaps("b", [Gap(0, 9, 12, "because")]).with_step("c", {0: 12}, {0: 20}, rows=8, size=1, newest_at="2025")
+    account = Manifest(topic="t").with_step(
+        "a", {0: 5, 1: 0}, {0: 9, 1: 0}, rows=3, size=10, newest_at="2026", topic_id="x"
+    )
+    account = account.with_gaps("b", [Gap(0, 9, 12, "because")]).with_step(
+        "c", {0: 12}, {0: 20}, rows=8, size=1, newest_at="2025"
+    )
     assert Manifest.from_metadata(account.as_metadata()) == account
-    assert (account.ends, account.ranges, account.newest_at) == ({0: 20, 1: 0}, {0: ((5, 9), (12, 20))}, "2026")
+    assert (account.ends, account.ranges, account.newest_at) == (
+        {0: 20, 1: 0},
+        {0: ((5, 9), (12, 20))},
+        "2026",
+    )
 
 
 def test_a_step_that_does_not_begin_where_the_archive_ends_is_no_step() -> None:

@@ -28,18 +28,27 @@ NAME = "stock_stats"
 
 
 @pytest.fixture
-def home(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def home(
+    settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
     """A pipeline whose version 2 catches up beside version 1."""
     folder = tmp_path / "pipelines"
     folder.mkdir()
     settings = settings_factory(pipelines_dir=folder)
     for version, table in ((1, NAME), (2, f"{NAME}_v2")):
         text = MODULE.replace('Table("{name}"', f'Table("{table}"')
-        (folder / f"{NAME}_{version}.py").write_text(text.format(topic="t", name=NAME, version=version, shards=1))
+        (folder / f"{NAME}_{version}.py").write_text(
+            text.format(topic="t", name=NAME, version=version, shards=1)
+        )
     store = LeaseTable(settings)
     DesiredStates(store).declare(catalog.load(folder)[NAME], 1)
     resharding.create(store, NAME, 1, 1, {0: 0})
-    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=(f"sinks/{NAME}_v2", f"corrections/{NAME}_v2"))
+    beside = InactiveVersion(
+        version=2,
+        state=InactiveState.CATCHING_UP,
+        shards=1,
+        tables=(f"sinks/{NAME}_v2", f"corrections/{NAME}_v2"),
+    )
     Versions(store).begin(NAME, beside, {0: 0}, columns_from=1)
     monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(folder))
@@ -73,7 +82,9 @@ def test_without_a_terminal_a_yes_is_needed(
 
 
 @pytest.mark.parametrize(("arguments", "said"), COMMANDS)
-def test_a_dry_run_changes_nothing(home: Settings, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_changes_nothing(
+    home: Settings, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It says what would happen, and exits 0 without being asked for a yes."""
     before = leases(home)
     assert run([*arguments, "--dry-run"]) == 0
@@ -95,10 +106,17 @@ def test_a_dry_run_is_refused_as_the_command_is(home: Settings, capsys: pytest.C
             assert said in capsys.readouterr().err
 
 
-def test_what_was_promoted_can_be_backed_out_of_and_discarded(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --yes nobody is asked. The dry run before it says what is then done; a command that is done already asks nobody."""
+def test_what_was_promoted_can_be_backed_out_of_and_discarded(
+    home: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --yes nobody is asked. The dry run before it says what is then done; a command that is done
+    already asks nobody.
+    """
     for arguments, told in (
-        (("promote", NAME, "--version", "2", "--despite", "why"), {"version": 2, "before": 1, "promoted": True}),
+        (
+            ("promote", NAME, "--version", "2", "--despite", "why"),
+            {"version": 2, "before": 1, "promoted": True},
+        ),
         (("back-out", NAME), {"version": 1, "before": 2, "backed_out": True}),
         (("discard", NAME, "--version", "2"), {"version": 2, "active": 1}),
     ):
@@ -118,7 +136,9 @@ def test_on_a_terminal_a_person_is_asked(home: Settings, answer: str, code: int,
     os.write(outer, f"{answer}\n".encode())
     command = [sys.executable, "-m", "hindcast.cli.main", "drain", NAME]
     environment = {**os.environ, **home.environment()}
-    ended = subprocess.run(command, env=environment, stdin=inner, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        command, env=environment, stdin=inner, capture_output=True, text=True, timeout=60, check=False
+    )
     for end in (outer, inner):
         with suppress(OSError):
             os.close(end)

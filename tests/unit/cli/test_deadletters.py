@@ -23,7 +23,8 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable
 
 NAME = "stock_stats"
-#: (key, value) of the letters: text, bytes that are no UTF-8, what looks like an escape, nothing, a byte order mark, all bytes.
+#: (key, value) of the letters: text, bytes that are no UTF-8, what looks like an escape, nothing, a byte
+#: order mark, all bytes.
 RECORDS: list[tuple[bytes | None, bytes | None]] = [
     (b"ACME", b'{"ticker": "ACME", "size": "x"}'),
     (b"\xff\x00", b"caf\xc3\xa9 \xff"),
@@ -39,11 +40,21 @@ RECORDS: list[tuple[bytes | None, bytes | None]] = [
 def dead(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A home with these letters; two versions of the pipeline have filed each."""
     rows = [
-        {"pipeline": NAME, "version": version, "topic": "trades", "partition": 0, "offset": offset, "key": key, "value": value}
+        {
+            "pipeline": NAME,
+            "version": version,
+            "topic": "trades",
+            "partition": 0,
+            "offset": offset,
+            "key": key,
+            "value": value,
+        }
         for version in (1, 2)
         for offset, (key, value) in enumerate(RECORDS)
     ]
-    ControlTables(settings).append(ControlTable.DEAD_LETTERS, [{**row, "broker_at": datetime.now(UTC)} for row in rows])
+    ControlTables(settings).append(
+        ControlTable.DEAD_LETTERS, [{**row, "broker_at": datetime.now(UTC)} for row in rows]
+    )
     monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
     return settings
 
@@ -73,7 +84,9 @@ def replay(dead: Settings, monkeypatch: pytest.MonkeyPatch) -> Replay:
 
 
 @pytest.mark.parametrize("form", ["as listed", "one a line", "one after the other"])
-def test_what_is_listed_is_sent_back_byte_for_byte(replay: Replay, capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_what_is_listed_is_sent_back_byte_for_byte(
+    replay: Replay, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
     """As the array of `-o json`, and as jq prints it in its two forms."""
     assert run(["deadletters", "list", "-p", NAME, "-n", "1000", "-o", "json"]) == 0
     listed = capsys.readouterr().out
@@ -84,7 +97,9 @@ def test_what_is_listed_is_sent_back_byte_for_byte(replay: Replay, capsys: pytes
         "one after the other": "\n".join(json.dumps(row, indent=2) for row in rows),
     }[form]
     sent = {letter.place: letter for letter in replay(text)}
-    assert [sent["trades", 0, offset].value for offset in range(len(RECORDS))] == [value for _, value in RECORDS]
+    assert [sent["trades", 0, offset].value for offset in range(len(RECORDS))] == [
+        value for _, value in RECORDS
+    ]
     assert [sent["trades", 0, offset].key for offset in range(len(RECORDS))] == [key for key, _ in RECORDS]
     assert len(sent) == len(RECORDS)
 
@@ -92,7 +107,9 @@ def test_what_is_listed_is_sent_back_byte_for_byte(replay: Replay, capsys: pytes
 def test_a_value_that_was_mended_counts(replay: Replay, capsys: pytest.CaptureFixture[str]) -> None:
     """As text or as an object; what the bytes in base64 were matters no more."""
     run(["deadletters", "list", "-n", "1000", "-o", "json"])
-    rows = [row for row in json.loads(capsys.readouterr().out) if row["version"] == 1 and row["offset"] in (0, 1)]
+    rows = [
+        row for row in json.loads(capsys.readouterr().out) if row["version"] == 1 and row["offset"] in (0, 1)
+    ]
     mended = [{**row, "value": value} for row, value in zip(rows, ({"size": 1}, "plain"), strict=True)]
     assert sorted(letter.value or b"" for letter in replay(json.dumps(mended))) == [b"plain", b'{"size":1}']
 
@@ -108,7 +125,10 @@ def test_a_dry_run_sends_nothing(dead: Settings, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"topic": "t", "partition": 0, "offset": 1, "value": "x"}\n\n{"topic": "t"}', "Line 3 is no repaired letter"),
+        (
+            '{"topic": "t", "partition": 0, "offset": 1, "value": "x"}\n\n{"topic": "t"}',
+            "Line 3 is no repaired letter",
+        ),
         ('[{"topic": "t", "partition": 0}]', "Object 1 of the array in line 1"),
         ('\n{"topic"', "Line 2 is no repaired letter"),
         ('{"topic": "t", "partition": 0, "offset": 1, "value": null, "value_base64": "?"}', "Line 1"),
@@ -121,7 +141,9 @@ def test_what_is_no_letter_is_told_by_its_line(text: str, said: str) -> None:
         letters_of(text)
 
 
-def test_a_file_that_is_not_there_is_refused(dead: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_is_refused(
+    dead: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2 and its name; a folder, and bytes that are no text, in the same way."""
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff")
@@ -135,7 +157,9 @@ def test_a_letter_keeps_its_key(dead: Settings) -> None:
     pipeline = catalog.load(project_root() / "include/pipelines")[NAME]
     with pytest.raises(BadInputError, match="another key"):
         check_letters(dead, pipeline, [Repaired(("trades", 0, 0), b"x", key=b"OTHER")])
-    check_letters(dead, pipeline, [Repaired(("trades", 0, 0), b"x", key=b"ACME"), Repaired(("trades", 0, 1), b"x")])
+    check_letters(
+        dead, pipeline, [Repaired(("trades", 0, 0), b"x", key=b"ACME"), Repaired(("trades", 0, 1), b"x")]
+    )
 
 
 def test_two_values_for_one_letter_are_refused(dead: Settings) -> None:

@@ -30,12 +30,18 @@ LISTINGS = (
     ("archive", "list"),
     ("status",),
 )
-OF_A_PIPELINE = [listing for listing in LISTINGS if listing not in (("pipelines",), ("archive", "list"), ("status",))]
+OF_A_PIPELINE = [
+    listing for listing in LISTINGS if listing not in (("pipelines",), ("archive", "list"), ("status",))
+]
 
 
 @pytest.mark.parametrize("listing", LISTINGS, ids=" ".join)
 def test_a_listing_in_an_empty_folder_makes_nothing(
-    hindcast: Hindcast, settings: Settings, listing: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hindcast: Hindcast,
+    settings: Settings,
+    listing: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No home, no table, no folder; an empty array, exit code 0, and on stderr what to do."""
     folder = tmp_path / "empty"
@@ -59,7 +65,9 @@ def test_the_pages_in_an_empty_folder_make_nothing(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("listing", OF_A_PIPELINE, ids=" ".join)
-def test_an_unknown_pipeline_is_refused(hindcast: Hindcast, settings: Settings, listing: tuple[str, ...]) -> None:
+def test_an_unknown_pipeline_is_refused(
+    hindcast: Hindcast, settings: Settings, listing: tuple[str, ...]
+) -> None:
     """Exit code 2 and the closest name, never an empty listing."""
     ended = hindcast(*listing, "--pipeline", "stock_stat")
     assert ended.returncode == 2
@@ -70,7 +78,9 @@ def test_an_unknown_pipeline_is_refused(hindcast: Hindcast, settings: Settings, 
 
 
 @pytest.mark.parametrize("listing", OF_A_PIPELINE, ids=" ".join)
-def test_a_known_pipeline_without_rows_is_an_empty_listing(hindcast: Hindcast, listing: tuple[str, ...]) -> None:
+def test_a_known_pipeline_without_rows_is_an_empty_listing(
+    hindcast: Hindcast, listing: tuple[str, ...]
+) -> None:
     """Nothing has happened to it yet: exit code 0."""
     ended = hindcast(*listing, "--pipeline", "word_count", "-o", "json")
     assert ended.returncode == 0, ended.stderr
@@ -104,7 +114,9 @@ def test_a_pipeline_of_the_past_is_known_by_its_rows(hindcast: Hindcast, setting
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_unknown_name_is_refused(hindcast: Hindcast, settings: Settings, arguments: tuple[str, ...], said: str) -> None:
+def test_an_unknown_name_is_refused(
+    hindcast: Hindcast, settings: Settings, arguments: tuple[str, ...], said: str
+) -> None:
     """Exit code 2, and the closest of the names that there are."""
     ended = hindcast(*arguments)
     assert ended.returncode == 2, ended.stderr
@@ -124,7 +136,14 @@ def test_events_are_chosen_by_kind_and_age(hindcast: Hindcast, settings: Setting
     """--since takes an age or an instant, --kind one kind of event, --limit the newest of those."""
     now = datetime.now(UTC)
     rows = [
-        {"event_id": str(hours), "at": now - timedelta(hours=hours), "kind": kind, "severity": "info", "pipeline": "p", "message": kind}
+        {
+            "event_id": str(hours),
+            "at": now - timedelta(hours=hours),
+            "kind": kind,
+            "severity": "info",
+            "pipeline": "p",
+            "message": kind,
+        }
         for hours, kind in ((0, "query_failed"), (2, "query_failed"), (3, "lease_lost"), (50, "lease_lost"))
     ]
     ControlTables(settings).append(ControlTable.EVENTS, rows)
@@ -140,7 +159,9 @@ def test_events_are_chosen_by_kind_and_age(hindcast: Hindcast, settings: Setting
     assert ids("--severity", Severity.ERROR.value) == []
 
 
-def test_every_refused_file_is_listed_and_the_command_fails(hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_refused_file_is_listed_and_the_command_fails(
+    hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever deploys pipelines learns of all that is wrong by one command that exits 2."""
     folder = tmp_path / "pipelines"
     folder.mkdir()

@@ -24,7 +24,17 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.schema import ControlTable
 
-LISTINGS = ("pipelines", "leases", "checkpoints", "verdicts", "corrections", "runs", "events", "deadletters", "status")
+LISTINGS = (
+    "pipelines",
+    "leases",
+    "checkpoints",
+    "verdicts",
+    "corrections",
+    "runs",
+    "events",
+    "deadletters",
+    "status",
+)
 
 
 @pytest.mark.parametrize("command", LISTINGS)
@@ -40,7 +50,13 @@ def test_events_are_listed_newest_first(hindcast: Hindcast, settings: Settings) 
     log = EventLog(ControlTables(settings))
     for number in range(5):
         severity = Severity.ERROR if number % 2 else Severity.INFO
-        log.record(EventKind.QUERY_FAILED, f"Event {number}.", severity=severity, pipeline="a" if number < 4 else "b", number=number)
+        log.record(
+            EventKind.QUERY_FAILED,
+            f"Event {number}.",
+            severity=severity,
+            pipeline="a" if number < 4 else "b",
+            number=number,
+        )
     found = json.loads(hindcast("events", "--pipeline", "a", "--limit", "2", "-o", "json").stdout)
     assert [row["message"] for row in found] == ["Event 3.", "Event 2."]
     assert found[0]["detail"] == {"number": 3}
@@ -54,14 +70,26 @@ def test_a_run_is_listed_in_its_newest_state(hindcast: Hindcast, settings: Setti
     row = {"run_id": "r1", "pipeline": "p", "started_at": at}
     tables = ControlTables(settings)
     tables.append(ControlTable.RUNS, [{**row, "state": "planned"}])
-    tables.append(ControlTable.RUNS, [{**row, "state": "succeeded", "finished_at": at + timedelta(seconds=9)}])
-    assert [(found["run_id"], found["state"]) for found in json.loads(hindcast("runs", "-o", "json").stdout)] == [("r1", "succeeded")]
+    tables.append(
+        ControlTable.RUNS, [{**row, "state": "succeeded", "finished_at": at + timedelta(seconds=9)}]
+    )
+    assert [
+        (found["run_id"], found["state"]) for found in json.loads(hindcast("runs", "-o", "json").stdout)
+    ] == [("r1", "succeeded")]
 
 
 def test_differences_of_a_run(hindcast: Hindcast, settings: Settings) -> None:
     """--run ID --differences lists the rows that differ in that run alone."""
-    differ = {"pipeline": "p", "kind": "changed", "cause": "unexplained", "keys": '{"ticker": "ACME"}', "found_at": datetime.now(UTC)}
-    ControlTables(settings).append(ControlTable.DIFFERENCES, [{**differ, "run_id": "r1"}, {**differ, "run_id": "r2"}])
+    differ = {
+        "pipeline": "p",
+        "kind": "changed",
+        "cause": "unexplained",
+        "keys": '{"ticker": "ACME"}',
+        "found_at": datetime.now(UTC),
+    }
+    ControlTables(settings).append(
+        ControlTable.DIFFERENCES, [{**differ, "run_id": "r1"}, {**differ, "run_id": "r2"}]
+    )
     found = json.loads(hindcast("verdicts", "--run", "r1", "--differences", "-o", "json").stdout)
     assert [(row["run_id"], row["keys"]) for row in found] == [("r1", {"ticker": "ACME"})]
 
@@ -107,7 +135,9 @@ def test_listings_work_while_others_write(hindcast: Hindcast, settings: Settings
         (["demo", "--once", "--pipeline", "nope"], "no pipeline named nope"),
     ],
 )
-def test_bad_input_is_refused_before_any_work(hindcast: Hindcast, settings: Settings, arguments: list[str], said: str) -> None:
+def test_bad_input_is_refused_before_any_work(
+    hindcast: Hindcast, settings: Settings, arguments: list[str], said: str
+) -> None:
     """Exit code 2, one message on stderr with the cure, no traceback, nothing started."""
     ended = hindcast(*arguments)
     assert ended.returncode == 2, ended.stderr
@@ -117,7 +147,9 @@ def test_bad_input_is_refused_before_any_work(hindcast: Hindcast, settings: Sett
     assert not list((settings.home / "run").glob("*.json"))
 
 
-def test_a_topic_without_generator_is_refused(hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_without_generator_is_refused(
+    hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`load` of a pipeline whose topic nobody generates: exit 2, and the topics that there are."""
     text = (project_root() / "include/pipelines/stock_stats.py").read_text()
     (tmp_path / "stock_stats.py").write_text(text.replace('Topic("trades"', 'Topic("quotes"'))
@@ -130,9 +162,13 @@ def test_a_topic_without_generator_is_refused(hindcast: Hindcast, tmp_path: Path
 
 
 def test_a_second_load_of_a_topic_is_refused(hindcast: Hindcast, settings: Settings) -> None:
-    """Beside a load that runs as a service `load` exits 2 and names its pid: the two would write one account."""
+    """Beside a load that runs as a service `load` exits 2 and names its pid: the two would write one
+    account.
+    """
     services = Services(settings.home)
-    service = services.start("load-trades", [sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), detail={})
+    service = services.start(
+        "load-trades", [sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), detail={}
+    )
     try:
         ended = hindcast("load", "stock_stats")
     finally:
@@ -143,23 +179,37 @@ def test_a_second_load_of_a_topic_is_refused(hindcast: Hindcast, settings: Setti
 
 def test_pause_resume_and_drain_write_the_desired_state(hindcast: Hindcast) -> None:
     """What was wanted last is what `pipelines` shows; the row is made where there was none."""
-    for command, wanted in ((("pause",), "paused"), (("resume",), "running"), (("drain", "--yes"), "drained")):
+    for command, wanted in (
+        (("pause",), "paused"),
+        (("resume",), "running"),
+        (("drain", "--yes"), "drained"),
+    ):
         ended = hindcast(*command, "stock_stats")
         assert ended.returncode == 0, ended.stderr
-        (row,) = [row for row in json.loads(hindcast("pipelines", "-o", "json").stdout) if row["pipeline"] == "stock_stats"]
+        (row,) = [
+            row
+            for row in json.loads(hindcast("pipelines", "-o", "json").stdout)
+            if row["pipeline"] == "stock_stats"
+        ]
         assert row["wanted"] == wanted
 
 
-def test_resume_says_what_a_rewind_that_was_cut_short_waits_for(hindcast: Hindcast, settings: Settings) -> None:
+def test_resume_says_what_a_rewind_that_was_cut_short_waits_for(
+    hindcast: Hindcast, settings: Settings
+) -> None:
     """Its shards wait for the rewind's own end, so the stream would stand still in silence."""
     assert hindcast("pause", "stock_stats").stderr == ""
     store = LeaseTable(settings)
     (shard,) = resharding.create(store, "stock_stats", 1, 1, {0: 0})
-    store.commit(store.read(), [shard.evolve(state=ShardState.WAIT, detail={**shard.detail, rewind_point.RESET: {}})])
+    store.commit(
+        store.read(), [shard.evolve(state=ShardState.WAIT, detail={**shard.detail, rewind_point.RESET: {}})]
+    )
     assert "`hindcast rewind stock_stats` completes it" in hindcast("resume", "stock_stats").stderr
 
 
-def test_state_that_depends_on_batches_is_not_dealt_to_other_shards(hindcast: Hindcast, settings: Settings) -> None:
+def test_state_that_depends_on_batches_is_not_dealt_to_other_shards(
+    hindcast: Hindcast, settings: Settings
+) -> None:
     """A wish that its worker must refuse would stop a shard that does well: nothing is written."""
     ended = hindcast("reshard", "sentences", "--shards", "1")
     assert ended.returncode == 1
@@ -167,8 +217,12 @@ def test_state_that_depends_on_batches_is_not_dealt_to_other_shards(hindcast: Hi
     assert not Path(settings.table("control", "leases")).exists()
 
 
-def test_a_refused_pipeline_is_listed_with_its_problem(hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that does not load is in the listing, with what is wrong, beside the good ones, and the exit code tells."""
+def test_a_refused_pipeline_is_listed_with_its_problem(
+    hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that does not load is in the listing, with what is wrong, beside the good ones, and the exit
+    code tells.
+    """
     (tmp_path / "broken.py").write_text("import no_such_module\n")
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
     ended = hindcast("pipelines", "-o", "json")
@@ -203,12 +257,16 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_a_command_ends_without_taking_the_interpreter_down() -> None:
-    """The process ends by itself with the command's exit code and all it printed; delta-rs' threads get no chance to abort it."""
+    """The process ends by itself with the command's exit code and all it printed; delta-rs' threads get no
+    chance to abort it.
+    """
     script = (
         "import atexit, sys; from hindcast.cli.main import main; atexit.register(print, 'taken down')\n"
         "sys.argv = ['hindcast', 'verdicts', '--differences']; main()"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--run" in ended.stderr
 
@@ -222,7 +280,9 @@ def test_a_command_ends_without_taking_the_interpreter_down() -> None:
         (("--to", "earliest", "--yes"), "it is not paused"),
     ],
 )
-def test_a_rewind_that_makes_no_sense_is_refused(hindcast: Hindcast, arguments: tuple[str, ...], words: str) -> None:
+def test_a_rewind_that_makes_no_sense_is_refused(
+    hindcast: Hindcast, arguments: tuple[str, ...], words: str
+) -> None:
     """Before the broker is asked anything: exit code 2, and what to do."""
     ended = hindcast("rewind", "stock_stats", *arguments)
     assert ended.returncode == 2
@@ -231,26 +291,40 @@ def test_a_rewind_that_makes_no_sense_is_refused(hindcast: Hindcast, arguments: 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--to", "earliest"), "goes with --reason alone"), (("--dry-run",), "goes with --reason alone"), ((), "was cut short")],
+    [
+        (("--to", "earliest"), "goes with --reason alone"),
+        (("--dry-run",), "goes with --reason alone"),
+        ((), "was cut short"),
+    ],
 )
-def test_calling_off_what_is_no_rewind_is_refused(hindcast: Hindcast, arguments: tuple[str, ...], words: str) -> None:
+def test_calling_off_what_is_no_rewind_is_refused(
+    hindcast: Hindcast, arguments: tuple[str, ...], words: str
+) -> None:
     """Exit code 2; one that was cut short is called off by `rewind --abandon` alone."""
     ended = hindcast("rewind", "stock_stats", "--abandon", *arguments)
     assert ended.returncode == 2
     assert words in ended.stderr
 
 
-@pytest.mark.parametrize("command", [("replay",), ("validate",), ("correct", "--yes")], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [("replay",), ("validate",), ("correct", "--yes")], ids=lambda command: command[0]
+)
 def test_a_replay_that_is_killed_is_listed_as_failed(
     hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """Its process could not say so any more: the command does, in `runs` and in `events`."""
     (tmp_path / "spark_apps").mkdir()
-    (tmp_path / "spark_apps" / "replay.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    (tmp_path / "spark_apps" / "replay.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     monkeypatch.setattr(pipelines, "project_root", lambda: tmp_path)
     assert hindcast(*command, "stock_stats", "--all").returncode != 0
     (run,) = json.loads(hindcast("runs", "-o", "json").stdout)
-    assert (run["state"], run["pipeline"], "killed by SIGKILL" in run["note"]) == ("failed", "stock_stats", True)
+    assert (run["state"], run["pipeline"], "killed by SIGKILL" in run["note"]) == (
+        "failed",
+        "stock_stats",
+        True,
+    )
     (event,) = json.loads(hindcast("events", "-o", "json").stdout)
     assert (event["kind"], event["detail"]["run_id"]) == ("run_failed", run["run_id"])
 
@@ -259,4 +333,6 @@ def test_a_benchmark_needs_a_range_and_a_comparison_two_runs(hindcast: Hindcast)
     """Both say what is missing."""
     assert "reference=" in hindcast("benchmark", "stock_stats").stderr
     assert "Name both" in hindcast("runs", "compare", "one").stderr
-    assert "hindcast benchmark stock_stats" in hindcast("runs", "compare", "--benchmark", "stock_stats").stderr
+    assert (
+        "hindcast benchmark stock_stats" in hindcast("runs", "compare", "--benchmark", "stock_stats").stderr
+    )

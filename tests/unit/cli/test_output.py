@@ -21,7 +21,9 @@ ROW = {
 
 
 def test_json_is_an_array_of_objects(capsys: pytest.CaptureFixture[str]) -> None:
-    """Instants are ISO 8601 with an offset, JSON columns are decoded, other text is left alone, bytes that are no text are in base64."""
+    """Instants are ISO 8601 with an offset, JSON columns are decoded, other text is left alone, bytes that
+    are no text are in base64.
+    """
     Output(Format.JSON).rows([ROW], Columns(["at"]))
     assert json.loads(capsys.readouterr().out) == [
         {
@@ -39,7 +41,12 @@ def test_json_is_an_array_of_objects(capsys: pytest.CaptureFixture[str]) -> None
 def test_bytes_that_are_text_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     """A program reads and mends them as they are; what they might be mistaken for stays apart."""
     Output(Format.JSON).row({"value": "café".encode(), "key": b"\\xff"})
-    assert json.loads(capsys.readouterr().out) == {"value": "café", "value_base64": None, "key": "\\xff", "key_base64": None}
+    assert json.loads(capsys.readouterr().out) == {
+        "value": "café",
+        "value_base64": None,
+        "key": "\\xff",
+        "key_base64": None,
+    }
 
 
 def test_json_of_nothing_is_an_empty_array(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +88,10 @@ def test_an_empty_table_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert (printed.out, printed.err) == ("", "There are none.\n")
 
 
-LONG = "The query of v1.g0.s0 failed: the brokers at 10.0.0.1:9092 did not answer within 60 s, so the shard was given up. " * 2
+LONG = (
+    "The query of v1.g0.s0 failed: the brokers at 10.0.0.1:9092 did not answer within 60 s, so the shard was given up. "
+    * 2
+)
 EVENTS = [
     {
         "at": "2026-01-31T12:00:00Z",
@@ -91,14 +101,27 @@ EVENTS = [
         "message": LONG,
         "cure": "Wait.",
     },
-    {"at": "2026-01-31T12:00:01Z", "severity": "error", "kind": "query_failed", "shard": "v12.g3.s199", "message": "No.", "cure": None},
+    {
+        "at": "2026-01-31T12:00:01Z",
+        "severity": "error",
+        "kind": "query_failed",
+        "shard": "v12.g3.s199",
+        "message": "No.",
+        "cure": None,
+    },
 ]
-FITTED = Columns(["at", "severity", "kind", "shard", "message", "cure"], prose=frozenset({"message", "cure"}), spare=("shard",))
+FITTED = Columns(
+    ["at", "severity", "kind", "shard", "message", "cure"],
+    prose=frozenset({"message", "cure"}),
+    spare=("shard",),
+)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 132, 200, 1000])
 def test_a_table_fits_its_terminal(width: int) -> None:
-    """No line is wider, and every word of the prose is there: beside its row if there is room, else below it."""
+    """No line is wider, and every word of the prose is there: beside its row if there is room, else below
+    it.
+    """
     table = lay_out(EVENTS, FITTED, width)
     assert max(len(line) for line in table.lines) <= width
     words = " ".join(table.lines).split()
@@ -111,7 +134,9 @@ def test_a_table_fits_its_terminal(width: int) -> None:
 
 def test_what_is_cut_has_an_ellipsis() -> None:
     """If not even the columns that cannot be spared fit, the widest is cut; the others stay whole."""
-    table = lay_out([{"name": "n" * 64, "state": "OPEN", "other": 1}], Columns(["name", "state", "other"]), 40)
+    table = lay_out(
+        [{"name": "n" * 64, "state": "OPEN", "other": 1}], Columns(["name", "state", "other"]), 40
+    )
     assert max(len(line) for line in table.lines) <= 40
     assert "nn…  OPEN       1" in table.lines[-1]
 

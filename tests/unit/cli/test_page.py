@@ -30,7 +30,11 @@ def table() -> list[str]:
     lines = ["| command | options | does |", "|---|---|---|"]
     for path, command in commands(typer.main.get_command(app)):
         arguments = [f"<{each.name}>" for each in command.params if each.param_type_name == "argument"]
-        options = sorted(each.opts[0] for each in command.params if each.param_type_name == "option" and each.name != "help")
+        options = sorted(
+            each.opts[0]
+            for each in command.params
+            if each.param_type_name == "option" and each.name != "help"
+        )
         first, _, _ = " ".join(command.help.split("\n\n")[0].split()).partition(". ")
         shown = " ".join(f"`{option}`" for option in options)
         lines.append(f"| `{' '.join([path, *arguments])}` | {shown} | {first.removesuffix('.')} |")
@@ -38,15 +42,25 @@ def table() -> list[str]:
 
 
 def test_the_page_lists_every_command_with_its_options() -> None:
-    """A command or an option that comes, goes or is renamed must be told; the lines that the page lacks are in the failure."""
+    """A command or an option that comes, goes or is renamed must be told; the lines that the page lacks are
+    in the failure.
+    """
     expected = table()
-    found = [line for line in PAGE.read_text().splitlines() if line.startswith(("| command |", "| `hindcast "))]
-    assert found == [line for line in expected if not line.startswith("|---")], "\n".join(["The table should be:", *expected])
+    found = [
+        line for line in PAGE.read_text().splitlines() if line.startswith(("| command |", "| `hindcast "))
+    ]
+    assert found == [line for line in expected if not line.startswith("|---")], "\n".join(
+        ["The table should be:", *expected]
+    )
 
 
 def test_the_page_has_every_exit_code() -> None:
     """Each code with which a command may end on purpose has its line."""
-    codes = {error.exit_code for error in vars(errors).values() if isinstance(error, type) and issubclass(error, errors.HindcastError)}
+    codes = {
+        error.exit_code
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.HindcastError)
+    }
     assert codes <= {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
 
 
@@ -65,9 +79,30 @@ def test_what_destroys_asks_and_what_lists_can_be_watched() -> None:
     }
     for name in ("discard", "promote", "back-out", "rewind", "drain", "correct"):
         assert {"--yes", "-y", "--dry-run"} <= options[name], name
-    for name in ("pause", "resume", "drain", "reshard", "rebuild", "rewind", "replay", "validate", "correct", "reprocess"):
+    for name in (
+        "pause",
+        "resume",
+        "drain",
+        "reshard",
+        "rebuild",
+        "rewind",
+        "replay",
+        "validate",
+        "correct",
+        "reprocess",
+    ):
         assert {"--wait", "--timeout"} <= options[name], name
-    listings = ("pipelines", "leases", "checkpoints", "verdicts", "corrections", "runs", "events", "deadletters", "deadletters list")
+    listings = (
+        "pipelines",
+        "leases",
+        "checkpoints",
+        "verdicts",
+        "corrections",
+        "runs",
+        "events",
+        "deadletters",
+        "deadletters list",
+    )
     for name in (*listings, "versions", "archive list", "status"):
         assert {"--output", "-o", "--wide", "--watch", "-w", "--every"} <= options[name], name
     for name in ("checkpoints", "verdicts", "runs", "events", "deadletters", "deadletters list"):

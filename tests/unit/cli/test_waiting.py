@@ -94,7 +94,9 @@ def test_a_command_waits_for_its_effect(
     said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It says on stderr what is missing, and ends with 0 once nothing is; in vain it ends with 1 and says what was missing."""
+    """It says on stderr what is missing, and ends with 0 once nothing is; in vain it ends with 1 and says
+    what was missing.
+    """
     alter(home, before)
     assert run([*arguments, "--wait", "--timeout", "0.1"]) == 1
     printed = capsys.readouterr()
@@ -107,19 +109,26 @@ def test_a_command_waits_for_its_effect(
 
 
 def test_a_pause_does_not_wait_for_the_dead(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody takes a dead owner's shard while the pipeline is paused: it is let go once its lease has expired under our eyes."""
+    """Nobody takes a dead owner's shard while the pipeline is paused: it is let go once its lease has expired
+    under our eyes.
+    """
     monkeypatch.setenv("HINDCAST_LEASE_SECONDS", "1")
     alter(home, lambda lease: lease.given_to("dead"))
     assert run(["pause", NAME, "--wait", "--timeout", "30"]) == 0
 
 
-def test_a_shard_that_is_refused_is_not_waited_for(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_that_is_refused_is_not_waited_for(
+    home: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Waiting does not mend it: its reason is told at once."""
     done = threading.Event()
 
     def refuse() -> None:
         while not done.is_set():
-            alter(home, lambda lease: lease.evolve(detail={**lease.detail, REFUSED: "its checkpoint is damaged"}))
+            alter(
+                home,
+                lambda lease: lease.evolve(detail={**lease.detail, REFUSED: "its checkpoint is damaged"}),
+            )
 
     refusing = threading.Thread(target=refuse)
     refusing.start()
@@ -157,7 +166,10 @@ def test_a_rebuild_waits_until_its_request_is_met(home: Settings, capsys: pytest
 def _meet(settings: Settings) -> None:
     wait_until(lambda: requested(settings), 30.0, "the rebuild was requested")
     row = LeaseTable(settings).read().leases[desired_key(NAME)]
-    alter(settings, lambda lease: lease.evolve(detail={**lease.detail, REBUILD: row.detail[REBUILD][lease.status_value]}))
+    alter(
+        settings,
+        lambda lease: lease.evolve(detail={**lease.detail, REBUILD: row.detail[REBUILD][lease.status_value]}),
+    )
 
 
 APP = """
@@ -170,7 +182,10 @@ print('{{"passed": true}}')
 """
 
 
-@pytest.mark.parametrize(("tries", "more", "code"), [(1, (), 0), (2, (), 75), (3, ("--wait",), 0), (99, ("--wait", "--timeout", "0.1"), 1)])
+@pytest.mark.parametrize(
+    ("tries", "more", "code"),
+    [(1, (), 0), (2, (), 75), (3, ("--wait",), 0), (99, ("--wait", "--timeout", "0.1"), 1)],
+)
 def test_a_replay_waits_until_the_stream_is_so_far(
     settings: Settings,
     tmp_path: Path,
@@ -198,7 +213,9 @@ def test_a_watch_lists_until_ctrl_c(settings: Settings) -> None:
     log.record(EventKind.QUERY_FAILED, "First.", pipeline="p")
     command = [sys.executable, "-m", "hindcast.cli.main", "events", "--watch", "--every", "0.1", "-o", "json"]
     environment = {**os.environ, **settings.environment()}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watching:
         assert watching.stdout is not None
         assert len(json.loads(watching.stdout.readline())) == 1
         log.record(EventKind.QUERY_FAILED, "Second.", pipeline="p")

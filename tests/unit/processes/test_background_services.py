@@ -84,8 +84,12 @@ def test_a_service_survives_the_kill_of_its_starters_group(services: Services, t
     assert service.running
 
 
-def test_it_gets_the_environment_that_was_given_and_nothing_else(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the starter has in its own environment does not leak; secrets travel by it and are in no argument."""
+def test_it_gets_the_environment_that_was_given_and_nothing_else(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the starter has in its own environment does not leak; secrets travel by it and are in no
+    argument.
+    """
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
     service = services.start("plain", SLEEP, {**inherited_environment(), "TOKEN": "hush"})
     _until(lambda: "TOKEN" in psutil.Process(service.pid).environ())
@@ -96,7 +100,9 @@ def test_it_gets_the_environment_that_was_given_and_nothing_else(services: Servi
 
 def test_output_goes_to_the_log(services: Services) -> None:
     """What the process writes to stdout and stderr is in HOME/logs/<name>.log."""
-    service = services.start("talker", [sys.executable, "-c", "import sys; print('said'); print('moaned', file=sys.stderr)"], {})
+    service = services.start(
+        "talker", [sys.executable, "-c", "import sys; print('said'); print('moaned', file=sys.stderr)"], {}
+    )
     _until(lambda: not service.running)
     assert service.log.name == "talker.log"
     assert set(last_lines(service.log).splitlines()) == {"said", "moaned"}
@@ -114,7 +120,9 @@ def test_a_signal_that_the_starter_ignores_reaches_the_service(services: Service
 
 
 def test_a_stop_ends_the_whole_tree(services: Services) -> None:
-    """A service that ignores SIGTERM, and its child in another session, are killed after the grace; the record goes."""
+    """A service that ignores SIGTERM, and its child in another session, are killed after the grace; the
+    record goes.
+    """
     service = services.start("stubborn", STUBBORN, inherited_environment())
     _until(lambda: {"1", "2"} <= set(last_lines(service.log).splitlines()))
     processes = members(service)
@@ -124,7 +132,9 @@ def test_a_stop_ends_the_whole_tree(services: Services) -> None:
 
 
 def test_a_stop_finds_children_whose_parent_is_dead(services: Services) -> None:
-    """After kill -9 of the main process its children, in other sessions, still belong to the service and are ended."""
+    """After kill -9 of the main process its children, in other sessions, still belong to the service and are
+    ended.
+    """
     service = services.start("orphans", STUBBORN, inherited_environment())
     _until(lambda: {"1", "2"} <= set(last_lines(service.log).splitlines()))
     os.kill(service.pid, signal.SIGKILL)
@@ -143,7 +153,9 @@ def test_a_willing_service_ends_by_itself(services: Services) -> None:
 
 
 def test_a_reused_pid_is_never_signalled(services: Services, tmp_path: Path) -> None:
-    """A record whose pid now belongs to a process of another birth counts as ended, and its stop harms nobody."""
+    """A record whose pid now belongs to a process of another birth counts as ended, and its stop harms
+    nobody.
+    """
     bystander = subprocess.Popen(SLEEP)
     try:
         service = services.start("short", [sys.executable, "-c", ""], {})
@@ -161,7 +173,9 @@ def test_a_reused_pid_is_never_signalled(services: Services, tmp_path: Path) -> 
 
 
 def test_a_name_runs_once(services: Services) -> None:
-    """Starting a running service again is refused with its pid; a name that is none is refused before anything starts."""
+    """Starting a running service again is refused with its pid; a name that is none is refused before
+    anything starts.
+    """
     service = services.start("single", SLEEP, inherited_environment())
     with pytest.raises(ServiceError, match=str(service.pid)):
         services.start("single", SLEEP, inherited_environment())
@@ -176,7 +190,9 @@ def test_what_cannot_be_executed_is_an_error(services: Services) -> None:
     assert services.all() == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '["replay.stock_stats"]', '{"log": 1, "started_at": 2}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '["replay.stock_stats"]', '{"log": 1, "started_at": 2}']
+)
 def test_a_file_that_records_no_service_is_none(services: Services, tmp_path: Path, text: str) -> None:
     """A torn or foreign file among the records is no service, and hides none."""
     made = services.start("sleeper", SLEEP, {})
@@ -186,13 +202,17 @@ def test_a_file_that_records_no_service_is_none(services: Services, tmp_path: Pa
 
 
 def test_records_of_ended_workers_are_bounded(services: Services) -> None:
-    """Only the newest records of workers that have ended are kept, each with its log; other services are left alone."""
+    """Only the newest records of workers that have ended are kept, each with its log; other services are left
+    alone.
+    """
     for number in range(KEPT_WORKER_RECORDS + 3):
         services.start(f"worker-{number:02}", [sys.executable, "-c", "print()"], {})
     services.start("other", [sys.executable, "-c", ""], {})
     _until(lambda: not any(service.running for service in services.all()))
     services.prune_workers()
-    assert [service.name for service in services.workers()] == [f"worker-{number:02}" for number in range(3, KEPT_WORKER_RECORDS + 3)]
+    assert [service.name for service in services.workers()] == [
+        f"worker-{number:02}" for number in range(3, KEPT_WORKER_RECORDS + 3)
+    ]
     assert all(service.log.exists() for service in services.workers())
     assert services.find("other") is not None
 
@@ -219,7 +239,9 @@ def test_ports_are_kept_while_they_are_free(tmp_path: Path) -> None:
     assert len(set(free_ports(20))) == 20
 
 
-def test_a_home_named_relatively_is_the_same_for_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_named_relatively_is_the_same_for_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """HINDCAST_HOME=name means a folder below the working directory, also for a child that runs elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HINDCAST_HOME", "here")

@@ -18,7 +18,9 @@ OFFSETS, TIMES = ('{"0": 1}', '{"0": 9}'), ("2026-01-05T12:00:00+00:00", "2026-0
 
 def declare(reference: tuple[str, str] | None) -> Pipeline:
     topic = Topic("t", schema="ts timestamp")
-    return pipeline(source=topic, event_time="ts", watermark="1 second", sink=Table("s"), version=1, reference=reference)(_same)
+    return pipeline(
+        source=topic, event_time="ts", watermark="1 second", sink=Table("s"), version=1, reference=reference
+    )(_same)
 
 
 def _same(frame: Any) -> Any:
@@ -27,7 +29,12 @@ def _same(frame: Any) -> Any:
 
 def run(run_id: str, *, version: int = 1, spark: str = "4.2", end: int = 9) -> dict[str, Any]:
     plan = RecordedPlan(asked="", topic="t", read_from={0: 1}, start={0: 1}, end={0: end}, sink_version=0)
-    return {"run_id": run_id, "version": version, "versions": json.dumps({"pyspark": spark}), "plan": plan.text()}
+    return {
+        "run_id": run_id,
+        "version": version,
+        "versions": json.dumps({"pyspark": spark}),
+        "plan": plan.text(),
+    }
 
 
 def test_a_reference_is_a_range_like_any_other() -> None:
@@ -47,7 +54,9 @@ def test_a_reference_is_a_range_like_any_other() -> None:
         ([run("c", version=2), run("b", end=5), run("a")], ("a", "c")),
     ],
 )
-def test_the_newest_is_compared_with_the_newest_of_other_versions(rows: list[dict[str, Any]], pair: tuple[str, str]) -> None:
+def test_the_newest_is_compared_with_the_newest_of_other_versions(
+    rows: list[dict[str, Any]], pair: tuple[str, str]
+) -> None:
     """Of the pipeline, of Spark or of the platform; over the same range."""
     assert newest_pair("p", rows) == pair
 

@@ -41,7 +41,13 @@ def stock_stats(frame: Any) -> Any:
     return frame
 
 
-@pipeline(source=Topic("trades", schema=SCHEMA), event_time="ts", watermark="10 seconds", sink=Table("plain"), version=1)
+@pipeline(
+    source=Topic("trades", schema=SCHEMA),
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("plain"),
+    version=1,
+)
 def plain(frame: Any) -> Any:
     return frame
 
@@ -90,9 +96,14 @@ def read_by(stream: Simulated, plan: ReplayPlan) -> list[Record]:
 def test_consecutive_ranges_judge_every_window_once_with_all_its_rows(
     seed: int, shards: int, cuts: int, batch_rows: int, late: float
 ) -> None:
-    """However the offsets are cut into ranges, its rows give exactly the stream's windows, none left out and none twice."""
+    """However the offsets are cut into ranges, its rows give exactly the stream's windows, none left out and
+    none twice.
+    """
     stream = simulate(
-        trades(seed, count=400, partitions=4, late_share=late, rate_ms=200.0), seed=seed, shards=shards, batch_rows=batch_rows
+        trades(seed, count=400, partitions=4, late_share=late, rate_ms=200.0),
+        seed=seed,
+        shards=shards,
+        batch_rows=batch_rows,
     )
     facts, rng = facts_of(stream), random.Random(seed)
     marks = [{p: rng.randint(0, end) for p, end in facts.latest.items()} for _ in range(cuts)]
@@ -113,7 +124,9 @@ def test_consecutive_ranges_judge_every_window_once_with_all_its_rows(
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), shards=st.integers(1, 3))
 def test_every_offset_read_has_the_watermark_of_its_batch(seed: int, shards: int) -> None:
-    """The plan's segments cover [read_from, end) without gap or overlap, each with the late watermark of the batch that read it."""
+    """The plan's segments cover [read_from, end) without gap or overlap, each with the late watermark of the
+    batch that read it.
+    """
     stream = simulate(trades(seed, count=300, partitions=3), seed=seed, shards=shards)
     facts, rng = facts_of(stream), random.Random(seed)
     start = {p: rng.randint(0, end - 1) for p, end in facts.latest.items()}
@@ -123,11 +136,16 @@ def test_every_offset_read_has_the_watermark_of_its_batch(seed: int, shards: int
     assert {r.place: stream.thresholds[r.place] for r in read_by(stream, plan)}.items() <= covered.items()
 
 
-def test_a_range_that_ends_within_a_batch_judges_only_what_earlier_batches_made_final(stream: Simulated) -> None:
+def test_a_range_that_ends_within_a_batch_judges_only_what_earlier_batches_made_final(
+    stream: Simulated,
+) -> None:
     """Windows that only the cut batch closed are left to the next range."""
     facts = facts_of(stream)
     row = [r for r in facts.history.rows if r.start_offsets != r.end_offsets][-3]
-    inside = {**facts.history.committed, **{p: max(o - 1, row.start_offsets[p]) for p, o in row.end_offsets.items()}}
+    inside = {
+        **facts.history.committed,
+        **{p: max(o - 1, row.start_offsets[p]) for p, o in row.end_offsets.items()},
+    }
     plan = make_plan(stock_stats, ask(facts.history.first, inside), facts)
     assert plan.windows_to_ms < row.watermark_ms or plan.windows_to_ms <= row.late_watermark_ms
 
@@ -181,7 +199,9 @@ def test_what_lies_past_a_gap_in_the_ledger_is_not_yet_known() -> None:
         ({0: 0, 1: 0, 2: 0}, {0: 5, 1: 5, 2: 5, 3: 5}, "nothing of partition 3|says nothing"),
     ],
 )
-def test_a_bad_offset_range_is_refused_with_a_cure(stream: Simulated, start: dict[int, int], end: dict[int, int], problem: str) -> None:
+def test_a_bad_offset_range_is_refused_with_a_cure(
+    stream: Simulated, start: dict[int, int], end: dict[int, int], problem: str
+) -> None:
     """Reversed and empty ranges and unknown partitions exit with 2."""
     with pytest.raises(BadRangeError, match=problem) as caught:
         make_plan(stock_stats, ask(start, end), facts_of(stream))
@@ -196,7 +216,9 @@ def test_offsets_that_the_topic_no_longer_holds_are_named(stream: Simulated) -> 
 
 
 def test_what_the_topic_dropped_is_read_from_the_archive_up_to_an_exact_seam(stream: Simulated) -> None:
-    """[read_from, seam) from the archive, [seam, end) from the topic; a partition that the topic holds wholly is read from it alone."""
+    """[read_from, seam) from the archive, [seam, end) from the topic; a partition that the topic holds wholly
+    is read from it alone.
+    """
     facts = facts_of(stream)
     archived = {p: ((0, end - 20),) for p, end in facts.latest.items()}
     facts = replace(facts, earliest={0: 40, 1: 0, 2: 60, 3: facts.latest[3] - 20}, archived=archived)
@@ -207,35 +229,52 @@ def test_what_the_topic_dropped_is_read_from_the_archive_up_to_an_exact_seam(str
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_plan_reads_each_offset_from_one_of_both_or_names_what_neither_holds(stream: Simulated, data: st.DataObject) -> None:
-    """Whatever is retained and archived, with one accepted gap: each needed offset comes from where it is held, or the gap is named."""
+def test_a_plan_reads_each_offset_from_one_of_both_or_names_what_neither_holds(
+    stream: Simulated, data: st.DataObject
+) -> None:
+    """Whatever is retained and archived, with one accepted gap: each needed offset comes from where it is
+    held, or the gap is named.
+    """
     whole = facts_of(stream)
     earliest = {p: data.draw(st.integers(0, end)) for p, end in whole.latest.items()}
-    marks = {p: sorted(data.draw(st.lists(st.integers(0, end), min_size=3, max_size=3))) for p, end in whole.latest.items()}
-    archived = {p: extended(extended((), 0, first), second, last) for p, (first, second, last) in marks.items()}
+    marks = {
+        p: sorted(data.draw(st.lists(st.integers(0, end), min_size=3, max_size=3)))
+        for p, end in whole.latest.items()
+    }
+    archived = {
+        p: extended(extended((), 0, first), second, last) for p, (first, second, last) in marks.items()
+    }
     facts = replace(whole, earliest=earliest, archived=archived)
     request = ask({p: end // 2 for p, end in whole.latest.items()}, whole.latest)
     needed = make_plan(stock_stats, request, whole).read_from
     held = {
-        p: {o for first, last in archived[p] for o in range(first, last)} | set(range(earliest[p], end)) for p, end in whole.latest.items()
+        p: {o for first, last in archived[p] for o in range(first, last)} | set(range(earliest[p], end))
+        for p, end in whole.latest.items()
     }
     lacking = {p: sorted(set(range(needed[p], end)) - held[p]) for p, end in whole.latest.items()}
     if any(lacking.values()):
         partition = next(p for p in needed if lacking[p])
-        with pytest.raises(BadRangeError, match=f"partition {partition} from offset {lacking[partition][0]}, and .* no longer holds"):
+        with pytest.raises(
+            BadRangeError,
+            match=f"partition {partition} from offset {lacking[partition][0]}, and .* no longer holds",
+        ):
             make_plan(stock_stats, request, facts)
         return
     plan = make_plan(stock_stats, request, facts)
     for p, seam in plan.seams.items():
         assert plan.read_from[p] <= seam <= plan.end[p]
-        assert set(range(plan.read_from[p], seam)) <= {o for first, last in archived[p] for o in range(first, last)}
+        assert set(range(plan.read_from[p], seam)) <= {
+            o for first, last in archived[p] for o in range(first, last)
+        }
         assert seam == plan.end[p] or seam >= earliest[p]
 
 
 def test_a_range_that_neither_topic_nor_archive_holds_is_named(stream: Simulated) -> None:
     """Each gap of the partition, from and to."""
     facts = facts_of(stream, earliest={0: 90, 1: 0, 2: 0, 3: 0}, archived={0: ((0, 30), (40, 80))})
-    with pytest.raises(BadRangeError, match="no longer holds 30 to 40 and 80 to 90; its archive does not either"):
+    with pytest.raises(
+        BadRangeError, match="no longer holds 30 to 40 and 80 to 90; its archive does not either"
+    ):
         make_plan(stock_stats, everything(), facts)
 
 
@@ -244,13 +283,17 @@ def test_rows_that_only_the_windows_need_must_be_retained_too(stream: Simulated)
     facts = facts_of(stream)
     start = {p: end - 50 for p, end in facts.latest.items()}
     with pytest.raises(BadRangeError, match="its windows need"):
-        make_plan(stock_stats, ask(start, facts.latest), replace(facts, earliest={p: o - 1 for p, o in start.items()}))
+        make_plan(
+            stock_stats,
+            ask(start, facts.latest),
+            replace(facts, earliest={p: o - 1 for p, o in start.items()}),
+        )
 
 
 def test_a_topic_that_was_made_anew_is_refused(stream: Simulated) -> None:
     """Offsets of the ledger that the topic has not reached are not those records any more."""
     facts = facts_of(stream)
-    with pytest.raises(BadRangeError, match="made anew"):
+    with pytest.raises(BadRangeError, match="created again"):
         make_plan(stock_stats, everything(), replace(facts, latest=dict.fromkeys(facts.latest, 7)))
 
 
@@ -262,14 +305,20 @@ def test_offsets_before_the_streams_beginning_are_refused(stream: Simulated) -> 
         if min(row.end_offsets.values()) > 30
     ]
     with pytest.raises(BadRangeError, match="were never its input"):
-        make_plan(stock_stats, ask(dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 90)), facts_of(stream, history=History.of(rows)))
+        make_plan(
+            stock_stats,
+            ask(dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 90)),
+            facts_of(stream, history=History.of(rows)),
+        )
 
 
 def test_a_range_past_the_last_commit_asks_for_a_retry(stream: Simulated) -> None:
     """Exit 75: nothing is clipped in silence."""
     facts = facts_of(stream)
     with pytest.raises(RangeNotYetConsumedError, match="committed up to") as caught:
-        make_plan(stock_stats, ask(facts.history.first, {p: end + 1 for p, end in facts.latest.items()}), facts)
+        make_plan(
+            stock_stats, ask(facts.history.first, {p: end + 1 for p, end in facts.latest.items()}), facts
+        )
     assert caught.value.exit_code == 75
 
 
@@ -294,17 +343,25 @@ def test_a_partition_without_a_record_is_waited_for_by_nobody(stream: Simulated)
     """An empty partition, even one no shard has met, leaves the bounds alone."""
     facts = facts_of(stream)
     grown = replace(facts, latest={**facts.latest, 4: 0}, earliest={**facts.earliest, 4: 0})
-    assert make_plan(stock_stats, everything(), grown).windows_to_ms == make_plan(stock_stats, everything(), facts).windows_to_ms > BASE_MS
+    assert (
+        make_plan(stock_stats, everything(), grown).windows_to_ms
+        == make_plan(stock_stats, everything(), facts).windows_to_ms
+        > BASE_MS
+    )
 
 
 def test_the_next_verdict_begins_where_the_last_one_ended(stream: Simulated) -> None:
-    """Windows judged before are not judged again; without a verdict the range is all there is; without news it is a retry."""
+    """Windows judged before are not judged again; without a verdict the range is all there is; without news
+    it is a retry.
+    """
     facts, request = facts_of(stream), ReplayRequest(pipeline="stock_stats", since_last_verdict=True)
     assert make_plan(stock_stats, request, facts).start == facts.history.first
     middle = {p: end // 2 for p, end in facts.latest.items()}
     plan = make_plan(stock_stats, request, replace(facts, judged_to=middle))
     assert plan.start == middle
-    assert plan.windows_after_ms == make_plan(stock_stats, ask(facts.history.first, middle), facts).windows_to_ms
+    assert (
+        plan.windows_after_ms == make_plan(stock_stats, ask(facts.history.first, middle), facts).windows_to_ms
+    )
     with pytest.raises(RangeNotYetConsumedError, match="since the last verdict"):
         make_plan(stock_stats, request, replace(facts, judged_to=facts.history.committed))
 
@@ -314,14 +371,18 @@ def _between(start: datetime, end: datetime) -> ReplayRequest:
 
 
 def test_an_interval_of_time_becomes_the_brokers_offsets(stream: Simulated) -> None:
-    """An interval that has not ended is retried; one without records is a plan of nothing; a reversed one is refused."""
+    """An interval that has not ended is retried; one without records is a plan of nothing; a reversed one is
+    refused.
+    """
     facts = facts_of(stream)
     start, end = {p: o // 3 for p, o in facts.latest.items()}, {p: o // 2 for p, o in facts.latest.items()}
     at = datetime(2026, 1, 1, tzinfo=UTC)
     timed = replace(facts, from_time_offsets=start, to_time_offsets=end)
     plan = make_plan(stock_stats, _between(at, at + timedelta(minutes=1)), timed)
     assert (plan.start, plan.end) == (start, end)
-    quiet = make_plan(stock_stats, _between(at, at + timedelta(minutes=1)), replace(timed, to_time_offsets=start))
+    quiet = make_plan(
+        stock_stats, _between(at, at + timedelta(minutes=1)), replace(timed, to_time_offsets=start)
+    )
     assert quiet.windows_after_ms == quiet.windows_to_ms
     with pytest.raises(RangeNotYetConsumedError, match="has not come"):
         make_plan(stock_stats, _between(at, facts.now + timedelta(minutes=1)), timed)
@@ -340,16 +401,25 @@ def _begun_at(stream: Simulated, offset: int) -> History:
 
 
 @pytest.mark.parametrize(("declared", "name"), [(stock_stats, "stock_stats"), (plain, "plain")])
-def test_an_interval_before_the_streams_beginning_is_answered_at_once(stream: Simulated, declared: Pipeline, name: str) -> None:
+def test_an_interval_before_the_streams_beginning_is_answered_at_once(
+    stream: Simulated, declared: Pipeline, name: str
+) -> None:
     """A schedule's first interval mostly is one: nothing to wait for, and nothing that is wrong."""
     at = datetime(2026, 1, 1, tzinfo=UTC)
     request = ReplayRequest(pipeline=name, from_time=at, to_time=at + timedelta(hours=1))
     history = _begun_at(stream, 30)
-    timed = facts_of(stream, history=history, from_time_offsets=dict.fromkeys(range(4), 0), to_time_offsets=dict.fromkeys(range(4), 30))
+    timed = facts_of(
+        stream,
+        history=history,
+        from_time_offsets=dict.fromkeys(range(4), 0),
+        to_time_offsets=dict.fromkeys(range(4), 30),
+    )
     with pytest.raises(NothingToReplayError, match="begins at offset") as caught:
         make_plan(declared, request, timed)
     assert caught.value.exit_code == 0
-    unread = replace(timed, history=History.of([]), sink_version=-1, to_time_offsets=dict.fromkeys(range(4), 0))
+    unread = replace(
+        timed, history=History.of([]), sink_version=-1, to_time_offsets=dict.fromkeys(range(4), 0)
+    )
     with pytest.raises(NothingToReplayError, match="no record"):
         make_plan(declared, request, unread)
     read_soon = replace(unread, to_time_offsets=dict.fromkeys(range(4), 30))
@@ -357,24 +427,37 @@ def test_an_interval_before_the_streams_beginning_is_answered_at_once(stream: Si
         make_plan(declared, request, read_soon)
 
 
-def test_an_interval_that_begins_before_the_stream_is_replayed_from_the_streams_beginning(stream: Simulated) -> None:
-    """The plan says what it leaves out; the same interval of a stream that has all of it leaves out nothing."""
+def test_an_interval_that_begins_before_the_stream_is_replayed_from_the_streams_beginning(
+    stream: Simulated,
+) -> None:
+    """The plan says what it leaves out; the same interval of a stream that has all of it leaves out
+    nothing.
+    """
     at = datetime(2026, 1, 1, tzinfo=UTC)
     history = _begun_at(stream, 30)
     end = {p: o // 2 for p, o in history.committed.items()}
     begun = history.first
-    timed = facts_of(stream, history=history, from_time_offsets={0: 0, 1: begun[1], 2: 10, 3: begun[3] + 9}, to_time_offsets=end)
+    timed = facts_of(
+        stream,
+        history=history,
+        from_time_offsets={0: 0, 1: begun[1], 2: 10, 3: begun[3] + 9},
+        to_time_offsets=end,
+    )
     plan = make_plan(stock_stats, _between(at, at + timedelta(hours=1)), timed)
     assert (plan.start, plan.end) == ({**begun, 3: begun[3] + 9}, end)
     named = f"offsets 0 to {begun[0]} of partition 0, 10 to {begun[2]} of partition 2 are left out"
     assert plan.left_out == f"the stream began later, so {named}"
     assert plan.to_record().to_json()["left_out"] == plan.left_out
-    whole = make_plan(stock_stats, _between(at, at + timedelta(hours=1)), replace(timed, history=History.of(stream.ledger)))
+    whole = make_plan(
+        stock_stats, _between(at, at + timedelta(hours=1)), replace(timed, history=History.of(stream.ledger))
+    )
     assert whole.left_out == ""
 
 
 def test_an_interval_without_a_whole_batch_is_answered_at_once() -> None:
-    """Without windows only whole batches can be judged. All of the interval is committed, so waiting would bring no more."""
+    """Without windows only whole batches can be judged. All of the interval is committed, so waiting would
+    bring no more.
+    """
     stream = simulate(trades(5, count=200, partitions=2), seed=5, shards=1, pipeline="plain")
     facts = facts_of(stream, sink_commits=tuple(range(1, len(stream.ledger) + 1)))
     first = next(row for row in facts.history.rows if all(row.end_offsets.values()))
@@ -388,7 +471,9 @@ def test_an_interval_without_a_whole_batch_is_answered_at_once() -> None:
 
 
 def test_what_is_not_yet_consumed_says_what_it_waits_for(stream: Simulated) -> None:
-    """The offsets that are to be committed, or the batches that are to be filed: whoever waits for them need not plan again."""
+    """The offsets that are to be committed, or the batches that are to be filed: whoever waits for them need
+    not plan again.
+    """
     facts = facts_of(stream)
     asked = {p: end + 1 for p, end in facts.latest.items()}
     with pytest.raises(RangeNotYetConsumedError) as caught:
@@ -397,12 +482,16 @@ def test_what_is_not_yet_consumed_says_what_it_waits_for(stream: Simulated) -> N
     unfiled = facts_of(stream, filed={"v1.g0.s0": 5, "v1.g0.s1": ALL_FILED})
     with pytest.raises(RangeNotYetConsumedError) as caught:
         make_plan(stock_stats, ask(facts.history.first, facts.history.committed), unfiled)
-    last = max(row.batch for row in stream.ledger if row.shard == "v1.g0.s0" and row.start_offsets != row.end_offsets)
+    last = max(
+        row.batch for row in stream.ledger if row.shard == "v1.g0.s0" and row.start_offsets != row.end_offsets
+    )
     assert caught.value.awaited == Awaited(pipeline="stock_stats", version=1, batches={"v1.g0.s0": last})
 
 
 def test_an_interval_of_which_records_are_gone_is_refused(stream: Simulated) -> None:
-    """The broker answers with the first offset it still has; the ledger knows that earlier ones were of the interval."""
+    """The broker answers with the first offset it still has; the ledger knows that earlier ones were of the
+    interval.
+    """
     facts = facts_of(stream)
     earliest = {p: o // 2 for p, o in facts.latest.items()}
     at = datetime.fromtimestamp(BASE_MS / 1000, UTC)
@@ -415,7 +504,9 @@ def test_an_interval_of_which_records_are_gone_is_refused(stream: Simulated) -> 
 
 
 def test_an_interval_of_which_records_are_archived_is_planned(stream: Simulated) -> None:
-    """What the archive holds of an interval is not gone; what lies before an archived answer or after the interval refuses nothing."""
+    """What the archive holds of an interval is not gone; what lies before an archived answer or after the
+    interval refuses nothing.
+    """
     facts = facts_of(stream)
     earliest = {p: o // 2 for p, o in facts.latest.items()}
     at = datetime.fromtimestamp(BASE_MS / 1000, UTC)
@@ -429,7 +520,9 @@ def test_an_interval_of_which_records_are_archived_is_planned(stream: Simulated)
     plan = make_plan(stock_stats, _between(at, at + timedelta(days=1)), timed)
     assert (plan.start, plan.seams) == (dict.fromkeys(earliest, 0), earliest)
     early = replace(
-        timed, archived={p: ((0, o - 10),) for p, o in earliest.items()}, to_time_offsets={p: o - 10 for p, o in earliest.items()}
+        timed,
+        archived={p: ((0, o - 10),) for p, o in earliest.items()},
+        to_time_offsets={p: o - 10 for p, o in earliest.items()},
     )
     assert make_plan(stock_stats, _between(at, at + timedelta(days=1)), early).seams == early.to_time_offsets
     late = replace(early, from_time_offsets=earliest, to_time_offsets=facts.latest)
@@ -440,11 +533,15 @@ def test_an_interval_of_which_records_are_archived_is_planned(stream: Simulated)
 def test_a_pipeline_without_windows_is_judged_in_whole_commits_from_its_beginning() -> None:
     """Its plan ends at the newest sink version that holds batches of the range only."""
     stream = simulate(trades(5, count=200, partitions=2), seed=5, shards=1, pipeline="plain")
-    facts = facts_of(stream, sink_commits=tuple(range(1, len(stream.ledger) + 1)), sink_version=len(stream.ledger) + 2)
+    facts = facts_of(
+        stream, sink_commits=tuple(range(1, len(stream.ledger) + 1)), sink_version=len(stream.ledger) + 2
+    )
     whole = make_plan(plain, everything("plain"), facts)
     assert (whole.end, whole.sink_version) == (facts.history.committed, len(stream.ledger) + 2)
     middle = next(row for row in facts.history.rows if min(row.end_offsets.values()) > 20)
-    part = make_plan(plain, ask(facts.history.first, {p: o + 1 for p, o in middle.end_offsets.items()}, "plain"), facts)
+    part = make_plan(
+        plain, ask(facts.history.first, {p: o + 1 for p, o in middle.end_offsets.items()}, "plain"), facts
+    )
     assert (part.end, part.sink_version) == (middle.end_offsets, middle.sink_version)
     with pytest.raises(BadRangeError, match="from its beginning"):
         make_plan(plain, ask(middle.end_offsets, facts.history.committed, "plain"), facts)

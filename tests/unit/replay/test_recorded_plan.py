@@ -13,7 +13,17 @@ offsets = st.dictionaries(st.integers(0, 2**31), st.integers(0, 2**53), min_size
 counts = st.builds(
     Counted,
     **dict.fromkeys(
-        ("rows_read", "input_rows", "input_bytes", "dead_letters", "late_rows", "judged_rows", "late_judged_rows", "pairs", "output_rows"),
+        (
+            "rows_read",
+            "input_rows",
+            "input_bytes",
+            "dead_letters",
+            "late_rows",
+            "judged_rows",
+            "late_judged_rows",
+            "pairs",
+            "output_rows",
+        ),
         st.integers(0, 2**53),
     ),
     latency_p50_seconds=st.none() | st.floats(0, 1e6),

@@ -54,7 +54,9 @@ def test_a_request_goes_through_its_own_arguments(app: ModuleType, request_: Rep
 def test_a_range_is_declared_once() -> None:
     """Its options are fields of a request, and the arguments that a caller in Python may give."""
     names = [option.field for option in RANGE_OPTIONS]
-    assert names == [field.name for field in fields(ReplayRequest) if field.name not in {"pipeline", "run_id", "version"}]
+    assert names == [
+        field.name for field in fields(ReplayRequest) if field.name not in {"pipeline", "run_id", "version"}
+    ]
     assert names == list(RangeFields.__annotations__)
 
 
@@ -93,10 +95,14 @@ def test_times_are_taken_to_utc_and_names_are_checked() -> None:
     assert len(new_run_id("p" * 64, AT)) <= 64
 
 
-def test_the_app_ends_with_2_on_bad_input_before_any_spark(app: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_app_ends_with_2_on_bad_input_before_any_spark(
+    app: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The sentence goes to stderr, without a traceback, and nothing to stdout."""
     assert app.main(["judge", "--pipeline", "nobody", "--all"]) == 2
-    assert app.main(["hindcast", "--pipeline", "stock_stats", "--from-offsets", "x", "--to-offsets", "y"]) == 2
+    assert (
+        app.main(["hindcast", "--pipeline", "stock_stats", "--from-offsets", "x", "--to-offsets", "y"]) == 2
+    )
     shown = capsys.readouterr()
     assert "There is no pipeline named nobody" in shown.err
     assert "Traceback" not in shown.err
@@ -157,6 +163,13 @@ def test_an_expectation_of_an_unknown_type_is_refused_by_name() -> None:
 def test_only_columns_that_expectations_look_at_are_read() -> None:
     """One that looks at the table as a whole needs all of them."""
     assert columns_of(
-        ({"type": "a", "column": "x"}, {"type": "b", "column_list": ["y", "x"]}, {"type": "c", "column_A": "z", "column_B": "x"})
+        (
+            {"type": "a", "column": "x"},
+            {"type": "b", "column_list": ["y", "x"]},
+            {"type": "c", "column_A": "z", "column_B": "x"},
+        )
     ) == ["x", "y", "z"]
-    assert columns_of(({"type": "a", "column": "x"}, {"type": "expect_table_row_count_to_equal", "value": 1})) is None
+    assert (
+        columns_of(({"type": "a", "column": "x"}, {"type": "expect_table_row_count_to_equal", "value": 1}))
+        is None
+    )

@@ -20,15 +20,25 @@ from hindcast.tables.run_states import RunKind, RunState
 from hindcast.tables.schema import ControlTable
 
 
-@pipeline(source=Topic("words", schema="word string, ts timestamp"), event_time="ts", watermark="1 second", sink=Table("words"), version=3)
+@pipeline(
+    source=Topic("words", schema="word string, ts timestamp"),
+    event_time="ts",
+    watermark="1 second",
+    sink=Table("words"),
+    version=3,
+)
 def words(frame: Any) -> Any:
     return frame
 
 
-def test_a_replay_of_nothing_starts_no_session_and_leaves_a_row_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_of_nothing_starts_no_session_and_leaves_a_row_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An interval before the stream began: whoever looks for its run finds that it was skipped."""
     request = ReplayRequest(pipeline="words", run_id="r-1", everything=True)
-    nothing = NothingToReplayError(pipeline="words", range=request.describe(), problem="the stream begins later")
+    nothing = NothingToReplayError(
+        pipeline="words", range=request.describe(), problem="the stream begins later"
+    )
 
     def plan(*_: Any) -> Any:
         raise nothing
@@ -41,7 +51,9 @@ def test_a_replay_of_nothing_starts_no_session_and_leaves_a_row_that_says_why(tm
     with pytest.raises(NothingToReplayError):
         run_replay.run_replay(session, settings, words, request)
     rows = ControlTables(settings).rows(ControlTable.RUNS)
-    assert [(row["run_id"], row["version"], row["state"], row["note"]) for row in rows] == [("r-1", 3, "skipped", str(nothing))]
+    assert [(row["run_id"], row["version"], row["state"], row["note"]) for row in rows] == [
+        ("r-1", 3, "skipped", str(nothing))
+    ]
     assert rows[0]["finished_at"] is not None
 
 
@@ -52,8 +64,21 @@ def test_the_newest_plan_tells_how_many_records_a_run_reads(tmp_path: Path) -> N
         runs.planned_records("r-1")
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for minute, end in ((0, 900), (1, 150)):
-        plan = RecordedPlan(asked="", topic="t", read_from={0: 40, 1: 0}, start={0: 50, 1: 0}, end={0: end, 1: 10}, sink_version=0)
-        row = {"run_id": "r-1", "pipeline": "words", "version": 3, "kind": RunKind.REPLAY.value, "state": RunState.PLANNED.value}
+        plan = RecordedPlan(
+            asked="",
+            topic="t",
+            read_from={0: 40, 1: 0},
+            start={0: 50, 1: 0},
+            end={0: end, 1: 10},
+            sink_version=0,
+        )
+        row = {
+            "run_id": "r-1",
+            "pipeline": "words",
+            "version": 3,
+            "kind": RunKind.REPLAY.value,
+            "state": RunState.PLANNED.value,
+        }
         runs.append({**row, "plan": plan.text(), "started_at": at + timedelta(minutes=minute)})
     assert runs.planned_records("r-1") == (150 - 40) + 10
     runs.answer("r-2", "words", 3, RunKind.REPLAY, RunState.SKIPPED, "nothing to replay")

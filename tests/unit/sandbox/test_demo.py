@@ -16,7 +16,16 @@ from hindcast.pipeline import Window
 from hindcast.settings import Settings
 from hindcast.tables.ledger import LedgerRow
 from hindcast_sandbox import airflow
-from hindcast_sandbox.demo import LEAST_WINDOWS, Demo, Progress, Wait, check, covering_batches, least_windows, unpause
+from hindcast_sandbox.demo import (
+    LEAST_WINDOWS,
+    Demo,
+    Progress,
+    Wait,
+    check,
+    covering_batches,
+    least_windows,
+    unpause,
+)
 
 Batch = Callable[[str, int, dict[int, int]], LedgerRow]
 
@@ -54,15 +63,24 @@ def batch() -> Batch:
 
 
 def test_waits_for_every_partition_of_every_shard(batch: Batch) -> None:
-    """What was sent is covered by each shard's first batch that has reached all its ends; one partition short is not there yet."""
+    """What was sent is covered by each shard's first batch that has reached all its ends; one partition short
+    is not there yet.
+    """
     sent = {0: 10, 1: 20, 2: 30, 3: 40}
-    rows = [batch("s0", 1, {0: 9, 2: 30}), batch("s0", 2, {0: 10, 2: 31}), batch("s0", 3, {0: 50, 2: 50}), batch("s1", 1, {1: 20, 3: 39})]
+    rows = [
+        batch("s0", 1, {0: 9, 2: 30}),
+        batch("s0", 2, {0: 10, 2: 31}),
+        batch("s0", 3, {0: 50, 2: 50}),
+        batch("s1", 1, {1: 20, 3: 39}),
+    ]
     assert covering_batches(rows, sent) is None
     assert covering_batches([*rows, batch("s1", 2, {1: 20, 3: 40})], sent) == {"s0": 2, "s1": 2}
 
 
 def test_a_shard_without_batches_is_not_forgotten(batch: Batch) -> None:
-    """Where nobody has committed a partition yet, nothing is covered; a partition that was sent nothing need not be."""
+    """Where nobody has committed a partition yet, nothing is covered; a partition that was sent nothing need
+    not be.
+    """
     assert covering_batches([], {0: 1}) is None
     assert covering_batches([batch("s0", 1, {0: 10})], {0: 10, 1: 1}) is None
     assert covering_batches([batch("s0", 1, {0: 10, 1: 0})], {0: 10}) == {"s0": 1}
@@ -108,7 +126,10 @@ def test_windows_needed_follow_the_slide(settings: Settings) -> None:
     """200 at one a second or more; fewer where windows are rarer, at least one; none without windows."""
     stock_stats = catalog.load(settings.pipelines_dir)["stock_stats"]
     assert least_windows(stock_stats) == LEAST_WINDOWS
-    assert least_windows(replace(stock_stats, window=Window("1 second", slide="100 milliseconds"))) == LEAST_WINDOWS
+    assert (
+        least_windows(replace(stock_stats, window=Window("1 second", slide="100 milliseconds")))
+        == LEAST_WINDOWS
+    )
     assert least_windows(replace(stock_stats, window=Window("1 minute"))) == 1
     assert least_windows(replace(stock_stats, window=Window("10 seconds"))) == 18
     assert least_windows(replace(stock_stats, window=Window("1 hour"))) == 1
@@ -116,13 +137,18 @@ def test_windows_needed_follow_the_slide(settings: Settings) -> None:
 
 
 def test_a_busy_airflow_is_asked_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer, and a DAG that is not parsed yet, are waited for, and named where they last; the end of a connection is no stack trace."""
+    """No answer, and a DAG that is not parsed yet, are waited for, and named where they last; the end of a
+    connection is no stack trace.
+    """
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(ServiceError, match="did not answer GET /x"):
             airflow.request(address, "GET", "/x")
-    answers = [ServiceError(service="airflow", problem="did not answer", log=""), ServiceError(service="airflow", problem="404", log="")]
+    answers = [
+        ServiceError(service="airflow", problem="did not answer", log=""),
+        ServiceError(service="airflow", problem="404", log=""),
+    ]
 
     def request(*_: object, **__: object) -> None:
         if answers:

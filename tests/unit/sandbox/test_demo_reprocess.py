@@ -57,8 +57,16 @@ def batch(number: int, started: float, committed: float, shard: str = "v1.g0.s0"
 
 
 def test_latency_is_half_of_the_wait_for_a_batch_and_the_batch() -> None:
-    """A record comes at any moment between the starts of two batches. The first seconds, and what came before a moment, are left out."""
-    rows = [batch(1, 0.0, 5.0), batch(2, 10.0, 10.5), batch(3, 11.0, 11.5), batch(4, 13.0, 14.0), batch(1, 0.0, 9.0, "v1.g0.s1")]
+    """A record comes at any moment between the starts of two batches. The first seconds, and what came before
+    a moment, are left out.
+    """
+    rows = [
+        batch(1, 0.0, 5.0),
+        batch(2, 10.0, 10.5),
+        batch(3, 11.0, 11.5),
+        batch(4, 13.0, 14.0),
+        batch(1, 0.0, 9.0, "v1.g0.s1"),
+    ]
     assert latency(rows, skip_seconds=6.0) == pytest.approx((1.0 + 2.0) / 2)
     assert latency(rows, since=AT + timedelta(seconds=12)) == pytest.approx(2.0)
     assert latency(rows, since=AT + timedelta(seconds=20)) is None

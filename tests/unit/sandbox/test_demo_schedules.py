@@ -89,9 +89,14 @@ def test_demos_one_after_the_other_are_all_remembered(home: Settings, api: Airfl
 
 
 def test_what_could_not_be_paused_is_tried_again(home: Settings, api: Airflow) -> None:
-    """A busy Airflow refuses one; a DAG that is no more needs no pause; an Airflow that does not run is left alone."""
+    """A busy Airflow refuses one; a DAG that is no more needs no pause; an Airflow that does not run is left
+    alone.
+    """
     remember(home, ["replay.a", "replay.b", "replay.gone"])
-    api.unpaused, api.refused = {"replay.a", "replay.b"}, {"replay.a": "answered with 500", "replay.gone": "answered with 404"}
+    api.unpaused, api.refused = (
+        {"replay.a", "replay.b"},
+        {"replay.a": "answered with 500", "replay.gone": "answered with 404"},
+    )
     api.running = False
     pause_remembered(home, lambda _: None)
     assert api.unpaused == {"replay.a", "replay.b"}
@@ -108,7 +113,9 @@ def test_a_demo_waits_as_long_as_a_replay_goes_on(home: Settings, monkeypatch: p
     """Each sign of progress begins the time anew; without one it runs out."""
     progress = Progress(home)
     now = [0.0]
-    monkeypatch.setattr("hindcast_sandbox.demo.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    monkeypatch.setattr(
+        "hindcast_sandbox.demo.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
+    )
     with progress.waiting("the replay", 600.0) as wait:
         for logged in range(10):
             now[0] += 400.0
@@ -121,8 +128,17 @@ def test_a_demo_waits_as_long_as_a_replay_goes_on(home: Settings, monkeypatch: p
 
 
 def test_the_demo_counts_what_the_drivers_pool_does(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that starts, and a line in the log of one that runs, are progress; asked of Airflow's own record of the pool."""
-    task = {"dag_id": "replay.a", "dag_run_id": "manual__1", "task_id": "hindcast", "map_index": -1, "try_number": 1, "state": "running"}
+    """A task that starts, and a line in the log of one that runs, are progress; asked of Airflow's own record
+    of the pool.
+    """
+    task = {
+        "dag_id": "replay.a",
+        "dag_run_id": "manual__1",
+        "task_id": "hindcast",
+        "map_index": -1,
+        "try_number": 1,
+        "state": "running",
+    }
     paths: list[str] = []
 
     def request(_: str, __: str, path: str, body: Any = None, token: str = "") -> Any:
@@ -133,7 +149,14 @@ def test_the_demo_counts_what_the_drivers_pool_does(home: Settings, monkeypatch:
     before = count_drivers(home, "token")
     assert before.text == "1 replays or verdicts run, 1 wait"
     assert "pool=hindcast_spark" in paths[0]
-    log = home.logs_dir / "airflow" / "dag_id=replay.a" / "run_id=manual__1" / "task_id=hindcast" / "attempt=1.log"
+    log = (
+        home.logs_dir
+        / "airflow"
+        / "dag_id=replay.a"
+        / "run_id=manual__1"
+        / "task_id=hindcast"
+        / "attempt=1.log"
+    )
     log.parent.mkdir(parents=True)
     log.write_text("a line")
     after = count_drivers(home, "token")
@@ -153,6 +176,13 @@ def test_the_demo_counts_what_the_drivers_pool_does(home: Settings, monkeypatch:
         ("spark://here:7077", "640m", 4, 64_000, 4),
     ],
 )
-def test_drivers_fit_the_machine(tmp_path: Path, master: str, memory: str, cores: int, memory_mib: int, drivers: int) -> None:
+def test_drivers_fit_the_machine(
+    tmp_path: Path, master: str, memory: str, cores: int, memory_mib: int, drivers: int
+) -> None:
     """Cores of its own for each, all in half of the memory, and at least one."""
-    assert spark_drivers(Settings(home=tmp_path, spark_master=master, spark_driver_memory=memory), cores, memory_mib) == drivers
+    assert (
+        spark_drivers(
+            Settings(home=tmp_path, spark_master=master, spark_driver_memory=memory), cores, memory_mib
+        )
+        == drivers
+    )

@@ -74,7 +74,9 @@ def test_maven_is_not_needed_once_the_jars_are_there(
     assert found["jars"].state is found["Maven"].state is State.OK
 
 
-def test_what_is_missing_stops_a_start(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_stops_a_start(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`up` and `demo` ask the doctor first: the error is of exit code 2 and names the cure."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)

@@ -79,7 +79,9 @@ def test_a_failure_leaves_nothing_half_done(maven: Callable[[str], Path], fresh:
     assert list(fresh.spark_jars_dir.parent.iterdir()) == []
 
 
-def test_without_maven_the_cure_is_named(fresh: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_maven_the_cure_is_named(
+    fresh: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No mvn on PATH: what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PrerequisiteError, match="Install Maven"):

@@ -1,4 +1,6 @@
-"""What the load gives to a producer and how it counts what comes back, without a broker: the producer keeps the records."""
+"""What the load gives to a producer and how it counts what comes back, without a broker: the producer keeps
+the records.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,17 @@ def _sent(rows: list[Record]) -> Callable[[int, float, datetime], Iterator[Recor
 
 
 def test_the_partitions_of_all_topics_have_one_numbering(load_factory: Callable[..., Load]) -> None:
-    """Partition p of the k-th topic is k * 10,000 + p; each one's count and offsets are those that the producer holds."""
+    """Partition p of the k-th topic is k * 10,000 + p; each one's count and offsets are those that the
+    producer holds.
+    """
     load = load_factory("page_views", rows=5000)
     topics = ("page_views", "searches", "profiles")
     producer = MemoryProducer({"page_views": 4, "searches": 4, "profiles": 3})
     assert load._send_all(producer, START) == 5000
-    held = {topics.index(topic) * TOPIC_STRIDE + partition: len(records) for (topic, partition), records in producer.kept.items()}
+    held = {
+        topics.index(topic) * TOPIC_STRIDE + partition: len(records)
+        for (topic, partition), records in producer.kept.items()
+    }
     assert held.keys() == {0, 1, 2, 3, 10_000, 10_001, 10_002, 10_003, 20_000, 20_001, 20_002}
     assert {number: part.sent for number, part in load.account.partitions.items()} == held
     assert load.account.end_offsets == dict(sorted(held.items()))
@@ -76,7 +83,9 @@ def test_the_partitions_of_all_topics_have_one_numbering(load_factory: Callable[
 
 
 def test_a_record_goes_where_its_own_topic_and_key_say(load_factory: Callable[..., Load]) -> None:
-    """The main topic may have another name; each record lies in the partition of Kafka's own partitioner, in the order of sending."""
+    """The main topic may have another name; each record lies in the partition of Kafka's own partitioner, in
+    the order of sending.
+    """
     load = load_factory("views-of-a-test", generator="page_views", rows=2000)
     producer = MemoryProducer({"views-of-a-test": 4, "searches": 2, "profiles": 1})
     load._send_all(producer, START)
@@ -88,7 +97,9 @@ def test_a_record_goes_where_its_own_topic_and_key_say(load_factory: Callable[..
     assert producer.kept == expected
 
 
-def test_tombstones_late_rows_and_poison_are_counted_exactly(load_factory: Callable[..., Load], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tombstones_late_rows_and_poison_are_counted_exactly(
+    load_factory: Callable[..., Load], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A record without value counts as a row, and as poison only where the generator says so."""
     rows = [
         Record(0.0, b"a", b"1"),
@@ -108,7 +119,9 @@ def test_tombstones_late_rows_and_poison_are_counted_exactly(load_factory: Calla
     assert producer.kept["side", 0][0] == (b"a", None)
 
 
-def test_an_account_of_many_topics_is_read_as_it_was_written(load_factory: Callable[..., Load], tmp_path: Path) -> None:
+def test_an_account_of_many_topics_is_read_as_it_was_written(
+    load_factory: Callable[..., Load], tmp_path: Path
+) -> None:
     """The numbers of partitions and all counts survive the file."""
     load = load_factory("payments", rate=2000.0, rows=50)
     load._send_all(MemoryProducer({"payments": 4, "payments-retry": 4}), START)
@@ -116,8 +129,12 @@ def test_an_account_of_many_topics_is_read_as_it_was_written(load_factory: Calla
     assert LoadReport.read(tmp_path / "account.json") == load.account
 
 
-def test_progress_is_told_each_second_also_between_rare_rows(load_factory: Callable[..., Load], tmp_path: Path) -> None:
-    """At one row in ten seconds the account is told and written each second, and `stop` ends the wait for the next row."""
+def test_progress_is_told_each_second_also_between_rare_rows(
+    load_factory: Callable[..., Load], tmp_path: Path
+) -> None:
+    """At one row in ten seconds the account is told and written each second, and `stop` ends the wait for the
+    next row.
+    """
     told = threading.Event()
     counts: list[int] = []
 
@@ -147,12 +164,16 @@ def test_it_ends_after_its_seconds(load_factory: Callable[..., Load]) -> None:
 @pytest.mark.parametrize("topic", ["quotes", "searches", "payments-retry"])
 def test_only_a_main_topic_has_a_generator(load_factory: Callable[..., Load], topic: str) -> None:
     """Another topic is refused, and those that can be sent are named."""
-    with pytest.raises(BadInputError, match="trades, words, spoken, access_log, payments, ski_days, parcels, page_views"):
+    with pytest.raises(
+        BadInputError, match="trades, words, spoken, access_log, payments, ski_days, parcels, page_views"
+    ):
         load_factory(topic)
 
 
 def test_no_topic_has_two_generators() -> None:
-    """Loads of different generators never write to the same topic, and each is registered under its main one."""
+    """Loads of different generators never write to the same topic, and each is registered under its main
+    one.
+    """
     counts = Counter(topic for generator in GENERATORS.values() for topic in generator.topics)
     assert set(counts.values()) == {1}
     assert all(name == generator.topics[0] for name, generator in GENERATORS.items())

@@ -44,7 +44,9 @@ def test_what_sqlite_does_by_itself(session: Session, other: sqlite3.Connection)
 
 
 def test_a_savepoint_is_the_writer_from_its_beginning(session: Session, other: sqlite3.Connection) -> None:
-    """Nobody else can begin to write between what it reads and what it writes, and a savepoint inside it asks for nothing more."""
+    """Nobody else can begin to write between what it reads and what it writes, and a savepoint inside it asks
+    for nothing more.
+    """
     sqlite.lock_before_savepoints()
     try:
         with session.begin_nested():

@@ -1,4 +1,6 @@
-"""The table of corrections: any order of any runs leaves each window with the run that had read most, on real Delta tables."""
+"""The table of corrections: any order of any runs leaves each window with the run that had read most, on real
+Delta tables.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, CorrectedRange, Corrections, stamped
+from hindcast.serving.corrected_windows import (
+    RUN_ID,
+    WINDOW_END,
+    Corrected,
+    CorrectedRange,
+    Corrections,
+    stamped,
+)
 from hindcast.settings import Settings
 
 PIPELINE: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="sink"))
@@ -26,7 +35,10 @@ SCHEMA = pa.schema([("window", pa.struct([("start", INSTANT), ("end", INSTANT)])
 def answers(value: int, count: int = 12) -> ds.Dataset:
     """A row for each window that ends at 1, 2, ... milliseconds."""
     moments = [datetime.fromtimestamp(end / 1000, UTC) for end in range(count + 1)]
-    rows = [{"window": {"start": moments[end - 1], "end": moments[end]}, "n": value} for end in range(1, count + 1)]
+    rows = [
+        {"window": {"start": moments[end - 1], "end": moments[end]}, "n": value}
+        for end in range(1, count + 1)
+    ]
     return ds.dataset(pa.Table.from_pylist(rows, schema=SCHEMA))
 
 
@@ -59,8 +71,12 @@ MOVES = st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6), st.integers(1,
 
 @given(moves=MOVES)
 @budget(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_order_leaves_each_window_with_a_run_that_had_read_most(tmp_path_factory: pytest.TempPathFactory, moves: list[Move]) -> None:
-    """Against a plain dict: a run replaces its windows, unless one of them was set by a run that had read further."""
+def test_any_order_leaves_each_window_with_a_run_that_had_read_most(
+    tmp_path_factory: pytest.TempPathFactory, moves: list[Move]
+) -> None:
+    """Against a plain dict: a run replaces its windows, unless one of them was set by a run that had read
+    further.
+    """
     corrections = Corrections(Settings(home=tmp_path_factory.mktemp("corrections")), PIPELINE)
     expected: dict[int, tuple[str, int, int]] = {}
     for number, (after_ms, length, read) in enumerate(moves):
@@ -79,14 +95,21 @@ def test_two_at_once_are_both_there(settings: Settings) -> None:
     """Different windows: the second sees the first's commit, decides anew and lands on top."""
     apply(Corrections(settings, PIPELINE), CorrectedRange(0, 1, "first", {0: 1}), 0)
     threads = [
-        threading.Thread(target=lambda n=n: apply(Corrections(settings, PIPELINE), CorrectedRange(n, n + 1, f"r{n}", {0: 1}), n))
+        threading.Thread(
+            target=lambda n=n: apply(
+                Corrections(settings, PIPELINE), CorrectedRange(n, n + 1, f"r{n}", {0: 1}), n
+            )
+        )
         for n in range(1, 7)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert held(Corrections(settings, PIPELINE)) == {1: ("first", 0), **{n + 1: (f"r{n}", n) for n in range(1, 7)}}
+    assert held(Corrections(settings, PIPELINE)) == {
+        1: ("first", 0),
+        **{n + 1: (f"r{n}", n) for n in range(1, 7)},
+    }
     assert Corrections(settings, PIPELINE).current().intervals() == [(0, 7)]
 
 
@@ -99,4 +122,7 @@ def test_what_was_corrected_is_known_at_each_version(settings: Settings) -> None
     apply(corrections, CorrectedRange(2, 6, "b", {0: 2}), 2)
     corrections.open(corrections.current().version).optimize.compact()
     assert corrections.current(first.version) == first
-    assert [(one.after_ms, one.to_ms, one.run_id) for one in corrections.current().ranges] == [(0, 2, "a"), (2, 6, "b")]
+    assert [(one.after_ms, one.to_ms, one.run_id) for one in corrections.current().ranges] == [
+        (0, 2, "a"),
+        (2, 6, "b"),
+    ]

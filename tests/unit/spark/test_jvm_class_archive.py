@@ -45,7 +45,9 @@ def practice_that(monkeypatch: pytest.MonkeyPatch, code: int, content: str) -> N
 
 @pytest.mark.usefixtures("java")
 def test_another_jvm_has_another_archive(own: Settings, java: Path) -> None:
-    """An archive fits one JVM alone: where that one was replaced, sessions look for a name that is not there."""
+    """An archive fits one JVM alone: where that one was replaced, sessions look for a name that is not
+    there.
+    """
     before = session.class_archive(own)
     assert session.class_archive(own) == before
     java.write_text("#!/bin/sh\n# an update\n")
@@ -53,7 +55,9 @@ def test_another_jvm_has_another_archive(own: Settings, java: Path) -> None:
 
 
 @pytest.mark.usefixtures("java")
-def test_it_is_made_once_and_replaces_the_one_of_another_jvm(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_made_once_and_replaces_the_one_of_another_jvm(
+    own: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The old one would never be used again."""
     old = own.spark_jars_dir / "classes-0123456789ab.jsa"
     old.write_text("old")
@@ -67,7 +71,9 @@ def test_it_is_made_once_and_replaces_the_one_of_another_jvm(own: Settings, monk
 
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize(("code", "content"), [(1, ""), (1, "half"), (0, ""), (-1, "half")])
-def test_a_practice_session_that_breaks_leaves_nothing(own: Settings, monkeypatch: pytest.MonkeyPatch, code: int, content: str) -> None:
+def test_a_practice_session_that_breaks_leaves_nothing(
+    own: Settings, monkeypatch: pytest.MonkeyPatch, code: int, content: str
+) -> None:
     """Its last words are told, and no half archive is left for a session to find."""
     practice_that(monkeypatch, code, content)
     with pytest.raises(PrerequisiteError, match=r"java\.lang\.Trouble|took more than"):

@@ -1,4 +1,6 @@
-"""Spark's own files are kept below the home, and those of a process that was killed are removed by the next one."""
+"""Spark's own files are kept below the home, and those of a process that was killed are removed by the next
+one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ signal.pause()
 def other_process(home: Path) -> tuple[subprocess.Popen[str], Path]:
     """A process that has claimed a folder and lives."""
     env = {"PYTHONPATH": str(project_root() / "include")}
-    process = subprocess.Popen([sys.executable, "-c", CLAIM, str(home)], env=env, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(home)], env=env, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
@@ -58,9 +62,17 @@ def test_two_claims_of_one_process_are_two_folders(settings: Settings) -> None:
     assert second.is_dir()
 
 
-def test_a_cluster_s_shared_folder_is_beside_the_checkpoints(settings_factory: Callable[..., Settings]) -> None:
+def test_a_cluster_s_shared_folder_is_beside_the_checkpoints(
+    settings_factory: Callable[..., Settings],
+) -> None:
     """Below the home, below the checkpoints' URL where they have one, or where a setting says."""
     at_home = settings_factory()
     assert at_home.scratch() == f"{at_home.home}/hindcast-scratch"
-    assert settings_factory(checkpoints_url="hdfs://store/points/").scratch() == "hdfs://store/points/hindcast-scratch"
-    assert settings_factory(checkpoints_url="s3://store/points", scratch_url="/mnt/shared/").scratch() == "/mnt/shared"
+    assert (
+        settings_factory(checkpoints_url="hdfs://store/points/").scratch()
+        == "hdfs://store/points/hindcast-scratch"
+    )
+    assert (
+        settings_factory(checkpoints_url="s3://store/points", scratch_url="/mnt/shared/").scratch()
+        == "/mnt/shared"
+    )

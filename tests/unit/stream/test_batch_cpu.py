@@ -27,7 +27,9 @@ class Machine:
 
 
 def test_the_batches_of_two_shards_add_up_to_what_the_process_used() -> None:
-    """Two batches that run beside each other have half of the time each, and one that runs alone has all of it."""
+    """Two batches that run beside each other have half of the time each, and one that runs alone has all of
+    it.
+    """
     machine = Machine()
     meter = machine.meter
     one, two = meter.opened(), meter.opened()
@@ -86,7 +88,9 @@ def test_many_short_batches_do_not_read_the_system_each_time() -> None:
 
 
 def test_a_shard_that_is_given_up_leaves_its_rest_to_the_others() -> None:
-    """Nothing of what the process used is dropped while one of its shards is consumed; what is used after the last belongs to none."""
+    """Nothing of what the process used is dropped while one of its shards is consumed; what is used after the
+    last belongs to none.
+    """
     machine = Machine()
     meter = machine.meter
     one, two = meter.opened(), meter.opened()

@@ -36,13 +36,24 @@ def queue_of(ledger: Any) -> LedgerQueue:
 
 
 def row(batch: int) -> LedgerRow:
-    known: Any = {"pipeline": "stock_stats", "version": 1, "shard": "v1.g0.s0", "worker": "w", "topic": "trades", "batch": batch}
+    known: Any = {
+        "pipeline": "stock_stats",
+        "version": 1,
+        "shard": "v1.g0.s0",
+        "worker": "w",
+        "topic": "trades",
+        "batch": batch,
+    }
     numbers = dict.fromkeys(("epoch", "late_watermark_ms", "watermark_ms", "output_rows", "sink_version"), 1)
-    return LedgerRow.unmeasured(**known, **numbers, start_offsets={0: 0}, end_offsets={0: 9}, committed_at=datetime.now(UTC))
+    return LedgerRow.unmeasured(
+        **known, **numbers, start_offsets={0: 0}, end_offsets={0: 9}, committed_at=datetime.now(UTC)
+    )
 
 
 def test_two_threads_that_flush_write_a_batch_once() -> None:
-    """The one that comes second finds nothing left: a batch twice in the history would have its late and poison rows filed twice."""
+    """The one that comes second finds nothing left: a batch twice in the history would have its late and
+    poison rows filed twice.
+    """
     ledger = SlowLedger()
     queue = queue_of(ledger)
     queue._rows = [row(1)]
@@ -57,8 +68,12 @@ def test_two_threads_that_flush_write_a_batch_once() -> None:
     assert (len(ledger.rows), queue.unfiled(0), queue._rows) == (1, ledger.rows, [])
 
 
-def test_what_is_filed_is_forgotten_and_what_others_committed_is_read(settings_factory: Callable[..., Settings]) -> None:
-    """A shard keeps the batches whose late and poison rows wait, its own and, from the ledger, those of owners before it; no others."""
+def test_what_is_filed_is_forgotten_and_what_others_committed_is_read(
+    settings_factory: Callable[..., Settings],
+) -> None:
+    """A shard keeps the batches whose late and poison rows wait, its own and, from the ledger, those of
+    owners before it; no others.
+    """
     settings = settings_factory()
     ledger = Ledger(ControlTables(settings))
     ledger.append([row(batch) for batch in range(1, 6)])

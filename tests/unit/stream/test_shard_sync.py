@@ -41,7 +41,9 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def start(self, _: str, *, allowed: Callable[[], object]) -> str:
             allowed()
-            raise CheckpointRefusedError(pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it.")
+            raise CheckpointRefusedError(
+                pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it."
+            )
 
         def prepare(self) -> None: ...
 
@@ -52,8 +54,12 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_refused_shard_is_marked_before_anybody_may_take_it(settings_factory: Callable[..., Settings]) -> None:
-    """The renewal that frees the lease also says why: else the next worker would take the shard and be refused, for ever."""
+def test_a_refused_shard_is_marked_before_anybody_may_take_it(
+    settings_factory: Callable[..., Settings],
+) -> None:
+    """The renewal that frees the lease also says why: else the next worker would take the shard and be
+    refused, for ever.
+    """
     settings, clock, store = settings_factory(), FakeClock(), MemoryStore()
     (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
     keeper = EagerKeeper(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
@@ -61,7 +67,9 @@ def test_a_refused_shard_is_marked_before_anybody_may_take_it(settings_factory: 
     (gained,) = keeper.step().gained
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
     deployed: Any = SimpleNamespace(of=lambda name, _: SimpleNamespace(name=name))
-    ShardSync(spark, settings, deployed, keeper, EventLog(ControlTables(settings)), clock, Backoff()).start(gained)
+    ShardSync(spark, settings, deployed, keeper, EventLog(ControlTables(settings)), clock, Backoff()).start(
+        gained
+    )
     row = store.read().leases[lease.key]
     assert (row.lease_owner, "it is torn" in row.detail[REFUSED]) == ("", True)
     assert keeper.step().gained == []
@@ -92,15 +100,23 @@ def settling(settings: Settings, audit: Failing) -> ShardSync:
     """A worker that has given a shard up, with rows still to be filed."""
     clock, store = FakeClock(), MemoryStore()
     (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
-    keeper = LeaseCoordinator(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
-    made = ShardSync(SimpleNamespace(), settings, {}, keeper, EventLog(ControlTables(settings)), clock, Backoff())  # type: ignore[arg-type]
+    keeper = LeaseCoordinator(
+        store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused
+    )
+    made = ShardSync(
+        SimpleNamespace(), settings, {}, keeper, EventLog(ControlTables(settings)), clock, Backoff()
+    )  # type: ignore[arg-type]
     made._settling.append(shard_sync._Running(SimpleNamespace(lease=lease, unfiled=lambda _: []), audit))  # type: ignore[arg-type]
     return made
 
 
 def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(settings: Settings) -> None:
-    """A pass that fails is told once and tried again, until it goes well: nobody else may ever take a paused shard."""
-    audit = Failing(RuntimeError("Stream closed"), RuntimeError("Stream closed"), StoreUnavailableError(table="t"))
+    """A pass that fails is told once and tried again, until it goes well: nobody else may ever take a paused
+    shard.
+    """
+    audit = Failing(
+        RuntimeError("Stream closed"), RuntimeError("Stream closed"), StoreUnavailableError(table="t")
+    )
     worker = settling(settings, audit)
     for _ in range(6):
         worker.audit()
@@ -110,10 +126,16 @@ def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(settings: S
 
 
 @pytest.mark.parametrize(
-    "failures", [[], [RuntimeError("Stream closed")], [StoreUnavailableError(table="t")]], ids=["none", "an error", "a store that is away"]
+    "failures",
+    [[], [RuntimeError("Stream closed")], [StoreUnavailableError(table="t")]],
+    ids=["none", "an error", "a store that is away"],
 )
-def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(settings: Settings, failures: list[Exception]) -> None:
-    """Its children could be consumed, and a verdict given, while late and poison rows of its last batches are in no table."""
+def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(
+    settings: Settings, failures: list[Exception]
+) -> None:
+    """Its children could be consumed, and a verdict given, while late and poison rows of its last batches are
+    in no table.
+    """
 
     class Slow(Failing):
         """Files one batch a pass."""
@@ -147,7 +169,9 @@ def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(settings: Sett
     running.draining = True
     worker._running[lease.key] = running
     ends: list[tuple[int, bool]] = []
-    held: Any = SimpleNamespace(owner="w", holds=lambda *_: True, closed=lambda *_, ended: ends.append((audit.at, ended)))
+    held: Any = SimpleNamespace(
+        owner="w", holds=lambda *_: True, closed=lambda *_, ended: ends.append((audit.at, ended))
+    )
     worker._keeper, worker.superseded = held, frozenset({lease.key})
     worker.tick()
     assert (ends, worker.any, worker.audit_due.is_set()) == ([], True, True)
@@ -159,9 +183,13 @@ def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(settings: Sett
     assert stopped
 
 
-@pytest.mark.parametrize("how", ["its lease ran out", "somebody took it", "its query failed", "it is refused"])
+@pytest.mark.parametrize(
+    "how", ["its lease ran out", "somebody took it", "its query failed", "it is refused"]
+)
 def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: str) -> None:
-    """Its pipeline may have been paused in that moment, and then nobody takes it. What waits for an operator is left to whoever goes on."""
+    """Its pipeline may have been paused in that moment, and then nobody takes it. What waits for an operator
+    is left to whoever goes on.
+    """
     audit = Failing()
     worker = settling(settings, audit)
     (running,) = worker._settling
@@ -170,7 +198,9 @@ def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: st
     worker._running[key] = running
     failure = {"its query failed": RuntimeError("no"), "it is refused": OffsetGapError(pipeline="p")}.get(how)
     running.consumer.__dict__.update(stop=lambda: None, failure=failure, progressed=True)
-    held: Any = SimpleNamespace(owner="w", holds=lambda *_: failure is not None, closed=lambda *_: None, report=lambda *_, **__: None)
+    held: Any = SimpleNamespace(
+        owner="w", holds=lambda *_: failure is not None, closed=lambda *_: None, report=lambda *_, **__: None
+    )
     worker._keeper = held
     worker._diagnosed = lambda _, found: found  # type: ignore[method-assign]
     worker.lose(key) if how == "somebody took it" else worker.tick()
@@ -196,7 +226,9 @@ def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(settings: Settings)
     ],
 )
 def test_what_spark_says_of_lost_state_is_known(error: str) -> None:
-    """Torn state files and a state folder that is gone both mean: make the state anew, for no retry would mend it."""
+    """Torn state files and a state folder that is gone both mean: make the state anew, for no retry would
+    mend it.
+    """
     assert shard_sync._STATE_LOST.search(error)
 
 

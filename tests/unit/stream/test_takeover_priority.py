@@ -36,7 +36,9 @@ def test_all_gives_way_until_every_shard_is_served() -> None:
 
 
 def test_nothing_waits_where_no_shard_stands_still_or_for_long(clock: FakeClock) -> None:
-    """A shard without new records commits nothing: the others go on after a while, and meet no wait any more."""
+    """A shard without new records commits nothing: the others go on after a while, and meet no wait any
+    more.
+    """
     precedence = TakeoverPriority(clock)
     precedence.give_way()
     precedence.begin(ONE)

@@ -1,4 +1,6 @@
-"""A worker of which a thread has failed says so and ends: half a worker would keep its slot from a whole one."""
+"""A worker of which a thread has failed says so and ends: half a worker would keep its slot from a whole
+one.
+"""
 
 from __future__ import annotations
 
@@ -60,27 +62,40 @@ def made(settings_factory: Callable[..., Settings], monkeypatch: pytest.MonkeyPa
 
 
 def _stopped(settings: Settings) -> list[dict[str, Any]]:
-    return [row for row in ControlTables(settings).rows(ControlTable.EVENTS) if row["kind"] == "worker_stopped"]
+    return [
+        row for row in ControlTables(settings).rows(ControlTable.EVENTS) if row["kind"] == "worker_stopped"
+    ]
 
 
 @pytest.mark.parametrize(
     ("thread", "owner", "method"),
-    [("renewal", LeaseCoordinator, "look"), ("renewal", LeaseCoordinator, "wait"), ("audit", ShardSync, "audit")],
+    [
+        ("renewal", LeaseCoordinator, "look"),
+        ("renewal", LeaseCoordinator, "wait"),
+        ("audit", ShardSync, "audit"),
+    ],
 )
 def test_a_worker_of_which_a_thread_has_failed_ends(
     made: Worker, monkeypatch: pytest.MonkeyPatch, thread: str, owner: type, method: str
 ) -> None:
-    """It gives its slot up, leaves one event that names the thread and a cure, and raises, for an exit code of 1."""
+    """It gives its slot up, leaves one event that names the thread and a cure, and raises, for an exit code
+    of 1.
+    """
     monkeypatch.setattr(owner, method, _broken)
     with pytest.raises(TypeError, match="not thought of"):
         made.run()
     (event,) = _stopped(made._settings)
     assert f"its {thread} thread has failed: TypeError: this was not thought of" in event["message"]
     assert (event["severity"], "another worker" in event["cure"]) == ("error", True)
-    assert [row.lease_owner for row in made._store.read().leases.values() if row.status_type == "slot"] == ["", ""]
+    assert [row.lease_owner for row in made._store.read().leases.values() if row.status_type == "slot"] == [
+        "",
+        "",
+    ]
 
 
-def test_a_thread_that_fails_ends_the_process_though_the_main_thread_is_stuck(made: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_fails_ends_the_process_though_the_main_thread_is_stuck(
+    made: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits as long as a main thread may take to come round, and then for nothing."""
     ended = threading.Event()
     codes: list[int] = []

@@ -1,4 +1,6 @@
-"""The oracles of the fault tests can fail: each finds the one thing that is wrong in tables that are otherwise right."""
+"""The oracles of the fault tests can fail: each finds the one thing that is wrong in tables that are
+otherwise right.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,16 @@ STEPS = [("seal", 1, 0), ("batch", 1, 1), ("batch", 1, 2), ("seal", 2, 2), ("bat
 def commit(number: int) -> SinkCommit:
     kind, epoch, batch = STEPS[number]
     added = (f"{batch}.parquet",) if kind == "batch" else ()
-    return SinkCommit(number + 1, APP, epoch, batch, kind, {0: ENDS[number]}, {0: ENDS[number + 1]}, added, ())
+    return SinkCommit(
+        number + 1, APP, epoch, batch, kind, {0: ENDS[number]}, {0: ENDS[number + 1]}, added, ()
+    )
 
 
 def ledger_row(number: int) -> LedgerRow:
     made = commit(number)
-    unknown: dict[str, Any] = dict.fromkeys(("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds"))
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds")
+    )
     return LedgerRow(
         pipeline="p",
         version=1,
@@ -63,18 +69,28 @@ def seen(at: float, owner: str, epoch: int, counter: int, batch: int, **changes:
     return replace(plain, **changes)
 
 
-JOINED = SinkCommit(6, COMPACTION, 0, 5, "", {}, {}, ("joined.parquet",), ("1.parquet", "2.parquet", "3.parquet"))
+JOINED = SinkCommit(
+    6, COMPACTION, 0, 5, "", {}, {}, ("joined.parquet",), ("1.parquet", "2.parquet", "3.parquet")
+)
 
 
 def sound() -> Evidence:
-    """Two owners, one after the other; three batches, whose files were joined in the end; offset 5 is poison."""
+    """Two owners, one after the other; three batches, whose files were joined in the end; offset 5 is
+    poison.
+    """
     return Evidence(
         pipeline="p",
         ledger=[ledger_row(number) for number in (1, 2, 4)],
         commits=[*(commit(number) for number in range(5)), JOINED],
         dead_letters=[(0, 5)],
         late_rows=[(0, 7)],
-        leases=[seen(0, "w1", 1, 1, 0), seen(1, "w1", 1, 2, 1), seen(2, "w1", 1, 3, 2), seen(6, "w2", 2, 4, 2), seen(7, "w2", 2, 5, 3)],
+        leases=[
+            seen(0, "w1", 1, 1, 0),
+            seen(1, "w1", 1, 2, 1),
+            seen(2, "w1", 1, 3, 2),
+            seen(6, "w2", 2, 4, 2),
+            seen(7, "w2", 2, 5, 3),
+        ],
         events=[{"kind": "lease_lost", "severity": "warning", "cure": "c", "message": "m"}],
     )
 
@@ -95,18 +111,31 @@ CHECKS: dict[str, Callable[[Evidence], object]] = {
 
 def with_commit(number: int, **changes: Any) -> Evidence:
     found = sound()
-    return replace(found, commits=[replace(made, **changes) if index == number else made for index, made in enumerate(found.commits)])
+    return replace(
+        found,
+        commits=[
+            replace(made, **changes) if index == number else made for index, made in enumerate(found.commits)
+        ],
+    )
 
 
 def with_lease(number: int, **changes: Any) -> Evidence:
     found = sound()
-    return replace(found, leases=[replace(row, **changes) if index == number else row for index, row in enumerate(found.leases)])
+    return replace(
+        found,
+        leases=[
+            replace(row, **changes) if index == number else row for index, row in enumerate(found.leases)
+        ],
+    )
 
 
 BREACHES: dict[str, tuple[str, Evidence]] = {
     "a batch of the ledger is missing": ("set_aside", replace(sound(), ledger=sound().ledger[::2])),
     "the last records were never read": ("set_aside", replace(sound(), ledger=sound().ledger[:2])),
-    "a batch read rows again": ("set_aside", replace(sound(), ledger=[*sound().ledger, replace(ledger_row(4), batch=4)])),
+    "a batch read rows again": (
+        "set_aside",
+        replace(sound(), ledger=[*sound().ledger, replace(ledger_row(4), batch=4)]),
+    ),
     "a poison row is not filed": ("set_aside", replace(sound(), dead_letters=[])),
     "a good row is a dead letter": ("set_aside", replace(sound(), dead_letters=[(0, 5), (0, 6)])),
     "a late row is filed twice": ("set_aside", replace(sound(), late_rows=[(0, 7), (0, 7)])),
@@ -121,12 +150,21 @@ BREACHES: dict[str, tuple[str, Evidence]] = {
     "a batch was skipped": ("never_back", with_commit(4, batch=4)),
     "a batch leaves a gap": ("never_back", with_commit(4, start_offsets={0: 21})),
     "a checkpoint fell": ("never_back", with_lease(4, checkpoint=seen(0, "", 0, 0, 1).checkpoint)),
-    "a checkpoint passed the sink": ("never_back", with_lease(4, checkpoint={"batch": 4, "end_offsets": {"0": 40}})),
-    "a checkpoint has other offsets than the sink": ("never_back", with_lease(4, checkpoint={"batch": 3, "end_offsets": {"0": 31}})),
+    "a checkpoint passed the sink": (
+        "never_back",
+        with_lease(4, checkpoint={"batch": 4, "end_offsets": {"0": 40}}),
+    ),
+    "a checkpoint has other offsets than the sink": (
+        "never_back",
+        with_lease(4, checkpoint={"batch": 3, "end_offsets": {"0": 31}}),
+    ),
     "the ledger lacks a batch": ("ledger_is_the_sinks", replace(sound(), ledger=sound().ledger[:2])),
     "a shard was without an owner for long": ("alive", with_lease(4, at=20.0)),
     "an event is missing": ("told", replace(sound(), events=[])),
-    "a warning has no cure": ("told", replace(sound(), events=[*sound().events, {**sound().events[0], "cure": ""}])),
+    "a warning has no cure": (
+        "told",
+        replace(sound(), events=[*sound().events, {**sound().events[0], "cure": ""}]),
+    ),
     "a child was opened before its parent ended": ("parents_first", with_lease(4, parents=("v1.g0.s9",))),
 }
 
@@ -148,20 +186,29 @@ def test_an_oracle_finds_what_is_wrong(breach: str) -> None:
 def test_a_pause_is_no_outage() -> None:
     """While nobody wants the pipeline its shards need no owner."""
     found = sound()
-    paused = replace(found, leases=[*found.leases[:3], seen(50, "", 1, 3, 2, wanted=False), seen(60, "w2", 2, 4, 2)])
+    paused = replace(
+        found, leases=[*found.leases[:3], seen(50, "", 1, 3, 2, wanted=False), seen(60, "w2", 2, 4, 2)]
+    )
     assert fault_oracles.alive(paused, 3.0) == 1.0
 
 
 def test_steals_are_counted_once() -> None:
     """A lease that is asked for is one steal, however many versions show it."""
-    asked = [seen(0, "w1", 1, 1, 0), *(seen(at, "w1", 1, at, 0, stealer="w2") for at in (1, 2, 3)), seen(4, "w2", 2, 9, 0)]
+    asked = [
+        seen(0, "w1", 1, 1, 0),
+        *(seen(at, "w1", 1, at, 0, stealer="w2") for at in (1, 2, 3)),
+        seen(4, "w2", 2, 9, 0),
+    ]
     assert fault_oracles.steals(replace(sound(), leases=asked)) == 1
 
 
 def leased(settings: Settings, renewals: int = 3) -> Path:
     """A lease table of so many renewals of one shard."""
     store = LeaseTable(settings)
-    swap(store, lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, lease_owner="w1")])
+    swap(
+        store,
+        lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, lease_owner="w1")],
+    )
     renew(settings, renewals)
     return Path(settings.table("control", "leases"))
 

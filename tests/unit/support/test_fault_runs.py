@@ -1,4 +1,6 @@
-"""The record of the matrix's runs: what counts, what the page says of it, and how a failure gets its cause."""
+"""The record of the matrix's runs: what counts, what the page says of it, and how a failure gets its
+cause.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,29 @@ from support import fault_runs
 from support.fault_runs import Run
 
 ROWS = {"F1": "kill -9", "F7": "many steal"}
-CLEAN = Run("F1", "test_kill", "upsert", 3, "quick", "abc12345", dirty=False, state="passed", seconds=4.0, at="2026-01-01T00:00:00")
+CLEAN = Run(
+    "F1",
+    "test_kill",
+    "upsert",
+    3,
+    "quick",
+    "abc12345",
+    dirty=False,
+    state="passed",
+    seconds=4.0,
+    at="2026-01-01T00:00:00",
+)
 FAILED = replace(CLEAN, seed=4, state="failed", at="2026-01-02T00:00:00", why="I1: read | twice")
 
 
 def test_clean_runs_of_all_commits_and_forms_add_up() -> None:
     """Quick and long runs, of different commits, are one number, and the bound is 3 over it."""
-    found = [CLEAN, replace(CLEAN, seed=1, form="long", commit="def"), replace(CLEAN, seed=2), replace(CLEAN, seed=9, shape="append")]
+    found = [
+        CLEAN,
+        replace(CLEAN, seed=1, form="long", commit="def"),
+        replace(CLEAN, seed=2),
+        replace(CLEAN, seed=9, shape="append"),
+    ]
     page = fault_runs.page(ROWS, found)
     assert "| F1 | kill -9 | 4 | 3 | 1 | 0 | 75 % |" in page
     assert "| F1 | upsert | 3 | 1-3 | abc12345, def |" in page
@@ -40,12 +58,18 @@ def test_a_failure_stays_and_the_bound_begins_again() -> None:
 
 
 def test_a_cause_is_noted_once(tmp_path: Path) -> None:
-    """It goes to the failures of that row and seed that have none; what is recorded otherwise stays as it was."""
+    """It goes to the failures of that row and seed that have none; what is recorded otherwise stays as it
+    was.
+    """
     record = tmp_path / "runs.jsonl"
     fault_runs.append([CLEAN, FAILED, replace(FAILED, row="F7")], record)
     assert fault_runs.note_cause("the test's own", "F1", 4, record) == 1
     assert fault_runs.note_cause("another", "F1", 4, record) == 0
-    assert fault_runs.read(record) == [CLEAN, replace(FAILED, cause="the test's own"), replace(FAILED, row="F7")]
+    assert fault_runs.read(record) == [
+        CLEAN,
+        replace(FAILED, cause="the test's own"),
+        replace(FAILED, row="F7"),
+    ]
 
 
 @pytest.mark.parametrize(("changed", "dirty"), [("", False), ("include.py", True), ("docs/runs.md", False)])

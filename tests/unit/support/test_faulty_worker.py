@@ -1,4 +1,6 @@
-"""The faults that a worker can be given: they reach every store by the call that the platform makes, and only while it is told to."""
+"""The faults that a worker can be given: they reach every store by the call that the platform makes, and only
+while it is told to.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any
 
 import pytest
 
-#: Commits to each store as the platform does, twice, and says which commits failed; then looks at the clock, and takes two steps.
+#: Commits to each store as the platform does, twice, and says which commits failed; then looks at the clock,
+#: and takes two steps.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -75,7 +78,9 @@ def test_without_a_file_nothing_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", ["lease", "sink", "ledger", "audit"])
 def test_a_store_fails_after_its_commits(tmp_path: Path, store: str) -> None:
-    """Merges, appends and transactions alike: each store fails, and no other, and the caller tries again until it is over."""
+    """Merges, appends and transactions alike: each store fails, and no other, and the caller tries again
+    until it is over.
+    """
     code, said = run(tmp_path, seed=1, **{store: {"after": 0.5}})
     broken = [line for line in said.splitlines() if line.startswith("The test broke")]
     assert code == 0

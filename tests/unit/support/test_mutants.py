@@ -12,7 +12,13 @@ from mutants.survivors import Mutant, Outcome, Reason, Verdict
 
 SURVIVOR = Mutant("leases/lease", "Lease.free", "return a > b", "return a >= b", Outcome.SURVIVED)
 CAUGHT = replace(SURVIVOR, becomes="return a < b", outcome=Outcome.CAUGHT)
-REASON = Reason(module="leases/lease", function="Lease.free", was="return a > b", becomes="return a >= b", why="They are never equal.")
+REASON = Reason(
+    module="leases/lease",
+    function="Lease.free",
+    was="return a > b",
+    becomes="return a >= b",
+    why="They are never equal.",
+)
 WORDS = Reason(words=True, why="Wording.")
 
 
@@ -71,7 +77,9 @@ def test_no_mutants_at_all_fail() -> None:
 
 
 def test_a_reason_names_one_change_several_or_a_whole_function(tmp_path: Path) -> None:
-    """Each of several changes that are named must have survived; a line, or a function, stands for all its changes."""
+    """Each of several changes that are named must have survived; a line, or a function, stands for all its
+    changes.
+    """
     text = """
         [[survivor]]
         module = "leases/lease"
@@ -92,7 +100,9 @@ def test_a_reason_names_one_change_several_or_a_whole_function(tmp_path: Path) -
     assert verdict.stale == [reasons[1]]
 
 
-@pytest.mark.parametrize("fields", ['module = "a"\nfunction = "f"\nwhy = " "', 'module = "a"\nwhy = "w"', 'why = "w"'])
+@pytest.mark.parametrize(
+    "fields", ['module = "a"\nfunction = "f"\nwhy = " "', 'module = "a"\nwhy = "w"', 'why = "w"']
+)
 def test_an_entry_that_says_too_little_is_refused(tmp_path: Path, fields: str) -> None:
     """Neither a survivor without a reason nor a reason for whole modules can be recorded."""
     with pytest.raises(ValueError, match="an entry needs"):
@@ -121,7 +131,10 @@ def test_a_diff_becomes_the_lines_text() -> None:
     """Of a change of several lines each side is one text; what is only taken away leaves nothing."""
     head = "--- src/a.py\n+++ src/a.py\n@@ -1,3 +1,3 @@\n def f():\n"
     assert run.changed_lines(f"{head}-    a = 1\n+    a = 2\n b\n") == ("a = 1", "a = 2")
-    assert run.changed_lines(f"{head}-    g(\n-        a)\n+    g(\n+        None)\n") == ("g( a)", "g( None)")
+    assert run.changed_lines(f"{head}-    g(\n-        a)\n+    g(\n+        None)\n") == (
+        "g( a)",
+        "g( None)",
+    )
     assert run.changed_lines(f"{head}-    key=a,\n") == ("key=a,", "")
 
 
@@ -131,7 +144,12 @@ def test_the_scratch_tree_is_one_that_the_tool_understands(tmp_path: Path) -> No
     run.prepare(tree, ["leases/lease"], ["tests/unit/shards/test_coordinator.py"], ["a_slow_test"])
     settings = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["mutmut"]
     assert settings["only_mutate"] == ["src/hindcast/leases/lease.py"]
-    needed = [*settings["only_mutate"], *settings["pytest_add_cli_args_test_selection"], "mutants/src", "include/pipelines"]
+    needed = [
+        *settings["only_mutate"],
+        *settings["pytest_add_cli_args_test_selection"],
+        "mutants/src",
+        "include/pipelines",
+    ]
     assert [name for name in needed if not (tree / name).exists()] == []
     assert "not a_slow_test" in settings["pytest_add_cli_args"]
 
@@ -145,12 +163,19 @@ def _spec() -> tuple[list[str], list[str], dict[str, str], list[str]]:
 
 
 def test_each_module_of_the_protocols_has_its_place() -> None:
-    """A module of tables, leases, shards, streams or versions is examined, is still to be examined, or has a reason not to be."""
+    """A module of tables, leases, shards, streams or versions is examined, is still to be examined, or has a
+    reason not to be.
+    """
     examined, not_yet, left_out, _ = _spec()
     named = sorted([*examined, *not_yet, *left_out])
     rooms = ("delta", "leases", "recovery", "shards", "spark", "stream", "tables", "versions")
     folders = [run.ROOT / "include/hindcast" / room for room in rooms]
-    found = [f"{folder.name}/{path.stem}" for folder in folders for path in folder.glob("*.py") if path.stem != "__init__"]
+    found = [
+        f"{folder.name}/{path.stem}"
+        for folder in folders
+        for path in folder.glob("*.py")
+        if path.stem != "__init__"
+    ]
     assert named == sorted(found)
     assert all(left_out.values())
 

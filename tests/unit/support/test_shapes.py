@@ -1,4 +1,6 @@
-"""The shapes of pipeline under faults: each is one that loads, and its answer is what its records and their lateness make it."""
+"""The shapes of pipeline under faults: each is one that loads, and its answer is what its records and their
+lateness make it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ EARLY, LATE = 0, BASE_MS + 60_000  # watermarks before and after everything belo
 
 def records(*event_ms: int | None) -> list[Record]:
     """One record for each moment after the beginning, all of one ticker and partition, each a dollar more."""
-    return [Record(0, offset, "T0", None if shift is None else BASE_MS + shift, float(offset + 1)) for offset, shift in enumerate(event_ms)]
+    return [
+        Record(0, offset, "T0", None if shift is None else BASE_MS + shift, float(offset + 1))
+        for offset, shift in enumerate(event_ms)
+    ]
 
 
 def thresholds(made: list[Record], *late: int) -> dict[tuple[int, int], int]:

@@ -12,7 +12,18 @@ from urllib.parse import urljoin
 
 import pytest
 import support.airflow_home  # noqa: F401 - before Airflow
-from support.fleet_sample import FAILED_RUN, RUN, desired, difference, put, run, shard, slot, verdict, write_sample
+from support.fleet_sample import (
+    FAILED_RUN,
+    RUN,
+    desired,
+    difference,
+    put,
+    run,
+    shard,
+    slot,
+    verdict,
+    write_sample,
+)
 
 from hindcast.clock import SystemClock
 from hindcast.errors import BadInputError
@@ -49,7 +60,12 @@ def client_of(app: FastAPI) -> TestClient:
     """A browser before an Airflow that is served below a prefix."""
     root = FastAPI()
     root.mount("/some/prefix/hindcast", app)
-    return TestClient(root, base_url="http://airflow/some/prefix/hindcast/", headers={"accept": "text/html"}, follow_redirects=False)
+    return TestClient(
+        root,
+        base_url="http://airflow/some/prefix/hindcast/",
+        headers={"accept": "text/html"},
+        follow_redirects=False,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,7 +107,9 @@ def docs(settings: Settings) -> Path:
 
 
 def test_every_route_turns_a_stranger_away(app: FastAPI, stranger: TestClient, docs: Path) -> None:
-    """No route is open, whatever it is asked; the list is the application's own, so that a new route is in it."""
+    """No route is open, whatever it is asked; the list is the application's own, so that a new route is in
+    it.
+    """
     paths = [route.path for route in app.routes if isinstance(route, APIRoute)]
     assert len(paths) == len(app.routes) >= 5
     for path in paths:
@@ -122,7 +140,9 @@ def test_a_stranger_with_a_browser_is_told_where_to_sign_in(stranger: TestClient
     assert urljoin(str(answer.url), links(answer.text)[-1]) == "http://airflow/some/prefix/"
 
 
-def test_a_refused_replay_is_on_its_pipelines_page_and_on_its_own(viewer: TestClient, settings: Settings) -> None:
+def test_a_refused_replay_is_on_its_pipelines_page_and_on_its_own(
+    viewer: TestClient, settings: Settings
+) -> None:
     """With the reason, although nothing was run."""
     end = BadEnd.of_error(BadInputError(problem="The range is reversed", cure="Give it the right way round."))
     close_run(ControlTables(settings), "r-refused", "stock_stats", end, since=datetime.now(UTC))
@@ -145,7 +165,17 @@ def test_a_page_is_shown_and_all_its_links_work(viewer: TestClient, page: str) -
 def test_the_overview_shows_who_owns_what(viewer: TestClient) -> None:
     """Desired states, shards with owner, epoch and lag, workers, verdicts and events."""
     text = viewer.get("").text
-    for expected in ("order_totals", "paused", "streams-1-4000-a1b2c3", "v1.g0.s1", "48,211", "99.931 %", RUN, "supervisor woke", "quiet"):
+    for expected in (
+        "order_totals",
+        "paused",
+        "streams-1-4000-a1b2c3",
+        "v1.g0.s1",
+        "48,211",
+        "99.931 %",
+        RUN,
+        "supervisor woke",
+        "quiet",
+    ):
         assert expected in text
 
 
@@ -159,21 +189,34 @@ def test_the_overview_shows_the_version_beside_the_active_one(viewer: TestClient
 def test_a_verdict_names_the_rows_that_differ(viewer: TestClient) -> None:
     """Row, column and both values; the unexplained ones first."""
     text = viewer.get(f"verdicts/{FAILED_RUN}").text
-    for expected in ("ticker NVDA", "2026-11-20 10:14:03 to 2026-11-20 10:14:08", "131.07", "129.88", "min_ask", "unexplained is 2"):
+    for expected in (
+        "ticker NVDA",
+        "2026-11-20 10:14:03 to 2026-11-20 10:14:08",
+        "131.07",
+        "129.88",
+        "min_ask",
+        "unexplained is 2",
+    ):
         assert expected in text
     assert text.index("131.07") < text.index("late rows</span>")
     assert "131.4" not in text, "a column that is equal on both sides is not shown"
 
 
-def test_a_verdict_without_windows_says_how_many_rows_it_compared(viewer: TestClient, settings: Settings) -> None:
+def test_a_verdict_without_windows_says_how_many_rows_it_compared(
+    viewer: TestClient, settings: Settings
+) -> None:
     """It would look as if nothing had been compared."""
-    ControlTables(settings).append(ControlTable.VERDICTS, [verdict("no-windows", windows_compared=0, rows_compared=268_927)])
+    ControlTables(settings).append(
+        ControlTable.VERDICTS, [verdict("no-windows", windows_compared=0, rows_compared=268_927)]
+    )
     assert "<b>268,927</b><span>rows compared</span>" in viewer.get("verdicts/no-windows").text
     assert "<b>3,600</b><span>windows compared</span>" in viewer.get(f"verdicts/{RUN}").text
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_overview_says_that_the_drivers_pool_is_missing(viewer: TestClient, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+def test_the_overview_says_that_the_drivers_pool_is_missing(
+    viewer: TestClient, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
     """Airflow starts no task of a pool that it does not have, and shows nothing but tasks that wait."""
     asked: list[str] = []
     monkeypatch.setattr(pages_app, "pool_exists", lambda name: asked.append(name) or known)
@@ -191,10 +234,21 @@ def test_an_empty_platform_has_an_overview(settings: Settings) -> None:
 
 
 def test_hostile_data_stays_text(settings: Settings) -> None:
-    """Names, messages and values of a stream are data of strangers: none of them becomes markup on any page."""
-    put(settings, desired(HOSTILE), desired("p"), shard("p", 0, HOSTILE), slot(0, HOSTILE).evolve(detail={"pid": HOSTILE, "host": HOSTILE}))
+    """Names, messages and values of a stream are data of strangers: none of them becomes markup on any
+    page.
+    """
+    put(
+        settings,
+        desired(HOSTILE),
+        desired("p"),
+        shard("p", 0, HOSTILE),
+        slot(0, HOSTILE).evolve(detail={"pid": HOSTILE, "host": HOSTILE}),
+    )
     tables = ControlTables(settings)
-    tables.append(ControlTable.VERDICTS, [verdict("r", "p", failed=HOSTILE, ratios=json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))])
+    tables.append(
+        ControlTable.VERDICTS,
+        [verdict("r", "p", failed=HOSTILE, ratios=json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))],
+    )
     tables.append(ControlTable.RUNS, [run("r", "p", note=HOSTILE, state=HOSTILE)])
     hostile = {
         "keys": json.dumps({HOSTILE: HOSTILE}),
@@ -217,7 +271,10 @@ def test_hostile_data_stays_text(settings: Settings) -> None:
         assert "default-src 'none'" in policy
 
 
-@pytest.mark.parametrize("page", [f"pipelines/{HOSTILE}", "verdicts/%2e%2e", "pipelines/nope", "verdicts/nope", "verdicts/nope/data-docs"])
+@pytest.mark.parametrize(
+    "page",
+    [f"pipelines/{HOSTILE}", "verdicts/%2e%2e", "pipelines/nope", "verdicts/nope", "verdicts/nope/data-docs"],
+)
 def test_an_unknown_or_malformed_name_is_not_found(viewer: TestClient, page: str) -> None:
     """With a page that says so and repeats nothing as markup."""
     answer = viewer.get(page.replace("/", "%2F").replace("%2F", "/", 1) if "script" in page else page)
@@ -242,7 +299,13 @@ def test_data_docs_are_served_with_their_types(viewer: TestClient, docs: Path) -
 @pytest.mark.parametrize(
     "path",
     [
-        *("../settings.json", "%2e%2e/settings.json", "..%2fsettings.json", "validations/../../settings.json", "....//settings.json"),
+        *(
+            "../settings.json",
+            "%2e%2e/settings.json",
+            "..%2fsettings.json",
+            "validations/../../settings.json",
+            "....//settings.json",
+        ),
         *(
             "/etc/passwd",
             "%2fetc%2fpasswd",
@@ -254,7 +317,9 @@ def test_data_docs_are_served_with_their_types(viewer: TestClient, docs: Path) -
         ),
     ],
 )
-def test_nothing_outside_data_docs_can_be_read(viewer: TestClient, docs: Path, settings: Settings, path: str) -> None:
+def test_nothing_outside_data_docs_can_be_read(
+    viewer: TestClient, docs: Path, settings: Settings, path: str
+) -> None:
     """No spelling of a path leads out of the folder, and no link in it does."""
     (settings.home / "settings.html").write_text("secret")
     (docs / "link.html").symlink_to(settings.home / "settings.html")
@@ -271,12 +336,20 @@ def test_the_locator_itself_never_leaves_its_root(docs: Path, settings: Settings
     assert quality_reports.locate(docs, path) is None
 
 
-def test_a_run_leads_to_its_data_docs(viewer: TestClient, docs: Path, settings: Settings, subtests: pytest.Subtests) -> None:
+def test_a_run_leads_to_its_data_docs(
+    viewer: TestClient, docs: Path, settings: Settings, subtests: pytest.Subtests
+) -> None:
     """The verdict records where they are, as a path or a file URL; one outside the folder is no link."""
     tables = ControlTables(settings)
     inside = docs / "validations" / "run.html"
     for number, (recorded, found) in enumerate(
-        [(str(inside), True), (inside.as_uri(), True), ("validations/run.html", True), ("/etc/passwd", False), ("", False)]
+        [
+            (str(inside), True),
+            (inside.as_uri(), True),
+            ("validations/run.html", True),
+            ("/etc/passwd", False),
+            ("", False),
+        ]
     ):
         with subtests.test(recorded=recorded):
             run_id = f"docs-{number}"
@@ -285,12 +358,20 @@ def test_a_run_leads_to_its_data_docs(viewer: TestClient, docs: Path, settings: 
             assert ("Data Docs of this verdict" in viewer.get(f"verdicts/{run_id}").text) is found
             assert answer.status_code == (307 if found else 404)
             if found:
-                assert viewer.get(urljoin(str(answer.url), answer.headers["location"])).text.endswith("<h1>Run</h1>")
+                assert viewer.get(urljoin(str(answer.url), answer.headers["location"])).text.endswith(
+                    "<h1>Run</h1>"
+                )
 
 
-def test_data_docs_have_an_index_that_needs_no_script(viewer: TestClient, docs: Path, settings: Settings) -> None:
-    """The verdicts that have Data Docs; Great Expectations' own index is filled in by a script, which does not run here."""
-    ControlTables(settings).append(ControlTable.VERDICTS, [verdict("documented", data_docs=str(docs / "validations" / "run.html"))])
+def test_data_docs_have_an_index_that_needs_no_script(
+    viewer: TestClient, docs: Path, settings: Settings
+) -> None:
+    """The verdicts that have Data Docs; Great Expectations' own index is filled in by a script, which does
+    not run here.
+    """
+    ControlTables(settings).append(
+        ControlTable.VERDICTS, [verdict("documented", data_docs=str(docs / "validations" / "run.html"))]
+    )
     for address in ("data-docs/", "data-docs/index.html"):
         page = viewer.get(address)
         link = next(link for link in links(page.text) if link.endswith("run.html"))
@@ -298,7 +379,9 @@ def test_data_docs_have_an_index_that_needs_no_script(viewer: TestClient, docs: 
         assert RUN not in page.text
 
 
-def test_tables_that_cannot_be_read_are_named(viewer: TestClient, settings: Settings, break_tables: Callable[[], None]) -> None:
+def test_tables_that_cannot_be_read_are_named(
+    viewer: TestClient, settings: Settings, break_tables: Callable[[], None]
+) -> None:
     """A store that is away gives a page with the reason, not a traceback."""
     break_tables()
     answer = viewer.get("")
@@ -345,7 +428,12 @@ def links(html: str) -> list[str]:
 
 def test_a_shard_that_has_ended_counts_no_more(settings: Settings) -> None:
     """After a resharding the old generation is on the pipeline's own page, and in no total."""
-    put(settings, desired(), shard("stock_stats", 0, "w", lag=7), shard("stock_stats", 1, "", lag=999, state="TERMINATED"))
+    put(
+        settings,
+        desired(),
+        shard("stock_stats", 0, "w", lag=7),
+        shard("stock_stats", 1, "", lag=999, state="TERMINATED"),
+    )
     facts = Views(settings, SystemClock())
     assert facts.overview()["lag"] == 7
     assert [row["shard"] for row in facts.overview()["shards"]] == ["v1.g0.s0"]

@@ -10,7 +10,12 @@ import pytest
 from support.fleet_sample import desired, shard, slot
 
 from hindcast.airflow.supervision.conditions import WakeReason, Watcher, heartbeat, settle, slots_wanted
-from hindcast.airflow.supervision.restart_backoff import HOUR, RestartBackoff, backoff_seconds, files_fingerprint
+from hindcast.airflow.supervision.restart_backoff import (
+    HOUR,
+    RestartBackoff,
+    backoff_seconds,
+    files_fingerprint,
+)
 from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
 
@@ -70,7 +75,9 @@ class Watch:
 
     def leases(self) -> list[Lease]:
         self.counter += 1
-        slots = [slot(number, f"worker-{number}", counter=self.dead.get(number, self.counter)) for number in (0, 1)]
+        slots = [
+            slot(number, f"worker-{number}", counter=self.dead.get(number, self.counter)) for number in (0, 1)
+        ]
         return [self.wanted, *slots, *self.extra]
 
     def kill(self, number: int) -> None:
@@ -91,14 +98,18 @@ def watch_factory(settings: Settings, clock: SteppedClock) -> Callable[[RestartB
     return lambda outlook: Watch(outlook, settings, clock)
 
 
-def test_a_healthy_fleet_lets_the_supervisor_sleep_for_an_hour(outlook_factory: Any, watch_factory: Any, clock: SteppedClock) -> None:
+def test_a_healthy_fleet_lets_the_supervisor_sleep_for_an_hour(
+    outlook_factory: Any, watch_factory: Any, clock: SteppedClock
+) -> None:
     """Nothing but the hour wakes it."""
     wake = watch_factory(outlook_factory()).until_wake(2 * HOUR.total_seconds())
     assert wake.reason is WakeReason.HOUR_GONE
     assert clock.seconds == HOUR.total_seconds()
 
 
-def test_a_worker_that_stops_renewing_wakes_it_after_one_lease(outlook_factory: Any, watch_factory: Any, clock: SteppedClock) -> None:
+def test_a_worker_that_stops_renewing_wakes_it_after_one_lease(
+    outlook_factory: Any, watch_factory: Any, clock: SteppedClock
+) -> None:
     """Not before a lease has gone, and with the sign that the dead worker left."""
     watch = watch_factory(outlook_factory())
     assert watch.until_wake(30) is None
@@ -111,7 +122,9 @@ def test_a_worker_that_stops_renewing_wakes_it_after_one_lease(outlook_factory: 
     assert wake.lost == {"1": ("worker-1", 1, watch.dead[1])}
 
 
-def test_a_slot_that_was_never_taken_wakes_it(outlook_factory: Any, settings: Settings, clock: SteppedClock) -> None:
+def test_a_slot_that_was_never_taken_wakes_it(
+    outlook_factory: Any, settings: Settings, clock: SteppedClock
+) -> None:
     """A fleet whose slot rows do not exist is a fleet without workers."""
     wake = Watcher(outlook_factory(), settings, clock).look([desired()], (), "f")
     assert wake is not None
@@ -119,8 +132,12 @@ def test_a_slot_that_was_never_taken_wakes_it(outlook_factory: Any, settings: Se
     assert wake.faults == ["slot_empty:0", "slot_empty:1"]
 
 
-def test_a_known_fault_does_not_wake_it_again(outlook_factory: Any, watch_factory: Any, clock: SteppedClock) -> None:
-    """A slot that reconciling could not fill is left alone until the retry, even though a new watch first takes the dead for living."""
+def test_a_known_fault_does_not_wake_it_again(
+    outlook_factory: Any, watch_factory: Any, clock: SteppedClock
+) -> None:
+    """A slot that reconciling could not fill is left alone until the retry, even though a new watch first
+    takes the dead for living.
+    """
     outlook = outlook_factory(faults=frozenset({"slot_empty:1"}), empty_slots=True)
     watch = watch_factory(outlook)
     watch.kill(1)
@@ -137,7 +154,9 @@ def test_a_fault_that_was_mended_and_comes_back_wakes_it(outlook_factory: Any, w
     assert watch.until_wake(30).reason is WakeReason.WORKER_LOST
 
 
-def test_frequent_wakes_make_it_wait_before_the_next(outlook_factory: Any, watch_factory: Any, clock: SteppedClock) -> None:
+def test_frequent_wakes_make_it_wait_before_the_next(
+    outlook_factory: Any, watch_factory: Any, clock: SteppedClock
+) -> None:
     """Workers that come up and die at once are not relaunched every few seconds."""
     watch = watch_factory(outlook_factory(slot_wakes=7))
     watch.kill(0)
@@ -145,7 +164,9 @@ def test_frequent_wakes_make_it_wait_before_the_next(outlook_factory: Any, watch
     assert clock.seconds == backoff_seconds(7) == 120
 
 
-def test_a_query_that_fails_again_and_again_does_not_delay_the_replacement_of_a_worker(outlook_factory: Any, watch_factory: Any) -> None:
+def test_a_query_that_fails_again_and_again_does_not_delay_the_replacement_of_a_worker(
+    outlook_factory: Any, watch_factory: Any
+) -> None:
     """Failures that can only be reported have a back-off of their own."""
     watch = watch_factory(outlook_factory(other_wakes=20))
     assert watch.until_wake(30, failures=[{"event_id": "e1", "message": "failed"}]) is None
@@ -170,10 +191,14 @@ def test_a_changed_desired_state_wakes_it_at_once(outlook_factory: Any, watch_fa
 
 def test_changed_pipeline_files_wake_it(outlook_factory: Any, watch_factory: Any) -> None:
     """A new pipeline does not wait for the hour."""
-    assert watch_factory(outlook_factory()).until_wake(1, files="other").reason is WakeReason.PIPELINES_CHANGED
+    assert (
+        watch_factory(outlook_factory()).until_wake(1, files="other").reason is WakeReason.PIPELINES_CHANGED
+    )
 
 
-def test_lag_over_the_limit_wakes_it_once(outlook_factory: Any, watch_factory: Any, settings: Settings) -> None:
+def test_lag_over_the_limit_wakes_it_once(
+    outlook_factory: Any, watch_factory: Any, settings: Settings
+) -> None:
     """The next watch, told of it, sleeps on."""
     lagging = shard("stock_stats", 0, "worker-0", lag=settings.lag_limit_records + 1)
     watch = watch_factory(outlook_factory())
@@ -186,9 +211,13 @@ def test_lag_over_the_limit_wakes_it_once(outlook_factory: Any, watch_factory: A
     assert watch.until_wake(120) is None
 
 
-def test_lag_of_a_paused_pipeline_is_nobodys_fault(outlook_factory: Any, watch_factory: Any, settings: Settings) -> None:
+def test_lag_of_a_paused_pipeline_is_nobodys_fault(
+    outlook_factory: Any, watch_factory: Any, settings: Settings
+) -> None:
     """A paused stream falls behind on purpose."""
-    watch = watch_factory(outlook_factory(desired={"stock_stats": "paused at version 1, 2 shards, 2 workers"}))
+    watch = watch_factory(
+        outlook_factory(desired={"stock_stats": "paused at version 1, 2 shards, 2 workers"})
+    )
     watch.wanted = desired(state="paused")
     watch.extra = [shard("stock_stats", 0, "", lag=10 * settings.lag_limit_records)]
     assert watch.until_wake(120) is None
@@ -204,7 +233,9 @@ def test_a_failed_query_wakes_it_with_the_events_own_words(outlook_factory: Any,
 
 def test_an_outlook_survives_its_way_through_json(outlook_factory: Any) -> None:
     """What goes through XCom and the trigger's arguments comes back equal."""
-    outlook = outlook_factory(faults=frozenset({"slot_empty:0", "shard_lags:a/b"}), empty_slots=True, slot_wakes=5, other_wakes=6)
+    outlook = outlook_factory(
+        faults=frozenset({"slot_empty:0", "shard_lags:a/b"}), empty_slots=True, slot_wakes=5, other_wakes=6
+    )
     assert RestartBackoff.from_json(outlook.to_json()) == outlook
 
 
@@ -230,16 +261,28 @@ def test_settling_in_a_healthy_fleet_takes_one_renewal(settings: Settings, clock
 
 def test_settling_calls_a_silent_owner_dead_after_one_lease(settings: Settings, clock: SteppedClock) -> None:
     """One read cannot tell the living from the dead."""
-    _, empty = settle(lambda: [desired(), slot(0, "a", counter=int(clock.seconds)), slot(1, "b")], settings, clock, clock.wait, {})
+    _, empty = settle(
+        lambda: [desired(), slot(0, "a", counter=int(clock.seconds)), slot(1, "b")],
+        settings,
+        clock,
+        clock.wait,
+        {},
+    )
     assert empty == ["1"]
     assert settings.lease_seconds <= clock.seconds <= settings.lease_seconds * 1.25
 
 
-def test_settling_does_not_wait_for_an_owner_that_was_already_watched(settings: Settings, clock: SteppedClock) -> None:
+def test_settling_does_not_wait_for_an_owner_that_was_already_watched(
+    settings: Settings, clock: SteppedClock
+) -> None:
     """The trigger watched it for a whole lease; while its sign is the same it is dead."""
     dead = slot(1, "b")
     _, empty = settle(
-        lambda: [desired(), slot(0, "a", counter=int(clock.seconds)), dead], settings, clock, clock.wait, {"1": heartbeat(dead)}
+        lambda: [desired(), slot(0, "a", counter=int(clock.seconds)), dead],
+        settings,
+        clock,
+        clock.wait,
+        {"1": heartbeat(dead)},
     )
     assert empty == ["1"]
     assert clock.seconds <= 2
@@ -250,7 +293,11 @@ def test_settling_waits_for_an_owner_that_has_renewed_since(settings: Settings, 
     stale = slot(1, "b", counter=3)
 
     def read() -> list[Lease]:
-        return [desired(), slot(0, "a", counter=int(clock.seconds)), slot(1, "b", counter=4 + int(clock.seconds))]
+        return [
+            desired(),
+            slot(0, "a", counter=int(clock.seconds)),
+            slot(1, "b", counter=4 + int(clock.seconds)),
+        ]
 
     assert settle(read, settings, clock, clock.wait, {"1": heartbeat(stale)})[1] == []
 

@@ -24,7 +24,9 @@ DEADLINE_SECONDS = 20
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """A fleet of two whose leases last a second; the trigger finds it through the environment, as in the triggerer."""
+    """A fleet of two whose leases last a second; the trigger finds it through the environment, as in the
+    triggerer.
+    """
     monkeypatch.setenv("HINDCAST_HOME", str(tmp_path))
     monkeypatch.setenv("HINDCAST_LEASE_SECONDS", "1")
     settings = Settings()
@@ -50,7 +52,9 @@ async def renew(settings: Settings, *numbers: int) -> None:
     counter = 100
     while True:
         counter += 1
-        await asyncio.to_thread(put, settings, *(slot(number, f"worker-{number}", counter=counter) for number in numbers))
+        await asyncio.to_thread(
+            put, settings, *(slot(number, f"worker-{number}", counter=counter) for number in numbers)
+        )
         await asyncio.sleep(0.2)  # the pace of the renewals themselves
 
 
@@ -81,14 +85,18 @@ def test_serialize_rebuilds_an_equal_trigger(outlook_factory: Callable[..., Rest
     assert again.serialize() == trigger.serialize()
 
 
-async def test_it_sleeps_while_the_fleet_lives(fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any) -> None:
+async def test_it_sleeps_while_the_fleet_lives(
+    fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any
+) -> None:
     """Two renewing workers do not wake the supervisor."""
     renewing(fleet, 0, 1)
     with pytest.raises(TimeoutError):
         await fired(FleetTrigger(outlook_factory().to_json()), seconds=3)
 
 
-async def test_it_fires_when_a_worker_falls_silent(fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any) -> None:
+async def test_it_fires_when_a_worker_falls_silent(
+    fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any
+) -> None:
     """One renews, the other does not."""
     renewing(fleet, 0)
     payload = await fired(FleetTrigger(outlook_factory().to_json()))
@@ -106,7 +114,9 @@ async def test_it_fires_when_the_desired_state_changes(
     assert (await fired(FleetTrigger(outlook.to_json())))["reason"] == "desired_changed"
 
 
-async def test_two_at_once_fire_for_the_same_reason(fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any) -> None:
+async def test_two_at_once_fire_for_the_same_reason(
+    fleet: Settings, outlook_factory: Callable[..., RestartBackoff], renewing: Any
+) -> None:
     """Two triggerers may run it; neither writes, so neither disturbs the other."""
     renewing(fleet, 1)
     version = LeaseTable(fleet).read().leases.keys()
@@ -117,7 +127,10 @@ async def test_two_at_once_fire_for_the_same_reason(fleet: Settings, outlook_fac
 
 
 async def test_a_store_that_is_away_does_not_end_the_watch(
-    fleet: Settings, outlook_factory: Callable[..., RestartBackoff], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fleet: Settings,
+    outlook_factory: Callable[..., RestartBackoff],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """It looks again until the table can be read, instead of ending a run that would begin again at once."""
     outlook = outlook_factory()

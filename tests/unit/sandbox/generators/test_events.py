@@ -42,7 +42,9 @@ def _payments() -> list[Record]:
 
 
 def test_every_failure_comes_again_on_the_retry_topic() -> None:
-    """Each failed event is followed, 1 to 10 seconds later, by its next attempt, and nothing else is on the retry topic."""
+    """Each failed event is followed, 1 to 10 seconds later, by its next attempt, and nothing else is on the
+    retry topic.
+    """
     pending: dict[tuple[str, int, int], tuple[float, float]] = {}
     retries = 0
     for record in _payments():
@@ -71,7 +73,9 @@ def test_the_share_of_failures() -> None:
 
 
 def test_a_payment_has_each_of_its_steps_once() -> None:
-    """The first attempts of a payment that is over are numbered 1 to at most 4, each once; payments have every number of steps."""
+    """The first attempts of a payment that is over are numbered 1 to at most 4, each once; payments have
+    every number of steps.
+    """
     firsts = [(record, row) for record, row in _good(_payments()) if row["attempt"] == 1]
     lengths: Counter[int] = Counter()
     for rows in _by("payment", firsts).values():
@@ -98,7 +102,9 @@ def test_some_steps_arrive_out_of_sequence() -> None:
 
 
 def test_a_skier_skis_day_after_day() -> None:
-    """A skier's days are numbered from 1 without a gap, up to 40; skiers come for one day, for all 40 and for most numbers between."""
+    """A skier's days are numbered from 1 without a gap, up to 40; skiers come for one day, for all 40 and for
+    most numbers between.
+    """
     days = _by("skier", _good(list(islice(rentals(7, RATE, START), MANY))))
     for rows in days.values():
         assert [row["day"] for _, row in rows] == list(range(1, len(rows) + 1))
@@ -139,7 +145,9 @@ def test_parcels_fit_a_truck() -> None:
 
 
 def test_some_loads_are_the_bad_case_of_first_fit() -> None:
-    """About a quarter of the loads: three sizes that fill one truck together, for which first fit needs 5/3 as many trucks."""
+    """About a quarter of the loads: three sizes that fill one truck together, for which first fit needs 5/3
+    as many trucks.
+    """
     loads = _sizes_of_loads()
     bad = [load for load in loads if set(load) == set(BAD_SIZES)]
     assert 0.15 < len(bad) / len(loads) < 0.35
@@ -166,20 +174,34 @@ def test_every_user_has_a_profile_before_the_first_click() -> None:
     first = next(number for number, (record, _) in enumerate(rows) if record.topic != PROFILES_TOPIC)
     assert [row["user"] for _, row in rows[:first]] == list(USERS)
     profiles = _by("user", [(record, row) for record, row in rows if record.topic == PROFILES_TOPIC])
-    assert any(old["city"] != new["city"] for changes in profiles.values() for (_, old), (_, new) in pairwise(changes))
+    assert any(
+        old["city"] != new["city"]
+        for changes in profiles.values()
+        for (_, old), (_, new) in pairwise(changes)
+    )
     assert 0.005 < sum(map(len, profiles.values())) / len(rows) < 0.02
 
 
 def test_no_profile_is_without_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where half of all rows are poison, views and searches without value come, but no profile: it would delete the user."""
+    """Where half of all rows are poison, views and searches without value come, but no profile: it would
+    delete the user.
+    """
     monkeypatch.setattr(flaws, "POISON_SHARE", 0.5)
-    without = Counter(record.topic for record in islice(clicks(7, RATE, START), 10_000) if record.value is None)
+    without = Counter(
+        record.topic for record in islice(clicks(7, RATE, START), 10_000) if record.value is None
+    )
     assert without.keys() == {"", SEARCHES_TOPIC}
 
 
 def test_most_searches_lead_to_a_view_within_a_second() -> None:
-    """About 60 % of the searches are followed by a view of the same user within one second; by chance hardly any would be."""
-    rows = [(record, row) for record, row in _good(list(islice(clicks(7, 20.0, START), 20_000))) if not record.late]
+    """About 60 % of the searches are followed by a view of the same user within one second; by chance hardly
+    any would be.
+    """
+    rows = [
+        (record, row)
+        for record, row in _good(list(islice(clicks(7, 20.0, START), 20_000)))
+        if not record.late
+    ]
     searches = [row for record, row in rows if record.topic == SEARCHES_TOPIC]
     views: dict[str, list[float]] = defaultdict(list)
     for record, row in rows:
@@ -187,7 +209,10 @@ def test_most_searches_lead_to_a_view_within_a_second() -> None:
             views[row["user"]].append(_at(row))
 
     def followed(after_seconds: float) -> float:
-        found = (any(after_seconds < at - _at(row) <= after_seconds + 1.0 for at in views[row["user"]]) for row in searches)
+        found = (
+            any(after_seconds < at - _at(row) <= after_seconds + 1.0 for at in views[row["user"]])
+            for row in searches
+        )
         return sum(found) / len(searches)
 
     assert len(searches) / len(rows) > 0.1

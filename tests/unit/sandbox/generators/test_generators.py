@@ -18,10 +18,17 @@ from hindcast_sandbox.generators.record import Record
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MANY = 30_000
 RATE = 2000.0
-#: How far a row that is not late may be behind the moment it is due: a payment's step is held up, an access log has whole seconds.
+#: How far a row that is not late may be behind the moment it is due: a payment's step is held up, an access
+#: log has whole seconds.
 BEHIND_SECONDS = {"payments": 3.1, "access_log": 1.0, "page_views": 0.1}
-#: What no row of the topic can be spoilt by: a string column takes any JSON, and a profile without value is deleted.
-SPARED = {"words": {"wrong type"}, "page_views": {"wrong type"}, "searches": {"wrong type"}, "profiles": {"no value"}}
+#: What no row of the topic can be spoilt by: a string column takes any JSON, and a profile without value is
+#: deleted.
+SPARED = {
+    "words": {"wrong type"},
+    "page_views": {"wrong type"},
+    "searches": {"wrong type"},
+    "profiles": {"no value"},
+}
 
 each = pytest.mark.parametrize("topic", GENERATORS)
 each_of_json = pytest.mark.parametrize("topic", [topic for topic in GENERATORS if topic != "access_log"])
@@ -54,8 +61,15 @@ def test_the_same_seed_gives_the_same_rows(topic: str) -> None:
 def test_only_instants_follow_the_start(topic: str) -> None:
     """Started an hour later, each row is the same but for its event time, which is an hour later."""
     hour = timedelta(hours=1)
-    for first, second in zip(sent(topic)[:5000], islice(GENERATORS[topic].make(7, RATE, START + hour), 5000), strict=True):
-        assert (first.key, first.late, first.poison, first.topic) == (second.key, second.late, second.poison, second.topic)
+    for first, second in zip(
+        sent(topic)[:5000], islice(GENERATORS[topic].make(7, RATE, START + hour), 5000), strict=True
+    ):
+        assert (first.key, first.late, first.poison, first.topic) == (
+            second.key,
+            second.late,
+            second.poison,
+            second.topic,
+        )
         if not first.poison:
             assert happened(second) - happened(first) == hour
 
@@ -63,7 +77,13 @@ def test_only_instants_follow_the_start(topic: str) -> None:
 @each
 def test_rows_are_due_at_an_even_pace(topic: str) -> None:
     """Row i is due i / rate seconds after the start, whatever the pace and however long the run."""
-    assert [record.due_seconds for record in islice(GENERATORS[topic].make(1, 4.0, START), 5)] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [record.due_seconds for record in islice(GENERATORS[topic].make(1, 4.0, START), 5)] == [
+        0.0,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+    ]
     dues = [record.due_seconds for record in sent(topic)]
     assert dues[-1] == (MANY - 1) / RATE
     assert all(first < second for first, second in pairwise(dues))
@@ -83,7 +103,9 @@ def test_the_shares_of_late_and_poison_rows(topic: str) -> None:
 
 @each
 def test_a_row_happens_when_it_is_due_unless_it_is_late(topic: str) -> None:
-    """A late row is set back by up to a minute, and some by most of that; the others are not behind, or as little as is stated."""
+    """A late row is set back by up to a minute, and some by most of that; the others are not behind, or as
+    little as is stated.
+    """
     late, others = [], []
     for record in sent(topic):
         if not record.poison:
@@ -97,7 +119,9 @@ def test_a_row_happens_when_it_is_due_unless_it_is_late(topic: str) -> None:
 
 @each
 def test_each_topic_has_its_rows(topic: str) -> None:
-    """Each record goes to one of the generator's topics, the main one by the empty name; all of them get rows."""
+    """Each record goes to one of the generator's topics, the main one by the empty name; all of them get
+    rows.
+    """
     main, *others = GENERATORS[topic].topics
     assert main == topic
     assert {record.topic for record in sent(topic)} == {"", *others}
@@ -105,7 +129,9 @@ def test_each_topic_has_its_rows(topic: str) -> None:
 
 @each
 def test_the_keys_cover_four_partitions(topic: str) -> None:
-    """Every record has a key, and Kafka's own partitioner gives each of four partitions of each topic a fair part of the rows."""
+    """Every record has a key, and Kafka's own partitioner gives each of four partitions of each topic a fair
+    part of the rows.
+    """
     assert all(record.key for record in sent(topic))
     counts = Counter((record.topic, (murmur2(record.key) & 0x7FFFFFFF) % 4) for record in sent(topic))
     totals = Counter(record.topic for record in sent(topic))
@@ -115,13 +141,17 @@ def test_the_keys_cover_four_partitions(topic: str) -> None:
 
 @each_of_json
 def test_a_good_row_has_its_fields_and_its_key(topic: str) -> None:
-    """Good rows of a topic have the same fields of the same types, one of them the key, and a time in UTC to the millisecond."""
+    """Good rows of a topic have the same fields of the same types, one of them the key, and a time in UTC to
+    the millisecond.
+    """
     shapes: dict[str, set[tuple[tuple[str, str], ...]]] = {}
     for record in sent(topic):
         if not record.poison:
             assert record.value is not None
             row = json.loads(record.value)
-            shapes.setdefault(record.topic, set()).add(tuple((name, type(value).__name__) for name, value in row.items()))
+            shapes.setdefault(record.topic, set()).add(
+                tuple((name, type(value).__name__) for name, value in row.items())
+            )
             assert record.key.decode() in row.values()
             assert row["ts"].endswith("Z")
             assert len(row["ts"]) == len("2026-01-31T12:00:00.000Z")
@@ -130,7 +160,9 @@ def test_a_good_row_has_its_fields_and_its_key(topic: str) -> None:
 
 @each_of_json
 def test_every_reason_spoils_a_row_of_the_topic(topic: str) -> None:
-    """Each reason that a topic's rows may be poison by makes bytes that are no row, for a reason that can be seen in them."""
+    """Each reason that a topic's rows may be poison by makes bytes that are no row, for a reason that can be
+    seen in them.
+    """
     samples = {record.topic: record for record in sent(topic) if not record.poison}
     for name, record in samples.items():
         fields = json.loads(record.value or b"")

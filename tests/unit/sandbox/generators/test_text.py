@@ -16,7 +16,8 @@ from hindcast_sandbox.generators.words import words
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MANY = 30_000
-#: Strict but for the request, which may hold anything: the status and the bytes after its last quote end the line.
+#: Strict but for the request, which may hold anything: the status and the bytes after its last quote end the
+#: line.
 CLF = re.compile(
     rb"(\S+) - (\S+) \[(\d\d/(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)/\d{4}:[0-2]\d:[0-5]\d:[0-5]\d [+-]\d{4})\]"
     rb' "(\S+ .+)" ([1-5]\d\d) (\d+|-)'
@@ -28,7 +29,9 @@ def _rows(records: list[Record]) -> list[dict[str, Any]]:
 
 
 def test_words_are_zipf_like() -> None:
-    """The commonest word is *the*; the tenth comes less than a third as often, and half of the words together less than a third."""
+    """The commonest word is *the*; the tenth comes less than a third as often, and half of the words together
+    less than a third.
+    """
     counts = Counter(row["word"] for row in _rows(list(islice(words(7, 2000.0, START), MANY))))
     ranked = [count for _, count in counts.most_common()]
     assert counts.most_common(1)[0][0] == "the"
@@ -39,7 +42,9 @@ def test_words_are_zipf_like() -> None:
 
 
 def test_each_speaker_speaks_whole_sentences_in_order() -> None:
-    """A speaker's good words are numbered without a gap, also through poison, and make up the sentences, each ended by a full stop."""
+    """A speaker's good words are numbered without a gap, also through poison, and make up the sentences, each
+    ended by a full stop.
+    """
     spoken: dict[str, list[dict[str, Any]]] = defaultdict(list)
     records = list(islice(sentences(7, 2000.0, START), MANY))
     assert any(record.poison for record in records)
@@ -58,7 +63,9 @@ def test_every_sentence_has_one_full_stop_at_its_end() -> None:
 
 
 def test_each_line_is_a_line_of_the_common_log_format_unless_it_is_poison() -> None:
-    """A strict expression reads every good line, also the odd ones, and the host in it is the key; it reads no poison but far times."""
+    """A strict expression reads every good line, also the odd ones, and the host in it is the key; it reads
+    no poison but far times.
+    """
     good, far = 0, 0
     for record in islice(web_log(7, 2000.0, START), MANY):
         found = CLF.fullmatch(record.value or b"")
@@ -74,7 +81,9 @@ def test_each_line_is_a_line_of_the_common_log_format_unless_it_is_poison() -> N
 
 
 def test_the_log_is_as_dirty_as_real_ones() -> None:
-    """Each odd request comes, some lines have no number of bytes, and some are not UTF-8; the status is always a number."""
+    """Each odd request comes, some lines have no number of bytes, and some are not UTF-8; the status is
+    always a number.
+    """
     records = [record for record in islice(web_log(7, 2000.0, START), MANY) if not record.poison]
     found = [match for record in records if (match := CLF.fullmatch(record.value or b""))]
     requests = Counter(match[4] for match in found)
@@ -89,7 +98,9 @@ def test_the_log_is_as_dirty_as_real_ones() -> None:
 
 
 def test_the_times_of_the_log_are_in_two_zones_and_name_the_same_instants() -> None:
-    """Read with its zone, the time of each row that is not late is the second at which it is due; without it, it would be hours off."""
+    """Read with its zone, the time of each row that is not late is the second at which it is due; without it,
+    it would be hours off.
+    """
     zones = set()
     for record in islice(web_log(7, 2000.0, START), 5000):
         if record.poison or record.late:

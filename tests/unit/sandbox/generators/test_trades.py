@@ -31,7 +31,12 @@ def test_only_instants_follow_the_start() -> None:
     """Started an hour later, each row is the same but for its event time, which is an hour later."""
     hour = timedelta(hours=1)
     for first, second in zip(_take(3000), _take(3000, start=START + hour), strict=True):
-        assert (first.key, first.late, first.poison, first.due_seconds) == (second.key, second.late, second.poison, second.due_seconds)
+        assert (first.key, first.late, first.poison, first.due_seconds) == (
+            second.key,
+            second.late,
+            second.poison,
+            second.due_seconds,
+        )
         if not first.poison:
             assert first.value is not None
             assert second.value is not None
@@ -49,7 +54,10 @@ def test_rows_are_due_at_an_even_pace() -> None:
 def test_the_shares_of_late_and_poison_rows() -> None:
     """About 2 % are late and 0.1 % poison, of every kind; none is both."""
     records = _take(MANY)
-    late, poison = sum(record.late for record in records), Counter(record.poison for record in records if record.poison)
+    late, poison = (
+        sum(record.late for record in records),
+        Counter(record.poison for record in records if record.poison),
+    )
     assert abs(late / MANY - LATE_SHARE) < 0.003
     assert abs(poison.total() / MANY - POISON_SHARE) < 0.0007
     assert poison.keys() == POISON.keys()
@@ -63,7 +71,11 @@ def test_late_rows_are_set_back_by_up_to_a_minute() -> None:
         if record.poison:
             continue
         assert record.value is not None
-        back = (START + timedelta(seconds=record.due_seconds) - datetime.fromisoformat(json.loads(record.value)["ts"])).total_seconds()
+        back = (
+            START
+            + timedelta(seconds=record.due_seconds)
+            - datetime.fromisoformat(json.loads(record.value)["ts"])
+        ).total_seconds()
         if record.late:
             backs.append(back)
         else:
@@ -73,7 +85,9 @@ def test_late_rows_are_set_back_by_up_to_a_minute() -> None:
 
 
 def test_a_good_row_is_what_a_feed_sends() -> None:
-    """Key and ticker agree, the time is ISO 8601 in UTC to the millisecond, prices are above 0, the ask is not below the bid."""
+    """Key and ticker agree, the time is ISO 8601 in UTC to the millisecond, prices are above 0, the ask is
+    not below the bid.
+    """
     for record in _take(5000):
         if record.poison:
             continue
