@@ -14,6 +14,7 @@ from support.simulated_stream import Simulated, simulate, trades
 from hindcast.errors import RewindRefusedError
 from hindcast.leases.lease import REMOVED, Lease, LeaseKey, ShardState, StatusType
 from hindcast.recovery import rewind_point
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.shards import resharding
@@ -341,8 +342,11 @@ def test_a_verdict_on_what_was_taken_back_is_no_beginning(settings_factory: Call
     tables = ControlTables(settings_factory())
     now = datetime.now(UTC)
     for number, sink_version in enumerate((3, 8)):
-        name, plan = f"r{number}", f'{{"end": {{"0": {sink_version}}}}}'
-        tables.append(ControlTable.RUNS, [{"run_id": name, "pipeline": "p", "state": "succeeded", "plan": plan, "finished_at": now}])
+        name = f"r{number}"
+        end = {0: sink_version}
+        plan = RecordedPlan(asked="", topic="t", start={0: 0}, end=end, read_from={0: 0}, sink_version=sink_version)
+        run = {"run_id": name, "pipeline": "p", "state": "succeeded", "plan": plan.text(), "finished_at": now}
+        tables.append(ControlTable.RUNS, [run])
         verdict = {"run_id": name, "pipeline": "p", "version": 1, "sink_version": sink_version, "windows_to_ms": number, "judged_at": now}
         tables.append(ControlTable.VERDICTS, [verdict])
     assert Runs(tables).judged_to("p", 1) == {0: 8}

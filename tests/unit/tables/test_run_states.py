@@ -14,6 +14,7 @@ from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError
 from hindcast.pipeline import Pipeline
 from hindcast.replay import run_replay as running
 from hindcast.replay.planner import ReplayPlan
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import Runs, newest_by_run
 from hindcast.settings import Settings, project_root
@@ -103,13 +104,13 @@ def test_each_attempt_is_the_run_as_it_is_listed_and_keeps_its_plan(settings: Se
     """The same run id replays the same offsets, also after an attempt that was refused in between."""
     runs, long_ago = Runs(ControlTables(settings)), datetime.now(UTC) - timedelta(hours=1)
     row = {"run_id": "r-1", "pipeline": "stock_stats", "version": 1, "kind": "replay", "started_at": long_ago}
-    plan = json.dumps({"asked": "all of it"})
-    runs.append({**row, "state": "planned", "plan": plan})
-    runs.append({**row, "state": "succeeded", "plan": plan, "seconds": 3.0, "finished_at": long_ago + timedelta(minutes=1)})
+    plan = RecordedPlan(asked="all of it", topic="t", start={0: 0}, end={0: 9}, read_from={0: 0}, sink_version=1)
+    runs.append({**row, "state": "planned", "plan": plan.text()})
+    runs.append({**row, "state": "succeeded", "plan": plan.text(), "seconds": 3.0, "finished_at": long_ago + timedelta(minutes=1)})
     replay(AWAY)
     (now,) = listed(settings)
     assert (now["state"], now["seconds"]) == ("failed", None)
-    assert runs.recorded_plan("r-1", "all of it") == {"asked": "all of it"}
+    assert runs.recorded_plan("r-1", "all of it") == plan
     assert runs.succeeded("r-1")["seconds"] == 3.0, "what an earlier attempt wrote is there still"
 
 
