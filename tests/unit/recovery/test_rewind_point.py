@@ -90,6 +90,14 @@ def test_a_batch_that_ends_at_the_target_is_kept(stream: Simulated) -> None:
     assert first.end_offsets.keys() > {partition}
 
 
+def test_a_target_that_no_batch_has_read_past_takes_nothing_back(stream: Simulated) -> None:
+    """All is kept, and each partition goes on where it is."""
+    history = History.of(stream.ledger)
+    for found in (rewind_point.find(stream.ledger, history.committed, {}), rewind_point.find(stream.ledger, {}, {})):
+        assert (found.kept, found.undone) == (history.rows, ())
+        assert found.offsets == history.committed
+
+
 def test_each_partition_goes_on_under_the_watermark_of_its_own_shard(stream: Simulated) -> None:
     """Shards are not equally far: a partition that is kept is under its own last watermark, and one that is not begins where it began."""
     rows = [replace(row, watermark_ms=1_000 * (number + 1)) for number, row in enumerate(History.of(stream.ledger).rows)]
