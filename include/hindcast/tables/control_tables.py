@@ -75,10 +75,10 @@ class ControlTables:
         :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
         :raises StoreUnavailableError: where the store does not answer
         """
-        url, options = self.url(name), self._settings.storage_options
+        url = self.url(name)
         refuse_empty_commits(url, newest_only=True)
         try:
-            table = DeltaTable(url, storage_options=options or None)
+            table = self._newest(url)
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
@@ -94,7 +94,7 @@ class ControlTables:
         try:
             table.alter.add_columns(fields)
         except (DeltaError, OSError) as error:
-            found = DeltaTable(self.url(name), storage_options=self._settings.storage_options or None)
+            found = self._newest(self.url(name))
             if columns - {field.name for field in found.schema().fields}:
                 raise StoreUnavailableError(table=self.url(name), action="given its new columns", reason=error) from error
             return found
@@ -102,8 +102,6 @@ class ControlTables:
 
     def _create(self, name: ControlTable) -> DeltaTable:
         url = self.url(name)
-        if "://" not in url:
-            Path(url).mkdir(parents=True, exist_ok=True)
         try:
             return DeltaTable.create(
                 url,
@@ -114,9 +112,12 @@ class ControlTables:
                 storage_options=self._settings.storage_options or None,
             )
         except CommitFailedError:  # somebody else made it between our look and our commit
-            return DeltaTable(url, storage_options=self._settings.storage_options or None)
+            return self._newest(url)
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=url, action="created", reason=error) from error
+
+    def _newest(self, url: str) -> DeltaTable:
+        return DeltaTable(url, storage_options=self._settings.storage_options or None)
 
     def append(self, name: ControlTable, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append the rows in one commit; missing columns become null. Appends never conflict with each other.
@@ -126,9 +127,8 @@ class ControlTables:
         """
         if not rows:
             return
-        schema = SCHEMAS[name]
-        stamp = {"schema_version": SCHEMA_VERSION} if "schema_version" in schema.names else {}
-        data = pa.Table.from_pylist([{**stamp, **row} for row in rows], schema=schema)
+        # What is no column of the table is left out, so the stamp need not be asked for.
+        data = pa.Table.from_pylist([{"schema_version": SCHEMA_VERSION, **row} for row in rows], schema=SCHEMAS[name])
         try:
             self._append(name, data)
         except (DeltaError, OSError) as error:

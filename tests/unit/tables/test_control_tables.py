@@ -47,6 +47,14 @@ def test_local_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
     assert sorted(dataset.to_table().to_pylist(), key=lambda row: row["x"]) == rows
 
 
+def test_files_of_an_object_store_are_not_looked_for_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of such an address names nothing here: deltalake's own file system reads them."""
+    write_deltalake(str(tmp_path), pa.table({"x": [1]}))
+    table = DeltaTable(str(tmp_path))
+    monkeypatch.setattr(DeltaTable, "table_uri", "s3://bucket/t")
+    assert arrow_dataset(table).to_table().to_pylist() == [{"x": 1}]
+
+
 def event(number: int = 0) -> dict[str, Any]:
     return {"event_id": str(number), "at": datetime.now(UTC), "kind": "k"}
 
@@ -110,6 +118,20 @@ def test_a_table_that_another_makes_at_the_same_moment_is_opened(
     monkeypatch.setattr(DeltaTable, "create", beside)
     ControlTables(settings).append(ControlTable.EVENTS, [event(1)])
     assert {row["event_id"] for row in ControlTables(settings).rows(ControlTable.EVENTS)} == {"0", "1"}
+
+
+def test_a_foreign_table_that_another_makes_at_the_same_moment_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, like one that was there before."""
+    url, make = settings.table("control", "events"), DeltaTable.create
+
+    def beside(*_: Any, **__: Any) -> DeltaTable:
+        make(url, pa.schema([("x", pa.string())]))
+        raise CommitFailedError("version 0 is there")
+
+    monkeypatch.setattr(DeltaTable, "create", beside)
+    with pytest.raises(SchemaVersionError, match="without event_id") as caught:
+        ControlTables(settings).open(ControlTable.EVENTS)
+    assert caught.value.fields["table"] == url
 
 
 @pytest.mark.parametrize("error", [DeltaError("the disk is away"), OSError("the disk is away")])
@@ -284,6 +306,33 @@ def test_an_empty_commit_is_refused_where_it_would_be_read(tmp_path: Path, newes
     with pytest.raises(StoreUnavailableError, match=f"could not be read: the commit {empty:020d}.json .*restore that file") as caught:
         refuse_empty_commits(url, newest_only=newest_only)
     assert caught.value.fields["table"] == url
+
+
+@pytest.mark.parametrize("newest_only", [True, False])
+def test_an_empty_commit_is_refused_if_nothing_was_checkpointed_yet(tmp_path: Path, newest_only: bool) -> None:
+    """Every reader begins at the first commit then."""
+    url = str(tmp_path / "t")
+    for number in range(2):
+        write_deltalake(url, pa.table({"n": [number]}), mode="append")
+    (Path(url) / "_delta_log" / f"{0:020d}.json").write_text("")
+    with pytest.raises(StoreUnavailableError, match=f"the commit {0:020d}.json"):
+        refuse_empty_commits(url, newest_only=newest_only)
+
+
+def test_a_control_table_is_read_from_its_last_checkpoint_on(settings: Settings) -> None:
+    """An empty commit before it harms nobody: its rows are in the checkpoint. After it the table is refused, by whoever opens it."""
+    tables = ControlTables(settings)
+    for number in range(3):
+        tables.append(ControlTable.EVENTS, [event(number)])
+    url = tables.url(ControlTable.EVENTS)
+    DeltaTable(url, version=2).create_checkpoint()
+    log = Path(url) / "_delta_log"
+    (log / f"{1:020d}.json").write_text("")
+    assert {row["event_id"] for row in ControlTables(settings).rows(ControlTable.EVENTS)} == {"0", "1", "2"}
+    (log / f"{3:020d}.json").write_text("")
+    for ask in (ControlTables(settings).open, ControlTables(settings).rows):
+        with pytest.raises(StoreUnavailableError, match=f"the commit {3:020d}.json"):
+            ask(ControlTable.EVENTS)
 
 
 def test_only_a_log_on_this_machine_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
