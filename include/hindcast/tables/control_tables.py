@@ -33,6 +33,9 @@ Condition = tuple[str, str, Any]
 #: log is kept, so that clocks may differ by the other half.
 _BELIEVED_SECONDS = APPENDED_LOG_RETENTION_SECONDS / 2
 
+#: Arrow's file system of a folder on this machine.
+_below = partial(SubTreeFileSystem, base_fs=LocalFileSystem())
+
 _retry_conflicts = retry(
     retry=retry_if_exception_type(CommitFailedError),
     wait=wait_random_exponential(multiplier=0.02, max=1.0),
@@ -178,7 +181,7 @@ def arrow_dataset(table: DeltaTable) -> Dataset:
     deltalake's is a Python object, which Arrow's threads let go of after a read has returned: a process that ends then is aborted.
     """
     folder = urlsplit(table.table_uri)
-    files = SubTreeFileSystem(unquote(folder.path), LocalFileSystem()) if folder.scheme == "file" else None
+    files = _below(unquote(folder.path)) if folder.scheme == "file" else None
     return table.to_pyarrow_dataset(filesystem=files)
 
 

@@ -292,19 +292,19 @@ def test_two_that_append_see_each_others_rows(settings: Settings) -> None:
 
 @pytest.mark.parametrize(("newest_only", "empty", "refused"), [(True, 1, False), (True, 3, True), (False, 1, True), (False, 3, True)])
 def test_an_empty_commit_is_refused_where_it_would_be_read(tmp_path: Path, newest_only: bool, empty: int, refused: bool) -> None:
-    """Before the newest checkpoint only where older versions are read, too; the file is named, and what to do."""
-    url = str(tmp_path / "t")
+    """Before the newest checkpoint only where older versions are read, too, as is taken for granted; the file is named, and what to do."""
+    url, asked = str(tmp_path / "t"), {"newest_only": True} if newest_only else {}
     for number in range(4):
         write_deltalake(url, pa.table({"n": [number]}), mode="append")
         if number == 2:
             DeltaTable(url).create_checkpoint()
-    refuse_empty_commits(url, newest_only=newest_only)
+    refuse_empty_commits(url, **asked)
     (Path(url) / "_delta_log" / f"{empty:020d}.json").write_text("")
     if not refused:
-        refuse_empty_commits(url, newest_only=newest_only)
+        refuse_empty_commits(url, **asked)
         return
     with pytest.raises(StoreUnavailableError, match=f"could not be read: the commit {empty:020d}.json .*restore that file") as caught:
-        refuse_empty_commits(url, newest_only=newest_only)
+        refuse_empty_commits(url, **asked)
     assert caught.value.fields["table"] == url
 
 
