@@ -92,7 +92,7 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
     begun, go_on = [], threading.Event()
 
     def slow(*_: object) -> int:
-        begun.append(1)
+        begun.append(threading.current_thread().name)
         go_on.wait(30)
         return 0
 
@@ -105,7 +105,7 @@ def test_a_renewal_does_not_wait_for_the_upkeep(settings: Settings, monkeypatch:
     assert store.read().leases[shard().key].lease_counter == 10
     go_on.set()
     store.upkeep.wait()
-    assert len(begun) == 1
+    assert begun == ["upkeep-leases"], "a dump of all threads says what this one does"
 
 
 def test_a_process_that_ends_at_once_ends_well(settings: Settings) -> None:
@@ -207,8 +207,9 @@ def test_a_commit_that_lands_late_is_not_believed(store: LeaseTable, settings: S
     late = LeaseTable(settings, clock)
     snapshot = late.read()
     clock.advance(BELIEVED_SECONDS + 1)
-    with pytest.raises(CommitUnknownError, match="after it was decided"):
+    with pytest.raises(CommitUnknownError, match="it landed 61 s after it was decided") as caught:
         late.commit(snapshot, renew(snapshot))
+    assert caught.value.fields["table"] == str(folder(settings))
     assert late.read().leases[shard().key].lease_counter == 1
 
 
@@ -325,6 +326,23 @@ def test_a_large_table_is_compacted_in_pieces(tmp_path: Path, monkeypatch: pytes
     assert len(DeltaTable(url).to_pyarrow_table()) == 9
 
 
+@pytest.mark.parametrize(("more_bytes", "pieces"), [(0, [3, 3, 2]), (1, [4, 4])])
+def test_a_piece_ends_with_the_file_that_fills_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options_seen: list[Any], more_bytes: int, pieces: list[int]
+) -> None:
+    """To the byte; the files of each piece are read and written with the store's options."""
+    url, options = str(tmp_path / "sink"), {"allow_http": "true"}
+    for _ in range(8):
+        write_deltalake(url, pa.table({"number": [1]}), mode="append")
+    table = DeltaTable(url)
+    (size,) = set(pa.table(table.get_add_actions())["size_bytes"].to_pylist())
+    monkeypatch.setattr(compaction, "GROUP_BYTES", 3 * size + more_bytes)
+    options_seen.clear()
+    compaction.compact(table, options)
+    assert sorted(pa.table(table.get_add_actions())["num_records"].to_pylist(), reverse=True) == pieces
+    assert options_seen == [options] * len(pieces)
+
+
 def test_a_vacuum_decided_before_a_renewal_is_given_up(short_retention: None, store: LeaseTable, settings: Settings) -> None:
     """It is decided anew five times; if a writer is always faster, that is told, and no file is deleted."""
     old, opened = DeltaTable(str(folder(settings))), []
@@ -356,6 +374,28 @@ def test_files_of_refused_commits_go_with_the_old_ones(short_retention: None, st
     assert 0 <= done["seconds"] < 60 and done["seconds"] == round(done["seconds"], 3)
     (told,) = [entry for entry in logs if "was tidied" in entry["event"]]
     assert {name: told[name] for name in done} == done and told["table"] == "leases"
+
+
+def test_appended_files_that_were_replaced_are_kept_for_their_readers(settings: Settings) -> None:
+    """An hour long, then they are deleted. What no commit has ever named may be an append that waits for its commit, and stays."""
+    tables = ControlTables(settings)
+    hours_ago = {}
+    for number, hours in enumerate((0.9, 1.1, 1.9)):
+        tables.append(ControlTable.EVENTS, [{"event_id": str(number), "at": datetime.now(UTC)}])
+        (file,) = data_files(settings, ControlTable.EVENTS) - hours_ago.keys()
+        hours_ago[file] = hours
+    table = tables.open(ControlTable.EVENTS)
+    removed = [RemoveAction(file, False, int((time.time() - hours * 3600) * 1000)) for file, hours in hours_ago.items()]
+    table.create_write_transaction(removed, "append", table.schema())
+    for file in hours_ago:
+        os.utime(folder(settings, ControlTable.EVENTS) / file, (0, 0))
+    waiting = folder(settings, ControlTable.EVENTS) / "part-not-committed-yet.parquet"
+    waiting.write_bytes(b"x")
+    os.utime(waiting, (0, 0))
+    done = tables.upkeep[ControlTable.EVENTS].run()
+    assert (done["skipped"], done["files_deleted"]) == ("", 2)
+    young = {file for file, hours in hours_ago.items() if hours < 1}
+    assert data_files(settings, ControlTable.EVENTS) == {*young, waiting.name}
 
 
 def test_a_table_that_cannot_be_tidied_is_warned_of(settings: Settings) -> None:
