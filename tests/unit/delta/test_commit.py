@@ -96,11 +96,12 @@ def test_no_more_of_the_log_is_read_than_is_asked_for(tmp_path: Path, monkeypatc
     assert asked[1:] == [1, 3, 9]
 
 
-def test_a_table_is_made_once(tmp_path: Path) -> None:
-    """With its name and configuration, in the store's options; whoever comes later opens it and changes nothing."""
+def test_a_table_is_made_once(tmp_path: Path, options_seen: list[Any]) -> None:
+    """With its name and configuration, by the store's options; whoever comes later opens it and changes nothing."""
     url = str(tmp_path / "t")
     made = create_table(url, SCHEMA, {"allow_http": "true"}, "", "the name", KEEP_THE_LOG)
     assert (made.metadata().name, made.metadata().configuration) == ("the name", KEEP_THE_LOG)
+    assert len(options_seen) >= 3 and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
     again = create_table(url, SCHEMA, {}, "", "another name")
     assert (again.version(), again.metadata().name) == (0, "the name")
     assert made.table_uri == again.table_uri
