@@ -78,12 +78,13 @@ class LeaseRows:
         texts: dict[LeaseKey, _Texts] = {}
         for row in zip(*(values for values, _ in columns.values()), strict=True):
             key, others = LeaseKey(*row[:3]), row[3:-3]
-            known, text = self.leases.get(key), self._texts.get(key, _NONE)
-            if known is None or text[:2] != row[-3:-1] or row[-1] != SCHEMA_VERSION:
+            known = self.leases.get(key)
+            if known is None or self._texts[key][:2] != row[-3:-1] or row[-1] != SCHEMA_VERSION:
                 leases[key] = lease = Lease.from_row(dict(zip(_NAMES, row, strict=True)), table)
                 texts[key] = _Texts(row[-3], row[-2], lease.checkpoint, lease.detail)
             else:
-                leases[key], texts[key] = known if _others(known) == others else _changed(known, others), text
+                leases[key] = known if _others(known) == others else _changed(known, others)
+                texts[key] = self._texts[key]
         return LeaseRows(leases, texts, columns if [*leases] == sorted(leases) else {})
 
     def write(self, leases: Mapping[LeaseKey, Lease]) -> tuple[pa.Table, LeaseRows]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import AddAction
 
 from hindcast.errors import CommitConflictError
-from hindcast.leases.delta_log import newer
+from hindcast.leases import delta_store
+from hindcast.leases.delta_log import newer, newest
 from hindcast.leases.delta_store import BELIEVED_SECONDS, LeaseTable
 from hindcast.leases.lease import REMOVED, Lease, StatusType
 from hindcast.leases.store import swap
 from hindcast.settings import Settings
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.schema import SCHEMAS, ControlTable
 from hindcast.testing import FakeClock
 
 RESTED = BELIEVED_SECONDS + 1
@@ -39,7 +44,11 @@ def remove_all(table: LeaseTable) -> None:
 
 
 def tidy(table: LeaseTable) -> None:
-    table.upkeep.run()
+    """A vacuum that finds an old file which no commit names: one that finds none commits nothing."""
+    orphan = Path(table._url) / "of-a-refused-commit.parquet"
+    orphan.write_bytes(b"")
+    os.utime(orphan, (0, 0))
+    assert table.upkeep.run()["files_deleted"] == 1
 
 
 def foreign(**options: str) -> Callable[[LeaseTable], None]:
@@ -113,6 +122,32 @@ def test_who_follows_the_log_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable
     assert two.read().leases == one.read().leases
 
 
+def test_who_read_a_moment_ago_goes_on_from_there(
+    pair: tuple[LeaseTable, LeaseTable], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for no newest entry in the whole log, however long its machine has run; and its commits are in time."""
+    one, two = pair
+    clock.advance(10 * RESTED)
+    two.read()
+    monkeypatch.setattr(delta_store, "newest", lambda _: pytest.fail("the log was listed"))
+    for _ in range(2):
+        renew(one)
+        clock.advance(BELIEVED_SECONDS - 1)
+        assert two.read().leases == one.read().leases
+    renew(two)
+    assert two.leases() == one.leases()
+
+
+def test_who_has_read_a_table_without_leases_asks_nobody_else(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is a number like any other: that nothing follows it says that nothing is leased."""
+    table = LeaseTable(settings)
+    assert table.read().leases == {}
+    monkeypatch.setattr(table, "_read", lambda: pytest.fail("Delta's reader was asked"))
+    assert table.read().leases == {}
+    add(0)(table)
+    assert table.leases() == [shard(0)]
+
+
 def test_who_comes_new_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest leases are found without Delta's reader by a client that has read none, also after a vacuum, and it can commit on them."""
     monkeypatch.setattr(LeaseTable, "_read", lambda _: pytest.fail("Delta's reader was asked"))
@@ -121,6 +156,43 @@ def test_who_comes_new_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], set
         assert LeaseTable(settings).read() == pair[0].read()
     renew(LeaseTable(settings))
     assert [lease.lease_counter for lease in LeaseTable(settings).leases()] == [3]
+
+
+def test_only_entries_are_looked_at(pair: tuple[LeaseTable, LeaseTable]) -> None:
+    """The log's folder also has checkpoints, joined entries and what a person may have left there."""
+    one, _ = pair
+    tidy(one)
+    found, log = newest(Path(one._url)), Path(one._url) / "_delta_log"
+    (file,) = Path(one._url).glob("*.parquet")
+    assert found == (3, file)
+    for name in (f"{9:020d}.checkpoint.0f.json", f"{0:020d}.{9:020d}.compacted.json", f"{9:020d}~.json", f"{9:020d}.json.tmp", "9.crc"):
+        (log / name).write_text("")
+        assert newest(Path(one._url)) == found
+
+
+def test_a_vacuum_that_was_cut_short_changes_no_row(pair: tuple[LeaseTable, LeaseTable]) -> None:
+    """Its beginning is in the log and its end is not."""
+    one, two = pair
+    tidy(one)
+    (Path(one._url) / "_delta_log" / f"{3:020d}.json").unlink()
+    (file,) = Path(one._url).glob("*.parquet")
+    assert newest(Path(one._url)) == (2, file)
+    assert newer(Path(one._url), 1) == (2, None)
+    assert two.leases() == [shard(0)]
+
+
+def test_a_file_of_other_columns_is_left_to_the_table(pair: tuple[LeaseTable, LeaseTable], settings: Settings) -> None:
+    """A foreign tool may write them in another order."""
+    one, two = pair
+    handle, file = DeltaTable(one._url), Path(one._url) / "foreign.parquet"
+    rows = [{**row, "lease_owner": "foreign"} for row in handle.to_pyarrow_table().to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMAS[ControlTable.LEASES]][::-1])), file)
+    added = AddAction(file.name, file.stat().st_size, {}, int(file.stat().st_mtime * 1000), True, '{"numRecords": 1}')
+    handle.create_write_transaction([added], "overwrite", handle.schema())
+    assert newest(Path(one._url)) == (2, file)
+    expected = replace(shard(0), lease_owner="foreign")
+    for client in (one, two, LeaseTable(settings)):
+        assert client.leases() == [expected]
 
 
 def test_a_client_that_rested_asks_the_table(pair: tuple[LeaseTable, LeaseTable], clock: FakeClock) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hindcast.errors import SchemaVersionError
 from hindcast.leases.delta_rows import LeaseRows
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.tables.schema import SCHEMA_VERSION
 
 INSTANTS = st.none() | st.integers(0, 3).map(lambda seconds: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds))
 JSON = st.dictionaries(st.sampled_from(["batch", "end_offsets"]), st.integers(0, 2) | st.lists(st.integers(0, 1), max_size=2), max_size=2)
@@ -27,6 +30,21 @@ LEASES = st.builds(
     updated_at=INSTANTS,
 )
 VERSIONS = st.lists(st.tuples(st.integers(0, 1), st.lists(LEASES, max_size=4)), min_size=1, max_size=8)
+
+
+def lease(name: str, **changes: object) -> Lease:
+    return Lease(**{"stream_id": "trades", "status_type": StatusType.SHARD, "status_value": name, "detail": {"of": [name]}, **changes})
+
+
+def table(*leases: Lease, **columns: object) -> pa.Table:
+    """The table of these leases as somebody writes it who remembers nothing, with columns that have another value in each row."""
+    data = LeaseRows().write({one.key: one for one in leases})[0]
+    return pa.Table.from_pylist([row | columns for row in data.to_pylist()], schema=data.schema)
+
+
+def memory(data: pa.Table) -> dict[str, list[int]]:
+    """Where each column lies in memory."""
+    return {name: [buffer.address for buffer in data[name].chunk(0).buffers() if buffer] for name in data.schema.names}
 
 
 def fresh(data: pa.Table) -> dict[LeaseKey, Lease]:
@@ -75,3 +93,70 @@ def test_rows_in_another_order_are_read_as_they_are_and_written_in_ours(versions
         written, after = rows.write(renewed)
         assert written.equals(LeaseRows().write(renewed)[0])
         assert [*after.leases.items()] == [*fresh(written).items()]
+
+
+A, B, C = lease("a"), lease("b", checkpoint={"batch": 1}), lease("c", parent_shard_ids=["p"])
+
+
+def test_a_row_that_reads_the_same_is_the_same_lease() -> None:
+    """Of one that has changed, what its JSON says is not made anew unless that has changed; whether rows came or went besides, or not."""
+    first = LeaseRows().read(table(A, B, C), "leases")
+    seen = first.leases
+    again = first.read(table(A, B.renewed(), C), "leases")
+    assert again.leases == {A.key: A, B.key: B.renewed(), C.key: C}
+    assert again.leases[A.key] is seen[A.key] and again.leases[C.key] is seen[C.key]
+    assert again.leases[B.key].detail is seen[B.key].detail and again.leases[B.key].checkpoint is seen[B.key].checkpoint
+    new = again.read(table(A, B.renewed().renewed(), C, lease("d")), "leases")
+    assert new.leases[A.key] is seen[A.key] and new.leases[C.key] is seen[C.key]
+    assert new.leases[B.key].lease_counter == 2 and new.leases[B.key].detail is seen[B.key].detail
+    other = new.read(table(A, B.renewed(detail={}), C, lease("d")), "leases")
+    assert other.leases[A.key] is seen[A.key] and other.leases[B.key] == B.renewed(detail={})
+    less = other.read(table(A, C), "leases")
+    assert less.leases == {A.key: A, C.key: C} and less.leases[C.key] is seen[C.key]
+
+
+def test_a_column_in_which_nothing_has_changed_is_written_as_it_is() -> None:
+    """By whoever wrote the version before, and by whoever read it."""
+    reader = LeaseRows().read(table(A, B, C), "leases")
+    before, _ = reader.write(reader.leases)
+    changed = {A.key: A, B.key: B.renewed(), C.key: C}
+    written, writer = reader.write(changed)
+    again, _ = writer.write({**changed, C.key: C.renewed()})
+    read, _ = reader.read(table(A, B.renewed(), C.renewed()), "leases").write(changed)
+    for data in (written, again, read):
+        moved = {name for name, at in memory(data).items() if at != memory(before)[name]}
+        assert moved == {"lease_counter"}
+    assert fresh(read) == fresh(written) == changed
+    texts = {**changed, A.key: A.evolve(detail={"of": "others"})}
+    data, _ = writer.write(texts)
+    assert {name for name, at in memory(data).items() if at != memory(written)[name]} == {"detail"}
+    assert fresh(data) == texts
+
+
+def test_json_that_says_the_same_is_written_as_it_was_read() -> None:
+    """Another tool's spaces and order stay until the lease says something else, whichever leases come and go."""
+    text = '{"b":  1, "a":  2}'
+    rows = LeaseRows().read(table(A, B, detail=text, checkpoint="{ }"), "leases")
+    said = {"a": 2, "b": 1}
+    assert [found.detail for found in rows.leases.values()] == [said, said]
+    renewed = {key: found.renewed(detail=dict(said)) for key, found in rows.leases.items()}
+    for leases, texts in (
+        (renewed, [text, text]),
+        ({**renewed, B.key: B}, [text, '{"of": ["b"]}']),
+        ({**renewed, C.key: C}, [text, text, '{"of": ["c"]}']),
+        ({B.key: renewed[B.key]}, [text]),
+    ):
+        data, after = rows.write(leases)
+        assert data["detail"].to_pylist() == texts
+        assert after.leases == fresh(data) == leases
+        data, _ = after.write({key: found.renewed() for key, found in after.leases.items()})
+        assert data["detail"].to_pylist() == texts
+
+
+def test_a_row_of_a_newer_hindcast_is_refused_whatever_is_remembered() -> None:
+    """Nothing else of it need have changed."""
+    rows = LeaseRows().read(table(A, B), "leases")
+    for known in (LeaseRows(), rows):
+        with pytest.raises(SchemaVersionError) as refused:
+            known.read(table(A, B, schema_version=SCHEMA_VERSION + 1), "the table")
+        assert (refused.value.fields["table"], refused.value.fields["found"]) == ("the table", SCHEMA_VERSION + 1)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -20,7 +21,7 @@ from hindcast.leases.lease import REMOVED, TRANSITIONS, Lease, LeaseKey, ShardSt
 from hindcast.leases.store import ATTEMPTS, LeaseStore, Snapshot, after, shuffled, swap
 from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
-from hindcast.tables.schema import SCHEMA_VERSION
+from hindcast.tables.schema import SCHEMA_VERSION, SCHEMAS, ControlTable
 from hindcast.testing import MemoryStore, Outcome
 
 KEY = LeaseKey("trades", "shard", "v1.g0.s0")
@@ -277,8 +278,6 @@ def test_a_row_without_texts_or_parents_has_empty_ones() -> None:
 
 def test_a_foreign_table_is_refused(settings: Settings) -> None:
     """A Delta table of other columns in the place of the leases is refused and left alone."""
-    import pyarrow as pa
-
     url = settings.table("control", "leases")
     write_deltalake(url, pa.table({"x": [1]}))
     with pytest.raises(SchemaVersionError, match="HINDCAST_TABLES_URL"):
@@ -426,6 +425,69 @@ def test_a_commit_that_fails_is_decided_on_what_the_table_holds(
     swap(store, lambda snapshot: [row.renewed(lease_owner="a") for row in snapshot.leases.values()])
     assert LeaseTable(settings).leases() == store.leases()
     assert store.leases()[0].lease_owner == "a"
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_rows_of_a_newer_hindcast_are_refused(settings: Settings, follows: bool) -> None:
+    """The error names the table, also if the lease was known before."""
+    store = LeaseTable(settings)
+    store.commit(store.read(), [lease()])
+    url = settings.table("control", "leases")
+    handle = DeltaTable(url)
+    rows = [{**row, "schema_version": SCHEMA_VERSION + 1} for row in handle.to_pyarrow_table().to_pylist()]
+    write_deltalake(handle, pa.Table.from_pylist(rows, schema=SCHEMAS[ControlTable.LEASES]), mode="overwrite")
+    other = LeaseTable(settings)
+    for client in (store, other):
+        if not follows:
+            client._folder = None
+        with pytest.raises(SchemaVersionError, match="Upgrade") as refused:
+            client.read()
+        assert (refused.value.fields["table"], refused.value.fields["found"]) == (url, SCHEMA_VERSION + 1)
+
+
+def test_what_a_client_has_written_it_reads_no_file_for(settings: Settings) -> None:
+    """Not even if somebody has deleted it; and it commits on that version at once."""
+    store = LeaseTable(settings)
+    store.commit(store.read(), [lease()])
+    for file in Path(settings.table("control", "leases")).glob("*.parquet"):
+        file.unlink()
+    snapshot = store.read()
+    assert snapshot.leases == {lease().key: lease()}
+    store.commit(snapshot, [lease(lease_owner="a")])
+    assert LeaseTable(settings).leases() == [lease(lease_owner="a")]
+
+
+def test_a_conflict_names_the_table(settings: Settings) -> None:
+    """Whether this client has read a newer version since, or another has written one."""
+    one, two = LeaseTable(settings), LeaseTable(settings)
+    first = one.read()
+    one.commit(first, [lease()])
+    snapshot = two.read()
+    swap(one, lambda _: [lease(lease_owner="a")])
+    for client, old in ((one, first), (two, snapshot)):
+        with pytest.raises(CommitConflictError) as caught:
+            client.commit(old, [lease(lease_owner="b")])
+        assert caught.value.fields["table"] == settings.table("control", "leases")
+    assert two.leases() == [lease(lease_owner="a")]
+
+
+def test_a_store_that_does_not_answer_before_a_commit_is_named(settings: Settings) -> None:
+    """Nothing is written, and once it answers the same decision lands."""
+    one, two = LeaseTable(settings), LeaseTable(settings)
+    for client in (one, two, one):
+        swap(client, lambda snapshot: [lease(lease_counter=len(snapshot.leases))])
+    snapshot = two.read()
+    log = Path(settings.table("control", "leases")) / "_delta_log"
+    torn = log / f"{snapshot.token + 1:020d}.json"
+    torn.write_text("no commit")
+    with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+        two.commit(snapshot, [lease(lease_owner="a")])
+    assert caught.value.fields["table"] == settings.table("control", "leases")
+    assert caught.value.fields["reason"] is caught.value.__cause__
+    torn.unlink()
+    assert two.leases() == [lease(lease_counter=1)]
+    swap(two, lambda _: [lease(lease_owner="a")])
+    assert one.leases() == [lease(lease_owner="a")]
 
 
 def test_each_version_is_one_plain_file(settings: Settings) -> None:
