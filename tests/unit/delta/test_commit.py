@@ -102,7 +102,9 @@ def test_a_table_is_made_once(tmp_path: Path, options_seen: list[Any]) -> None:
     made = create_table(url, SCHEMA, {"allow_http": "true"}, "", "the name", KEEP_THE_LOG)
     assert (made.metadata().name, made.metadata().configuration) == ("the name", KEEP_THE_LOG)
     assert len(options_seen) >= 3 and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
+    options_seen.clear()
     again = create_table(url, SCHEMA, {}, "", "another name")
+    assert options_seen == [None], "it is opened, and not made again"
     assert (again.version(), again.metadata().name) == (0, "the name")
     assert made.table_uri == again.table_uri
 
