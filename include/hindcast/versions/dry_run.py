@@ -51,7 +51,7 @@ def plan_promotion(settings: Settings, name: str, version: int, *, despite: str 
     beside = check_shadow(standing, version, "promoted")
     tables = tables_at(catalog.load(settings.pipelines_dir), standing)
     if not despite:
-        check_proved(settings, standing, version)
+        check_proved(settings, standing, beside)
     leases = list(snapshot.leases.values())
     new, old = (
         position(settings, of[0].removeprefix("sinks/"), leases, name, number)

@@ -24,7 +24,7 @@ from hindcast.errors import VersionRefusedError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
-from hindcast.shards.active_version import ChangeKind, InactiveState, Rollout, tables_at
+from hindcast.shards.active_version import ChangeKind, InactiveState, InactiveVersion, Rollout, tables_at
 from hindcast.shards.version_changes import Refusal, Versions, check_no_reshard, check_shadow
 from hindcast.shards.version_events import record_changes
 from hindcast.tables.control_tables import ControlTables, utc_from_ms
@@ -65,7 +65,7 @@ def promote(
         raise Refusal(name, version, "promoted")("something changed since it was approved", "Compare it again, and approve that.")
     tables = tables_at(catalog.load(settings.pipelines_dir), standing)
     if not despite:
-        check_proved(settings, standing, version)
+        check_proved(settings, standing, beside)
     reach("promote.1")
     deadline = time.monotonic() + (0.0 if despite else WAIT_SECONDS)
     while not despite and _is_resharded(store, standing) and time.monotonic() < deadline:
@@ -78,8 +78,8 @@ def promote(
         sleep(POLL_SECONDS)
     reach("promote.3")
     if not despite:
-        _check_caught_up(standing, version, now, barrier)
-        check_proved(settings, standing, version)
+        _check_caught_up(standing, beside, now, barrier)
+        check_proved(settings, standing, beside)
     reach("promote.4")
     swapping = time.monotonic()
     assert standing.change is not None
@@ -134,12 +134,12 @@ def back_out(settings: Settings, name: str, *, who: str = "") -> dict[str, Any]:
     }
 
 
-def check_proved(settings: Settings, standing: Rollout, version: int) -> None:
+def check_proved(settings: Settings, standing: Rollout, beside: InactiveVersion) -> None:
     """:raises VersionRefusedError: where the version's newest verdict or comparison since it caught up is missing or failed"""
-    refused, name = Refusal(standing.pipeline, version, "promoted"), standing.pipeline
+    name, version, change = standing.pipeline, beside.version, standing.change
+    refused = Refusal(name, version, "promoted")
     despite = 'or give --despite "reason"'
-    change = standing.change
-    if change is None or standing.beside is None or standing.beside.state is not InactiveState.LIVE:
+    if change is None or beside.state is not InactiveState.LIVE:
         raise refused("it has not caught up with its topic", f"`hindcast versions --pipeline {name}` shows its lag; wait, {despite}.")
     tables = ControlTables(settings)
     verdict = newest_verdict(tables, name, version, change.number)
@@ -174,8 +174,8 @@ def newest_verdict(tables: ControlTables, name: str, version: int, change: int) 
     return max(rows, key=lambda row: (row["number"], not row["passed"]), default=None)
 
 
-def _check_caught_up(standing: Rollout, version: int, now: VersionPosition, barrier: VersionPosition) -> None:
-    refused, name = Refusal(standing.pipeline, version, "promoted"), standing.pipeline
+def _check_caught_up(standing: Rollout, beside: InactiveVersion, now: VersionPosition, barrier: VersionPosition) -> None:
+    refused, name = Refusal(standing.pipeline, beside.version, "promoted"), standing.pipeline
     cure = f'Wait until `hindcast versions --pipeline {name}` shows no lag, or give --despite "reason".'
     if not now.covers(barrier):
         problem = f"it is {now.behind(barrier)} records behind version {standing.active}"
@@ -183,9 +183,8 @@ def _check_caught_up(standing: Rollout, version: int, now: VersionPosition, barr
             ends = [utc_from_ms(each.horizon_ms).isoformat() for each in (now, barrier)]
             problem = f"its windows are final up to {ends[0]}, those of version {standing.active} up to {ends[1]}"
         raise refused(problem, cure)
-    seam_ms = standing.beside.seam_ms if standing.beside else None
-    if seam_ms is not None and barrier.horizon_ms < seam_ms:
-        until = utc_from_ms(seam_ms).isoformat()
+    if beside.seam_ms is not None and barrier.horizon_ms < beside.seam_ms:
+        until = utc_from_ms(beside.seam_ms).isoformat()
         raise refused(f"readers will get the windows that end by {until} from version {standing.active}, where some are open", cure)
 
 

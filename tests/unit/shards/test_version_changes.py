@@ -286,6 +286,7 @@ def back_out(versions: Versions) -> Rollout:
         ([begun], back_out, "no version before it is kept warm"),
         ([begun, promoted, retired], back_out, "no version before it is kept warm"),
         ([begun, promoted, lambda v: leave(v, 1)], back_out, "no version before it is kept warm"),
+        ([begun, promoted], lambda v: v.back_out(NAME, since="another"), "something changed since that promotion"),
         ([], lambda v: leave(v, 1), "it is the active one"),
         ([], leave, "it is not beside the active one"),
         ([lambda v: begun(v, seam_ms=5), promoted], lambda v: leave(v, 1), "readers get windows that end by"),
@@ -338,6 +339,7 @@ def test_all_shards_that_wait_are_named(tmp_path: Path) -> None:
         promoted(versions)
     fields = caught.value.fields
     assert (fields["pipeline"], fields["version"], fields["action"]) == (NAME, 2, "promoted")
+    assert "--despite" in str(fields["cure"])
 
 
 def test_a_pipeline_of_which_nothing_is_wanted_is_unknown(tmp_path: Path) -> None:
@@ -462,6 +464,34 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
     assert noted.beside.state is InactiveState.LIVE
     assert versions.note_caught_up(seen) is None
     assert not caught_up(store.read().leases.values())
+
+
+def test_a_shadow_has_caught_up_whatever_other_pipelines_do(tmp_path: Path) -> None:
+    """One that has no version beside, and one whose shadow is being discarded, are passed over."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    begun(versions)
+    leases = store.read().leases
+    (own,) = resharding.of_version(leases.values(), NAME, 2)
+    own = own.evolve(checkpoint={**own.checkpoint, "batch": 1}, detail={**own.detail, "lag_records": 0})
+    row = leases[desired_key(NAME)]
+    idle = row.evolve(stream_id="idle", detail={"version": 1, "shards": 1, "workers": 1})
+    beside = {**row.detail["beside"], "leaving": True}
+    leaving = [row.evolve(stream_id="leaving", detail={**row.detail, "beside": beside}), own.evolve(stream_id="leaving")]
+    assert [standing.pipeline for standing in caught_up([idle, *leaving, row, own])] == [NAME]
+
+
+def test_a_standing_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """Also if no change of its versions ever came: the row stays what it was, and as old."""
+    store = MemoryStore()
+    versions = wanting(store, tmp_path)
+    for written_down in (False, True):
+        if written_down:
+            begun(versions)
+        row = store.read().leases[desired_key(NAME)]
+        standing = Rollout.of(row)
+        again = standing.written(row)
+        assert (Rollout.of(again), again.updated_at) == (standing, row.updated_at)
 
 
 def test_a_shadow_has_not_caught_up_with_a_part_of_what_is_being_resharded() -> None:

@@ -192,6 +192,29 @@ def test_a_promotion_says_what_it_did(two: Settings) -> None:
     assert json.loads(event["detail"])["who"] == "ada"
 
 
+class TickingClock:
+    """A clock that has moved on by so many seconds whenever it is read."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.read = seconds, 0
+
+    def monotonic(self) -> float:
+        self.read += 1
+        return self.seconds * self.read
+
+
+def test_a_promotion_and_a_back_out_say_to_the_millisecond_how_long_they_took(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first look to the event's end; of a promotion also how long the swap alone took."""
+    caught_up(two)
+    clock = TickingClock(1.23456)
+    monkeypatch.setattr(promotion, "time", clock)
+    done = promote(two, NAME, 2)
+    assert (done["swap_seconds"], done["seconds"]) == (1.235, round(1.23456 * (clock.read - 1), 3))
+    assert promote(two, NAME, 2)["seconds"] == 1.235
+    for _ in ("now", "already"):
+        assert back_out(two, NAME)["seconds"] == 1.235
+
+
 def test_no_command_makes_up_who_gave_it(two: Settings) -> None:
     """A promotion, a back-out and a discarding that nobody put a name to name nobody."""
     caught_up(two)
@@ -454,8 +477,10 @@ def test_what_was_approved_is_promoted_and_nothing_else(two: Settings) -> None:
     promote(two, NAME, 2, since=approved.id)
     promotion = versions.of(NAME).change
     back_out(two, NAME)
-    with pytest.raises(VersionRefusedError, match="something changed since it was approved"):
+    with pytest.raises(VersionRefusedError, match="something changed since it was approved") as caught:
         promote(two, NAME, 2, despite="never mind", since=approved.id)
+    assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == PROMOTED
+    assert "Compare it again" in str(caught.value.fields["cure"])
     promote(two, NAME, 2, despite="never mind")
     assert promotion is not None
     with pytest.raises(VersionRefusedError, match="something changed since that promotion"):
@@ -657,8 +682,9 @@ def test_a_plan_says_what_the_promotion_then_does(two: Settings) -> None:
 @pytest.mark.parametrize("act", [plan_promotion, promote])
 def test_only_the_last_promotion_is_done_already(two: Settings, act: Callable[[Settings, str, int], object]) -> None:
     """A version that was active from the start, or is again, was not promoted by the last change; nor was the one before it."""
-    with pytest.raises(VersionRefusedError, match="it is active already"):
+    with pytest.raises(VersionRefusedError, match="it is active already") as caught:
         act(two, NAME, 1)
+    assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == {**PROMOTED, "version": 1}
     caught_up(two)
     with pytest.raises(VersionRefusedError, match="it is active already"):
         act(two, NAME, 1)

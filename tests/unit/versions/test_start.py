@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -143,8 +144,8 @@ def test_nobody_is_named_who_did_not_say_who_they_are(live: Settings) -> None:
 
 
 def test_the_seam_follows_from_what_the_active_version_read(live: Settings) -> None:
-    """What another version read, that was discarded since, counts for nothing."""
-    Ledger(ControlTables(live)).append([batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 80_000, version=3)])
+    """What another version read, that was discarded since, counts for nothing, however early its own table's commits were."""
+    Ledger(ControlTables(live)).append([replace(batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 80_000, version=3), sink_version=0)])
     assert start(live)["seam_ms"] == 25_000
 
 
@@ -173,8 +174,9 @@ def test_other_columns_need_to_be_meant(live: Settings, monkeypatch: pytest.Monk
     more_columns(monkeypatch, {"window": "struct", "ticker": "string", "trades": "integer", "max_ask": "double"})
     with pytest.raises(VersionRefusedError, match=r"max_ask comes; trades is integer, not long.*--new-table"):
         start(live)
-    with pytest.raises(VersionRefusedError, match=r"two types in one column \(trades\)"):
+    with pytest.raises(VersionRefusedError, match=r"two types in one column \(trades\)") as caught:
         start(live, new_table=True)
+    assert "--from earliest" in str(caught.value.fields["cure"])
     more_columns(monkeypatch, {"window": "struct", "ticker": "string", "max_ask": "double"})
     with pytest.raises(VersionRefusedError, match="max_ask comes; trades goes"):
         start(live)
