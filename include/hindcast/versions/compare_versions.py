@@ -1,9 +1,11 @@
-"""Compare the version beside the active one with it, at equal offsets.
+"""Compare a pipeline's inactive version with the active one, at equal offsets.
 
-Both have read all records below a barrier, for each partition the lesser of what they have read and filed. Every window that is final in
-both by then is compared, key by key, on the columns that both have. A version may differ from the one before, that is what it is for; it
-must not lack windows or have a key twice. Two streams of the same rules differ only where a row came late for one of them alone, since
-they batch differently: such windows are named. All other differences are of the versions' own rules.
+Both have read all records below a barrier: for each partition the lesser of what they have read and filed.
+Every window that is final in both by then is compared, key by key, on the columns that both have.
+
+A version may differ from the one before, because that is its purpose. It must not lack windows or have a key
+twice. Two streams of the same rules differ only if a row came late for one of them alone, since they batch
+differently. Such windows are named. All other differences come from the versions' own rules.
 
 Without windows only tables that hold the very same offsets can be compared.
 """
@@ -41,134 +43,227 @@ SAMPLES = 20
 
 @dataclass(frozen=True)
 class _Barrier:
-    """The offsets up to which both have read and filed, and the windows that both have closed by then: after < end <= to."""
+    """The offsets up to which both have read and filed.
+
+    Also the windows that both have closed by then: after < end <= to.
+    """
 
     offsets: Offsets
     after_ms: int
     to_ms: int
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """What Spark found: the comparison, the windows that the new version lacks, and the columns of one
+    version only.
+    """
+
+    result: Comparison
+    missing_windows: int
+    columns_only_old: list[str]
+    columns_only_new: list[str]
+
+
 def compare_versions(session: Callable[[], SparkSession], settings: Settings, name: str) -> dict[str, Any]:
     """Compare, and keep the result in an event. Counts are exact; up to 20 rows that differ are kept.
 
-    :returns: {pipeline, version, with, offsets, windows_after_ms, windows_to_ms, until, windows, rows, same, only_old, only_new, changed,
-        rounding, doubled, by_column, columns_only_old, columns_only_new, missing_windows, causes, samples, failed, passed, change, number}:
-        ``change`` is the pipeline's last change when it was begun, ``number`` counts the pipeline's comparisons
-    :raises VersionRefusedError: where no version is beside the active one, or their keys differ
-    :raises TryLaterError: where there is nothing yet that both have read
+    :returns: {pipeline, version, with, offsets, windows_after_ms, windows_to_ms, until, windows, rows, same,
+        only_old, only_new, changed, rounding, doubled, by_column, columns_only_old, columns_only_new,
+        missing_windows, causes, samples, failed, passed, change, number}: ``change`` is the pipeline's last
+        change when the comparison began, ``number`` counts the pipeline's comparisons
+    :raises VersionRefusedError: if the pipeline has no inactive version, or the keys of the two differ
+    :raises TryLaterError: if there is nothing yet that both have read
     """
     found = catalog.load(settings.pipelines_dir)
     standing = record_changes(ControlTables(settings), Versions(LeaseTable(settings)).of(name))
     if standing.beside is None:
         cure = f"`hindcast reprocess {name}` starts a new version."
         raise Refusal(name, standing.active, "compared")("no version is beside it", cure)
-    new, old = found.of(name, standing.beside.version), found.of(name, standing.active)
+    new = found.of(name, standing.beside.version)
+    old = found.of(name, standing.active)
     if new.sink.keys != old.sink.keys:
         problem = f"its keys are {new.sink.keys}, those of version {old.version} {old.sink.keys}"
         raise Refusal(name, new.version, "compared")(problem, 'It can be promoted with --despite "reason".')
     tables = ControlTables(settings)
     barrier = _barrier(tables, new, old, standing)
-    spark = session()
-    with ExitStack() as kept:
-        frames = [kept.enter_context(cached(_closed(spark, settings, one, barrier))) for one in (new, old)]
-        kinds = [{field.name: field.dataType.simpleString() for field in frame.schema.fields} for frame in frames]
-        common = [column for column in kinds[1] if kinds[0].get(column) == kinds[1][column]]
-        keyed = new.window is not None or new.re_execute or new.sink.mode is Mode.UPSERT
-        keys = list(new.sink.keys) if keyed else []
-        late = kept.enter_context(cached(_late_for_one(spark, tables, new, old, barrier))) if new.window is not None else None
-        sides = [frame.select(*[f"`{column}`" for column in common]) for frame in frames]
-        result = compare(Sides(sides[0], sides[1], sides[1], keys, late), SAMPLES)
-        missing = _missing_windows(frames[0], frames[1], late) if new.window is not None else 0
-    row = _row(new, old, barrier, result, missing) | {
-        "change": standing.changes,
-        "number": 1 + max((one.get("number", 0) for one in _comparisons(tables, name)), default=0),
-        "columns_only_old": sorted(set(kinds[1]) - set(common)),
-        "columns_only_new": sorted(set(kinds[0]) - set(common)),
-    }
-    message = (
-        f"{name}: version {new.version} was compared with version {old.version} over {result.windows_compared} windows: "
-        f"{row['same']} rows are the same, {row['changed']} changed, {row['only_old']} only in the old, {row['only_new']} only in the new."
-    )
-    severity = Severity.INFO if row["passed"] else Severity.WARNING
-    cure = "" if row["passed"] else f"Find out why: {'; '.join(row['failed'])}."
-    EventLog(tables).record(EventKind.VERSIONS_COMPARED, message, severity=severity, cure=cure, pipeline=name, comparison=row)
+    compared = _compare(session(), settings, tables, new, old, barrier)
+    row = _row(new, old, barrier, compared.result, compared.missing_windows)
+    row["change"] = standing.changes
+    row["number"] = _next_number(tables, name)
+    row["columns_only_old"] = compared.columns_only_old
+    row["columns_only_new"] = compared.columns_only_new
+    _record(tables, row)
     return row
 
 
-def newest_comparison(tables: ControlTables, name: str, version: int, active: int, change: int) -> dict[str, Any] | None:
-    """The newest comparison of a version with the active one, begun after the pipeline's change of that number; None where there is none.
+def _compare(spark: SparkSession, settings: Settings, tables: ControlTables, new: Pipeline, old: Pipeline, barrier: _Barrier) -> _Compared:
+    """Compare the windows (without windows: all rows) of both sinks."""
+    with ExitStack() as caches:
+        new_rows = caches.enter_context(cached(_closed(spark, settings, new, barrier)))
+        old_rows = caches.enter_context(cached(_closed(spark, settings, old, barrier)))
+        new_types = _column_types(new_rows)
+        old_types = _column_types(old_rows)
+        common = [column for column in old_types if new_types.get(column) == old_types[column]]
+        late = None
+        if new.window is not None:
+            late = caches.enter_context(cached(_late_for_one(spark, tables, new, old, barrier)))
+        columns = [f"`{column}`" for column in common]
+        stream = new_rows.select(*columns)
+        hindsight = old_rows.select(*columns)
+        result = compare(Sides(stream, hindsight, hindsight, _keys(new), late), SAMPLES)
+        missing_windows = 0
+        if late is not None:
+            missing_windows = _missing_windows(new_rows, old_rows, late)
+    return _Compared(
+        result,
+        missing_windows,
+        columns_only_old=sorted(set(old_types) - set(common)),
+        columns_only_new=sorted(set(new_types) - set(common)),
+    )
 
-    Comparisons are numbered. Two that were made at once have the same number: then the one that failed counts.
+
+def _column_types(frame: DataFrame) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+
+
+def _keys(pipeline: Pipeline) -> list[str]:
+    """The columns that identify a row; none if rows are compared as a whole."""
+    if pipeline.window is not None or pipeline.re_execute or pipeline.sink.mode is Mode.UPSERT:
+        return list(pipeline.sink.keys)
+    return []
+
+
+def _record(tables: ControlTables, row: dict[str, Any]) -> None:
+    """Keep the comparison in an event."""
+    name = row["pipeline"]
+    versions = f"version {row['version']} was compared with version {row['with']}"
+    same = f"{row['same']} rows are the same, {row['changed']} changed"
+    alone = f"{row['only_old']} only in the old, {row['only_new']} only in the new"
+    message = f"{name}: {versions} over {row['windows']} windows: {same}, {alone}."
+    severity = Severity.INFO
+    cure = ""
+    if not row["passed"]:
+        severity = Severity.WARNING
+        cure = f"Find out why: {'; '.join(row['failed'])}."
+    kind = EventKind.VERSIONS_COMPARED
+    EventLog(tables).record(kind, message, severity=severity, cure=cure, pipeline=name, comparison=row)
+
+
+def newest_comparison(tables: ControlTables, name: str, version: int, active: int, change: int) -> dict[str, Any] | None:
+    """The newest comparison of a version with the active one, begun after the pipeline's change of that
+    number.
+
+    None if there is none. Comparisons are numbered. Two that were made at once have the same number: then the
+    one that failed counts.
     """
-    found = [one for one in _comparisons(tables, name) if (one["version"], one["with"]) == (version, active)]
-    since = [one for one in found if one.get("change", -1) >= change]
+    since = []
+    for one in _comparisons(tables, name):
+        of_these = one["version"] == version and one["with"] == active
+        if of_these and one.get("change", -1) >= change:
+            since.append(one)
     return max(since, key=lambda one: (one["number"], bool(one["failed"])), default=None)
 
 
+def _next_number(tables: ControlTables, name: str) -> int:
+    """The number of the pipeline's next comparison."""
+    numbers = [one.get("number", 0) for one in _comparisons(tables, name)]
+    return 1 + max(numbers, default=0)
+
+
 def _comparisons(tables: ControlTables, name: str) -> list[dict[str, Any]]:
-    events = tables.rows(ControlTable.EVENTS, [("pipeline", "=", name), ("kind", "=", EventKind.VERSIONS_COMPARED.value)])
+    compared = ("kind", "=", EventKind.VERSIONS_COMPARED.value)
+    events = tables.rows(ControlTable.EVENTS, [("pipeline", "=", name), compared])
     return [json.loads(event["detail"])["comparison"] for event in events]
 
 
 def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, standing: Rollout) -> _Barrier:
     assert standing.beside is not None
-    histories = []
-    for one in (new, old):
-        rows = Ledger(tables).batches(one.name, one.version)
-        filed = audited_batches(tables, rows)
-        histories.append(History.of(row for row in rows if row.batch <= filed[row.shard]))
-    read = [history.committed for history in histories]
-    offsets = {partition: min(read[0].get(partition, 0), read[1].get(partition, 0)) for partition in read[0].keys() | read[1].keys()}
+    new_history = _filed_history(tables, new)
+    old_history = _filed_history(tables, old)
+    new_read = new_history.committed
+    old_read = old_history.committed
+    offsets: Offsets = {}
+    for partition in new_read.keys() | old_read.keys():
+        offsets[partition] = min(new_read.get(partition, 0), old_read.get(partition, 0))
     if new.window is None:
-        if read[0] != read[1] or not read[0]:
+        if new_read != old_read or not new_read:
+            condition = f"Without windows {new.name} is compared where both versions have read the very same."
             how = f"`hindcast drain {new.name}` lets both reach the topic's end; compare them then."
-            raise TryLaterError(reason=f"Without windows {new.name} is compared where both versions have read the very same. {how}")
+            raise TryLaterError(reason=f"{condition} {how}")
         return _Barrier(offsets, 0, 0)
     partitions = [partition for partition, end in offsets.items() if end > 0]
-    to_ms = min(history.horizon_ms(offsets, partitions) for history in histories)
-    seams = [standing.beside.seam_ms or 0, *(one.to_ms for one in standing.earlier)]
-    after_ms = max(seams)
+    new_horizon_ms = new_history.horizon_ms(offsets, partitions)
+    old_horizon_ms = old_history.horizon_ms(offsets, partitions)
+    to_ms = min(new_horizon_ms, old_horizon_ms)
+    after_ms = standing.beside.seam_ms or 0
+    for served in standing.earlier:
+        after_ms = max(after_ms, served.to_ms)
     if to_ms <= after_ms:
-        raise TryLaterError(reason=f"No window of {new.name} is final in both versions {new.version} and {old.version} yet.")
+        reason = f"No window of {new.name} is final in both versions {new.version} and {old.version} yet."
+        raise TryLaterError(reason=reason)
     return _Barrier(offsets, after_ms, to_ms)
 
 
+def _filed_history(tables: ControlTables, pipeline: Pipeline) -> History:
+    """What the version has read, up to the last batch whose late and poison rows are filed."""
+    rows = Ledger(tables).batches(pipeline.name, pipeline.version)
+    filed = audited_batches(tables, rows)
+    return History.of(row for row in rows if row.batch <= filed[row.shard])
+
+
 def _closed(spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier: _Barrier) -> DataFrame:
+    """The sink's rows of windows that the barrier has closed; without windows all rows."""
     frame = spark.read.format("delta").load(settings.table("sinks", pipeline.sink.name))
     if pipeline.window is None:
         return frame
-    end = F.unix_micros("window.end")
-    return frame.where((end > barrier.after_ms * 1000) & (end <= barrier.to_ms * 1000))
+    end_us = F.unix_micros("window.end")
+    return frame.where((end_us > barrier.after_ms * 1000) & (end_us <= barrier.to_ms * 1000))
 
 
 def _late_for_one(spark: SparkSession, tables: ControlTables, new: Pipeline, old: Pipeline, barrier: _Barrier) -> DataFrame:
-    """Windows (``end_ms``) for which rows were late in one of the versions alone, and how many (``late_rows``)."""
-    filed = spark.read.format("delta").load(tables.url(ControlTable.LATE_ROWS)).where(F.col("pipeline") == new.name)
-    sides = []
-    for one in (new, old):
-        assert one.window is not None
-        windows = F.window("event_at", one.window.duration, one.window.slide or one.window.duration)
-        rows = filed.where(F.col("version") == one.version).select("partition", "offset", "watermark_ms", windows.alias("window"))
-        end_ms = F.unix_millis("window.end")
-        inside = (end_ms > barrier.after_ms) & (end_ms <= F.least(F.col("watermark_ms"), F.lit(barrier.to_ms)))
-        sides.append(rows.where(inside).select("partition", "offset", end_ms.alias("end_ms")))
-    alone = sides[0].exceptAll(sides[1]).unionByName(sides[1].exceptAll(sides[0]))
+    """Windows (``end_ms``) for which rows were late in one of the versions alone, and how many
+    (``late_rows``).
+    """
+    late_rows = spark.read.format("delta").load(tables.url(ControlTable.LATE_ROWS))
+    filed = late_rows.where(F.col("pipeline") == new.name)
+    new_late = _late_for_windows(filed, new, barrier)
+    old_late = _late_for_windows(filed, old, barrier)
+    alone = new_late.exceptAll(old_late).unionByName(old_late.exceptAll(new_late))
     return alone.groupBy("end_ms").agg(F.count("*").alias("late_rows"))
 
 
-def _missing_windows(new: DataFrame, old: DataFrame, late: DataFrame | None) -> int:
+def _late_for_windows(filed: DataFrame, pipeline: Pipeline, barrier: _Barrier) -> DataFrame:
+    """The version's late rows, once for each window (``end_ms``) of the barrier that they were late for."""
+    assert pipeline.window is not None
+    duration = pipeline.window.duration
+    windows = F.window("event_at", duration, pipeline.window.slide or duration).alias("window")
+    own = filed.where(F.col("version") == pipeline.version)
+    rows = own.select("partition", "offset", "watermark_ms", windows)
+    end_ms = F.unix_millis("window.end")
+    last_ms = F.least(F.col("watermark_ms"), F.lit(barrier.to_ms))
+    inside = (end_ms > barrier.after_ms) & (end_ms <= last_ms)
+    return rows.where(inside).select("partition", "offset", end_ms.alias("end_ms"))
+
+
+def _missing_windows(new: DataFrame, old: DataFrame, late: DataFrame) -> int:
     """Windows that only the old version has rows of, and for which no row was late in one of them alone."""
-    ends = [frame.select(F.unix_millis("window.end").alias("end_ms")).distinct() for frame in (new, old)]
-    lacking = ends[1].join(ends[0], "end_ms", "left_anti")
-    return (lacking.join(late, "end_ms", "left_anti") if late is not None else lacking).count()
+    end_ms = F.unix_millis("window.end").alias("end_ms")
+    new_ends = new.select(end_ms).distinct()
+    old_ends = old.select(end_ms).distinct()
+    lacking = old_ends.join(new_ends, "end_ms", "left_anti")
+    return lacking.join(late, "end_ms", "left_anti").count()
 
 
 def _row(new: Pipeline, old: Pipeline, barrier: _Barrier, result: Comparison, missing_windows: int) -> dict[str, Any]:
     differing = result.missing + result.extra + result.doubled + result.changed
-    failed = [
-        *([f"{missing_windows} windows are only in version {old.version}"] if missing_windows else []),
-        *([f"{result.doubled} rows of version {new.version} have keys of others"] if result.doubled else []),
-    ]
+    failed = []
+    if missing_windows:
+        failed.append(f"{missing_windows} windows are only in version {old.version}")
+    if result.doubled:
+        failed.append(f"{result.doubled} rows of version {new.version} have keys of others")
+    late = result.unexplained_late
+    causes = {"late_in_one_version": late, "version": max(0, differing - late)}
     return {
         "pipeline": new.name,
         "version": new.version,
@@ -186,7 +281,7 @@ def _row(new: Pipeline, old: Pipeline, barrier: _Barrier, result: Comparison, mi
         "doubled": result.doubled,
         "by_column": result.by_column,
         "missing_windows": missing_windows,
-        "causes": {"late_in_one_version": result.unexplained_late, "version": max(0, differing - result.unexplained_late)},
+        "causes": causes,
         "samples": [_sample(asdict(sample)) for sample in result.samples[:SAMPLES]],
         "until": utc_from_ms(barrier.to_ms).isoformat(),
         "failed": failed,
@@ -194,10 +289,13 @@ def _row(new: Pipeline, old: Pipeline, barrier: _Barrier, result: Comparison, mi
     }
 
 
-#: How the verdict calls it, with the new version for the stream and the old one for the hindcast, and how it is called here.
+#: The verdict's kind -> its name here. The verdict has the new version as the stream and the old one as the
+#: hindcast.
 _KINDS = {Kind.MISSING: "only_old", Kind.EXTRA: "only_new", Kind.CHANGED: "changed", Kind.DOUBLED: "doubled"}
 
 
 def _sample(found: dict[str, Any]) -> dict[str, Any]:
-    kind = _KINDS[found["kind"]] if found["cause"] != "rounding" else "rounding"
+    kind = _KINDS[found["kind"]]
+    if found["cause"] == "rounding":
+        kind = "rounding"
     return {"kind": kind, "keys": found["keys"], "column": found["column"], "new": found["stream_value"], "old": found["hindcast_value"]}
