@@ -85,7 +85,7 @@ def side_rows_url(settings: Settings, plan_pipeline: str, run_id: str) -> str:
 def run_batch(
     spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str
 ) -> Counted:
-    """Replay the plan and write both tables of the run. They replace what an earlier try of the same run
+    """Replay the plan and write both tables of the run, in place of what an earlier try of the same run
     wrote.
 
     :raises ReplayFailedError: if a record was read that no batch of the ledger holds
@@ -233,7 +233,10 @@ def _answers(
 def _answers_of_windows(
     pipeline: Pipeline, plan: ReplayPlan, rows: DataFrame, *, some_late: bool
 ) -> _Answers:
-    """Both answers of a pipeline with windows. Only rows that were late can make them differ."""
+    """Both answers of a pipeline with windows.
+
+    They differ only if rows came late, or if the pipeline has a function of its own for hindsight.
+    """
     end_us = F.unix_micros("window.end")
     after_us = plan.windows_after_ms * 1000
     to_us = plan.windows_to_ms * 1000

@@ -156,8 +156,8 @@ class _Matched:
 
 def _match_by_keys(first: list[_Row], second: list[_Row], keys: list[str], common: list[str]) -> _Matched:
     """Match rows that have the same keys, and compare their common columns."""
-    first_rows = {_text([row[key] for key in keys]): row for row in first}
-    second_rows = {_text([row[key] for key in keys]): row for row in second}
+    first_rows = _by_keys(first, keys)
+    second_rows = _by_keys(second, keys)
     both = first_rows.keys() & second_rows.keys()
     changed = 0
     changed_columns = Counter[str]()
@@ -179,8 +179,8 @@ def _match_by_keys(first: list[_Row], second: list[_Row], keys: list[str], commo
 
 def _match_whole_rows(first: list[_Row], second: list[_Row], common: list[str]) -> _Matched:
     """Without keys, match the rows as multisets of whole rows."""
-    first_rows = Counter(_text({name: row[name] for name in common}) for row in first)
-    second_rows = Counter(_text({name: row[name] for name in common}) for row in second)
+    first_rows = _as_multiset(first, common)
+    second_rows = _as_multiset(second, common)
     return _Matched(
         equal=(first_rows & second_rows).total(),
         changed=0,
@@ -188,6 +188,24 @@ def _match_whole_rows(first: list[_Row], second: list[_Row], common: list[str]) 
         only_second=(second_rows - first_rows).total(),
         changed_columns=Counter[str](),
     )
+
+
+def _by_keys(rows: list[_Row], keys: list[str]) -> dict[str, _Row]:
+    """The rows by the text of their keys."""
+    found = {}
+    for row in rows:
+        values = [row[key] for key in keys]
+        found[_text(values)] = row
+    return found
+
+
+def _as_multiset(rows: list[_Row], columns: list[str]) -> Counter[str]:
+    """The texts of the rows, and how often each is there."""
+    found = Counter[str]()
+    for row in rows:
+        values = {name: row[name] for name in columns}
+        found[_text(values)] += 1
+    return found
 
 
 def _text(value: Any) -> str:
