@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hindcast.leases.delta_store import LeaseTable
-from hindcast.leases.lease import Lease, ShardState, StatusType
+from hindcast.leases.lease import FIRST_STATES, REMOVED, Lease, ShardState, StatusType
 from hindcast.leases.store import swap
 from hindcast.settings import Settings
 from hindcast.shards.desired_state import ACTIVE
@@ -90,8 +90,13 @@ def shard(
 
 
 def put(settings: Settings, *leases: Lease) -> None:
-    """Write the rows, whatever is there."""
-    swap(LeaseTable(settings), lambda _: leases)
+    """Write the rows, whatever is there. A shard that is closed or ended has been open before."""
+    table = LeaseTable(settings)
+    shards = [row for row in leases if row.status_type is StatusType.SHARD]
+    opened = [row.evolve(state=ShardState.OPEN) for row in shards if row.state not in FIRST_STATES]
+    swap(table, lambda _: [row.evolve(state=REMOVED) for row in shards])
+    swap(table, lambda _: opened)
+    swap(table, lambda _: leases)
 
 
 def verdict(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) -> dict[str, Any]:
