@@ -422,6 +422,15 @@ def test_what_was_judged_before_it_caught_up_is_no_proof(two: Settings, passed: 
     assert promote(two, NAME, 2)["promoted"]
 
 
+def test_a_version_without_a_verdict_is_told_how_it_is_judged(two: Settings) -> None:
+    """The cure names the command, with the version that it is to judge."""
+    begin(two)
+    proved(two, judged=False)
+    with pytest.raises(VersionRefusedError, match="it has no verdict since it caught up") as caught:
+        promote(two, NAME, 2)
+    assert f"`hindcast validate {NAME} --version 2 --all` judges it" in str(caught.value.fields["cure"])
+
+
 def test_the_verdict_of_another_version_or_pipeline_is_none_of_its_own(two: Settings) -> None:
     """Whether it passed or failed, and however new it is."""
     caught_up(two)
