@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,15 @@ from hindcast import catalog
 from hindcast.errors import BadRangeError, TryLaterError
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
+from hindcast.shards import resharding
 from hindcast.shards.active_version import InactiveState, InactiveVersion, tables_of
 from hindcast.shards.version_changes import Refusal, Versions, check_room
 from hindcast.shards.version_events import record_changes
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets
+from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, by_partition
 from hindcast.tables.ledger_history import History, may_hold
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def start_version(
     :raises BadInputError: where any part of it is wrong; nothing was changed
     """
     found = catalog.load(settings.pipelines_dir)
-    versions = Versions(LeaseTable(settings))
+    store = LeaseTable(settings)
+    versions = Versions(store)
     standing = record_changes(ControlTables(settings), versions.of(name))
     pipeline, active = found.of(name, version), found.of(name, standing.active)
     check_room(standing, version)
@@ -49,7 +52,7 @@ def start_version(
     _check_topics(pipeline, active)
     history = History.of(Ledger(ControlTables(settings)).batches(name, active.version))
     offsets = start_offsets(settings, pipeline, start, datetime.now(UTC))
-    seam_ms = seam_of(pipeline, active, history, offsets)
+    seam_ms = seam_of(pipeline, active, history, offsets, began_at(store.leases(), active))
     before, after = columns_of(session, settings, active, stored=True), columns_of(session, settings, pipeline)
     new = _check_columns(pipeline, active, before, after, new_table=new_table, seam=seam_ms is not None)
     beside = InactiveVersion(
@@ -105,22 +108,33 @@ def _refuse_lost(pipeline: Pipeline, text: str, lost: list[int], earliest: Offse
         raise BadRangeError(range=text, problem=f"it is past the topic's retention: {place}", cure=cure)
 
 
-def seam_of(pipeline: Pipeline, active: Pipeline, history: History, start: Offsets) -> int | None:
+def began_at(leases: Iterable[Lease], active: Pipeline) -> Offsets:
+    """By partition, where the shards of the active version began, its first generation before the others."""
+    begun: Offsets = {}
+    for lease in resharding.of_version(leases, active.name, active.version):
+        for partition, offset in by_partition(lease.checkpoint.get("start_offsets", {})).items():
+            begun[partition] = min(offset, begun.get(partition, offset))
+    return begun
+
+
+def seam_of(pipeline: Pipeline, active: Pipeline, history: History, start: Offsets, shards_began: Offsets | None = None) -> int | None:
     """The greatest end of a window, in epoch milliseconds, that may lack rows when it is read from ``start`` on; None where none does that
     the active version has: it began there, or later.
 
+    :param shards_began: by partition, where the active version's shards began: the ledger does not know it of what they have not read yet
     :raises VersionRefusedError: where the pipeline has no windows at which readers could change over
     :raises TryLaterError: where the active version has not read as far, so that is not known yet
     """
-    first = {partition: offset for partition, offset in history.first.items() if start.get(partition, 0) > offset}
+    begun = {**(shards_began or {}), **history.first}
+    first = {partition: offset for partition, offset in begun.items() if start.get(partition, 0) > offset}
     if not first:
         return None
     if pipeline.window is None or active.window is None:
-        at = {partition: offset for partition, offset in history.first.items() if partition in first}
-        cure = f"Version {active.version} began at {at}: begin there, with --from earliest where the topic still holds it."
+        cure = f"Version {active.version} began at {first}: begin there, with --from earliest where the topic still holds it."
         raise Refusal(pipeline.name, pipeline.version, "started")("without windows it must begin where the active version did", cure)
-    if behind := [partition for partition in first if history.committed[partition] < start[partition]]:
-        read = history.committed[behind[0]]
+    committed = {**first, **history.committed}
+    if behind := [partition for partition in first if committed[partition] < start[partition]]:
+        read = committed[behind[0]]
         raise TryLaterError(
             reason=f"Version {active.version} has read {pipeline.name}'s partition {pipeline.place(behind[0])} up to {read}, "
             f"and version {pipeline.version} is to begin at {start[behind[0]]}. Try again in a moment, or begin earlier."

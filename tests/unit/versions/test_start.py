@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from support.live_stream import MODULE
 from support.shapes import SHAPES
 
 from hindcast import catalog
-from hindcast.errors import BadInputError, BadRangeError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
+from hindcast.errors import BadInputError, BadRangeError, TryLaterError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -147,6 +148,14 @@ def test_the_seam_follows_from_what_the_active_version_read(live: Settings) -> N
     """What another version read, that was discarded since, counts for nothing, however early its own table's commits were."""
     Ledger(ControlTables(live)).append([replace(batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 80_000, version=3), sink_version=0)])
     assert start(live)["seam_ms"] == 25_000
+
+
+def test_an_active_version_that_has_read_nothing_yet_has_begun_where_its_shards_do(live: Settings) -> None:
+    """A later start lacks rows that it will read, so where the seam lies is not known yet; nothing is changed."""
+    shutil.rmtree(live.table("control", "checkpoints"))
+    with pytest.raises(TryLaterError, match="partition 0 up to 0, and version 2 is to begin at 10"):
+        start(live)
+    assert Versions(LeaseTable(live)).of(NAME).beside is None
 
 
 def test_it_may_begin_at_a_time_or_at_offsets(live: Settings) -> None:
