@@ -96,11 +96,11 @@ def run(
                 )
                 print(json.dumps(summary), flush=True)
                 check(summary)
-                _wait_down(settings)
+                _wait_down(demo.settings)
                 return
     except KeyboardInterrupt:
         progress.say("Interrupted.")
-        stack.down(settings, say=progress.say)
+        stack.down(demo.settings, say=progress.say)
         raise
     except HindcastError:
         if not once:
@@ -108,7 +108,7 @@ def run(
         raise
     finally:
         if once:
-            stack.down(settings, say=progress.say)
+            stack.down(demo.settings, say=progress.say)
     print(json.dumps(summary), flush=True)
     check(summary)
 

@@ -13,7 +13,7 @@ from hindcast import catalog
 from hindcast.errors import ServiceError
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
-from hindcast_sandbox import airflow
+from hindcast_sandbox import airflow, demo
 from hindcast_sandbox.airflow import spark_drivers
 from hindcast_sandbox.demo import Demo, Drivers, Progress, count_drivers, unpause_until_down
 from hindcast_sandbox.demo_schedules import pause_remembered, remember
@@ -62,8 +62,8 @@ def test_what_a_demo_unpaused_is_paused_and_forgotten(home: Settings, api: Airfl
     """What somebody had unpaused before the demo goes on; a second call has nothing to do."""
     api.unpaused = {"replay.stock_stats", "supervise"}
     said: list[str] = []
-    demo = Demo(home, catalog.load(home.pipelines_dir)["stock_stats"], Progress(home))
-    unpause_until_down(demo, "replay.stock_stats", "validate.stock_stats")
+    running = Demo(home, catalog.load(home.pipelines_dir)["stock_stats"], Progress(home))
+    unpause_until_down(running, "replay.stock_stats", "validate.stock_stats")
     assert api.unpaused == {"replay.stock_stats", "validate.stock_stats", "supervise"}
     pause_remembered(home, said.append)
     assert api.unpaused == {"replay.stock_stats", "supervise"}
@@ -186,3 +186,26 @@ def test_drivers_fit_the_machine(
         )
         == drivers
     )
+
+
+def test_a_first_demo_stops_airflow_at_the_address_that_it_got(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its home has no address before Airflow was first started, and schedules are paused through that address."""
+    asked: list[str] = []
+    summary = {
+        "passed": True,
+        "dead_letters": 0,
+        "dead_letters_sent": 0,
+        "windows_compared": 1,
+        "windows_needed": 1,
+    }
+
+    def judge(running: Demo, *_: Any, **__: Any) -> dict[str, Any]:
+        running.settings = running.settings.model_copy(update={"airflow_url": "http://127.0.0.1:1"})
+        return summary
+
+    monkeypatch.setattr(demo, "judge", judge)
+    monkeypatch.setattr(demo.stack, "down", lambda settings, **_: asked.append(settings.airflow_url))
+    demo.run(home, "stock_stats", once=True, seconds=1.0, rows_per_second=1.0, seed=1)
+    assert asked == ["http://127.0.0.1:1"]
