@@ -53,6 +53,7 @@ _T = TypeVar("_T")
 _ATTEMPTS = 3
 #: Up to so many records, a replay and its verdict run with the JVM's quick compiler alone. For 1,500 records
 #: they use 29 seconds of CPU with it, and 52 with both: the JVM ends before the slow compiler's work pays.
+#: The bound is a choice: from how many records on the slow compiler pays was not measured.
 FEW_RECORDS = 100_000
 
 
@@ -125,8 +126,8 @@ class Hindcast:
         :raises UnknownPipelineError: if no file declares the pipeline
         :raises UnknownVersionError: if no file declares that version
         """
-        known = self.catalog.versions(name)
-        if version not in (0, *known):
+        self.catalog.versions(name)
+        if version:
             self.catalog.of(name, version)
         return InstalledPipeline(self, name, version)
 
@@ -315,17 +316,18 @@ class Hindcast:
         run = self.run_table.succeeded(run_id)
         return self.pipeline(run["pipeline"], run["version"]).judge(run_id)
 
-    def spark(self, name: str = "hindcast", *, quick: bool = False) -> SparkSession:
+    def spark(self, name: str = "hindcast", *, quick: Callable[[], bool] | None = None) -> SparkSession:
         """The Spark session of this process, built at its first use.
 
         :param name: of the application
-        :param quick: whether its work is so short that it does without the JVM's slow compiler
+        :param quick: whether its work is so short that it does without the JVM's slow compiler; asked only if
+            the session is not built yet
         """
         if self._spark is None:
             from hindcast.spark.session import QUICK_COMPILER, build
 
             options = ""
-            if quick:
+            if quick is not None and quick():
                 options = QUICK_COMPILER
             self._spark = build(self.settings, name, options=options)
         return self._spark
@@ -554,8 +556,11 @@ class InstalledPipeline:
         """The session for a replay and its verdict. The plan is kept before Spark starts, so its size is
         known.
         """
-        few = self._hindcast.run_table.planned_records(run_id) <= FEW_RECORDS
-        return self._hindcast.spark("hindcast-replay", quick=few)
+
+        def is_short() -> bool:
+            return self._hindcast.run_table.planned_records(run_id) <= FEW_RECORDS
+
+        return self._hindcast.spark("hindcast-replay", quick=is_short)
 
     # Rewinds
 
@@ -654,7 +659,7 @@ class InstalledPipeline:
         return discard(self._settings, self.name, version, who=by)
 
     def _quick_session(self) -> SparkSession:
-        return self._hindcast.spark("hindcast-versions", quick=True)
+        return self._hindcast.spark("hindcast-versions", quick=lambda: True)
 
 
 def _import_great_expectations() -> None:

@@ -74,9 +74,7 @@ def _text(doc: str) -> str:
     lines: list[str] = []
     in_fields = False
     for line in doc.splitlines():
-        plain = _ROLE.sub(
-            lambda role: f"`{role[1].removeprefix('hindcast.replay.request.')}`", line.replace("``", "`")
-        )
+        plain = _ROLE.sub(r"`\1`", line.replace("``", "`"))
         field = _FIELD.match(plain)
         if field:
             kind, subject, text = field.groups()

@@ -213,9 +213,16 @@ def test_a_replay_of_few_records_leaves_out_the_slow_compiler(
     """A JVM that ends within a minute does not pay for it."""
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(Runs, "planned_records", lambda _, run_id: {"r-1": records}[run_id])
-    monkeypatch.setattr(hindcast, "spark", lambda name, *, quick: asked.append((name, quick)))
+    monkeypatch.setattr(hindcast, "spark", lambda name, *, quick: asked.append((name, quick())))
     hindcast.pipeline("p")._session("r-1")
     assert asked == [("hindcast-replay", quick)]
+
+
+def test_a_session_that_is_there_is_used_whatever_the_replay_reads(settings: Settings) -> None:
+    """The table of runs is asked for the size of a replay only if a session is to be built."""
+    session: Any = object()
+    pipeline = Hindcast(settings, spark=session).pipeline("p")
+    assert pipeline._session("a-run-that-is-not-in-the-table") is session
 
 
 def test_a_verdict_needs_a_replay_that_succeeded(hindcast: Hindcast, settings: Settings) -> None:
