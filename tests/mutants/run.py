@@ -91,7 +91,7 @@ def main() -> int:
                 print(f"mutants: mutmut ended with exit code {code}; what it says is above.")
                 return 2
             mutants += read_results(tree, modules)
-    verdict = Verdict(mutants, survivors.read(), whole=set(examined) == set(chosen))
+    verdict = Verdict(mutants, survivors.read_all(), whole=set(examined) == set(chosen))
     print("\n".join(verdict.lines()))
     if not options.module:
         print(f"Not examined yet: {', '.join(not_yet) or 'none'}.")

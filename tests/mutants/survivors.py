@@ -1,9 +1,9 @@
 """What became of the mutants, and why those that survived do no harm.
 
 A mutant is the code with one small change. Tests catch it if one of them fails. A survivor is a hole in the
-tests, dead code, or a change that changes nothing that counts. The last kind is recorded in
-``survivors.toml`` with its reason, by the function and by the text of the line before and after, so that a
-record outlives changes elsewhere.
+tests, dead code, or a change that changes nothing that counts. The last kind is recorded in the files of
+``survivors/``, one for each folder of the library, with its reason, by the function and by the text of the
+line before and after, so that a record outlives changes elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-RECORD = Path(__file__).with_name("survivors.toml")
+RECORDS = Path(__file__).with_name("survivors")
 #: A string literal of one line. Texts in triple quotes are never mutated.
 _LITERAL = re.compile(r"""[rRbBfFuU]{0,2}("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 #: Two words with a space between them.
@@ -80,8 +80,16 @@ class Reason:
         return f"{place}: {self.was}" if self.was else place
 
 
-def read(record: Path = RECORD) -> list[Reason]:
-    """The recorded reasons; one that names several changes of a line becomes as many.
+def read_all(folder: Path = RECORDS) -> list[Reason]:
+    """The reasons of all records of a folder.
+
+    :raises ValueError: if an entry says nothing of why, or of which mutants
+    """
+    return [reason for record in sorted(folder.glob("*.toml")) for reason in read(record)]
+
+
+def read(record: Path) -> list[Reason]:
+    """The reasons of one record; one that names several changes of a line becomes as many.
 
     :raises ValueError: if an entry says nothing of why, or of which mutants
     """
@@ -157,10 +165,10 @@ class Verdict:
             yield f"\n{why}"
             yield from (f"  {place(mutant)}" for mutant in group)
         if self.unexplained:
-            yield f"\nNot caught, and without a reason. Write the test that catches it, or record in {RECORD.name} why it does no harm:"
+            yield f"\nNot caught, and without a reason. Write the test that catches it, or record in {RECORDS.name}/ why it does no harm:"
             yield from (f"\n# {mutant.outcome}\n{as_entry(mutant)}" for mutant in self.unexplained)
         if self.stale:
-            yield f"\nCaught now, or gone: delete these from {RECORD.name}."
+            yield f"\nCaught now, or gone: delete these from {RECORDS.name}/."
             yield from (f"  {reason}" for reason in self.stale)
         if self.untried:
             yield "\nCould not be tried: run these modules again."

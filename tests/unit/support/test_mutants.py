@@ -183,5 +183,5 @@ def test_each_module_of_the_protocols_has_its_place() -> None:
 def test_what_is_recorded_is_of_modules_that_are_examined() -> None:
     """No reason is kept that no run would judge, and the tests that are named are there."""
     examined, _, _, tests = _spec()
-    assert {reason.module for reason in survivors.read()} <= {"", *examined}
+    assert {reason.module for reason in survivors.read_all()} <= {"", *examined}
     assert [path for path in tests if not (run.ROOT / path).is_file()] == []
