@@ -21,11 +21,11 @@ from hindcast import catalog
 from hindcast.errors import HindcastError, ServiceError, VerdictFailedError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, StatusType
+from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
 from hindcast.shards.desired_state import DesiredState, DesiredStates
-from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import Severity
 from hindcast.tables.ledger import Ledger, LedgerRow

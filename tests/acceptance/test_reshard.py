@@ -15,7 +15,7 @@ from support.simulated_stream import Record
 from support.waiting import wait_until
 
 from hindcast.leases.lease import ShardState
-from hindcast.shards import shard_names
+from hindcast.partitions import ShardId
 
 
 def hindcast(stream: Stream, *arguments: str, exit_code: int = 0) -> str:
@@ -29,7 +29,7 @@ def generation(stream: Stream, number: int) -> list[ShardState]:
     return [
         ShardState(lease.state)
         for lease in stream.leases()
-        if shard_names.shard_generation(lease.status_value) == number
+        if ShardId.parse(lease.status_value).generation == number
     ]
 
 

@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 from support.replayed_stream import ReplayedStream
 
 from hindcast.errors import RangeNotYetConsumedError
+from hindcast.partitions import offsets_to_json
 from hindcast.replay.benchmark import newest_pair, run_reference
 from hindcast.replay.run_replay import Replayed
 from hindcast.replay.run_table import Runs
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import offsets_to_json
 from hindcast.tables.ledger_history import History
 from hindcast.tables.run_states import RunKind
 

@@ -21,12 +21,12 @@ from support.workload_harness import Workload, at
 
 from hindcast.errors import LeaseLostError, RewindRefusedError
 from hindcast.leases.lease import ShardState
+from hindcast.partitions import app_id
 from hindcast.recovery import rewind
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.shards.desired_state import DesiredState, DesiredStates
 from hindcast.shards.resharding import of_version
-from hindcast.shards.shard_names import app_id
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence

@@ -14,8 +14,8 @@ from simulation.history import Event, History, Kind, Op, Versioned
 from simulation.topic import MORE_PARTITIONS, PARTITIONS
 
 from hindcast.leases.lease import ShardState
+from hindcast.partitions import ShardId
 from hindcast.shards.active_version import ChangeKind
-from hindcast.shards.shard_names import shard_version
 
 
 class Breach(NamedTuple):
@@ -243,7 +243,7 @@ def readers(history: History) -> Found:
 
 
 def _version(event: Event) -> int:
-    return shard_version(event.shard.split("/")[1])
+    return ShardId.parse(event.shard.split("/")[1]).version
 
 
 #: The oracles by the names that docs and reports use.

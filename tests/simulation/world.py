@@ -16,7 +16,8 @@ from simulation.worker import SimulatedWorker, first_place, wanted
 
 from hindcast.errors import HindcastError, VersionRefusedError
 from hindcast.leases.lease import REMOVED, TAKEABLE, Lease, LeaseKey, ShardState, StatusType
-from hindcast.shards import resharding, shard_names
+from hindcast.partitions import ShardId
+from hindcast.shards import resharding
 from hindcast.shards.active_version import InactiveState, InactiveVersion, Rollout, caught_up
 from hindcast.shards.coordinator import LOOKS, RENEWALS, SETTLE_SECONDS, LeaseCoordinator
 from hindcast.shards.desired_state import DesiredState, desired_key, wanted_versions
@@ -453,7 +454,7 @@ class World:
         return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
 
     def _wanted(self, row: Lease) -> bool:
-        return shard_names.shard_version(row.status_value) in wanted_versions(
+        return ShardId.parse(row.status_value).version in wanted_versions(
             self.store.rows[desired_key(PIPELINE)]
         )
 

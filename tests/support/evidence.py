@@ -18,9 +18,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hindcast.partitions import Offsets, offsets_from_json
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, offsets_from_json
+from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.schema import LEASES_RETENTION_SECONDS, ControlTable
 
 Place = tuple[int, int]  # partition, offset

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from hindcast.tables.ledger import LedgerRow, Offsets
+from hindcast.partitions import Offsets
+from hindcast.tables.ledger import LedgerRow
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -19,9 +19,9 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from support.shapes import APPEND, Shape
 from support.simulated_stream import Record, Simulated
 
+from hindcast.partitions import app_id
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
 from hindcast.tables.ledger import Ledger, LedgerRow

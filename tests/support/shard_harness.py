@@ -14,10 +14,11 @@ from support.waiting import wait_until
 
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import LeaseStore, Snapshot
+from hindcast.partitions import ShardId
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes import crash_points
 from hindcast.settings import Settings
-from hindcast.shards import resharding, shard_names
+from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.late_and_dead_rows import Audit
@@ -104,7 +105,7 @@ class Shard:
         return made
 
     def _mine(self, lease: Lease, _: Snapshot) -> bool:
-        return shard_names.shard_version(lease.status_value) == self.pipeline.version
+        return ShardId.parse(lease.status_value).version == self.pipeline.version
 
     def consume(self, owner: ShardRunner) -> None:
         """Wait until the owner has committed all that was sent."""

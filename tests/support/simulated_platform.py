@@ -14,9 +14,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from kafka import KafkaProducer
 from support.simulated_stream import Answer, Key, Record, Simulated
 
+from hindcast.partitions import offsets_to_json
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger, LedgerRow, offsets_to_json
+from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.schema import SCHEMAS, ControlTable
 
 INSTANT = pa.timestamp("us", tz="UTC")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hindcast.tables.ledger import Offsets
+from hindcast.partitions import Offsets
 
 Range = tuple[int, int]
 #: In order, none empty, no two that touch.

@@ -34,6 +34,7 @@ from hindcast.archive.table import ArchiveTable
 from hindcast.delta.files import DataFile
 from hindcast.errors import ArchiveFailedError, ArchiveRefusedError, BadInputError, HindcastError, innermost
 from hindcast.kafka.offsets import TopicOffsets
+from hindcast.partitions import Offsets
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
 from hindcast.spark.kafka_source import kafka_range
@@ -41,7 +42,6 @@ from hindcast.spark.parquet_writer import write_files
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.ledger import Offsets
 
 _log = structlog.get_logger(__name__)
 

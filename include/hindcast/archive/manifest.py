@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from hindcast.archive.archive_or_live import Ranges, extended
-from hindcast.tables.ledger import Offsets
+from hindcast.partitions import Offsets
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from hindcast.archive.manifest import Manifest
 from hindcast.archive.table import ArchiveTable
 from hindcast.delta.files import filesystem
 from hindcast.errors import ArchiveDamagedError, StoreUnavailableError, UnknownArchiveError
+from hindcast.partitions import Offsets
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import archived_topics
-from hindcast.tables.ledger import Offsets
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from hindcast.archive.manifest import Manifest
 from hindcast.archive.table import ArchiveTable
 from hindcast.errors import ArchiveFailedError, HindcastError, innermost
 from hindcast.kafka.offsets import TopicOffsets
+from hindcast.partitions import Offsets
 from hindcast.settings import Settings
 from hindcast.spark.kafka_source import archived_range, kafka_range
 from hindcast.spark.session import cached
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.ledger import Offsets
 
 _log = structlog.get_logger(__name__)
 

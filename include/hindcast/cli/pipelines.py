@@ -34,6 +34,7 @@ from hindcast.cli.options import (
 from hindcast.cli.output import Format, Output
 from hindcast.cli.ranges import GivenRange, takes_range
 from hindcast.errors import BadInputError, TryLaterError, WaitedInVainError
+from hindcast.partitions import ShardId
 from hindcast.pipeline import Pipeline, check_name
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import Settings, project_root
@@ -199,12 +200,12 @@ def _shards_to_rebuild(leases: Iterable[Lease], declared: Pipeline, shard: str) 
     :raises BadInputError: if the pipeline has no such live shard, or none at all
     """
     from hindcast.leases.lease import NOT_HELD
-    from hindcast.shards import resharding, shard_names
+    from hindcast.shards import resharding
 
     pipeline = declared.name
     version = declared.version
     if SHARD.fullmatch(shard):
-        version = shard_names.shard_version(shard)
+        version = ShardId.parse(shard).version
     declared_shards = resharding.of_version(leases, pipeline, version)
     current = [lease.status_value for lease in declared_shards if lease.state not in NOT_HELD]
     if not current and version == declared.version:

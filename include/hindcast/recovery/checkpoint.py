@@ -18,9 +18,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from hindcast.errors import CheckpointDamagedError
+from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline, Topic
 from hindcast.spark.kafka_source import of_topic, offsets_option
-from hindcast.tables.ledger import Offsets
 
 _FORMAT = "v1"
 _SHUFFLES = "spark.sql.shuffle.partitions"

@@ -21,9 +21,9 @@ from datetime import timedelta
 
 from hindcast.errors import OffsetsLostError, ReshardRefusedError
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets, by_partition
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline
 from hindcast.shards.resharding import ends, final_ms, newest_generation
-from hindcast.tables.ledger import Offsets, by_partition
 from hindcast.tables.ledger_history import History
 
 

@@ -47,22 +47,22 @@ from hindcast.errors import FenceMovedError, OffsetsLostError, RewindRefusedErro
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import LeaseStore
+from hindcast.partitions import Offsets, app_id, by_partition, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, rewind_point
 from hindcast.settings import Settings
 from hindcast.shards.resharding import RESET, newest_of_version
-from hindcast.shards.shard_names import app_id
 from hindcast.tables.compaction import COMPACTION
 from hindcast.tables.control_tables import ControlTables, utc_from_ms
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
-from hindcast.tables.ledger import Ledger, Offsets, by_partition, offsets_to_json
+from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 
 _ATTEMPTS = 20
-#: The application id of a pipeline's shard (:func:`hindcast.shards.shard_names.app_id`).
+#: The application id of a pipeline's shard (:func:`hindcast.shards.app_id`).
 _SHARD = re.compile(r"(?P<pipeline>[^/]+)/v(?P<version>\d+)/[^/]+")
 #: How far from the sink's retention a file must be that a rewind is to name again: when it is planned, and when its commit is made. The
 #: second one covers the longest vacuum and what the clocks of two hosts differ by.

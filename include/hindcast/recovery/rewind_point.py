@@ -15,10 +15,10 @@ from typing import Any
 from hindcast.errors import RewindRefusedError
 from hindcast.leases.lease import REMOVED, Lease, ShardState, StatusType
 from hindcast.leases.store import LeaseStore, Snapshot, swap
+from hindcast.partitions import Offsets, ShardId, by_partition
 from hindcast.shards.desired_state import DesiredState, desired_key
 from hindcast.shards.resharding import MODULUS, PARTITIONS, RESET, newest_of_version
-from hindcast.shards.shard_names import shard_generation, shard_name, shard_version
-from hindcast.tables.ledger import LedgerRow, Offsets, by_partition
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
 
 
@@ -114,7 +114,7 @@ def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Leas
         if {lease.key: lease.epoch for lease in shards} != epochs:
             problem = "its shards have changed hands since this was planned"
             raise RewindRefusedError(pipeline=pipeline, to=record["to"], problem=problem, cure="Ask again: it is planned anew.")
-        number, now = shard_generation(shards[0].status_value) + 1, datetime.now(UTC)
+        number, now = ShardId.parse(shards[0].status_value).generation + 1, datetime.now(UTC)
         ended = [lease.moved(ShardState.TERMINATED).renewed(epoch=lease.epoch + 1, updated_at=now) for lease in shards]
         return [*ended, *(_follower(lease, index, number, cut, told) for index, lease in enumerate(shards))]
 
@@ -132,7 +132,7 @@ def _follower(lease: Lease, index: int, generation: int, cut: RewindPoint, told:
     return Lease(
         stream_id=lease.stream_id,
         status_type=StatusType.SHARD,
-        status_value=shard_name(shard_version(lease.status_value), generation, index),
+        status_value=str(ShardId(ShardId.parse(lease.status_value).version, generation, index)),
         state=ShardState.WAIT,
         parent_shard_ids=[lease.status_value],
         checkpoint=checkpoint,

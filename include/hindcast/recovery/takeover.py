@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, SinkCommitsLostError
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets, ShardId, by_partition
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery.rebuild_state import CheckpointRef
-from hindcast.shards.shard_names import shard_version
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, by_partition
+from hindcast.tables.ledger import Ledger, LedgerRow
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def seal(
         metadata = BatchCommit(
             kind="seal",
             pipeline=pipeline.name,
-            version=shard_version(lease.status_value),
+            version=ShardId.parse(lease.status_value).version,
             shard=lease.status_value,
             epoch=lease.epoch,
             batch=batch,

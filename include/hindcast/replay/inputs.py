@@ -20,15 +20,15 @@ from hindcast.archive.snapshot import ArchiveSnapshot, read_snapshot
 from hindcast.delta.commit import METADATA_KEY, newest_commits
 from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
 from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.partitions import Offsets, app_id
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.replay.planner import ReplayInputs
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
-from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, Undone
+from hindcast.tables.ledger import Ledger, LedgerRow, Undone
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 from hindcast.windows import MILLISECOND, WindowEnds

@@ -16,12 +16,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.errors import HindcastError, ReplayFailedError, innermost
+from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url
 from hindcast.replay.recorded_batches import RecordedBatches, recorded_batches
 from hindcast.settings import Settings
 from hindcast.spark import parquet_writer
-from hindcast.tables.ledger import LedgerRow, Offsets
+from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
 

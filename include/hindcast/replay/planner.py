@@ -20,12 +20,13 @@ from typing import Any
 from hindcast.archive import archive_or_live
 from hindcast.archive.archive_or_live import Range, Ranges
 from hindcast.errors import BadRangeError, NothingLateError, NothingToReplayError, RangeNotYetConsumedError
+from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
-from hindcast.tables.ledger import LedgerRow, Offsets, offsets_to_json
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History, Segment
 
 

@@ -43,10 +43,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, scratch, session
-from hindcast.tables.ledger import LedgerRow, Offsets
+from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
 

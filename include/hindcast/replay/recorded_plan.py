@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from hindcast.partitions import Offsets, by_partition
 from hindcast.serving.corrected_windows import NOTHING
-from hindcast.tables.ledger import Offsets, by_partition
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hindcast.errors import UnknownRunError
+from hindcast.partitions import Offsets
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.tables.control_tables import Condition, ControlTables
-from hindcast.tables.ledger import Offsets, Undone
+from hindcast.tables.ledger import Undone
 from hindcast.tables.run_states import RunKind, RunState
 from hindcast.tables.schema import ControlTable
 

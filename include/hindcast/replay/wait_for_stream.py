@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from hindcast.leases.delta_store import LeaseTable
+from hindcast.partitions import Offsets, app_id, by_partition
 from hindcast.settings import Settings
 from hindcast.shards.desired_state import DesiredState, desired_of
-from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger, Offsets, by_partition
+from hindcast.tables.ledger import Ledger
 from hindcast.tables.schema import ControlTable
 
 #: The tables that the audit files rows into. Each remembers ``epoch << 32 | batch`` of its last batch, by

@@ -25,9 +25,9 @@ from deltalake.exceptions import DeltaError
 from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
 from hindcast.delta.open_table import find_table
 from hindcast.errors import StoreUnavailableError
+from hindcast.partitions import Offsets, by_partition, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.tables.ledger import Offsets, by_partition, offsets_to_json
 
 # The columns that this table has in addition to those of the sink.
 #: The window's end in epoch microseconds.

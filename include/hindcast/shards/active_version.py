@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from hindcast.catalog import Catalog
 from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import Pipeline
-from hindcast.shards import resharding, shard_names
+from hindcast.shards import resharding
 from hindcast.shards.desired_state import BESIDE, desired_key, rows_of
-from hindcast.tables.ledger import Offsets
 
 EARLIER, CHANGE = "earlier", "change"
 
@@ -245,4 +245,4 @@ def is_shadow(leases: Mapping[LeaseKey, Lease], shard: Lease) -> bool:
     """Whether a shard is of a version that readers do not have, from the leases of one read."""
     row = leases.get(desired_key(shard.stream_id))
     beside = Rollout.of(row).beside if row else None
-    return beside is not None and beside.state in SHADOW and beside.version == shard_names.shard_version(shard.status_value)
+    return beside is not None and beside.state in SHADOW and beside.version == ShardId.parse(shard.status_value).version

@@ -25,10 +25,9 @@ from datetime import UTC, datetime
 from hindcast.errors import BadInputError
 from hindcast.leases.lease import NOT_HELD, Lease, LeaseKey, ShardState, StatusType
 from hindcast.leases.store import LeaseStore, Snapshot, swap
+from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.shards.desired_state import DRAINED, REFUSED, DesiredState, desired_key, rows_of, wanted_versions
-from hindcast.shards.shard_names import shard_generation, shard_name, shard_version
-from hindcast.tables.ledger import Offsets
 
 #: In a shard's detail: keys never leave the partitions that are equal modulo this.
 MODULUS = "modulus"
@@ -68,7 +67,7 @@ def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -
         Lease(
             stream_id=pipeline,
             status_type=StatusType.SHARD,
-            status_value=shard_name(version, 0, index),
+            status_value=str(ShardId(version, 0, index)),
             state=ShardState.OPEN,
             checkpoint={"start_offsets": {str(p): start[p] for p in partitions}},
             detail={PARTITIONS: partitions, MODULUS: modulus},
@@ -95,12 +94,12 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
         dealt = deal(before | start.keys(), shards, modulus)
         if dealt == [lease.detail[PARTITIONS] for lease in current]:
             return []
-        number = shard_generation(current[0].status_value) + 1
+        number = ShardId.parse(current[0].status_value).generation + 1
         return [
             Lease(
                 stream_id=pipeline,
                 status_type=StatusType.SHARD,
-                status_value=shard_name(version, number, index),
+                status_value=str(ShardId(version, number, index)),
                 state=ShardState.WAIT,
                 parent_shard_ids=[
                     lease.status_value for lease in current if _residues(lease, modulus) & {_residue(p, modulus) for p in partitions}
@@ -205,11 +204,12 @@ def superseded(leases: Iterable[Lease]) -> set[LeaseKey]:
 
 
 def newest_generation(shards: Iterable[Lease]) -> list[Lease]:
-    """Of one version's shards, those of the newest generation, in the order of their index."""
-    found = list(shards)
-    newest = max((shard_generation(lease.status_value) for lease in found), default=0)
-    of_it = [lease for lease in found if shard_generation(lease.status_value) == newest]
-    return sorted(of_it, key=lambda lease: int(lease.status_value.split(".s")[1]))
+    """Of one version's shards, those of the newest generation, in the order of their numbers."""
+    by_id = {ShardId.parse(lease.status_value): lease for lease in shards}
+    if not by_id:
+        return []
+    newest = max(shard.generation for shard in by_id)
+    return [by_id[shard] for shard in sorted(by_id) if shard.generation == newest]
 
 
 def newest_of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
@@ -238,7 +238,7 @@ def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lea
     found = [
         lease
         for lease in leases
-        if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline and shard_version(lease.status_value) == version
+        if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline and ShardId.parse(lease.status_value).version == version
     ]
     return sorted(found, key=lambda lease: lease.key)
 
@@ -253,7 +253,7 @@ def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -
     row = snapshot.leases.get(desired_key(lease.stream_id))
     if row is None or row.state == DesiredState.PAUSED or lease.detail.get(REFUSED):
         return False
-    version = shard_version(lease.status_value)
+    version = ShardId.parse(lease.status_value).version
     if version not in wanted_versions(row) or not able(lease.stream_id, version):
         return False
     return not (row.state == DesiredState.DRAINED and lease.detail.get(DRAINED))

@@ -20,11 +20,11 @@ from datetime import UTC, datetime, timedelta
 from hindcast.errors import UnknownPipelineError, VersionRefusedError
 from hindcast.leases.lease import REMOVED, Lease
 from hindcast.leases.store import LeaseStore, Snapshot, swap
+from hindcast.partitions import Offsets
 from hindcast.shards import resharding
 from hindcast.shards.active_version import SHADOW, Change, ChangeKind, InactiveState, InactiveVersion, Rollout, ServedUntil, rollouts
 from hindcast.shards.desired_state import desired_key
 from hindcast.tables.control_tables import utc_from_ms
-from hindcast.tables.ledger import Offsets
 
 
 class Versions:

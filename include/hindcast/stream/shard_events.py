@@ -6,8 +6,8 @@ import structlog
 
 from hindcast.errors import OffsetsLostError
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.ledger import Offsets
 
 _log = structlog.get_logger(__name__)
 

@@ -33,6 +33,7 @@ from hindcast.clock import Clock
 from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, StoreUnavailableError
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets, ShardId, app_id, by_partition
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, takeover
@@ -40,12 +41,11 @@ from hindcast.recovery.checkpoint import SparkCheckpoint
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
-from hindcast.shards.shard_names import app_id, shard_version
 from hindcast.spark import batch_metrics, kafka_source, parquet_writer, query_signature, session
 from hindcast.stream.batch_cpu import CpuMeter, CpuShare
 from hindcast.stream.ledger_queue import LedgerQueue
 from hindcast.tables.fenced_sink import BatchCommit, Data, Fence, FencedTable, Upsert
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, by_partition
+from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_history import History
 
 _log = structlog.get_logger(__name__)
@@ -105,7 +105,7 @@ class ShardRunner:
         """
         signature = query_signature.signature_of(self._spark, self.pipeline)
         self.sink.create(signature.schema)
-        batches = self._ledger.newest(self.pipeline.name, shard_version(self._shard))
+        batches = self._ledger.newest(self.pipeline.name, ShardId.parse(self._shard).version)
         self._position, missing = takeover.seal(
             self.sink, self.pipeline, self.lease, self._keeper.owner, batches
         )

@@ -33,9 +33,10 @@ from hindcast.errors import (
 )
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.partitions import Offsets, ShardId, by_partition
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.shards import resharding, shard_names
+from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.desired_state import DRAINED, REBUILD, REFUSED
 from hindcast.spark import kafka_source
@@ -47,7 +48,7 @@ from hindcast.stream.shard_runner import ShardRunner
 from hindcast.stream.takeover_priority import TakeoverPriority
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventLog
-from hindcast.tables.ledger import Ledger, Offsets, by_partition
+from hindcast.tables.ledger import Ledger
 
 _log = structlog.get_logger(__name__)
 
@@ -204,10 +205,10 @@ class ShardSync:
     def versions(self) -> set[tuple[str, int]]:
         """The pipelines and versions that have shards here."""
         held = [*list(self._running), *list(self._waiting)]
-        return {(key.stream_id, shard_names.shard_version(key.status_value)) for key in held}
+        return {(key.stream_id, ShardId.parse(key.status_value).version) for key in held}
 
     def _pipeline(self, key: LeaseKey) -> Pipeline:
-        return self._deployed.of(key.stream_id, shard_names.shard_version(key.status_value))
+        return self._deployed.of(key.stream_id, ShardId.parse(key.status_value).version)
 
     @property
     def any(self) -> bool:

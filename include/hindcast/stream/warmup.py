@@ -14,11 +14,12 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, query_signature, scratch, session
 from hindcast.stream.late_and_dead_rows import Audit
-from hindcast.tables.ledger import LedgerRow, Offsets
+from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
 

@@ -20,9 +20,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from hindcast.delta.commit import METADATA_KEY, commits_down, create_table, until_it_lands
 from hindcast.delta.files import DataFile
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
+from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.processes.crash_points import reach
 from hindcast.tables.control_tables import refuse_empty_commits, utc_from_ms
-from hindcast.tables.ledger import LedgerRow, Offsets, offsets_from_json, offsets_to_json
+from hindcast.tables.ledger import LedgerRow
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 _NOT_IN_LEDGER = frozenset({"kind", "committed_ms", "checkpoint", "base"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -11,26 +10,12 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.schema import ControlTable
 
-#: Offsets of one topic: partition -> offset. An end is exclusive: the offset of the next record to read.
-Offsets = dict[int, int]
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 _MEASURED = ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
-
-
-def offsets_to_json(offsets: Mapping[int, int]) -> str:
-    return json.dumps({str(partition): offset for partition, offset in sorted(offsets.items())})
-
-
-def offsets_from_json(text: str) -> Offsets:
-    return by_partition(json.loads(text))
-
-
-def by_partition(recorded: Mapping[str, int]) -> Offsets:
-    """What was kept as JSON, which has no numbers for keys."""
-    return {int(partition): int(value) for partition, value in recorded.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

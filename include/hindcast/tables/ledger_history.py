@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hindcast.tables.ledger import LedgerRow, Offsets
+from hindcast.partitions import Offsets
+from hindcast.tables.ledger import LedgerRow
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Protocol
 from deltalake.exceptions import TableNotFoundError
 
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets, app_id, by_partition
 from hindcast.settings import Settings
-from hindcast.shards import resharding, shard_names
+from hindcast.shards import resharding
 from hindcast.tables.fenced_sink import BatchCommit, FencedTable
-from hindcast.tables.ledger import Offsets, by_partition
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: s
     """
 
     def last(lease: Lease) -> BatchCommit | None:
-        table = FencedTable(settings.table("sinks", sink), settings.storage_options, shard_names.app_id(pipeline, lease.status_value))
+        table = FencedTable(settings.table("sinks", sink), settings.storage_options, app_id(pipeline, lease.status_value))
         try:
             return next(table.commits(), None)
         except TableNotFoundError:

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from hindcast import catalog
 from hindcast.errors import TryLaterError
 from hindcast.leases.delta_store import LeaseTable
+from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.inputs import audited_batches
 from hindcast.settings import Settings
@@ -33,7 +34,7 @@ from hindcast.shards.version_events import record_changes
 from hindcast.spark.session import cached
 from hindcast.tables.control_tables import ControlTables, utc_from_ms
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.ledger import Ledger, Offsets, offsets_to_json
+from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 from hindcast.verdict.compare import Comparison, Kind, Sides, compare

@@ -15,6 +15,7 @@ from hindcast.errors import BadRangeError, TryLaterError
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets, by_partition
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
 from hindcast.shards import resharding
@@ -22,7 +23,7 @@ from hindcast.shards.active_version import InactiveState, InactiveVersion, table
 from hindcast.shards.version_changes import Refusal, Versions, check_room
 from hindcast.shards.version_events import record_changes
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger, LedgerRow, Offsets, by_partition
+from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_history import History, may_hold
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from support.simulated_stream import simulate, trades
 
 from hindcast.airflow import replay_trigger
 from hindcast.airflow.replay_trigger import ConsumedTrigger
+from hindcast.partitions import app_id
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings
-from hindcast.shards.shard_names import app_id
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
 from hindcast.tables.schema import ControlTable

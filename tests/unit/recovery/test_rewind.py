@@ -28,15 +28,16 @@ from hindcast import catalog
 from hindcast.delta.application_ids import applications
 from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError, StoreUnavailableError
 from hindcast.leases.lease import ShardState
+from hindcast.partitions import Offsets, ShardId, app_id, offsets_to_json
 from hindcast.pipeline import Pipeline, Table
 from hindcast.recovery import rewind as reset
 from hindcast.settings import Settings, project_root
-from hindcast.shards import resharding, shard_names
+from hindcast.shards import resharding
 from hindcast.shards.desired_state import DesiredState, DesiredStates
 from hindcast.tables.compaction import COMPACTION, compact
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
-from hindcast.tables.ledger import Ledger, Offsets, offsets_to_json
+from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 from hindcast.testing import MemoryStore
@@ -88,7 +89,7 @@ class Paused:
         return reset.abandon(self.settings, self.store, self.pipeline, by="me", reason="a test")
 
     def app(self, name: str = "v1.g0.s0", table: str = "") -> FencedTable:
-        return FencedTable(table or self.settings.table("sinks", self.pipeline.sink.name), {}, shard_names.app_id(self.pipeline.name, name))
+        return FencedTable(table or self.settings.table("sinks", self.pipeline.sink.name), {}, app_id(self.pipeline.name, name))
 
     @property
     def middle(self) -> Offsets:
@@ -375,9 +376,7 @@ def test_a_rewind_follows_a_rewind(paused: Paused) -> None:
     second = paused.rewind({int(p): ends[0] // 2 for p, ends in first["partitions"].items()})
     assert second["rows_kept"] + second["rows_replaced"] == first["rows_kept"]
     assert paused.rows().total() == second["rows_kept"]
-    assert {shard_names.shard_generation(lease.status_value) for lease in paused.store.read().leases.values() if lease.state == "OPEN"} == {
-        2
-    }
+    assert {ShardId.parse(lease.status_value).generation for lease in paused.store.read().leases.values() if lease.state == "OPEN"} == {2}
 
 
 def _write_as(url: str, app: str, schema: pa.Schema = SINK_SCHEMA) -> None:
@@ -512,7 +511,7 @@ def test_a_late_sink_of_its_own_is_emptied_at_the_beginning_alone(paused: Paused
     paused.pipeline = replace(paused.pipeline, late=lambda rows: rows, late_sink=Table("too_late"))
     assert "too_late does not say which batch" in refusal(paused, paused.middle)["problem"]
     DeltaTable.create(url, SINK_SCHEMA)
-    apps = [shard_names.app_id("stock_stats", name) for name in ("v1.g0.s0", "v1.g0.s1")]
+    apps = [app_id("stock_stats", name) for name in ("v1.g0.s0", "v1.g0.s1")]
     for app in apps:
         _write_as(url, app)
     paused.rewind(None)

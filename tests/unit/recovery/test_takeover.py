@@ -16,13 +16,13 @@ from support.shard_harness import CrashError, crash_at
 
 from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, PipelineError, SinkCommitsLostError
 from hindcast.leases.lease import Lease
+from hindcast.partitions import app_id
 from hindcast.pipeline import FORM, Mode
 from hindcast.recovery import takeover
 from hindcast.recovery.rebuild_state import CheckpointRef
 from hindcast.recovery.takeover import ShardPosition
 from hindcast.settings import Settings
 from hindcast.shards.resharding import create
-from hindcast.shards.shard_names import app_id
 from hindcast.spark import query_signature
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable

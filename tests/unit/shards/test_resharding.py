@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from hindcast.errors import BadInputError
 from hindcast.leases.lease import Lease, ShardState, StatusType
+from hindcast.partitions import ShardId
 from hindcast.pipeline import TOPIC_STRIDE
-from hindcast.shards import resharding, shard_names
+from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.desired_state import DesiredState
 from hindcast.testing import FakeClock, MemoryStore
@@ -19,7 +20,7 @@ from hindcast.testing import FakeClock, MemoryStore
 
 def generation(store: MemoryStore, number: int) -> list[Lease]:
     found = resharding.of_version(store.read().leases.values(), "p", 1)
-    return [lease for lease in found if shard_names.shard_generation(lease.status_value) == number]
+    return [lease for lease in found if ShardId.parse(lease.status_value).generation == number]
 
 
 def end(store: MemoryStore, lease: Lease, *, watermark_ms: int = 0, **offsets: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from hindcast.errors import VersionRefusedError
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.leases.store import swap
-from hindcast.shards import shard_names
+from hindcast.partitions import ShardId
 from hindcast.shards.active_version import SHADOW, InactiveState, InactiveVersion
 from hindcast.shards.desired_state import DesiredState, desired_key, wanted_versions
 from hindcast.shards.version_changes import Versions
@@ -118,7 +118,7 @@ class Histories(RuleBasedStateMachine):
     def the_wanted_versions_have_their_shards_and_the_discarded_have_none(self) -> None:
         snapshot = self.store.read()
         wanted = wanted_versions(snapshot.leases[desired_key(NAME)])
-        held = {shard_names.shard_version(key.status_value) for key in snapshot.leases if key.status_type == StatusType.SHARD}
+        held = {ShardId.parse(key.status_value).version for key in snapshot.leases if key.status_type == StatusType.SHARD}
         assert set(wanted) - {1} <= held
         assert not held & self.deleted
         assert len(wanted) <= 2

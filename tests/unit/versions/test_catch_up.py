@@ -11,11 +11,10 @@ from deltalake import DeltaTable
 
 from hindcast.leases.lease import Lease, ShardState
 from hindcast.leases.store import swap
+from hindcast.partitions import Offsets, app_id
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.shard_names import app_id
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
-from hindcast.tables.ledger import Offsets
 from hindcast.testing import MemoryStore
 from hindcast.versions.catch_up import VersionPosition, position, position_by
 

@@ -21,9 +21,10 @@ from hindcast.cli.main import run
 from hindcast.errors import HindcastError, TryLaterError, UnknownPipelineError, VersionRefusedError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.store import swap
+from hindcast.partitions import app_id
 from hindcast.serving.corrected_windows import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
-from hindcast.shards import resharding, shard_names
+from hindcast.shards import resharding
 from hindcast.shards.active_version import InactiveState, InactiveVersion
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.version_changes import Versions
@@ -721,7 +722,7 @@ def committed(settings: Settings, version: int, table: str, end: int) -> None:
         late_watermark_ms=0,
         watermark_ms=9_000,
     )
-    fenced = FencedTable(settings.table("sinks", table), {}, shard_names.app_id(NAME, shard))
+    fenced = FencedTable(settings.table("sinks", table), {}, app_id(NAME, shard))
     fenced.commit(Fence(1, 1), [], told.as_metadata(), after=None)
 
 
