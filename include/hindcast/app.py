@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from hindcast.replay.run_replay import Replayed
     from hindcast.replay.run_table import Runs
     from hindcast.serving.reading import Reading
-    from hindcast.shards.desired_state import Desired, DesiredStates
+    from hindcast.shards.desired_state import DesiredStates
+    from hindcast.shards.pipeline_row import PipelineRow
     from hindcast.tables.control_tables import ControlTables
     from hindcast.tables.event_log import EventLog
     from hindcast.tables.ledger import Ledger
@@ -400,19 +401,19 @@ class InstalledPipeline:
 
     # The stream. Workers apply a desired state within seconds.
 
-    def pause(self) -> Desired:
+    def pause(self) -> PipelineRow:
         """Stop the stream after the current batch, until :meth:`resume`."""
         return self._want("paused")
 
-    def resume(self) -> Desired:
+    def resume(self) -> PipelineRow:
         """Resume the stream from its checkpoint. Shards that were refused or drained get another try."""
         return self._want("running")
 
-    def drain(self) -> Desired:
+    def drain(self) -> PipelineRow:
         """Let the stream reach the present end of its topic, then stop it."""
         return self._want("drained")
 
-    def reshard(self, shards: int) -> Desired:
+    def reshard(self, shards: int) -> PipelineRow:
         """Divide the partitions into another number of shards, while the stream runs. Results stay exact.
 
         :raises PipelineError: if that number is not valid
@@ -434,8 +435,8 @@ class InstalledPipeline:
         """
         return self._desired_states().request_rebuild(self.name, shards)
 
-    def _want(self, state: str) -> Desired:
-        from hindcast.shards.desired_state import DesiredState
+    def _want(self, state: str) -> PipelineRow:
+        from hindcast.shards.pipeline_row import DesiredState
 
         states = self._desired_states()
         # What is declared first is the lowest version; a later one becomes active by a promotion alone.

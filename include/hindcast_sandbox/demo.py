@@ -25,7 +25,8 @@ from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
-from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import Severity
 from hindcast.tables.ledger import Ledger, LedgerRow

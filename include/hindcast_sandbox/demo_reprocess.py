@@ -24,7 +24,7 @@ from hindcast.errors import HindcastError, ServiceError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.serving.reading import Reading, read
 from hindcast.settings import Settings
-from hindcast.shards.active_version import InactiveState
+from hindcast.shards.pipeline_row import InactiveState
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow

@@ -13,7 +13,7 @@ from support.live_stream import delete_records, ends, ledger
 from support.waiting import wait_until
 
 from hindcast.leases.lease import StatusType
-from hindcast.shards.desired_state import DesiredState
+from hindcast.shards.pipeline_row import DesiredState
 
 
 def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:

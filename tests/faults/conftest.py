@@ -23,7 +23,7 @@ from support.warm_fleet import SLOTS, WarmFleet, WarmStream
 
 from hindcast.errors import HindcastError
 from hindcast.settings import Settings
-from hindcast.shards.desired_state import DesiredState
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from hindcast.errors import ServiceError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
-from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast_sandbox import airflow, stack
 
 #: The quick forms of these rows are in the acceptance tests, which have an Airflow.

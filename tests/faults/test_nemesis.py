@@ -23,7 +23,7 @@ from support.warm_fleet import WarmStream
 
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
-from hindcast.shards.desired_state import DesiredState
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast_sandbox import broker as broker_service
 
 if TYPE_CHECKING:

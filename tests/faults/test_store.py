@@ -31,7 +31,7 @@ from support.waiting import wait_until
 from support.warm_fleet import WarmFleet, WarmStream
 
 from hindcast.settings import Settings
-from hindcast.shards.desired_state import DesiredState
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:

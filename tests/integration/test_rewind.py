@@ -25,7 +25,8 @@ from hindcast.partitions import app_id
 from hindcast.recovery import rewind
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
-from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast.shards.resharding import of_version
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.tables.control_tables import ControlTables

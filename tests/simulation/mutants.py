@@ -22,7 +22,8 @@ from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.shards import coordinator, resharding, version_changes
 from hindcast.shards.active_version import Rollout
 from hindcast.shards.coordinator import LeaseCoordinator, Step
-from hindcast.shards.desired_state import desired_key
+from hindcast.shards.pipeline_row import PipelineRow, desired_key
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.shards.version_changes import Versions
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -308,7 +309,7 @@ def _forget_the_seam_on_back_out(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Versions, name: str, **options: Any) -> Rollout:
         back_out(self, name, **options)
         row = self._store.read().leases[desired_key(name)]
-        standing = Rollout.of(row)
+        standing = Rollout.of(PipelineRow.of(row))
         assert standing.beside is not None
         forgotten = replace(standing, beside=replace(standing.beside, seam_ms=None))
         self._store.commit(self._store.read(), [forgotten.written(row)])
@@ -322,8 +323,8 @@ def _begin_from_the_least_floor(patch: pytest.MonkeyPatch) -> None:
 
     def least(child: Lease, parents: list[Lease]) -> Lease:
         found = begun(child, parents)
-        had = {partition for parent in parents for partition in parent.detail[resharding.PARTITIONS]}
-        floor = min(resharding.final_ms(parent, None) for parent in parents)
+        had = {partition for parent in parents for partition in ShardDetail.of(parent).partitions}
+        floor = min(ShardCheckpoint.of(parent).all_final_ms for parent in parents)
         floors = {p: known if int(p) in had else floor for p, known in found.checkpoint["floors"].items()}
         return found.evolve(checkpoint={**found.checkpoint, "floors": floors})
 

@@ -15,7 +15,7 @@ from simulation.topic import MORE_PARTITIONS, PARTITIONS
 
 from hindcast.leases.lease import ShardState
 from hindcast.partitions import ShardId
-from hindcast.shards.active_version import ChangeKind
+from hindcast.shards.pipeline_row import ChangeKind
 
 
 class Breach(NamedTuple):

@@ -18,7 +18,7 @@ from simulation.world import MOST_SHARDS, MOST_WORKERS, World
 
 from hindcast.leases import store
 from hindcast.leases.lease import REMOVED, TRANSITIONS, Lease, ShardState
-from hindcast.shards.active_version import ChangeKind
+from hindcast.shards.pipeline_row import ChangeKind
 
 numbers = st.integers(0, random_histories.SPREAD - 1)
 actions = st.sampled_from([name for name, weight in VERSION_WEIGHTS.items() for _ in range(weight)])

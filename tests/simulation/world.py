@@ -18,9 +18,15 @@ from hindcast.errors import HindcastError, VersionRefusedError
 from hindcast.leases.lease import REMOVED, TAKEABLE, Lease, LeaseKey, ShardState, StatusType
 from hindcast.partitions import ShardId
 from hindcast.shards import resharding
-from hindcast.shards.active_version import InactiveState, InactiveVersion, Rollout, caught_up
+from hindcast.shards.active_version import Rollout, caught_up
 from hindcast.shards.coordinator import LOOKS, RENEWALS, SETTLE_SECONDS, LeaseCoordinator
-from hindcast.shards.desired_state import DesiredState, desired_key, wanted_versions
+from hindcast.shards.pipeline_row import (
+    DesiredState,
+    InactiveState,
+    InactiveVersion,
+    PipelineRow,
+    desired_key,
+)
 from hindcast.shards.version_changes import Versions, check_no_reshard
 from hindcast.testing import FakeClock, Outcome
 from hindcast.versions.catch_up import VersionPosition, position_by
@@ -86,6 +92,9 @@ class World:
         ]
         for _ in range(workers):
             self.join()
+
+    def _row(self) -> PipelineRow:
+        return PipelineRow.of(self.store.rows[desired_key(PIPELINE)])
 
     # -- what is written down
     # ------------------------------------------------------------------------------------------------
@@ -291,7 +300,7 @@ class World:
 
         :param newer: of the version beside the active one, if there is one
         """
-        active, *beside = wanted_versions(self.store.rows[desired_key(PIPELINE)])
+        active, *beside = self._row().wanted_versions
         version = beside[0] if newer and beside else active
         if self.generations[version] < MOST_GENERATIONS - 1:
             added = resharding.reshard(
@@ -303,7 +312,7 @@ class World:
     def grow(self, count: int) -> None:
         """The topic gets more partitions, and each version a generation that has them."""
         self.partitions = MORE_PARTITIONS
-        for version in wanted_versions(self.store.rows[desired_key(PIPELINE)]):
+        for version in self._row().wanted_versions:
             added = resharding.reshard(
                 self.store, PIPELINE, version, count, dict.fromkeys(range(self.partitions), 0)
             )
@@ -454,9 +463,7 @@ class World:
         return dict(load) if load and max(load.values()) - min(load.values()) > 1 else {}
 
     def _wanted(self, row: Lease) -> bool:
-        return ShardId.parse(row.status_value).version in wanted_versions(
-            self.store.rows[desired_key(PIPELINE)]
-        )
+        return ShardId.parse(row.status_value).version in self._row().wanted_versions
 
     def _unwell(self, before: dict[LeaseKey, int]) -> list[str]:
         """The shards that are not consumed, and the workers that do not stop, and why."""

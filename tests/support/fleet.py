@@ -29,7 +29,8 @@ from hindcast import catalog
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import NOT_HELD, Lease, StatusType
 from hindcast.settings import Settings, project_root
-from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable
 

@@ -12,7 +12,7 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import FIRST_STATES, REMOVED, Lease, ShardState, StatusType
 from hindcast.leases.store import swap
 from hindcast.settings import Settings
-from hindcast.shards.desired_state import ACTIVE
+from hindcast.shards.pipeline_row import ACTIVE
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.schema import ControlTable

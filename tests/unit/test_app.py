@@ -27,8 +27,7 @@ from hindcast.pipeline import Policy
 from hindcast.replay import run_replay
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
-from hindcast.shards.active_version import InactiveState, InactiveVersion
-from hindcast.shards.desired_state import DesiredState
+from hindcast.shards.pipeline_row import DesiredState, InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity

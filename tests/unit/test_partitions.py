@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hindcast.partitions import ShardId, app_id, as_json_object, by_partition, offsets_from_json, offsets_to_json
+from hindcast.partitions import (
+    ShardId,
+    app_id,
+    as_json_object,
+    by_partition,
+    offsets_from_json,
+    offsets_to_json,
+)
 
 OFFSETS = st.dictionaries(st.integers(min_value=0), st.integers(min_value=0))
 
@@ -36,7 +43,9 @@ def test_shards_are_in_the_order_of_their_numbers() -> None:
     assert sorted(map(ShardId.parse, names)) == [(1, 0, 9), (1, 0, 10), (1, 1, 0), (2, 0, 0)]
 
 
-@pytest.mark.parametrize("name", ["", "v1", "v1.g0", "1.0.0", "v1.g0.s0.r3", "v1.g0.sx", " v1.g0.s0", "v1.g0.s0\n"])
+@pytest.mark.parametrize(
+    "name", ["", "v1", "v1.g0", "1.0.0", "v1.g0.s0.r3", "v1.g0.sx", " v1.g0.s0", "v1.g0.s0\n"]
+)
 def test_what_is_no_shard_has_no_numbers(name: str) -> None:
     """The name of something else is refused, and the error repeats it."""
     with pytest.raises(ValueError, match="is not the name of a shard"):

@@ -30,7 +30,8 @@ from hindcast.airflow.version_triggers import (
 from hindcast.errors import BadInputError, BadRangeError, VerdictFailedError
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.settings import Settings
-from hindcast.shards.active_version import SHADOW, ChangeKind, Rollout
+from hindcast.shards.active_version import Rollout
+from hindcast.shards.pipeline_row import SHADOW, ChangeKind
 from hindcast.shards.version_changes import Versions
 from hindcast.shards.version_events import record_changes
 

@@ -21,7 +21,8 @@ from hindcast.errors import HindcastError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.active_version import InactiveState
+from hindcast.shards.pipeline_row import InactiveState
+from hindcast.shards.shard_row import ShardDetail
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable
@@ -62,7 +63,7 @@ def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str,
     lag = 0
     held = 0
     for lease in resharding.newest_of_version(store.leases(), pipeline, version):
-        lag += int(lease.detail.get("lag_records") or 0)
+        lag += ShardDetail.of(lease).lag_records or 0
         if lease.lease_owner:
             held += 1
     _log.info(f"Version {version} of {pipeline} catches up.", lag_records=lag, held=held)

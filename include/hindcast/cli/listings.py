@@ -34,7 +34,7 @@ from hindcast.pipeline import Pipeline, check_name
 
 if TYPE_CHECKING:
     from hindcast.leases.lease import Lease
-    from hindcast.shards.desired_state import Desired
+    from hindcast.shards.pipeline_row import PipelineRow
 
 PIPELINES = Columns(
     ["pipeline", "version", "topic", "sink", "window", "watermark", "shards", "wanted", "file", "problem"],
@@ -152,7 +152,7 @@ def _pipelines(hindcast: Hindcast) -> list[dict[str, Any]]:
     return rows
 
 
-def _pipeline(pipeline: Pipeline, versions: list[int], desired: Desired | None) -> dict[str, Any]:
+def _pipeline(pipeline: Pipeline, versions: list[int], desired: PipelineRow | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "pipeline": pipeline.name,
         "version": pipeline.version,

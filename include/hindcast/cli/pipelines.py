@@ -42,7 +42,7 @@ from hindcast.settings import Settings, project_root
 if TYPE_CHECKING:
     from hindcast.app import InstalledPipeline
     from hindcast.leases.lease import Lease
-    from hindcast.shards.desired_state import Desired
+    from hindcast.shards.pipeline_row import PipelineRow
 
 FleetOption = Annotated[str, typer.Option("--fleet", help="the fleet to join; HINDCAST_FLEET by default")]
 ShardsOption = Annotated[int, typer.Option("--shards", help="the new number of shards")]
@@ -479,7 +479,7 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
         raise
 
 
-def _print_desired(hindcast: Hindcast, desired: Desired) -> None:
+def _print_desired(hindcast: Hindcast, desired: PipelineRow) -> None:
     from hindcast.recovery.rewind_point import unfinished
 
     pipeline = desired.pipeline

@@ -83,10 +83,10 @@ def _without_owner(pipeline: str, lease: Lease) -> str:
     :raises BadInputError: if the shard is refused
     """
     from hindcast.leases.lease import ShardState
-    from hindcast.shards.desired_state import REFUSED
+    from hindcast.shards.shard_row import ShardDetail
 
     shard = lease.status_value
-    refusal = lease.detail.get(REFUSED)
+    refusal = ShardDetail.of(lease).refused
     if refusal:
         problem = f"{pipeline}/{shard} is refused: {refusal}"
         raise BadInputError(problem=problem, cure="See `hindcast events`.")
@@ -101,7 +101,7 @@ def _without_owner(pipeline: str, lease: Lease) -> str:
 def drained(settings: Settings, pipeline: str) -> Look:
     """Each shard has reached the end of its topic, and no live worker holds it any more."""
     from hindcast.leases.delta_store import LeaseTable
-    from hindcast.shards.desired_state import DRAINED
+    from hindcast.shards.shard_row import ShardDetail
 
     store = LeaseTable(settings)
     find_holder = let_go(settings, pipeline)
@@ -109,8 +109,9 @@ def drained(settings: Settings, pipeline: str) -> Look:
     def look() -> str:
         missing, shards = _newest_shards(store.read().leases, pipeline)
         for lease in shards:
-            if not lease.detail.get(DRAINED):
-                lag = lease.detail.get("lag_records", "an unknown number of")
+            detail = ShardDetail.of(lease)
+            if not detail.drained:
+                lag = "an unknown number of" if detail.lag_records is None else detail.lag_records
                 missing.append(f"{lease.status_value} lags by {lag} records")
         return _first(missing) or find_holder()
 
@@ -120,11 +121,11 @@ def drained(settings: Settings, pipeline: str) -> Look:
 def _newest_shards(leases: Mapping[LeaseKey, Lease], pipeline: str) -> tuple[list[str], list[Lease]]:
     """Which desired versions have no shards yet, and the newest shards of the others."""
     from hindcast.shards import resharding
-    from hindcast.shards.desired_state import desired_key, wanted_versions
+    from hindcast.shards.pipeline_row import PipelineRow, desired_key
 
     missing: list[str] = []
     found: list[Lease] = []
-    for version in wanted_versions(leases[desired_key(pipeline)]):
+    for version in PipelineRow.of(leases[desired_key(pipeline)]).wanted_versions:
         own = resharding.newest_of_version(leases.values(), pipeline, version)
         if not own:
             missing.append(f"version {version} has no shards yet: a worker makes them")
@@ -153,14 +154,14 @@ def dealt(settings: Settings, pipeline: str, version: int, count: int) -> Look:
 def rebuilt(settings: Settings, pipeline: str, request: str, asked: list[str]) -> Look:
     """Each of these shards has met the request."""
     from hindcast.leases.delta_store import LeaseTable
-    from hindcast.shards.desired_state import REBUILD
+    from hindcast.shards.shard_row import ShardDetail
 
     store = LeaseTable(settings)
 
     def look() -> str:
         met = set()
         for lease in store.leases():
-            if lease.stream_id == pipeline and lease.detail.get(REBUILD) == request:
+            if lease.stream_id == pipeline and ShardDetail.of(lease).rebuilt == request:
                 met.add(lease.status_value)
         missing = [f"{shard} is not rebuilt yet" for shard in asked if shard not in met]
         return _first(missing)
@@ -171,7 +172,8 @@ def rebuilt(settings: Settings, pipeline: str, request: str, asked: list[str]) -
 def caught_up(settings: Settings, pipeline: str, version: int) -> Look:
     """The inactive version has read up to the end of its topic, or is the active one already."""
     from hindcast.leases.delta_store import LeaseTable
-    from hindcast.shards.active_version import InactiveState, rollouts
+    from hindcast.shards.active_version import rollouts
+    from hindcast.shards.pipeline_row import InactiveState
 
     store = LeaseTable(settings)
 

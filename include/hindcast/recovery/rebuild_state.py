@@ -21,9 +21,10 @@ from datetime import timedelta
 
 from hindcast.errors import OffsetsLostError, ReshardRefusedError
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets, by_partition
+from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline
-from hindcast.shards.resharding import ends, final_ms, newest_generation
+from hindcast.shards.resharding import newest_generation
+from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.tables.ledger_history import History
 
 
@@ -75,6 +76,7 @@ def check_reshard(pipeline: Pipeline, history: History, leases: Iterable[Lease],
     if pipeline.re_execute:
         raise ReshardRefusedError(pipeline=pipeline.name)
     for lease in newest_generation(leases):
-        end = by_partition(ends(lease))
-        floors = {partition: final_ms(lease, str(partition)) for partition in end}
+        checkpoint = ShardCheckpoint.of(lease)
+        end = checkpoint.read_to
+        floors = {partition: checkpoint.final_ms(partition) for partition in end}
         check_retained(pipeline, lease.status_value, start_of(pipeline, history, end, floors), end, earliest)

@@ -47,12 +47,13 @@ from hindcast.errors import FenceMovedError, OffsetsLostError, RewindRefusedErro
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import LeaseStore
-from hindcast.partitions import Offsets, app_id, by_partition, offsets_to_json
+from hindcast.partitions import Offsets, app_id, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, rewind_point
 from hindcast.settings import Settings
-from hindcast.shards.resharding import RESET, newest_of_version
+from hindcast.shards.resharding import newest_of_version
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.tables.compaction import COMPACTION
 from hindcast.tables.control_tables import ControlTables, utc_from_ms
 from hindcast.tables.event_log import EventKind, EventLog, Severity
@@ -264,9 +265,9 @@ def _begun(store: LeaseStore, pipeline: Pipeline) -> Begun | None:
         return None
     ended = [lease for lease in leases.values() if any(lease.status_value in child.parent_shard_ids for child in waiting)]
     return Begun(
-        told=waiting[0].detail[RESET],
+        told=ShardDetail.of(waiting[0]).rewind or {},
         epochs={lease.status_value: lease.epoch for lease in ended if lease.stream_id == pipeline.name},
-        offsets={p: o for child in waiting for p, o in by_partition(child.checkpoint["start_offsets"]).items()},
+        offsets={p: o for child in waiting for p, o in ShardCheckpoint.of(child).start_offsets.items()},
     )
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from hindcast.errors import RewindRefusedError
 from hindcast.leases.lease import REMOVED, Lease, ShardState, StatusType
 from hindcast.leases.store import LeaseStore, Snapshot, swap
-from hindcast.partitions import Offsets, ShardId, by_partition
-from hindcast.shards.desired_state import DesiredState, desired_key
-from hindcast.shards.resharding import MODULUS, PARTITIONS, RESET, newest_of_version
+from hindcast.partitions import Offsets, ShardId
+from hindcast.shards.pipeline_row import DesiredState, row_of
+from hindcast.shards.resharding import newest_of_version
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaits_rewind, without_rewind
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
 
@@ -66,22 +67,19 @@ def unfinished(leases: Mapping[Any, Lease], pipeline: str) -> list[Lease]:
     return [
         lease
         for lease in leases.values()
-        if lease.status_type is StatusType.SHARD
-        and lease.stream_id == pipeline
-        and lease.state == ShardState.WAIT
-        and RESET in lease.detail
+        if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline and lease.state == ShardState.WAIT and awaits_rewind(lease)
     ]
 
 
 def check_still(pipeline: str, version: int, to: str, leases: Mapping[Any, Lease]) -> None:
     """:raises RewindRefusedError: where the pipeline is not paused, or a shard is held or waits"""
-    row = leases.get(desired_key(pipeline))
+    row = row_of(leases, pipeline)
     refused = {"pipeline": pipeline, "to": to}
     if row is None or row.state != DesiredState.PAUSED:
         cure = f"`hindcast pause {pipeline}`, and again once `hindcast leases` shows no owner."
         raise RewindRefusedError(**refused, problem="it is not paused", cure=cure)
-    if row.detail["version"] != version:
-        problem = f"version {row.detail['version']} is the active one and version {version} is declared"
+    if row.version != version:
+        problem = f"version {row.version} is the active one and version {version} is declared"
         raise RewindRefusedError(**refused, problem=problem, cure="Rewind the version that runs.")
     shards = newest_of_version(leases.values(), pipeline, version)
     if not shards:
@@ -107,7 +105,7 @@ def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Leas
     told = {**record, "sink_version": cut.sink_version, "last": cut.last, "states": states}
 
     def decide(snapshot: Snapshot) -> list[Lease]:
-        if any(lease.detail[RESET]["id"] == record["id"] for lease in unfinished(snapshot.leases, pipeline)):
+        if any(_rewind_of(lease)["id"] == record["id"] for lease in unfinished(snapshot.leases, pipeline)):
             return []  # this very commit, whose outcome was unknown
         check_still(pipeline, version, str(record["to"]), snapshot.leases)
         shards = newest_of_version(snapshot.leases.values(), pipeline, version)
@@ -122,21 +120,23 @@ def begin(store: LeaseStore, pipeline: str, version: int, planned: Sequence[Leas
 
 
 def _follower(lease: Lease, index: int, generation: int, cut: RewindPoint, told: Mapping[str, Any]) -> Lease:
-    partitions: list[int] = lease.detail[PARTITIONS]
-    checkpoint: dict[str, Any] = {
-        "start_offsets": {str(p): cut.offsets[p] for p in partitions},
-        "floors": {str(p): cut.floors[p] for p in partitions if p in cut.floors},
-    }
-    if cut.kept and "fingerprint" in lease.checkpoint:  # what is kept was made by this query, so it must be the same
-        checkpoint["fingerprint"] = lease.checkpoint["fingerprint"]
+    dealt = ShardDetail.of(lease)
+    # What is kept was made by this query, so the query must be the same.
+    fingerprint = ShardCheckpoint.of(lease).fingerprint if cut.kept else None
+    checkpoint = ShardCheckpoint(
+        start_offsets={partition: cut.offsets[partition] for partition in dealt.partitions},
+        floors={partition: cut.floors[partition] for partition in dealt.partitions if partition in cut.floors},
+        fingerprint=fingerprint,
+    )
+    detail = ShardDetail(partitions=dealt.partitions, modulus=dealt.modulus, rewind=told)
     return Lease(
         stream_id=lease.stream_id,
         status_type=StatusType.SHARD,
         status_value=str(ShardId(ShardId.parse(lease.status_value).version, generation, index)),
         state=ShardState.WAIT,
         parent_shard_ids=[lease.status_value],
-        checkpoint=checkpoint,
-        detail={**{name: value for name, value in lease.detail.items() if name in {PARTITIONS, MODULUS}}, RESET: dict(told)},
+        checkpoint=checkpoint.to_json(),
+        detail=detail.to_json(),
         updated_at=datetime.now(UTC),
     )
 
@@ -146,9 +146,7 @@ def end(store: LeaseStore, pipeline: str, reset_id: str) -> list[Lease]:
 
     def decide(snapshot: Snapshot) -> list[Lease]:
         return [
-            lease.moved(ShardState.OPEN).renewed(
-                detail={name: value for name, value in lease.detail.items() if name != RESET}, updated_at=datetime.now(UTC)
-            )
+            without_rewind(lease).moved(ShardState.OPEN).renewed(updated_at=datetime.now(UTC))
             for lease in _waiting_for(snapshot, pipeline, reset_id)
         ]
 
@@ -164,7 +162,7 @@ def undo(store: LeaseStore, pipeline: str, reset_id: str) -> list[Lease]:
     def decide(snapshot: Snapshot) -> list[Lease]:
         waiting = _waiting_for(snapshot, pipeline, reset_id)
         parents = {name for lease in waiting for name in lease.parent_shard_ids}
-        states: Mapping[str, str] = waiting[0].detail[RESET].get("states", {}) if waiting else {}
+        states: Mapping[str, str] = _rewind_of(waiting[0]).get("states", {}) if waiting else {}
         # The only way out of TERMINATED: the commit also removes the shard that was to follow.
         again = [
             lease.renewed(state=states.get(lease.status_value, ShardState.CLOSED), updated_at=datetime.now(UTC))
@@ -176,8 +174,13 @@ def undo(store: LeaseStore, pipeline: str, reset_id: str) -> list[Lease]:
     return swap(store, decide)
 
 
+def _rewind_of(lease: Lease) -> Mapping[str, Any]:
+    """What a waiting shard keeps of its rewind."""
+    return ShardDetail.of(lease).rewind or {}
+
+
 def _waiting_for(snapshot: Snapshot, pipeline: str, reset_id: str) -> list[Lease]:
-    return [lease for lease in unfinished(snapshot.leases, pipeline) if lease.detail[RESET]["id"] == reset_id]
+    return [lease for lease in unfinished(snapshot.leases, pipeline) if _rewind_of(lease)["id"] == reset_id]
 
 
 def reset_row(pipeline: str, version: int, topic: str, shard: str, kept: int, epoch: int, offsets: Offsets, sink_version: int) -> LedgerRow:
@@ -202,4 +205,4 @@ def reset_row(pipeline: str, version: int, topic: str, shard: str, kept: int, ep
 
 def starts(leases: Sequence[Lease]) -> Offsets:
     """By partition, where shards that have no batch begin."""
-    return {p: o for lease in leases for p, o in by_partition(lease.checkpoint["start_offsets"]).items()}
+    return {p: o for lease in leases for p, o in ShardCheckpoint.of(lease).start_offsets.items()}

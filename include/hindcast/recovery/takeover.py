@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, SinkCommitsLostError
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets, ShardId, by_partition
+from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery.rebuild_state import CheckpointRef
+from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
 
@@ -91,7 +92,7 @@ def seal(
                 recorded="a commit whose log entry has expired",
                 cure=cure,
             )
-        start = last.end_offsets if last else by_partition(lease.checkpoint["start_offsets"])
+        start = last.end_offsets if last else ShardCheckpoint.of(lease).start_offsets
         life = CheckpointRef(last.checkpoint, last.base, last.floors) if last else _first_incarnation(lease)
         batch = recorded.batch if recorded else 0
         if filed > batch:  # a seal on top would stay when the lost commit is restored
@@ -135,7 +136,7 @@ def seal(
 
 def _first_incarnation(lease: Lease) -> CheckpointRef:
     """Before the first batch: a shard of the first generation begins with nothing, a later one must rewind."""
-    floors = by_partition(lease.checkpoint.get("floors", {}))
+    floors = ShardCheckpoint.of(lease).floors
     return CheckpointRef("", 0, floors) if lease.parent_shard_ids else CheckpointRef(lease.status_value, 1, floors)
 
 
@@ -153,7 +154,7 @@ def check_query(pipeline: Pipeline, lease: Lease, fingerprint: str) -> None:
     :raises CheckpointRefusedError: where the checkpoint was made by another one
     """
     reach("takeover.4")
-    recorded = lease.checkpoint.get("fingerprint")
+    recorded = ShardCheckpoint.of(lease).fingerprint
     if recorded not in (None, fingerprint):
         raise CheckpointRefusedError(
             pipeline=pipeline.name,

@@ -12,7 +12,8 @@ from typing import Any, Self
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.partitions import Offsets, app_id, by_partition
 from hindcast.settings import Settings
-from hindcast.shards.desired_state import DesiredState, desired_of
+from hindcast.shards.desired_state import desired_of
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
 from hindcast.tables.schema import ControlTable

@@ -396,7 +396,9 @@ class LeaseCoordinator:
         if not self.holds(key, epoch):
             raise LeaseLostError(owner=self.owner, lease=key, epoch=epoch, reason="it was not renewed in time or has another owner")
 
-    def report(self, key: LeaseKey, epoch: int, *, checkpoint: dict[str, Any] | None = None, detail: dict[str, Any] | None = None) -> None:
+    def report(
+        self, key: LeaseKey, epoch: int, *, checkpoint: Mapping[str, Any] | None = None, detail: Mapping[str, Any] | None = None
+    ) -> None:
         """What the next renewal writes into the lease; given fields are merged into those it has.
 
         What a consumer of an earlier epoch says comes too late: others have owned the lease since, and are further.

@@ -1,163 +1,131 @@
-"""What an operator wants of a pipeline. Commands write it here; workers and the supervising DAG make it so."""
+"""Read and change what an operator wants of a pipeline. Workers and the supervising DAG make it so."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 
 from hindcast.errors import UnknownPipelineError
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.pipeline import Pipeline
+from hindcast.shards.pipeline_row import ACTIVE, DesiredState, PipelineRow, desired_key, row_of, rows_of
+from hindcast.shards.shard_row import DRAINED, REFUSED, without_marks
 
-#: The one row of a pipeline that says what is wanted of its active version.
-ACTIVE = "active"
-#: Marks in a shard's detail: why its worker refused to consume it; that it was drained. Wanting the pipeline running clears both.
-REFUSED, DRAINED = "refused", "drained"
-#: In the wanted row's detail: shard -> the request to rebuild it. In a shard's detail: the request that was met.
-REBUILD = "rebuild"
-_MARKS = frozenset({REFUSED, DRAINED})
-#: In the wanted row's detail: the version beside the active one (:mod:`hindcast.shards.version_changes`), with its own number of shards.
-BESIDE = "beside"
+#: Says which marks a shard's detail is to lose.
+_Marks = Callable[[Lease], frozenset[str]]
 
 
-class DesiredState(StrEnum):
-    """running: consume. paused: stop after the batch in hand. drained: consume to the topic's end of this moment, then stop."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    DRAINED = "drained"
-
-
-@dataclass(frozen=True)
-class Desired:
-    """What is wanted of one pipeline."""
-
-    pipeline: str
-    version: int
-    state: DesiredState
-    shards: int
-    workers: int
-
-    @classmethod
-    def from_lease(cls, lease: Lease) -> Desired:
-        detail = lease.detail
-        return cls(lease.stream_id, int(detail["version"]), DesiredState(lease.state), int(detail["shards"]), int(detail["workers"]))
-
-
-def desired_key(pipeline: str) -> LeaseKey:
-    return LeaseKey(pipeline, StatusType.PIPELINE, ACTIVE)
-
-
-def desired_of(leases: Iterable[Lease]) -> dict[str, Desired]:
+def desired_of(leases: Iterable[Lease]) -> dict[str, PipelineRow]:
     """What is wanted, by pipeline, from the leases of one read."""
-    return {lease.stream_id: Desired.from_lease(lease) for lease in rows_of(leases)}
-
-
-def wanted_versions(row: Lease) -> dict[int, int]:
-    """Version -> into how many shards it is dealt: what a wanted row wants consumed, the active version first."""
-    wanted = {int(row.detail["version"]): int(row.detail["shards"])}
-    beside = row.detail.get(BESIDE)
-    if beside and not beside["leaving"]:
-        wanted[int(beside["version"])] = int(beside["shards"])
-    return wanted
-
-
-def rows_of(leases: Iterable[Lease]) -> list[Lease]:
-    """The wanted rows among the leases of one read."""
-    return [lease for lease in leases if lease.status_type is StatusType.PIPELINE and lease.status_value == ACTIVE]
+    return {row.pipeline: row for row in rows_of(leases)}
 
 
 def rebuild_request(leases: Mapping[LeaseKey, Lease], shard: LeaseKey) -> str:
-    """The newest request to rebuild a shard, from the leases of one read; empty where there is none."""
-    row = leases.get(desired_key(shard.stream_id))
-    return str(row.detail.get(REBUILD, {}).get(shard.status_value, "")) if row else ""
+    """The newest request to rebuild a shard, from the leases of one read; empty if there is none."""
+    row = row_of(leases, shard.stream_id)
+    if row is None:
+        return ""
+    return row.rebuild.get(shard.status_value, "")
 
 
 class DesiredStates:
-    """Reads and writes desired states."""
+    """Reads and changes what is wanted of pipelines. Each change is one compare-and-swap."""
 
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
 
-    def all(self) -> list[Desired]:
-        return sorted(desired_of(self._store.read().leases.values()).values(), key=lambda desired: desired.pipeline)
+    def all(self) -> list[PipelineRow]:
+        """What is wanted of each pipeline, in the order of their names."""
+        rows = rows_of(self._store.read().leases.values())
+        return sorted(rows, key=lambda row: row.pipeline)
 
-    def get(self, name: str) -> Desired:
-        """:raises UnknownPipelineError: where nothing was ever wanted of it"""
+    def get(self, name: str) -> PipelineRow:
+        """:raises UnknownPipelineError: if nothing was ever wanted of it"""
         known = desired_of(self._store.read().leases.values())
         if name not in known:
             raise UnknownPipelineError(pipeline=name, known=", ".join(sorted(known)) or "none")
         return known[name]
 
-    def declare(self, pipeline: Pipeline, workers: int) -> Desired:
-        """Want the pipeline running, or paused where it says so, unless something is already wanted of it. Any number may do it at once."""
+    def declare(self, pipeline: Pipeline, workers: int) -> PipelineRow:
+        """Want the pipeline running, or paused if its declaration says so.
+
+        Nothing is changed if something is wanted of it already. Any number of processes may do it at once.
+        """
+        state = DesiredState.PAUSED if pipeline.paused else DesiredState.RUNNING
+        row = PipelineRow(pipeline=pipeline.name, state=state, version=pipeline.version, shards=pipeline.shards, workers=workers)
         key = desired_key(pipeline.name)
-        detail = {"version": pipeline.version, "shards": pipeline.shards, "workers": workers}
 
         def decide(snapshot: Snapshot) -> list[Lease]:
             if key in snapshot.leases:
                 return []
-            return [
-                Lease(
-                    stream_id=key.stream_id,
-                    status_type=StatusType.PIPELINE,
-                    status_value=ACTIVE,
-                    state=DesiredState.PAUSED if pipeline.paused else DesiredState.RUNNING,
-                    detail=detail,
-                    updated_at=datetime.now(UTC),
-                )
-            ]
+            first = Lease(
+                stream_id=pipeline.name,
+                status_type=StatusType.PIPELINE,
+                status_value=ACTIVE,
+                state=state,
+                detail=row.to_json(),
+                updated_at=datetime.now(UTC),
+            )
+            return [first]
 
         swap(self._store, decide)
         return self.get(pipeline.name)
 
-    def set_state(self, name: str, state: DesiredState) -> Desired:
+    def set_state(self, name: str, state: DesiredState) -> PipelineRow:
         """Want another state. Wanting it running gives shards that were refused or drained another try.
 
-        :raises UnknownPipelineError: where nothing was ever wanted of it
+        :raises UnknownPipelineError: if nothing was ever wanted of it
         """
-        marks = _MARKS if state is DesiredState.RUNNING else frozenset()
-        return self._change(name, lambda row: row.evolve(state=state), lambda _: marks)
+        marks: frozenset[str] = frozenset()
+        if state is DesiredState.RUNNING:
+            marks = frozenset({REFUSED, DRAINED})
+        return self._change(name, lambda row: replace(row, state=state), lambda _: marks)
 
-    def set_shards(self, name: str, shards: int) -> Desired:
+    def set_shards(self, name: str, shards: int) -> PipelineRow:
         """Want the pipeline dealt into so many shards. Its workers write the new generation.
 
-        :raises UnknownPipelineError: where nothing was ever wanted of it
+        :raises UnknownPipelineError: if nothing was ever wanted of it
         """
-        return self._change(name, lambda row: row.evolve(detail={**row.detail, "shards": shards}))
+        return self._change(name, lambda row: replace(row, shards=shards), lambda _: frozenset())
 
     def request_rebuild(self, name: str, shards: Iterable[str]) -> str:
-        """Want these shards' state made anew from the topic; return the request's id, which each shard's detail repeats once it is done.
-        Those that were refused get another try.
+        """Want the state of these shards rebuilt from the topic. Those that were refused get another try.
 
-        :raises UnknownPipelineError: where nothing was ever wanted of it
+        :returns: the request's id, which each shard's detail repeats once it is done
+        :raises UnknownPipelineError: if nothing was ever wanted of it
         """
         request = uuid.uuid4().hex[:12]
         asked = dict.fromkeys(shards, request)
 
-        def ask(row: Lease) -> Lease:
-            return row.evolve(detail={**row.detail, REBUILD: {**row.detail.get(REBUILD, {}), **asked}})
+        def ask(row: PipelineRow) -> PipelineRow:
+            return replace(row, rebuild={**row.rebuild, **asked})
 
-        self._change(name, ask, lambda lease: frozenset({REFUSED}) if lease.status_value in asked else frozenset())
+        def marks(shard: Lease) -> frozenset[str]:
+            return frozenset({REFUSED}) if shard.status_value in asked else frozenset()
+
+        self._change(name, ask, marks)
         return request
 
-    def _change(
-        self, name: str, change: Callable[[Lease], Lease], marks: Callable[[Lease], frozenset[str]] = lambda _: frozenset()
-    ) -> Desired:
-        """Change what is wanted of a pipeline and clear these marks of its shards, in one commit."""
+    def _change(self, name: str, change: Callable[[PipelineRow], PipelineRow], marks: _Marks) -> PipelineRow:
+        """Change what is wanted of a pipeline, and clear marks of its shards, in one commit."""
         key = desired_key(name)
         self.get(name)
 
         def decide(snapshot: Snapshot) -> list[Lease]:
-            row = snapshot.leases[key]
+            lease = snapshot.leases[key]
+            row = PipelineRow.of(lease)
             wanted = change(row)
-            marked = [lease for lease in snapshot.leases.values() if lease.stream_id == name and marks(lease) & lease.detail.keys()]
-            cleared = [lease.evolve(detail={k: v for k, v in lease.detail.items() if k not in marks(lease)}) for lease in marked]
-            return [*([] if wanted == row else [wanted.renewed(updated_at=datetime.now(UTC))]), *cleared]
+            changed: list[Lease] = []
+            if wanted != row:
+                now = datetime.now(UTC)
+                changed.append(lease.renewed(state=wanted.state, detail=wanted.to_json(), updated_at=now))
+            own = [shard for shard in snapshot.leases.values() if shard.stream_id == name]
+            marked = [shard for shard in own if marks(shard) & shard.detail.keys()]
+            changed.extend(without_marks(shard, marks(shard)) for shard in marked)
+            return changed
 
         swap(self._store, decide)
         return self.get(name)

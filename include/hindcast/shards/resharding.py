@@ -12,11 +12,12 @@ Resharding writes a new generation beside the old one:
 
 A key must stay within one shard, or two shards would each emit a part of its windows. Kafka's producers put a key into partition
 ``hash mod partitions``; when partitions are added, keys move, but ``hash`` modulo the greatest common divisor of the old and the new
-number does not. So partitions are dealt by that residue, and :data:`MODULUS` remembers it.
+number does not. So partitions are dealt by that residue, and :attr:`hindcast.shards.shard_row.ShardDetail.modulus` remembers it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,18 +28,15 @@ from hindcast.leases.lease import NOT_HELD, Lease, LeaseKey, ShardState, StatusT
 from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import TOPIC_STRIDE
-from hindcast.shards.desired_state import DRAINED, REFUSED, DesiredState, desired_key, rows_of, wanted_versions
-
-#: In a shard's detail: keys never leave the partitions that are equal modulo this.
-MODULUS = "modulus"
-PARTITIONS = "partitions"
-#: In a waiting shard's detail: the reset that it belongs to (:mod:`hindcast.recovery.rewind_point`), which opens it itself.
-RESET = "reset"
+from hindcast.shards.pipeline_row import DesiredState, row_of, rows_of
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaits_rewind
 
 
 def deal(partitions: Iterable[int], shards: int, modulus: int) -> list[list[int]]:
     """Partition p of each topic goes to shard (p mod modulus) mod n, for as many shards as get at least one partition."""
-    dealt = [[partition for partition in sorted(partitions) if _residue(partition, modulus) % shards == index] for index in range(shards)]
+    dealt: list[list[int]] = [[] for _ in range(shards)]
+    for partition in sorted(partitions):
+        dealt[_residue(partition, modulus) % shards].append(partition)
     return [part for part in dealt if part]
 
 
@@ -63,18 +61,27 @@ def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -
     :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
     """
     modulus = _modulus(pipeline, shards, start)
-    return [
-        Lease(
-            stream_id=pipeline,
-            status_type=StatusType.SHARD,
-            status_value=str(ShardId(version, 0, index)),
-            state=ShardState.OPEN,
-            checkpoint={"start_offsets": {str(p): start[p] for p in partitions}},
-            detail={PARTITIONS: partitions, MODULUS: modulus},
-            updated_at=datetime.now(UTC),
-        )
-        for index, partitions in enumerate(deal(start, shards, modulus))
-    ]
+    first = []
+    for number, partitions in enumerate(deal(start, shards, modulus)):
+        begins = {partition: start[partition] for partition in partitions}
+        shard = ShardId(version, 0, number)
+        first.append(_new_shard(pipeline, shard, ShardState.OPEN, begins, partitions, modulus))
+    return first
+
+
+def _new_shard(
+    pipeline: str, shard: ShardId, state: ShardState, start: Offsets, partitions: list[int], modulus: int, parents: Iterable[str] = ()
+) -> Lease:
+    return Lease(
+        stream_id=pipeline,
+        status_type=StatusType.SHARD,
+        status_value=str(shard),
+        state=state,
+        parent_shard_ids=list(parents),
+        checkpoint=ShardCheckpoint(start_offsets=start).to_json(),
+        detail=ShardDetail(partitions=partitions, modulus=modulus).to_json(),
+        updated_at=datetime.now(UTC),
+    )
 
 
 def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
@@ -88,67 +95,59 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
         current = newest_of_version(snapshot.leases.values(), pipeline, version)
         if not current or any(lease.state == ShardState.WAIT for lease in current):
             return []
-        before = {partition for lease in current for partition in lease.detail[PARTITIONS]}
-        known = int(current[0].detail[MODULUS])
+        dealt_now = [ShardDetail.of(lease).partitions for lease in current]
+        before = set(itertools.chain.from_iterable(dealt_now))
+        known = ShardDetail.of(current[0]).modulus
         modulus = math.gcd(known, _modulus(pipeline, shards, start))
         dealt = deal(before | start.keys(), shards, modulus)
-        if dealt == [lease.detail[PARTITIONS] for lease in current]:
+        if dealt == dealt_now:
             return []
-        number = ShardId.parse(current[0].status_value).generation + 1
-        return [
-            Lease(
-                stream_id=pipeline,
-                status_type=StatusType.SHARD,
-                status_value=str(ShardId(version, number, index)),
-                state=ShardState.WAIT,
-                parent_shard_ids=[
-                    lease.status_value for lease in current if _residues(lease, modulus) & {_residue(p, modulus) for p in partitions}
-                ],
-                checkpoint={"start_offsets": {str(p): start[p] for p in partitions if p not in before}},
-                detail={PARTITIONS: partitions, MODULUS: modulus},
-                updated_at=datetime.now(UTC),
-            )
-            for index, partitions in enumerate(dealt)
-        ]
+        generation = ShardId.parse(current[0].status_value).generation + 1
+        children = []
+        for number, partitions in enumerate(dealt):
+            residues = {_residue(partition, modulus) for partition in partitions}
+            parents = [lease.status_value for lease in current if _residues(lease, modulus) & residues]
+            begins = {partition: start[partition] for partition in partitions if partition not in before}
+            shard = ShardId(version, generation, number)
+            children.append(_new_shard(pipeline, shard, ShardState.WAIT, begins, partitions, modulus, parents))
+        return children
 
     return swap(store, decide)
 
 
 def opened(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
     """Step 3: the children whose parents are all TERMINATED, as they are once open."""
-    return [
-        _begun(lease, parents)
-        for lease in leases.values()
-        if lease.status_type is StatusType.SHARD and lease.state == ShardState.WAIT and RESET not in lease.detail
-        for parents in [[leases[LeaseKey(lease.stream_id, StatusType.SHARD, name)] for name in lease.parent_shard_ids]]
-        if all(parent.state == ShardState.TERMINATED for parent in parents)
-    ]
+    children = []
+    for lease in leases.values():
+        if lease.status_type is not StatusType.SHARD or lease.state != ShardState.WAIT or awaits_rewind(lease):
+            continue
+        keys = [LeaseKey(lease.stream_id, StatusType.SHARD, name) for name in lease.parent_shard_ids]
+        parents = [leases[key] for key in keys]
+        if all(parent.state == ShardState.TERMINATED for parent in parents):
+            children.append(_begun(lease, parents))
+    return children
 
 
 def _begun(child: Lease, parents: list[Lease]) -> Lease:
-    modulus = child.detail[MODULUS]
-    start: dict[str, int] = {}
-    floors: dict[str, int] = {}
-    for partition in map(str, child.detail[PARTITIONS]):
-        had_it = [parent for parent in parents if int(partition) in parent.detail[PARTITIONS]]
-        # A partition that was added takes keys of any parent with its residue; what was final for one of them stays so.
-        had_its_keys = had_it or [parent for parent in parents if _residue(int(partition), modulus) in _residues(parent, modulus)]
-        start[partition] = ends(had_it[0])[partition] if had_it else child.checkpoint["start_offsets"][partition]
-        floors[partition] = max(final_ms(parent, partition if had_it else None) for parent in had_its_keys)
-    return child.moved(ShardState.OPEN).evolve(checkpoint={"start_offsets": start, "floors": floors}, updated_at=datetime.now(UTC))
-
-
-def ends(lease: Lease) -> dict[str, int]:
-    """Partition -> the offset up to which the shard is read, as its lease has it."""
-    found: dict[str, int] = lease.checkpoint.get("end_offsets") or lease.checkpoint["start_offsets"]
-    return found
-
-
-def final_ms(lease: Lease, partition: str | None) -> int:
-    """The partition's windows that end at or before the result are final for the shard; of all its partitions where none is named."""
-    floors: dict[str, int] = lease.checkpoint.get("floors", {})
-    floor = floors.get(partition, 0) if partition is not None else max(floors.values(), default=0)
-    return max(int(lease.checkpoint.get("watermark_ms", 0)), floor)
+    """A child that begins where its parents ended, with their watermarks as its floors."""
+    detail = ShardDetail.of(child)
+    start: Offsets = {}
+    floors: Offsets = {}
+    for partition in detail.partitions:
+        had_it = [parent for parent in parents if partition in ShardDetail.of(parent).partitions]
+        if had_it:
+            checkpoint = ShardCheckpoint.of(had_it[0])
+            start[partition] = checkpoint.read_to[partition]
+            floors[partition] = max(ShardCheckpoint.of(parent).final_ms(partition) for parent in had_it)
+        else:
+            # The partition was added. It takes keys of any parent with its residue, and what was final for one
+            # of them stays final.
+            residue = _residue(partition, detail.modulus)
+            had_keys = [parent for parent in parents if residue in _residues(parent, detail.modulus)]
+            start[partition] = ShardCheckpoint.of(child).start_offsets[partition]
+            floors[partition] = max(ShardCheckpoint.of(parent).all_final_ms for parent in had_keys)
+    begun = ShardCheckpoint(start_offsets=start, floors=floors)
+    return child.moved(ShardState.OPEN).evolve(checkpoint=begun.to_json(), updated_at=datetime.now(UTC))
 
 
 def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
@@ -159,20 +158,26 @@ def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
         current = newest_of_version(found, name, version)
         if not current or any(lease.state == ShardState.WAIT for lease in current):
             continue
-        partitions = [partition for lease in current for partition in lease.detail[PARTITIONS]]
-        if len(deal(partitions, shards, current[0].detail[MODULUS])) != len(current):
+        details = [ShardDetail.of(lease) for lease in current]
+        partitions = itertools.chain.from_iterable(detail.partitions for detail in details)
+        if len(deal(partitions, shards, details[0].modulus)) != len(current):
             due.append((name, version, shards))
     return due
 
 
 def _running(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
     """(pipeline, version, shards) of all that is wanted to run."""
-    rows = [row for row in rows_of(leases) if row.state == DesiredState.RUNNING]
-    return [(row.stream_id, version, shards) for row in rows for version, shards in wanted_versions(row).items()]
+    running = []
+    for row in rows_of(leases):
+        if row.state is not DesiredState.RUNNING:
+            continue
+        for version, shards in row.wanted_versions.items():
+            running.append((row.pipeline, version, shards))
+    return running
 
 
 def _residues(lease: Lease, modulus: int) -> set[int]:
-    return {_residue(partition, modulus) for partition in lease.detail[PARTITIONS]}
+    return {_residue(partition, modulus) for partition in ShardDetail.of(lease).partitions}
 
 
 def _residue(partition: int, modulus: int) -> int:
@@ -250,13 +255,14 @@ def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -
     """
     if lease.state in NOT_HELD:
         return False
-    row = snapshot.leases.get(desired_key(lease.stream_id))
-    if row is None or row.state == DesiredState.PAUSED or lease.detail.get(REFUSED):
+    row = row_of(snapshot.leases, lease.stream_id)
+    detail = ShardDetail.of(lease)
+    if row is None or row.state is DesiredState.PAUSED or detail.refused:
         return False
     version = ShardId.parse(lease.status_value).version
-    if version not in wanted_versions(row) or not able(lease.stream_id, version):
+    if version not in row.wanted_versions or not able(lease.stream_id, version):
         return False
-    return not (row.state == DesiredState.DRAINED and lease.detail.get(DRAINED))
+    return not (row.state is DesiredState.DRAINED and detail.drained)
 
 
 def pipelines_without_shards(snapshot: Snapshot) -> list[tuple[str, int, int]]:

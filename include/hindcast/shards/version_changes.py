@@ -22,8 +22,8 @@ from hindcast.leases.lease import REMOVED, Lease
 from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.partitions import Offsets
 from hindcast.shards import resharding
-from hindcast.shards.active_version import SHADOW, Change, ChangeKind, InactiveState, InactiveVersion, Rollout, ServedUntil, rollouts
-from hindcast.shards.desired_state import desired_key
+from hindcast.shards.active_version import Rollout, rollouts
+from hindcast.shards.pipeline_row import SHADOW, Change, ChangeKind, InactiveState, InactiveVersion, PipelineRow, ServedUntil, desired_key
 from hindcast.tables.control_tables import utc_from_ms
 
 
@@ -215,15 +215,14 @@ class Versions:
 
         def once(snapshot: Snapshot) -> list[Lease]:
             row, standing = _standing(snapshot, name)
-            if row.detail.get("written_by") == token:
+            if PipelineRow.of(row).written_by == token:
                 return []  # an earlier commit of unknown outcome had landed
             decided = decide(standing, snapshot)
             wrote.clear()
             if decided is None:
                 return []
             wrote.append(decided[0])
-            written = decided[0].written(row)
-            return [written.evolve(detail={**written.detail, "written_by": token}), *decided[1]]
+            return [decided[0].written(row, token), *decided[1]]
 
         swap(self._store, once)
         return wrote[-1] if wrote else None
@@ -285,7 +284,7 @@ def _standing(snapshot: Snapshot, name: str) -> tuple[Lease, Rollout]:
     row = snapshot.leases.get(desired_key(name))
     if row is None:
         raise UnknownPipelineError(pipeline=name, known=", ".join(sorted(rollouts(snapshot.leases.values()))) or "none")
-    return row, Rollout.of(row)
+    return row, Rollout.of(PipelineRow.of(row))
 
 
 def _joined(standing: Rollout, seam_ms: int | None) -> tuple[ServedUntil, ...]:

@@ -13,7 +13,7 @@ from hindcast import catalog
 from hindcast.catalog import Catalog
 from hindcast.leases.lease import Lease
 from hindcast.pipeline import Pipeline
-from hindcast.shards.desired_state import rows_of, wanted_versions
+from hindcast.shards.pipeline_row import rows_of
 
 
 class LoadedPipelines:
@@ -65,7 +65,7 @@ class LoadedPipelines:
 def _wanted(leases: Iterable[Lease]) -> list[tuple[str, int]]:
     wanted: list[tuple[str, int]] = []
     for row in rows_of(leases):
-        wanted.extend((row.stream_id, version) for version in wanted_versions(row))
+        wanted.extend((row.pipeline, version) for version in row.wanted_versions)
     return wanted
 
 

@@ -17,7 +17,8 @@ from hindcast.pipeline import Pipeline, parse_start
 from hindcast.recovery import rebuild_state
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.desired_state import rows_of, wanted_versions
+from hindcast.shards.pipeline_row import rows_of
+from hindcast.shards.shard_row import ShardDetail
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.warn_once import WarnOnce
 from hindcast.tables.event_log import EventKind, EventLog
@@ -70,8 +71,8 @@ class ShardCreation:
         leases = self._store.leases()
         wanted = {}
         for row in rows_of(leases):
-            for version, count in wanted_versions(row).items():
-                wanted[row.stream_id, version] = count
+            for version, count in row.wanted_versions.items():
+                wanted[row.pipeline, version] = count
         with TopicOffsets(self._settings) as offsets:
             for name, version in wanted.keys() & held:
                 current = resharding.newest_of_version(leases, name, version)
@@ -79,7 +80,7 @@ class ShardCreation:
                     continue
                 had: set[int] = set()
                 for lease in current:
-                    had.update(lease.detail[resharding.PARTITIONS])
+                    had.update(ShardDetail.of(lease).partitions)
                 earliest = across(self._deployed.of(name, version), offsets.earliest)
                 if earliest.keys() - had:
                     self._reshard(name, version, wanted[name, version])
@@ -122,7 +123,7 @@ class ShardCreation:
                 raise
             return
         if created:
-            parts = [f"{lease.status_value} has {lease.detail[resharding.PARTITIONS]}" for lease in created]
+            parts = [f"{lease.status_value} has {ShardDetail.of(lease).partitions}" for lease in created]
             dealt = "; ".join(parts)
             message = f"{name} is resharded for {len(earliest)} partitions: {dealt}."
             self._events.record(EventKind.SHARDS_CREATED, message, pipeline=name)

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +32,7 @@ from hindcast.clock import Clock
 from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError, StoreUnavailableError
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets, ShardId, app_id, by_partition
+from hindcast.partitions import Offsets, ShardId, app_id, as_json_object
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, takeover
@@ -41,6 +40,7 @@ from hindcast.recovery.checkpoint import SparkCheckpoint
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.shard_row import ReportedCheckpoint, ReportedDetail, ShardCheckpoint
 from hindcast.spark import batch_metrics, kafka_source, parquet_writer, query_signature, session
 from hindcast.stream.batch_cpu import CpuMeter, CpuShare
 from hindcast.stream.ledger_queue import LedgerQueue
@@ -113,7 +113,7 @@ class ShardRunner:
         history += takeover.repair_ledger(self._ledger, self.pipeline, missing)
         self._queue.begin(history)
         if self._position.fence.batch:
-            self._report(history[-1].sink_version)
+            self._report(history[-1].sink_version, ReportedDetail())
         return signature.fingerprint
 
     def prepare(self) -> None:
@@ -121,8 +121,8 @@ class ShardRunner:
 
         It needs nothing of the sink: another thread may make it while the sink is sealed.
         """
-        start = by_partition(self.lease.checkpoint["start_offsets"])
-        floors = by_partition(self.lease.checkpoint.get("floors", {}))
+        checkpoint = ShardCheckpoint.of(self.lease)
+        start, floors = checkpoint.start_offsets, checkpoint.floors
         self._prepared = (start, floors), self._frame(start, floors)
 
     def start(self, rebuild: str = "", *, allowed: Callable[[], object] = lambda: None) -> str:
@@ -143,8 +143,10 @@ class ShardRunner:
         if rebuild:
             self._start = self._rebuild()
         else:
-            self._start = by_partition(self.lease.checkpoint["start_offsets"])
-        self._keeper.report(self.lease.key, self.lease.epoch, checkpoint={"fingerprint": fingerprint})
+            self._start = ShardCheckpoint.of(self.lease).start_offsets
+        self._keeper.report(
+            self.lease.key, self.lease.epoch, checkpoint=ReportedCheckpoint(fingerprint=fingerprint)
+        )
         if self._rerun is None:
             self._begin()
         return rebuild
@@ -380,7 +382,7 @@ class ShardRunner:
         assert self._checkpoint is not None
         if spark_batch:
             return self._checkpoint.planned(spark_batch - 1).end_offsets
-        return by_partition(self.lease.checkpoint["start_offsets"])
+        return ShardCheckpoint.of(self.lease).start_offsets
 
     def _written(self, frame: DataFrame, fence: Fence) -> tuple[Data, int]:
         """The batch's rows in the form that the sink takes, and how many there are."""
@@ -411,17 +413,16 @@ class ShardRunner:
         )
         self._committed += 1
         self._queue.add(row)
-        self._report(sink_version, lag_records=self.lag_records)
+        self._report(sink_version, ReportedDetail(lag_records=self.lag_records))
 
-    def _report(self, sink_version: int, **detail: Any) -> None:
+    def _report(self, sink_version: int, detail: ReportedDetail) -> None:
         assert self._position is not None
-        end_offsets = {str(partition): offset for partition, offset in self._position.end_offsets.items()}
-        checkpoint = {
-            "batch": self._position.fence.batch,
-            "end_offsets": end_offsets,
-            "watermark_ms": self._position.watermark_ms,
-            "sink_version": sink_version,
-        }
+        checkpoint = ReportedCheckpoint(
+            batch=self._position.fence.batch,
+            end_offsets=as_json_object(self._position.end_offsets),
+            watermark_ms=self._position.watermark_ms,
+            sink_version=sink_version,
+        )
         self._keeper.report(self.lease.key, self.lease.epoch, checkpoint=checkpoint, detail=detail)
 
     def flush(self) -> None:

@@ -33,12 +33,11 @@ from hindcast.errors import (
 )
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease, LeaseKey
-from hindcast.partitions import Offsets, ShardId, by_partition
+from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
-from hindcast.shards.desired_state import DRAINED, REBUILD, REFUSED
+from hindcast.shards.shard_row import ReportedDetail, ShardCheckpoint, ShardDetail
 from hindcast.spark import kafka_source
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.late_and_dead_rows import Audit
@@ -69,8 +68,6 @@ _STATE_LOST = re.compile(
 )
 #: A query that failed is started again by this worker after 1, 2, 4 ... seconds, at most this.
 MAX_BACKOFF_SECONDS = 60.0
-#: In a shard's detail: why its state must be rebuilt, as its query has shown.
-DAMAGED = "damaged"
 
 
 @dataclass
@@ -400,7 +397,7 @@ class ShardSync:
         elif running.draining and consumer.drained:
             self._drained(running)
         elif running.reached_drain_end:
-            self._keeper.report(key, lease.epoch, detail={DRAINED: True})
+            self._keeper.report(key, lease.epoch, detail=ReportedDetail(drained=True))
         else:
             consumer.go_on()
 
@@ -438,7 +435,9 @@ class ShardSync:
         lease = running.consumer.lease
         self._backoff.succeeded(lease.key)
         if running.met is not None:  # the sink names the new checkpoint from now on
-            self._keeper.report(lease.key, lease.epoch, detail={REBUILD: running.met, DAMAGED: ""})
+            self._keeper.report(
+                lease.key, lease.epoch, detail=ReportedDetail(rebuild=running.met, damaged="")
+            )
             running.met = None
 
     def audit(self) -> None:
@@ -517,13 +516,13 @@ class ShardSync:
         if isinstance(error, LeaseLostError):
             self._events.lost(lease)
         elif _is_refusal(error):
-            self._keeper.report(lease.key, lease.epoch, detail={REFUSED: str(error)})
+            self._keeper.report(lease.key, lease.epoch, detail=ReportedDetail(refused=str(error)))
             self._events.refused(lease, error)
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
             self._events.query_failed(lease, error, _cause(error), seconds)
             if _STATE_LOST.search(str(error)):
-                self._keeper.report(lease.key, lease.epoch, detail={DAMAGED: _cause(error)})
+                self._keeper.report(lease.key, lease.epoch, detail=ReportedDetail(damaged=_cause(error)))
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be
         # lost.
         self._keeper.closed(lease.key, lease.epoch)
@@ -534,10 +533,10 @@ def _why_rebuild(lease: Lease, request: str) -> str:
 
     :param request: the newest request to rebuild the shard
     """
-    met = lease.detail.get(REBUILD, "")
-    if request and request != met:
+    detail = ShardDetail.of(lease)
+    if request and request != detail.rebuilt:
         return "it was asked for"
-    return str(lease.detail.get(DAMAGED, ""))
+    return detail.damaged
 
 
 def _file(running: _Running, *, to_the_end: bool) -> bool:
@@ -568,7 +567,7 @@ def _check_retained(topics: TopicOffsets, pipeline: Pipeline, lease: Lease) -> N
     """
     earliest = across(pipeline, topics.earliest)
     latest = across(pipeline, topics.latest)
-    for partition, offset in by_partition(resharding.ends(lease)).items():
+    for partition, offset in ShardCheckpoint.of(lease).read_to.items():
         lost = {
             "topic": pipeline.topics[partition // TOPIC_STRIDE].name,
             "partition": partition % TOPIC_STRIDE,

@@ -37,7 +37,8 @@ from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.active_version import caught_up, is_shadow
 from hindcast.shards.coordinator import STARTING, LeaseCoordinator, Step
-from hindcast.shards.desired_state import DesiredState, desired_of, rebuild_request, rows_of, wanted_versions
+from hindcast.shards.desired_state import desired_of, rebuild_request
+from hindcast.shards.pipeline_row import DesiredState, rows_of
 from hindcast.shards.version_changes import Versions
 from hindcast.shards.version_events import record_changes
 from hindcast.shards.warm_time import WarmTime
@@ -249,10 +250,10 @@ class Worker:
             )
             return
         for row in running:
-            for version in wanted_versions(row):
+            for version in row.wanted_versions:
                 self._come_round()
-                if self._deployed.has(row.stream_id, version) and not self._stop.is_set():
-                    warm_up(spark, self._settings, self._deployed.of(row.stream_id, version))
+                if self._deployed.has(row.pipeline, version) and not self._stop.is_set():
+                    warm_up(spark, self._settings, self._deployed.of(row.pipeline, version))
         self._come_round()
 
     # -- main ------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import Protocol
 from deltalake.exceptions import TableNotFoundError
 
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets, app_id, by_partition
+from hindcast.partitions import Offsets, app_id
 from hindcast.settings import Settings
 from hindcast.shards import resharding
+from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.tables.fenced_sink import BatchCommit, FencedTable
 
 
@@ -72,11 +73,11 @@ def position_by(leases: Iterable[Lease], pipeline: str, version: int, last_commi
     final_ms: Offsets = {}
     for lease in resharding.reading(leases, pipeline, version):
         last = last_commit(lease)
-        ends = last.end_offsets if last else by_partition(resharding.ends(lease))
-        begun = by_partition(lease.checkpoint["start_offsets"])
+        checkpoint = ShardCheckpoint.of(lease)
+        ends = last.end_offsets if last else checkpoint.read_to
         offsets |= ends
         for partition, end in ends.items():
-            if lease.parent_shard_ids or end > begun[partition]:
+            if lease.parent_shard_ids or end > checkpoint.start_offsets[partition]:
                 own = max(last.watermark_ms, last.floors.get(partition, 0)) if last else 0
-                final_ms[partition] = max(own, resharding.final_ms(lease, str(partition)))
+                final_ms[partition] = max(own, checkpoint.final_ms(partition))
     return VersionPosition(offsets, final_ms)

@@ -12,8 +12,8 @@ from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot
 from hindcast.settings import Settings
-from hindcast.shards.active_version import ChangeKind, tables_at
-from hindcast.shards.desired_state import desired_key
+from hindcast.shards.active_version import tables_at
+from hindcast.shards.pipeline_row import ChangeKind, desired_key
 from hindcast.shards.version_changes import Refusal, Versions, check_shadow
 from hindcast.versions.catch_up import position
 from hindcast.versions.promote import check_proved

@@ -7,9 +7,11 @@ from typing import Any
 from hindcast import catalog
 from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets, as_json_object
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.active_version import Rollout, rollouts, tables_of
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 
 ACTIVE = "active"
 DISCARDING = "discarding"
@@ -62,12 +64,12 @@ def _row(leases: list[Lease], standing: Rollout | None, name: str, version: int,
     }
     own = resharding.newest_of_version(leases, name, version)
     if own:
-        row["lag_records"] = sum(int(lease.detail.get("lag_records") or 0) for lease in own)
-        row["watermark_ms"] = min(int(lease.checkpoint.get("watermark_ms") or 0) for lease in own)
-    offsets: dict[str, int] = {}
+        row["lag_records"] = sum(ShardDetail.of(lease).lag_records or 0 for lease in own)
+        row["watermark_ms"] = min(ShardCheckpoint.of(lease).watermark_ms for lease in own)
+    offsets: Offsets = {}
     for lease in own:
-        offsets.update(resharding.ends(lease))
-    row["offsets"] = offsets or None
+        offsets.update(ShardCheckpoint.of(lease).read_to)
+    row["offsets"] = as_json_object(offsets) or None
     if standing is None:
         return row
     if standing.beside and standing.beside.version == version:

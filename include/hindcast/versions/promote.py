@@ -24,7 +24,8 @@ from hindcast.errors import VersionRefusedError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
-from hindcast.shards.active_version import ChangeKind, InactiveState, InactiveVersion, Rollout, tables_at
+from hindcast.shards.active_version import Rollout, tables_at
+from hindcast.shards.pipeline_row import ChangeKind, InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Refusal, Versions, check_no_reshard, check_shadow
 from hindcast.shards.version_events import record_changes
 from hindcast.tables.control_tables import ControlTables, utc_from_ms

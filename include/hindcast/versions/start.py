@@ -15,11 +15,13 @@ from hindcast.errors import BadRangeError, TryLaterError
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets, by_partition
+from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.active_version import InactiveState, InactiveVersion, tables_of
+from hindcast.shards.active_version import tables_of
+from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
+from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.shards.version_changes import Refusal, Versions, check_room
 from hindcast.shards.version_events import record_changes
 from hindcast.tables.control_tables import ControlTables
@@ -113,7 +115,7 @@ def began_at(leases: Iterable[Lease], active: Pipeline) -> Offsets:
     """By partition, where the shards of the active version began, its first generation before the others."""
     begun: Offsets = {}
     for lease in resharding.of_version(leases, active.name, active.version):
-        for partition, offset in by_partition(lease.checkpoint.get("start_offsets", {})).items():
+        for partition, offset in ShardCheckpoint.of(lease).start_offsets.items():
             begun[partition] = min(offset, begun.get(partition, offset))
     return begun
 

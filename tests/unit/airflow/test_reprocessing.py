@@ -30,7 +30,8 @@ from hindcast.airflow.reprocessing import (
 from hindcast.errors import ChildFailedError, TryLaterError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
-from hindcast.shards.active_version import InactiveState, InactiveVersion, Rollout
+from hindcast.shards.active_version import Rollout
+from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable
@@ -42,7 +43,7 @@ TASK = {"task_id": "task", "pipeline": NAME, "version": "2"}
 #: What spark_apps/versions.py does in the end when it begins, and when it promotes.
 BEGIN = """
 from hindcast.leases.delta_store import LeaseTable
-from hindcast.shards.active_version import InactiveVersion, InactiveState
+from hindcast.shards.pipeline_row import InactiveVersion, InactiveState
 from hindcast.shards.version_changes import Versions
 from hindcast.settings import Settings
 beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))

@@ -16,7 +16,7 @@ from hindcast.airflow import version_triggers
 from hindcast.airflow.version_triggers import PromotedTrigger, ShadowTrigger, look_at_promoted
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
-from hindcast.shards.active_version import Change, InactiveState, InactiveVersion
+from hindcast.shards.pipeline_row import Change, InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable

@@ -20,8 +20,8 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.active_version import InactiveState, InactiveVersion
 from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 
 NAME = "stock_stats"

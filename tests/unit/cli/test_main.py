@@ -17,7 +17,6 @@ from hindcast.cli import pipelines
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import REMOVED, ShardState
 from hindcast.processes.background_services import Services
-from hindcast.recovery import rewind_point
 from hindcast.settings import Settings, project_root
 from hindcast.shards import resharding
 from hindcast.tables.control_tables import ControlTables
@@ -202,7 +201,7 @@ def test_resume_says_what_a_rewind_that_was_cut_short_waits_for(
     store = LeaseTable(settings)
     (shard,) = resharding.create(store, "stock_stats", 1, 1, {0: 0})
     store.commit(store.read(), [shard.evolve(state=REMOVED)])
-    waiting = shard.evolve(state=ShardState.WAIT, detail={**shard.detail, rewind_point.RESET: {}})
+    waiting = shard.evolve(state=ShardState.WAIT, detail={**shard.detail, "reset": {}})
     store.commit(store.read(), [waiting])
     assert "`hindcast rewind stock_stats` completes it" in hindcast("resume", "stock_stats").stderr
 

@@ -23,7 +23,9 @@ from hindcast.leases.lease import Lease, ShardState, StatusType
 from hindcast.leases.store import swap
 from hindcast.settings import Settings, project_root
 from hindcast.shards import resharding
-from hindcast.shards.desired_state import DRAINED, REBUILD, REFUSED, DesiredStates, desired_key
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import PipelineRow, desired_key
+from hindcast.shards.shard_row import DRAINED, REFUSED, ReportedDetail
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog
 
@@ -51,7 +53,7 @@ def alter(settings: Settings, change: Change) -> None:
 
 def requested(settings: Settings) -> bool:
     row = LeaseTable(settings).read().leases[desired_key(NAME)]
-    return bool(row.detail.get(REBUILD))
+    return bool(PipelineRow.of(row).rebuild)
 
 
 def wanted(settings: Settings, state: str) -> bool:
@@ -168,7 +170,9 @@ def _meet(settings: Settings) -> None:
     row = LeaseTable(settings).read().leases[desired_key(NAME)]
     alter(
         settings,
-        lambda lease: lease.evolve(detail={**lease.detail, REBUILD: row.detail[REBUILD][lease.status_value]}),
+        lambda lease: lease.evolve(
+            detail={**lease.detail, **ReportedDetail(rebuild=PipelineRow.of(row).rebuild[lease.status_value])}
+        ),
     )
 
 

@@ -33,7 +33,8 @@ from hindcast.pipeline import Pipeline, Table
 from hindcast.recovery import rewind as reset
 from hindcast.settings import Settings, project_root
 from hindcast.shards import resharding
-from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.compaction import COMPACTION, compact
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable

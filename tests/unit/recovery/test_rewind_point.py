@@ -18,7 +18,8 @@ from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.desired_state import DesiredState, DesiredStates
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow, Undone
 from hindcast.tables.ledger_history import History
@@ -159,7 +160,7 @@ def test_another_query_may_begin_anew() -> None:
     """Where nothing is kept the followers do not ask for the query that made it."""
     store, planned = paused()
     rewind_point.begin(store, "p", 1, planned, some(kept=False), RECORD)
-    assert lease(store, "v1.g1.s1").checkpoint == {"start_offsets": {"1": 6}, "floors": {}}
+    assert lease(store, "v1.g1.s1").checkpoint == {"start_offsets": {"1": 6}}
 
 
 @pytest.mark.parametrize("state", [DesiredState.RUNNING, DesiredState.DRAINED])

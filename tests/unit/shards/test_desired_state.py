@@ -15,18 +15,9 @@ from hindcast.errors import UnknownPipelineError
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.pipeline import Pipeline
 from hindcast.shards import resharding
-from hindcast.shards.desired_state import (
-    DRAINED,
-    REBUILD,
-    REFUSED,
-    Desired,
-    DesiredState,
-    DesiredStates,
-    desired_key,
-    desired_of,
-    rebuild_request,
-    wanted_versions,
-)
+from hindcast.shards.desired_state import DesiredStates, desired_of, rebuild_request
+from hindcast.shards.pipeline_row import DesiredState, InactiveState, InactiveVersion, PipelineRow, desired_key
+from hindcast.shards.shard_row import DRAINED, REFUSED
 from hindcast.testing import MemoryStore, Outcome
 
 ROW = desired_key("p")
@@ -51,7 +42,7 @@ def test_a_declaration_is_wanted_once(store: MemoryStore, pipeline: Pipeline) ->
     """The row has what the file says and how many workers; a second declaration changes nothing of it, and none is lost on a conflict."""
     outcomes = [Outcome.CONFLICT]
     store.outcome = lambda: outcomes.pop() if outcomes else Outcome.OK
-    wanted = Desired("p", 4, DesiredState.RUNNING, 2, 3)
+    wanted = PipelineRow(pipeline="p", version=4, state=DesiredState.RUNNING, shards=2, workers=3)
     began = datetime.now(UTC)
     assert DesiredStates(store).declare(pipeline, 3) == wanted
     row = store.read().leases[ROW]
@@ -105,13 +96,13 @@ def test_what_was_never_wanted_is_said_with_what_was(states: DesiredStates) -> N
     ids=["state", "shards"],
 )
 def test_a_change_leaves_the_rest(
-    store: MemoryStore, states: DesiredStates, act: Callable[[DesiredStates], Desired], changes: object
+    store: MemoryStore, states: DesiredStates, act: Callable[[DesiredStates], PipelineRow], changes: object
 ) -> None:
     """The row says what is new, when it was changed, and that it was; wanting it again writes nothing."""
     before, began = store.read().leases[ROW], datetime.now(UTC)
     wanted = act(states)
     row = store.read().leases[ROW]
-    assert wanted == states.get("p") == Desired.from_lease(row)
+    assert wanted == states.get("p") == PipelineRow.of(row)
     assert row.updated_at is not None
     assert began <= row.updated_at <= datetime.now(UTC)
     assert row == before.renewed(updated_at=row.updated_at, **changes)  # type: ignore[arg-type]
@@ -152,7 +143,7 @@ def test_a_rebuild_is_asked_for_shard_by_shard(store: MemoryStore, states: Desir
     both = states.request_rebuild("p", [second.status_value])
     leases = store.read().leases
     assert [rebuild_request(leases, key) for key in (first.key, second.key)] == [one, both]
-    assert leases[ROW].detail == {"version": 4, "shards": 2, "workers": 3, REBUILD: {first.status_value: one, second.status_value: both}}
+    assert leases[ROW].detail == {"version": 4, "shards": 2, "workers": 3, "rebuild": {first.status_value: one, second.status_value: both}}
     assert {len(one), len(both)} == {12}
     assert one != both
     assert rebuild_request(leases, LeaseKey("q", StatusType.SHARD, first.status_value)) == ""
@@ -161,7 +152,8 @@ def test_a_rebuild_is_asked_for_shard_by_shard(store: MemoryStore, states: Desir
 def test_a_version_beside_is_wanted_until_it_leaves(store: MemoryStore, states: DesiredStates) -> None:
     """With its own number of shards, after the active one."""
     row = store.read().leases[ROW]
-    beside = {"version": 5, "shards": 7, "leaving": False}
-    assert list(wanted_versions(row).items()) == [(4, 2)]
-    assert list(wanted_versions(row.evolve(detail={**row.detail, "beside": beside})).items()) == [(4, 2), (5, 7)]
-    assert wanted_versions(row.evolve(detail={**row.detail, "beside": {**beside, "leaving": True}})) == {4: 2}
+    wanted = PipelineRow.of(row)
+    beside = InactiveVersion(version=5, state=InactiveState.LIVE, shards=7, tables=())
+    assert list(wanted.wanted_versions.items()) == [(4, 2)]
+    assert list(replace(wanted, beside=beside).wanted_versions.items()) == [(4, 2), (5, 7)]
+    assert replace(wanted, beside=replace(beside, leaving=True)).wanted_versions == {4: 2}

@@ -14,7 +14,8 @@ from hindcast.partitions import ShardId
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
-from hindcast.shards.desired_state import DesiredState
+from hindcast.shards.pipeline_row import DesiredState, InactiveState, InactiveVersion
+from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.testing import FakeClock, MemoryStore
 
 
@@ -118,7 +119,8 @@ def test_each_partition_hands_its_own_floor_on() -> None:
 def test_nothing_is_final_for_a_shard_that_has_read_nothing() -> None:
     """Neither of one of its partitions nor of them all."""
     (lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
-    assert (resharding.final_ms(lease, None), resharding.final_ms(lease, "0")) == (0, 0)
+    checkpoint = ShardCheckpoint.of(lease)
+    assert (checkpoint.all_final_ms, checkpoint.final_ms(0)) == (0, 0)
 
 
 def test_an_added_partition_reopens_no_window_that_was_final_for_any_other() -> None:
@@ -238,8 +240,8 @@ def test_what_runs_without_shards_is_named() -> None:
     store = MemoryStore()
     resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     resharding.create(store, "other", 2, 1, {0: 0})
-    beside = {"version": 2, "shards": 4, "leaving": False}
-    running = wanted_row(3).evolve(detail={**wanted_row(3).detail, "beside": beside})
+    beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=4, tables=())
+    running = wanted_row(3).evolve(detail={**wanted_row(3).detail, "beside": beside.to_json()})
     paused = wanted_row(1).evolve(stream_id="q", state=DesiredState.PAUSED)
     store.commit(store.read(), [running, paused, wanted_row(5).evolve(stream_id="r")])
     assert resharding.pipelines_without_shards(store.read()) == [("p", 2, 4), ("r", 1, 5)]

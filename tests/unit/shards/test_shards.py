@@ -18,7 +18,9 @@ from hindcast.leases.lease import TRANSITIONS, Lease, ShardState, StatusType
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.desired_state import DRAINED, REFUSED, DesiredState, DesiredStates
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import DesiredState
+from hindcast.shards.shard_row import DRAINED, REFUSED
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow

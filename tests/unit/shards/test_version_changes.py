@@ -20,18 +20,18 @@ from hindcast.leases.store import swap
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.active_version import (
+from hindcast.shards.active_version import Rollout, active_pipeline, caught_up, is_shadow
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import (
     Change,
     ChangeKind,
+    DesiredState,
     InactiveState,
     InactiveVersion,
-    Rollout,
+    PipelineRow,
     ServedUntil,
-    active_pipeline,
-    caught_up,
-    is_shadow,
+    desired_key,
 )
-from hindcast.shards.desired_state import DesiredState, DesiredStates, desired_key
 from hindcast.shards.version_changes import Versions, check_room
 from hindcast.shards.version_events import record_changes
 from hindcast.shards.warm_time import NOTED_SECONDS, WarmTime
@@ -489,9 +489,9 @@ def test_a_standing_is_written_as_it_was_read(tmp_path: Path) -> None:
         if written_down:
             begun(versions)
         row = store.read().leases[desired_key(NAME)]
-        standing = Rollout.of(row)
+        standing = Rollout.of(PipelineRow.of(row))
         again = standing.written(row)
-        assert (Rollout.of(again), again.updated_at) == (standing, row.updated_at)
+        assert (Rollout.of(PipelineRow.of(again)), again.updated_at) == (standing, row.updated_at)
 
 
 def test_a_shadow_has_not_caught_up_with_a_part_of_what_is_being_resharded() -> None:

@@ -13,8 +13,7 @@ from hindcast.errors import VersionRefusedError
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.leases.store import swap
 from hindcast.partitions import ShardId
-from hindcast.shards.active_version import SHADOW, InactiveState, InactiveVersion
-from hindcast.shards.desired_state import DesiredState, desired_key, wanted_versions
+from hindcast.shards.pipeline_row import SHADOW, DesiredState, InactiveState, InactiveVersion, PipelineRow, desired_key
 from hindcast.shards.version_changes import Versions
 from hindcast.testing import MemoryStore
 
@@ -117,7 +116,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def the_wanted_versions_have_their_shards_and_the_discarded_have_none(self) -> None:
         snapshot = self.store.read()
-        wanted = wanted_versions(snapshot.leases[desired_key(NAME)])
+        wanted = PipelineRow.of(snapshot.leases[desired_key(NAME)]).wanted_versions
         held = {ShardId.parse(key.status_value).version for key in snapshot.leases if key.status_type == StatusType.SHARD}
         assert set(wanted) - {1} <= held
         assert not held & self.deleted

@@ -13,7 +13,7 @@ from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
-from hindcast.shards.desired_state import REFUSED
+from hindcast.shards.shard_row import REFUSED
 from hindcast.stream import shard_sync
 from hindcast.stream.shard_sync import Backoff, ShardSync
 from hindcast.tables.control_tables import ControlTables

@@ -25,8 +25,8 @@ from hindcast.partitions import app_id
 from hindcast.serving.corrected_windows import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.active_version import InactiveState, InactiveVersion
 from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.shards.warm_time import NOTED_SECONDS
 from hindcast.stream.worker import Worker

@@ -22,8 +22,8 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.active_version import InactiveState, InactiveVersion
 from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.spark import query_signature
 from hindcast.tables.control_tables import ControlTables

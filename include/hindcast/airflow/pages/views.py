@@ -13,7 +13,9 @@ from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import NOT_HELD, Lease, StatusType
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout, rollouts
-from hindcast.shards.desired_state import Desired, desired_of
+from hindcast.shards.desired_state import desired_of
+from hindcast.shards.pipeline_row import PipelineRow
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.schema import ControlTable
 
@@ -122,7 +124,7 @@ class Views:
         return str(verdict["data_docs"] or "")
 
     def _pipeline(
-        self, desired: Desired, standing: Rollout, shards: Iterable[Row], verdicts: Iterable[Row]
+        self, desired: PipelineRow, standing: Rollout, shards: Iterable[Row], verdicts: Iterable[Row]
     ) -> Row:
         """The active version, with the newest of its verdicts."""
         newest = None
@@ -162,9 +164,11 @@ class Views:
         shards.sort(key=lambda lease: lease.key)
         return [self._shard(lease, desired_by_name.get(lease.stream_id)) for lease in shards]
 
-    def _shard(self, lease: Lease, desired: Desired | None) -> Row:
+    def _shard(self, lease: Lease, desired: PipelineRow | None) -> Row:
         """One shard; it is *current* if the active version consumes it."""
-        watermark_ms = int(lease.checkpoint.get("watermark_ms") or 0)
+        checkpoint = ShardCheckpoint.of(lease)
+        detail = ShardDetail.of(lease)
+        watermark_ms = checkpoint.watermark_ms
         current = False
         if desired is not None and lease.state not in NOT_HELD:
             current = lease.status_value.startswith(f"v{desired.version}.")
@@ -175,9 +179,9 @@ class Views:
             "owner": lease.lease_owner,
             "stealer": lease.lease_stealer,
             "epoch": lease.epoch,
-            "batch": lease.checkpoint.get("batch"),
-            "partitions": lease.detail.get("partitions") or [],
-            "lag": lease.detail.get("lag_records"),
+            "batch": checkpoint.batch or None,
+            "partitions": detail.partitions,
+            "lag": detail.lag_records,
             "watermark_ms": watermark_ms,
             "watermark_age": self._watermark_age(watermark_ms),
             "renewed": age_seconds(lease.updated_at, self._now),

@@ -17,7 +17,9 @@ from hindcast.clock import Clock
 from hindcast.leases.expired_owners import Observer
 from hindcast.leases.lease import Lease, ShardState, StatusType
 from hindcast.settings import Settings
-from hindcast.shards.desired_state import Desired, DesiredState, desired_of
+from hindcast.shards.desired_state import desired_of
+from hindcast.shards.pipeline_row import DesiredState, PipelineRow
+from hindcast.shards.shard_row import ShardDetail
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind
 from hindcast.tables.schema import ControlTable
@@ -119,7 +121,7 @@ def lagging_shards(leases: Collection[Lease], settings: Settings) -> dict[str, i
             continue
         if not lease.status_value.startswith(f"v{desired.version}."):
             continue
-        lag = int(lease.detail.get("lag_records") or 0)
+        lag = ShardDetail.of(lease).lag_records or 0
         if lag > settings.lag_limit_records:
             lagging[str(lease.key)] = lag
     return lagging
@@ -137,7 +139,7 @@ def desired_lines(leases: Iterable[Lease]) -> dict[str, str]:
     return {name: describe(desired) for name, desired in desired_of(leases).items()}
 
 
-def describe(desired: Desired) -> str:
+def describe(desired: PipelineRow) -> str:
     state = f"{desired.state.value} at version {desired.version}"
     return f"{state}, {desired.shards} shards, {desired.workers} workers"
 

@@ -29,7 +29,7 @@ from hindcast.clock import SystemClock
 from hindcast.errors import BadInputError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
-from hindcast.shards.active_version import InactiveState, InactiveVersion
+from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog
