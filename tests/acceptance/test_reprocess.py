@@ -55,7 +55,7 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     text = SECOND.format(topic=stream.topic, shards=2, name=name, version=2)
     (stream.settings.pipelines_dir / f"{name}_v2.py").write_text(text)
 
-    assert "max_ask comes" in hindcast(
+    assert "max_ask is added" in hindcast(
         stream, "reprocess", name, "--version", "2", "--from", "earliest", code=2
     )
     begun = hindcast(

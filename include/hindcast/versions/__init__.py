@@ -1,1 +1,3 @@
-"""Reprocess a pipeline: a new version beside the active one, compared, promoted, backed out or discarded."""
+"""Reprocess a pipeline: start a new version while the active one runs on, compare the two, promote the new
+one, back out of that or discard it.
+"""

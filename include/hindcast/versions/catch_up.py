@@ -1,4 +1,6 @@
-"""How far a version is, by what its own table says: the ledger and the leases learn it some seconds later."""
+"""How far a version has come, by the commits in its own table: the ledger and the leases learn of them some
+seconds later.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ from hindcast.tables.fenced_sink import BatchCommit, FencedTable
 
 @dataclass(frozen=True)
 class VersionPosition:
-    """Up to which offsets a version has committed, and by partition which windows are final: those that end at or before it (epoch
-    milliseconds). A partition of which nothing was read yet closes no window and is left out of ``final_ms``.
+    """Up to which offsets a version has committed, and which windows are final by then.
+
+    :param offsets: by partition; an end is exclusive
+    :param final_ms: by partition, in epoch milliseconds: its windows that end at or before it are final. It
+        lacks the partitions of which nothing was read yet, because they close no window
     """
 
     offsets: Offsets
@@ -27,37 +32,44 @@ class VersionPosition:
 
     @property
     def horizon_ms(self) -> int:
-        """All windows that end at or before it are final; 0 for none."""
+        """All windows that end at or before it are final; 0 if none are."""
         return min(self.final_ms.values(), default=0)
 
     def behind(self, other: VersionPosition) -> int:
         """How many records the other has read that this one has not."""
-        return sum(max(0, end - self.offsets.get(partition, 0)) for partition, end in other.offsets.items())
+        records = 0
+        for partition, end in other.offsets.items():
+            records += max(0, end - self.offsets.get(partition, 0))
+        return records
 
     def covers(self, other: VersionPosition) -> bool:
         """Whether it has read all that the other has, and closed every window that the other has closed."""
         return self.behind(other) == 0 and self.horizon_ms >= other.horizon_ms
 
 
-def position(settings: Settings, sink: str, leases: Iterable[Lease], pipeline: str, version: int) -> VersionPosition:
-    """Where a version stands.
+def position(
+    settings: Settings, sink: str, leases: Iterable[Lease], pipeline: str, version: int
+) -> VersionPosition:
+    """How far a version has come.
 
     :param sink: the name of its table
-    :raises StoreUnavailableError: the store does not answer
+    :param leases: of one read
+    :raises StoreUnavailableError: if the store does not answer
     """
+    url = settings.table("sinks", sink)
 
-    def last(lease: Lease) -> BatchCommit | None:
-        table = FencedTable(settings.table("sinks", sink), settings.storage_options, app_id(pipeline, lease.status_value))
+    def last_commit(lease: Lease) -> BatchCommit | None:
+        table = FencedTable(url, settings.storage_options, app_id(pipeline, lease.status_value))
         try:
             return next(table.commits(), None)
         except TableNotFoundError:
             return None
 
-    return position_by(leases, pipeline, version, last)
+    return position_by(leases, pipeline, version, last_commit)
 
 
 class Commit(Protocol):
-    """What a shard's last commit says of it."""
+    """What a shard's last commit says of the shard."""
 
     @property
     def end_offsets(self) -> Offsets: ...
@@ -67,17 +79,35 @@ class Commit(Protocol):
     def floors(self) -> Offsets: ...
 
 
-def position_by(leases: Iterable[Lease], pipeline: str, version: int, last_commit: Callable[[Lease], Commit | None]) -> VersionPosition:
-    """Where a version stands, by the last commit of each shard. What a shard was dealt that waits for its parents stands where those do."""
+def position_by(
+    leases: Iterable[Lease], pipeline: str, version: int, last_commit: Callable[[Lease], Commit | None]
+) -> VersionPosition:
+    """How far a version has come, by the last commit of each shard.
+
+    A shard that waits for its parents has read nothing: its partitions are where the parents are.
+    """
     offsets: Offsets = {}
     final_ms: Offsets = {}
     for lease in resharding.reading(leases, pipeline, version):
         last = last_commit(lease)
         checkpoint = ShardCheckpoint.of(lease)
-        ends = last.end_offsets if last else checkpoint.read_to
+        ends = checkpoint.read_to
+        if last is not None:
+            ends = last.end_offsets
         offsets |= ends
         for partition, end in ends.items():
             if lease.parent_shard_ids or end > checkpoint.start_offsets[partition]:
-                own = max(last.watermark_ms, last.floors.get(partition, 0)) if last else 0
-                final_ms[partition] = max(own, checkpoint.final_ms(partition))
+                final_ms[partition] = _final_ms(checkpoint, last, partition)
     return VersionPosition(offsets, final_ms)
+
+
+def _final_ms(checkpoint: ShardCheckpoint, last: Commit | None, partition: int) -> int:
+    """The partition's windows that end at or before it are final, in epoch milliseconds.
+
+    What was final once stays final. So the greatest counts: of the last commit's watermark, of its floor for
+    the partition, and of what the lease's checkpoint says.
+    """
+    known_ms = checkpoint.final_ms(partition)
+    if last is None:
+        return known_ms
+    return max(known_ms, last.watermark_ms, last.floors.get(partition, 0))

@@ -77,20 +77,20 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     :raises TryLaterError: if there is nothing yet that both have read
     """
     found = catalog.load(settings.pipelines_dir)
-    standing = record_changes(ControlTables(settings), Versions(LeaseTable(settings)).of(name))
-    if standing.beside is None:
+    rollout = record_changes(ControlTables(settings), Versions(LeaseTable(settings)).of(name))
+    if rollout.beside is None:
         cure = f"`hindcast reprocess {name}` starts a new version."
-        raise Refusal(name, standing.active, "compared")("no version is beside it", cure)
-    new = found.of(name, standing.beside.version)
-    old = found.of(name, standing.active)
+        raise Refusal(name, rollout.active, "compared")("there is no inactive version", cure)
+    new = found.of(name, rollout.beside.version)
+    old = found.of(name, rollout.active)
     if new.sink.keys != old.sink.keys:
         problem = f"its keys are {new.sink.keys}, those of version {old.version} {old.sink.keys}"
         raise Refusal(name, new.version, "compared")(problem, 'It can be promoted with --despite "reason".')
     tables = ControlTables(settings)
-    barrier = _barrier(tables, new, old, standing)
+    barrier = _barrier(tables, new, old, rollout)
     compared = _compare(session(), settings, tables, new, old, barrier)
     row = _row(new, old, barrier, compared.result, compared.missing_windows)
-    row["change"] = standing.changes
+    row["change"] = rollout.changes
     row["number"] = _next_number(tables, name)
     row["columns_only_old"] = compared.columns_only_old
     row["columns_only_new"] = compared.columns_only_new
@@ -98,7 +98,14 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     return row
 
 
-def _compare(spark: SparkSession, settings: Settings, tables: ControlTables, new: Pipeline, old: Pipeline, barrier: _Barrier) -> _Compared:
+def _compare(
+    spark: SparkSession,
+    settings: Settings,
+    tables: ControlTables,
+    new: Pipeline,
+    old: Pipeline,
+    barrier: _Barrier,
+) -> _Compared:
     """Compare the windows (without windows: all rows) of both sinks."""
     with ExitStack() as caches:
         new_rows = caches.enter_context(cached(_closed(spark, settings, new, barrier)))
@@ -151,7 +158,9 @@ def _record(tables: ControlTables, row: dict[str, Any]) -> None:
     EventLog(tables).record(kind, message, severity=severity, cure=cure, pipeline=name, comparison=row)
 
 
-def newest_comparison(tables: ControlTables, name: str, version: int, active: int, change: int) -> dict[str, Any] | None:
+def newest_comparison(
+    tables: ControlTables, name: str, version: int, active: int, change: int
+) -> dict[str, Any] | None:
     """The newest comparison of a version with the active one, begun after the pipeline's change of that
     number.
 
@@ -178,8 +187,8 @@ def _comparisons(tables: ControlTables, name: str) -> list[dict[str, Any]]:
     return [json.loads(event["detail"])["comparison"] for event in events]
 
 
-def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, standing: Rollout) -> _Barrier:
-    assert standing.beside is not None
+def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, rollout: Rollout) -> _Barrier:
+    assert rollout.beside is not None
     new_history = _filed_history(tables, new)
     old_history = _filed_history(tables, old)
     new_read = new_history.committed
@@ -189,16 +198,16 @@ def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, standing: Roll
         offsets[partition] = min(new_read.get(partition, 0), old_read.get(partition, 0))
     if new.window is None:
         if new_read != old_read or not new_read:
-            condition = f"Without windows {new.name} is compared where both versions have read the very same."
-            how = f"`hindcast drain {new.name}` lets both reach the topic's end; compare them then."
-            raise TryLaterError(reason=f"{condition} {how}")
+            condition = "only if both versions have read the very same records"
+            cure = f"`hindcast drain {new.name}` lets both reach the topic's end; compare them then."
+            raise TryLaterError(reason=f"Without windows {new.name} is compared {condition}. {cure}")
         return _Barrier(offsets, 0, 0)
     partitions = [partition for partition, end in offsets.items() if end > 0]
     new_horizon_ms = new_history.horizon_ms(offsets, partitions)
     old_horizon_ms = old_history.horizon_ms(offsets, partitions)
     to_ms = min(new_horizon_ms, old_horizon_ms)
-    after_ms = standing.beside.seam_ms or 0
-    for served in standing.earlier:
+    after_ms = rollout.beside.seam_ms or 0
+    for served in rollout.earlier:
         after_ms = max(after_ms, served.to_ms)
     if to_ms <= after_ms:
         reason = f"No window of {new.name} is final in both versions {new.version} and {old.version} yet."
@@ -222,7 +231,9 @@ def _closed(spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier
     return frame.where((end_us > barrier.after_ms * 1000) & (end_us <= barrier.to_ms * 1000))
 
 
-def _late_for_one(spark: SparkSession, tables: ControlTables, new: Pipeline, old: Pipeline, barrier: _Barrier) -> DataFrame:
+def _late_for_one(
+    spark: SparkSession, tables: ControlTables, new: Pipeline, old: Pipeline, barrier: _Barrier
+) -> DataFrame:
     """Windows (``end_ms``) for which rows were late in one of the versions alone, and how many
     (``late_rows``).
     """
@@ -256,7 +267,9 @@ def _missing_windows(new: DataFrame, old: DataFrame, late: DataFrame) -> int:
     return lacking.join(late, "end_ms", "left_anti").count()
 
 
-def _row(new: Pipeline, old: Pipeline, barrier: _Barrier, result: Comparison, missing_windows: int) -> dict[str, Any]:
+def _row(
+    new: Pipeline, old: Pipeline, barrier: _Barrier, result: Comparison, missing_windows: int
+) -> dict[str, Any]:
     differing = result.missing + result.extra + result.doubled + result.changed
     failed = []
     if missing_windows:
@@ -299,4 +312,10 @@ def _sample(found: dict[str, Any]) -> dict[str, Any]:
     kind = _KINDS[found["kind"]]
     if found["cause"] == "rounding":
         kind = "rounding"
-    return {"kind": kind, "keys": found["keys"], "column": found["column"], "new": found["stream_value"], "old": found["hindcast_value"]}
+    return {
+        "kind": kind,
+        "keys": found["keys"],
+        "column": found["column"],
+        "new": found["stream_value"],
+        "old": found["hindcast_value"],
+    }

@@ -1,12 +1,12 @@
-"""Discard the version beside the active one, with everything that it made.
+"""Discard a pipeline's inactive version, with everything that it made.
 
-The steps, each of which may be taken again:
+The steps. Each of them may be repeated:
 
-1. nobody wants its shards any more, in one commit: their owners end the batch in hand and let go;
-2. wait until no live worker holds one of them. A dead worker's lease expires; nobody takes it;
+1. in one commit its shards are wanted no more: their owners end the batch in hand and give the leases back;
+2. wait until no live worker holds one of them. A dead worker's lease expires, and nobody takes it;
 3. delete its checkpoints and tables, which nobody writes any more;
-4. one commit removes its shards and its place beside the active version. The ledger, its late rows and dead letters stay as history,
-   so its number is never used again;
+4. one commit removes its shards and its place as the inactive version. The ledger, its late rows and its dead
+   letters stay as history, so its number is never used again;
 5. an event says so.
 """
 
@@ -18,13 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
-
 from hindcast.clock import Clock, SystemClock
+from hindcast.delta.open_table import find_table
 from hindcast.errors import TryLaterError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.expired_owners import Observer
+from hindcast.leases.lease import Lease
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
 from hindcast.shards import resharding
@@ -33,73 +32,104 @@ from hindcast.shards.version_events import record_changes
 from hindcast.tables.control_tables import ControlTables
 
 POLL_SECONDS = 0.1
-#: A batch in hand may take some seconds to end, beside the lease of a worker that died.
+#: How long a batch in hand may take to end. The lease of a worker that died takes its own time in addition.
 BATCH_SECONDS = 60.0
+#: In units of ``lease_seconds``: a lease that does not change has expired after one; the rest is for the
+#: polls.
+_EXPIRY_LEASES = 1.25
 
 
 def discard(
-    settings: Settings, name: str, version: int, *, who: str = "", clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+    settings: Settings,
+    name: str,
+    version: int,
+    *,
+    who: str = "",
+    clock: Clock | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Discard it; what an earlier try left is finished.
+    """Discard the version. If an earlier call was killed, this one finishes its work.
 
+    :param who: who discards it, for the event
     :returns: {pipeline, version, active, deleted}
-    :raises VersionRefusedError: where it is active, not there, or readers get windows from it; nothing was changed
-    :raises TryLaterError: where a worker goes on holding one of its shards
+    :raises VersionRefusedError: if it is active, not there, or readers get windows from it; nothing was
+        changed
+    :raises TryLaterError: if a worker keeps holding one of its shards
     """
+    tables = ControlTables(settings)
     store = LeaseTable(settings)
     versions = Versions(store)
-    record_changes(ControlTables(settings), versions.of(name))
+    record_changes(tables, versions.of(name))
     reach("discard.1")
-    standing = versions.leave(name, version)
-    assert standing.beside is not None
+    rollout = versions.leave(name, version)
+    assert rollout.beside is not None
     reach("discard.2")
     _wait_until_free(store, settings, name, version, clock or SystemClock(), sleep)
     reach("discard.3")
-    deleted = [
-        *_delete_checkpoints(settings, name, version),
-        *(table for table in standing.beside.tables if _delete_table(settings, table)),
-    ]
+    deleted = _delete_checkpoints(settings, name, version)
+    for table in rollout.beside.tables:
+        if _delete_table(settings, table):
+            deleted.append(table)
     reach("discard.4")
-    gone = versions.remove(name, version, who=who) or versions.of(name)
+    removed = versions.remove(name, version, who=who)
+    if removed is None:  # another call was faster
+        removed = versions.of(name)
     reach("discard.5")
-    record_changes(ControlTables(settings), gone)
-    return {"pipeline": name, "version": version, "active": gone.active, "deleted": deleted}
+    record_changes(tables, removed)
+    return {"pipeline": name, "version": version, "active": removed.active, "deleted": deleted}
 
 
-def _wait_until_free(store: LeaseTable, settings: Settings, name: str, version: int, clock: Clock, sleep: Callable[[float], None]) -> None:
+def _wait_until_free(
+    store: LeaseTable,
+    settings: Settings,
+    name: str,
+    version: int,
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> None:
     observer = Observer(clock, settings.lease_seconds)
-    deadline = clock.monotonic() + settings.lease_seconds * 1.25 + BATCH_SECONDS
+    deadline = clock.monotonic() + settings.lease_seconds * _EXPIRY_LEASES + BATCH_SECONDS
     while True:
-        leases = store.leases()
-        observer.observe(leases)
-        held = [lease for lease in resharding.of_version(leases, name, version) if observer.alive(lease)]
+        held = _held_shards(store, observer, name, version)
         if not held:
             return
         if clock.monotonic() >= deadline:
-            who = ", ".join(sorted({lease.lease_owner for lease in held}))
-            raise TryLaterError(reason=f"{who} still holds shards of {name} version {version}. Discard it again: it goes on from there.")
+            owners = ", ".join(sorted({lease.lease_owner for lease in held}))
+            reason = f"Shards of {name} version {version} are still held by {owners}."
+            raise TryLaterError(reason=f"{reason} Discard it again: that resumes where this ended.")
         sleep(POLL_SECONDS)
 
 
+def _held_shards(store: LeaseTable, observer: Observer, name: str, version: int) -> list[Lease]:
+    """The version's shards that a worker holds, as far as the observer can tell."""
+    leases = store.leases()
+    observer.observe(leases)
+    own = resharding.of_version(leases, name, version)
+    return [lease for lease in own if observer.alive(lease)]
+
+
 def _delete_checkpoints(settings: Settings, name: str, version: int) -> list[str]:
-    root = settings.checkpoint(name)
-    if "://" in root:
-        return []  # an object store expires folders by its own lifecycle rules
-    folders = sorted(Path(root).glob(f"v{version}.*"))
-    for folder in folders:
+    # The address of an object store names no folder, so nothing is found here: such a store expires
+    # checkpoints by its own lifecycle rules.
+    deleted = []
+    for folder in sorted(Path(settings.checkpoint(name)).glob(f"v{version}.*")):
         shutil.rmtree(folder)
-    return [f"checkpoints/{name}/{folder.name}" for folder in folders]
+        deleted.append(f"checkpoints/{name}/{folder.name}")
+    return deleted
 
 
 def _delete_table(settings: Settings, table: str) -> bool:
-    """Delete the table's folder; on an object store its rows, of which its own lifecycle rules delete the files."""
+    """Delete the table's folder; on an object store its rows, whose files the store's own rules delete later.
+
+    :returns: False if there was none
+    """
     url = settings.table(*table.split("/"))
     if "://" in url:
-        try:
-            DeltaTable(url, storage_options=settings.storage_options or None).delete()
-        except TableNotFoundError:
+        stored = find_table(url, settings.storage_options)
+        if stored is None:
             return False
+        stored.delete()
         return True
-    there = Path(url).exists()
-    shutil.rmtree(url, ignore_errors=True)
-    return there
+    found = Path(url).exists()
+    shutil.rmtree(url, ignore_errors=True)  # another call may be deleting it, too
+    return found

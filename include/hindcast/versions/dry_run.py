@@ -1,4 +1,7 @@
-"""What a promotion, a back-out or a discard would do. Decided as the command itself decides it, on a store that keeps nothing."""
+"""What a promotion, a back-out or a discard would do.
+
+It is decided as the command itself decides it, on a store that keeps nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot
 from hindcast.settings import Settings
 from hindcast.shards.active_version import tables_at
-from hindcast.shards.pipeline_row import ChangeKind, desired_key
+from hindcast.shards.pipeline_row import desired_key
 from hindcast.shards.version_changes import Refusal, Versions, check_shadow
-from hindcast.versions.catch_up import position
-from hindcast.versions.promote import check_proved
+from hindcast.tables.control_tables import ControlTables
+from hindcast.versions.promote import check_proved, is_backed_out, is_promoted, position_of
 
 
 @dataclass(frozen=True)
-class _Rehearsal:
-    """A lease store of one snapshot: what is committed to it is forgotten."""
+class _SnapshotStore:
+    """A lease store of one snapshot. It forgets what is committed to it."""
 
     snapshot: Snapshot
 
@@ -34,7 +37,10 @@ class _Rehearsal:
 
 @dataclass(frozen=True)
 class DryRun:
-    """``sentence`` says what would happen; ``done``: it has happened already, by the last change."""
+    """What would happen, as a sentence and as the row that the command prints.
+
+    :param done: nothing would change, because the last change did it already
+    """
 
     sentence: str
     row: dict[str, Any]
@@ -42,59 +48,79 @@ class DryRun:
 
 
 def plan_promotion(settings: Settings, name: str, version: int, *, despite: str = "") -> DryRun:
-    """:raises VersionRefusedError: if it would be refused; whether it reads fast enough is seen when it is done"""
-    snapshot, versions = _rehearse(settings, name, version, "promoted")
-    standing = versions.of(name)
-    row = {"pipeline": name, "version": version, "before": standing.active}
-    if standing.active == version and standing.change is not None and standing.change.kind is ChangeKind.PROMOTED:
-        return DryRun(f"{name}: version {version} is active already", {**row, "promoted": False}, done=True)
-    beside = check_shadow(standing, version, "promoted")
-    tables = tables_at(catalog.load(settings.pipelines_dir), standing)
+    """Whether the version reads fast enough to be promoted is not decided: that shows in the promotion
+    itself.
+
+    :raises VersionRefusedError: if it would be refused
+    """
+    store = _read_store(settings, name, "promoted", version)
+    versions = Versions(store)
+    rollout = versions.of(name)
+    row = {"pipeline": name, "version": version, "before": rollout.active}
+    if is_promoted(rollout, version):
+        row["promoted"] = False
+        return DryRun(f"{name}: version {version} is active already", row, done=True)
+    shadow = check_shadow(rollout, version, "promoted")
+    active_tables = tables_at(catalog.load(settings.pipelines_dir), rollout)
     if not despite:
-        check_proved(settings, standing, beside)
-    leases = list(snapshot.leases.values())
-    new, old = (
-        position(settings, of[0].removeprefix("sinks/"), leases, name, number)
-        for of, number in ((beside.tables, version), (tables, standing.active))
-    )
+        check_proved(ControlTables(settings), rollout, shadow)
+    leases = list(store.snapshot.leases.values())
+    reached = position_of(settings, leases, rollout, version, shadow.tables)
+    barrier = position_of(settings, leases, rollout, rollout.active, active_tables)
     until = datetime.now(UTC) + timedelta(seconds=settings.warm_seconds)
-    assert standing.change is not None
+    assert rollout.change is not None
     versions.promote(
-        name, version, tables, warm_seconds=settings.warm_seconds, barrier=old.offsets, since=standing.change.id, despite=despite
+        name,
+        version,
+        active_tables,
+        warm_seconds=settings.warm_seconds,
+        barrier=barrier.offsets,
+        since=rollout.change.id,
+        despite=despite,
     )
-    warm = f"version {standing.active} is kept warm for {settings.warm_seconds:g} s"
-    sentence = f"{name}: version {version} becomes the active one, readers switch at once, {warm}"
-    return DryRun(sentence, {**row, "promoted": True, "behind_records": new.behind(old), "warm_until": until.isoformat()})
+    row["promoted"] = True
+    row["behind_records"] = reached.behind(barrier)
+    row["warm_until"] = until.isoformat()
+    warm = f"version {rollout.active} is kept warm for {settings.warm_seconds:g} s"
+    return DryRun(f"{name}: version {version} becomes the active one, readers switch at once, {warm}", row)
 
 
 def plan_back_out(settings: Settings, name: str) -> DryRun:
     """:raises VersionRefusedError: if it would be refused"""
-    _, versions = _rehearse(settings, name, 0, "backed out")
-    standing = versions.of(name)
-    if standing.change is not None and standing.change.kind is ChangeKind.BACKED_OUT and standing.beside is not None:
-        row = {"pipeline": name, "version": standing.active, "before": standing.beside.version, "backed_out": False}
-        return DryRun(f"{name}: version {standing.active} is active again already", row, done=True)
+    versions = Versions(_read_store(settings, name, "backed out"))
+    rollout = versions.of(name)
+    if is_backed_out(rollout):
+        assert rollout.beside is not None
+        before = rollout.beside.version
+        row = {"pipeline": name, "version": rollout.active, "before": before, "backed_out": False}
+        return DryRun(f"{name}: version {rollout.active} is active again already", row, done=True)
     back = versions.back_out(name)
-    sentence = f"{name}: readers return to version {back.active} at once, version {standing.active} goes on beside it"
-    return DryRun(sentence, {"pipeline": name, "version": back.active, "before": standing.active, "backed_out": True})
+    row = {"pipeline": name, "version": back.active, "before": rollout.active, "backed_out": True}
+    readers = f"readers return to version {back.active} at once"
+    return DryRun(f"{name}: {readers}, version {rollout.active} runs on as the inactive one", row)
 
 
 def plan_discard(settings: Settings, name: str, version: int) -> DryRun:
     """:raises VersionRefusedError: if it would be refused"""
-    _, versions = _rehearse(settings, name, version, "discarded")
-    standing = versions.leave(name, version)
-    assert standing.beside is not None
-    tables = list(standing.beside.tables)
-    sentence = f"{name}: the shards, checkpoints and tables of version {version} are deleted ({', '.join(tables)})"
-    return DryRun(sentence, {"pipeline": name, "version": version, "active": standing.active, "deletes": tables})
+    versions = Versions(_read_store(settings, name, "discarded", version))
+    rollout = versions.leave(name, version)
+    assert rollout.beside is not None
+    tables = list(rollout.beside.tables)
+    row = {"pipeline": name, "version": version, "active": rollout.active, "deletes": tables}
+    parts = f"the shards, checkpoints and tables of version {version}"
+    return DryRun(f"{name}: {parts} are deleted ({', '.join(tables)})", row)
 
 
-def _rehearse(settings: Settings, name: str, version: int, action: str) -> tuple[Snapshot, Versions]:
-    """:raises VersionRefusedError: if nothing was ever wanted of the pipeline, which is declared"""
+def _read_store(settings: Settings, name: str, action: str, version: int = 0) -> _SnapshotStore:
+    """The leases of this moment.
+
+    :param version: which one the action is for; 0 if none is named
+    :raises VersionRefusedError: if the pipeline is declared and was never started
+    :raises UnknownPipelineError: if it is not declared either
+    """
     leases = {lease.key: lease for lease in read_leases(settings)}
     if desired_key(name) not in leases:
-        declared = catalog.load(settings.pipelines_dir)[name]
-        cure = f"`hindcast resume {name}` has version {declared.version} consumed."
-        raise Refusal(name, version or declared.version, action)("nothing of the pipeline was ever consumed", cure)
-    snapshot = Snapshot(leases)
-    return snapshot, Versions(_Rehearsal(snapshot))
+        declared = catalog.load(settings.pipelines_dir)[name].version
+        cure = f"`hindcast resume {name}` starts version {declared}."
+        raise Refusal(name, version or declared, action)("the pipeline was never started", cure)
+    return _SnapshotStore(Snapshot(leases))

@@ -17,7 +17,6 @@ ACTIVE = "active"
 DISCARDING = "discarding"
 OLDER = "older"
 DECLARED = "declared"
-COLUMNS = ["pipeline", "version", "state", "lag_records", "watermark_ms", "table", "warm_until", "seam_ms", "readers_to_ms"]
 
 
 def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
@@ -37,10 +36,10 @@ def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
     if name:
         found.versions(name)  # raises if there is none
     every = set(table_of)
-    for standing in known.values():
-        every.add((standing.pipeline, standing.active))
-        if standing.beside:
-            every.add((standing.pipeline, standing.beside.version))
+    for rollout in known.values():
+        every.add((rollout.pipeline, rollout.active))
+        if rollout.beside:
+            every.add((rollout.pipeline, rollout.beside.version))
     rows = []
     for pipeline, version in sorted(every):
         if name in ("", pipeline):
@@ -49,11 +48,11 @@ def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def _row(leases: list[Lease], standing: Rollout | None, name: str, version: int, table: str) -> dict[str, Any]:
+def _row(leases: list[Lease], rollout: Rollout | None, name: str, version: int, table: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "pipeline": name,
         "version": version,
-        "state": _state(standing, version),
+        "state": _state(rollout, version),
         "lag_records": None,
         "offsets": None,
         "watermark_ms": None,
@@ -70,28 +69,28 @@ def _row(leases: list[Lease], standing: Rollout | None, name: str, version: int,
     for lease in own:
         offsets.update(ShardCheckpoint.of(lease).read_to)
     row["offsets"] = as_json_object(offsets) or None
-    if standing is None:
+    if rollout is None:
         return row
-    if standing.beside and standing.beside.version == version:
-        row["table"] = table or standing.beside.tables[0]
-        row["warm_until"] = standing.beside.until
-        row["seam_ms"] = standing.beside.seam_ms
-    for served in standing.earlier:
+    if rollout.beside and rollout.beside.version == version:
+        row["table"] = table or rollout.beside.tables[0]
+        row["warm_until"] = rollout.beside.until
+        row["seam_ms"] = rollout.beside.seam_ms
+    for served in rollout.earlier:
         if served.version == version:
             row["readers_to_ms"] = served.to_ms  # the last one counts
     return row
 
 
-def _state(standing: Rollout | None, version: int) -> str:
-    if standing is None:
+def _state(rollout: Rollout | None, version: int) -> str:
+    if rollout is None:
         return DECLARED
-    if version == standing.active:
+    if version == rollout.active:
         return ACTIVE
-    beside = standing.beside
-    if beside is not None and beside.version == version:
-        if beside.leaving:
+    inactive = rollout.beside
+    if inactive is not None and inactive.version == version:
+        if inactive.leaving:
             return DISCARDING
-        return beside.state.value
-    if version < standing.active:
+        return inactive.state.value
+    if version < rollout.active:
         return OLDER
     return DECLARED

@@ -1,13 +1,17 @@
-"""Promote the version beside the active one, and back out of that.
+"""Promote a pipeline's inactive version, and back out of that.
 
-The steps; a kill between any two leaves readers with one version:
+The steps. A kill between any two of them leaves readers with one version:
 
-1. a *barrier*: the offsets up to which the active version has committed, read from its own table. A reshard of either version is
-   waited for: while a shard waits for its parents, some partitions are between two shards;
-2. wait until the new version has committed them too, and has closed every window that the old one had closed by then;
-3. it was proved since it caught up: its newest verdict passed, and so did the newest comparison of both;
-4. one compare-and-swap makes it the active version. Readers switch at once; the old version goes on beside it, warm;
-5. an event says so. Whoever is killed before it is finished by the next command of that pipeline.
+1. a *barrier*: the offsets up to which the active version has committed, read from its own table. A reshard
+   of either version must end first: while a shard waits for its parents, some partitions are between two
+   shards;
+2. wait until the new version has committed them too, and has closed every window that the old one had closed
+   by then;
+3. check that it was proved since it caught up: its newest verdict passed, and so did the newest comparison of
+   both;
+4. one compare-and-swap makes it the active version. Readers switch at once. The old version runs on as the
+   inactive one and is kept warm;
+5. an event says so. If the command is killed before, the next command of that pipeline writes the event.
 
 Backing out is steps 4 and 5 alone: it must never wait for the version that one backs out of.
 """
@@ -17,11 +21,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from hindcast import catalog
 from hindcast.errors import VersionRefusedError
 from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import Lease
+from hindcast.partitions import as_json_object
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout, tables_at
@@ -36,6 +42,9 @@ from hindcast.versions.compare_versions import newest_comparison
 #: How long a version that has caught up may take to read what the active one had read: some batches of each.
 WAIT_SECONDS = 15.0
 POLL_SECONDS = 0.1
+_DESPITE = 'give --despite "reason"'
+
+T = TypeVar("T")
 
 
 def promote(
@@ -48,146 +57,221 @@ def promote(
     since: str = "",
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Make the version the active one; one that is already, by the last change, is left so.
+    """Make the version the active one. Nothing changes if the last change did that.
 
     :param despite: why it is promoted although it was not proved, or has not caught up; kept in the event
+    :param who: who promotes it, for the event
     :param since: the id of the change after which it was approved: none may have come in between
-    :returns: {pipeline, version, before, promoted, barrier, behind_records, warm_until, seconds, swap_seconds}
-    :raises VersionRefusedError: where it is no shadow of the active version, not proved or behind; nothing was changed
+    :returns: {pipeline, version, before, promoted, barrier, behind_records, warm_until, seconds,
+        swap_seconds}
+    :raises VersionRefusedError: if it is no shadow of the active version, not proved or behind; nothing was
+        changed
     """
-    began = time.monotonic()
+    started = time.monotonic()
+    tables = ControlTables(settings)
     store = LeaseTable(settings)
     versions = Versions(store)
-    standing = record_changes(ControlTables(settings), versions.of(name))
-    if standing.active == version and standing.change is not None and standing.change.kind is ChangeKind.PROMOTED:
-        return {"pipeline": name, "version": version, "promoted": False, "seconds": round(time.monotonic() - began, 3)}
-    beside = check_shadow(standing, version, "promoted")
-    if since and (standing.change is None or standing.change.id != since):
-        raise Refusal(name, version, "promoted")("something changed since it was approved", "Compare it again, and approve that.")
-    tables = tables_at(catalog.load(settings.pipelines_dir), standing)
+    rollout = record_changes(tables, versions.of(name))
+    if is_promoted(rollout, version):
+        seconds = _seconds_since(started)
+        return {"pipeline": name, "version": version, "promoted": False, "seconds": seconds}
+    shadow = check_shadow(rollout, version, "promoted")
+    assert rollout.change is not None
+    if since and rollout.change.id != since:
+        cure = "Compare it again, and approve that."
+        raise Refusal(name, version, "promoted")("something changed since it was approved", cure)
+    active_tables = tables_at(catalog.load(settings.pipelines_dir), rollout)
     if not despite:
-        check_proved(settings, standing, beside)
-    reach("promote.1")
-    deadline = time.monotonic() + (0.0 if despite else WAIT_SECONDS)
-    while not despite and _is_resharded(store, standing) and time.monotonic() < deadline:
-        sleep(POLL_SECONDS)
+        check_proved(tables, rollout, shadow)
+
+    def active_position() -> VersionPosition:
+        return position_of(settings, store.leases(), rollout, rollout.active, active_tables)
+
+    def new_position() -> VersionPosition:
+        return position_of(settings, store.leases(), rollout, version, shadow.tables)
+
+    reach("promote.1")  # 1. the barrier
+    deadline = time.monotonic() + WAIT_SECONDS
     if not despite:
-        check_no_reshard(standing, store.leases())
-    barrier = _position(settings, store, name, standing.active, tables)
-    reach("promote.2")
-    while not (now := _position(settings, store, name, version, beside.tables)).covers(barrier) and time.monotonic() < deadline:
-        sleep(POLL_SECONDS)
-    reach("promote.3")
+        leases = _poll(store.leases, lambda leases: not _is_resharded(rollout, leases), deadline, sleep)
+        check_no_reshard(rollout, leases)
+    barrier = active_position()
+    reach("promote.2")  # 2. the new version reads up to it
+    if despite:
+        reached = new_position()
+    else:
+        reached = _poll(new_position, lambda reached: reached.covers(barrier), deadline, sleep)
+    reach("promote.3")  # 3. is it proved?
     if not despite:
-        _check_caught_up(standing, beside, now, barrier)
-        check_proved(settings, standing, beside)
-    reach("promote.4")
-    swapping = time.monotonic()
-    assert standing.change is not None
+        _check_caught_up(rollout, shadow, reached, barrier)
+        check_proved(tables, rollout, shadow)
+    reach("promote.4")  # 4. the swap
+    swap_started = time.monotonic()
     promoted = versions.promote(
         name,
         version,
-        tables,
+        active_tables,
         warm_seconds=settings.warm_seconds,
         barrier=barrier.offsets,
-        since=standing.change.id,
+        since=rollout.change.id,
         who=who,
         despite=despite,
     )
-    swapped = time.monotonic()
-    reach("promote.5")
-    record_changes(ControlTables(settings), promoted)
-    assert promoted.beside is not None and promoted.beside.until is not None
+    swap_seconds = _seconds_since(swap_started)
+    reach("promote.5")  # 5. the event
+    record_changes(tables, promoted)
+    warm = promoted.beside
+    assert warm is not None
+    assert warm.until is not None
     return {
         "pipeline": name,
         "version": version,
-        "before": standing.active,
+        "before": rollout.active,
         "promoted": True,
-        "barrier": {str(partition): offset for partition, offset in sorted(barrier.offsets.items())},
-        "behind_records": now.behind(barrier),
-        "warm_until": promoted.beside.until.isoformat(),
-        "seconds": round(time.monotonic() - began, 3),
-        "swap_seconds": round(swapped - swapping, 3),
+        "barrier": as_json_object(barrier.offsets),
+        "behind_records": reached.behind(barrier),
+        "warm_until": warm.until.isoformat(),
+        "seconds": _seconds_since(started),
+        "swap_seconds": swap_seconds,
     }
 
 
 def back_out(settings: Settings, name: str, *, who: str = "") -> dict[str, Any]:
-    """Return to the version that was active before the last promotion; where that was done by the last change, it is left so.
+    """Return to the version that was active before the last promotion. Nothing changes if the last change did
+    that.
 
+    :param who: who backs out, for the event
     :returns: {pipeline, version, before, backed_out, seconds}
-    :raises VersionRefusedError: where no version is kept warm; nothing was changed
+    :raises VersionRefusedError: if no version is kept warm; nothing was changed
     """
-    began = time.monotonic()
+    started = time.monotonic()
+    tables = ControlTables(settings)
     versions = Versions(LeaseTable(settings))
-    standing = record_changes(ControlTables(settings), versions.of(name))
-    done = standing.change is not None and standing.change.kind is ChangeKind.BACKED_OUT
+    rollout = record_changes(tables, versions.of(name))
+    done = is_backed_out(rollout)
     if not done:
-        standing = versions.back_out(name, who=who)
+        rollout = versions.back_out(name, who=who)
         reach("back_out.2")
-        record_changes(ControlTables(settings), standing)
-    assert standing.beside is not None
+        record_changes(tables, rollout)
+    assert rollout.beside is not None
     return {
         "pipeline": name,
-        "version": standing.active,
-        "before": standing.beside.version,
+        "version": rollout.active,
+        "before": rollout.beside.version,
         "backed_out": not done,
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": _seconds_since(started),
     }
 
 
-def check_proved(settings: Settings, standing: Rollout, beside: InactiveVersion) -> None:
-    """:raises VersionRefusedError: where the version's newest verdict or comparison since it caught up is missing or failed"""
-    name, version, change = standing.pipeline, beside.version, standing.change
-    refused = Refusal(name, version, "promoted")
-    despite = 'or give --despite "reason"'
-    if change is None or beside.state is not InactiveState.LIVE:
-        raise refused("it has not caught up with its topic", f"`hindcast versions --pipeline {name}` shows its lag; wait, {despite}.")
-    tables = ControlTables(settings)
-    verdict = newest_verdict(tables, name, version, change.number)
-    judge = f"hindcast validate {name} --version {version} --all"
+def is_promoted(rollout: Rollout, version: int) -> bool:
+    """Whether the last change promoted the version."""
+    change = rollout.change
+    return change is not None and change.kind is ChangeKind.PROMOTED and change.version == version
+
+
+def is_backed_out(rollout: Rollout) -> bool:
+    """Whether the last change backed out of a promotion."""
+    return rollout.change is not None and rollout.change.kind is ChangeKind.BACKED_OUT
+
+
+def position_of(
+    settings: Settings, leases: list[Lease], rollout: Rollout, version: int, tables: tuple[str, ...]
+) -> VersionPosition:
+    """How far one of the pipeline's versions has come.
+
+    :param tables: what it writes; its sink is the first
+    """
+    return position(settings, tables[0].removeprefix("sinks/"), leases, rollout.pipeline, version)
+
+
+def check_proved(tables: ControlTables, rollout: Rollout, shadow: InactiveVersion) -> None:
+    """Check what was found out about the version since it caught up.
+
+    :raises VersionRefusedError: if its newest verdict or its newest comparison is missing or failed
+    """
+    refused = Refusal(rollout.pipeline, shadow.version, "promoted")
+    if shadow.state is not InactiveState.LIVE:
+        cure = f"`hindcast versions --pipeline {rollout.pipeline}` shows its lag; wait, or {_DESPITE}."
+        raise refused("it has not caught up with its topic", cure)
+    _check_verdict(tables, rollout, shadow.version, refused)
+    _check_comparison(tables, rollout, shadow.version, refused)
+
+
+def _check_verdict(tables: ControlTables, rollout: Rollout, version: int, refused: Refusal) -> None:
+    judge = f"`hindcast validate {rollout.pipeline} --version {version} --all`"
+    verdict = newest_verdict(tables, rollout.pipeline, version, rollout.changes)
     if verdict is None:
-        raise refused("it has no verdict since it caught up", f"`{judge}` judges it, {despite}.")
-    if not verdict["passed"]:
-        failed = "; ".join(json.loads(verdict["failed"])) or f"{verdict['unexplained']} differences are unexplained"
-        raise refused(f"its newest verdict, of run {verdict['run_id']}, failed: {failed}", f"Mend it and `{judge}`, {despite}.")
-    compared = newest_comparison(tables, name, version, standing.active, change.number)
+        raise refused("it has no verdict since it caught up", f"{judge} judges it, or {_DESPITE}.")
+    if verdict["passed"]:
+        return
+    failed = "; ".join(json.loads(verdict["failed"]))
+    if not failed:
+        failed = f"{verdict['unexplained']} differences are unexplained"
+    problem = f"its newest verdict, of run {verdict['run_id']}, failed: {failed}"
+    raise refused(problem, f"Mend it and run {judge}, or {_DESPITE}.")
+
+
+def _check_comparison(tables: ControlTables, rollout: Rollout, version: int, refused: Refusal) -> None:
+    compared = newest_comparison(tables, rollout.pipeline, version, rollout.active, rollout.changes)
     if compared is None:
-        raise refused(f"it was not compared with version {standing.active}", f"`hindcast versions compare {name}` does, {despite}.")
+        cure = f"`hindcast versions compare {rollout.pipeline}` does that, or {_DESPITE}."
+        raise refused(f"it was not compared with version {rollout.active}", cure)
     if compared["failed"]:
-        cure = f"See the comparison's event in `hindcast events`, {despite}."
-        raise refused(f"the comparison with version {standing.active} failed: {'; '.join(compared['failed'])}", cure)
+        problem = f"the comparison with version {rollout.active} failed: {'; '.join(compared['failed'])}"
+        raise refused(problem, f"See the comparison's event in `hindcast events`, or {_DESPITE}.")
 
 
-def _is_resharded(store: LeaseTable, standing: Rollout) -> bool:
+def newest_verdict(tables: ControlTables, name: str, version: int, change: int) -> dict[str, Any] | None:
+    """The newest verdict of a version that was begun after the pipeline's change of that number.
+
+    None if there is none. Verdicts are numbered. Two that were given at once have the same number: then the
+    one that failed counts.
+    """
+    own = [("pipeline", "=", name), ("version", "=", version), ("change", ">=", change)]
+    rows = tables.rows(ControlTable.VERDICTS, own)
+    return max(rows, key=lambda row: (row["number"], not row["passed"]), default=None)
+
+
+def _check_caught_up(
+    rollout: Rollout, shadow: InactiveVersion, reached: VersionPosition, barrier: VersionPosition
+) -> None:
+    refused = Refusal(rollout.pipeline, shadow.version, "promoted")
+    active = f"version {rollout.active}"
+    cure = f"Wait until `hindcast versions --pipeline {rollout.pipeline}` shows no lag, or {_DESPITE}."
+    behind_records = reached.behind(barrier)
+    if behind_records:
+        raise refused(f"it is {behind_records} records behind {active}", cure)
+    if not reached.covers(barrier):
+        own = f"its windows are final up to {_iso(reached.horizon_ms)}"
+        raise refused(f"{own}, those of {active} up to {_iso(barrier.horizon_ms)}", cure)
+    if shadow.seam_ms is not None and barrier.horizon_ms < shadow.seam_ms:
+        windows = f"the windows that end by {_iso(shadow.seam_ms)}"
+        raise refused(f"readers will get {windows} from {active}, and some of them are open there", cure)
+
+
+def _iso(epoch_ms: int) -> str:
+    return utc_from_ms(epoch_ms).isoformat()
+
+
+def _is_resharded(rollout: Rollout, leases: list[Lease]) -> bool:
     try:
-        check_no_reshard(standing, store.leases())
+        check_no_reshard(rollout, leases)
     except VersionRefusedError:
         return True
     return False
 
 
-def newest_verdict(tables: ControlTables, name: str, version: int, change: int) -> dict[str, Any] | None:
-    """The newest verdict of a version among those that were begun after the pipeline's change of that number; None where there is none.
-
-    Verdicts are numbered. Two that were given at once have the same number: then the one that failed counts.
-    """
-    rows = tables.rows(ControlTable.VERDICTS, [("pipeline", "=", name), ("version", "=", version), ("change", ">=", change)])
-    return max(rows, key=lambda row: (row["number"], not row["passed"]), default=None)
-
-
-def _check_caught_up(standing: Rollout, beside: InactiveVersion, now: VersionPosition, barrier: VersionPosition) -> None:
-    refused, name = Refusal(standing.pipeline, beside.version, "promoted"), standing.pipeline
-    cure = f'Wait until `hindcast versions --pipeline {name}` shows no lag, or give --despite "reason".'
-    if not now.covers(barrier):
-        problem = f"it is {now.behind(barrier)} records behind version {standing.active}"
-        if not now.behind(barrier):
-            ends = [utc_from_ms(each.horizon_ms).isoformat() for each in (now, barrier)]
-            problem = f"its windows are final up to {ends[0]}, those of version {standing.active} up to {ends[1]}"
-        raise refused(problem, cure)
-    if beside.seam_ms is not None and barrier.horizon_ms < beside.seam_ms:
-        until = utc_from_ms(beside.seam_ms).isoformat()
-        raise refused(f"readers will get the windows that end by {until} from version {standing.active}, where some are open", cure)
+def _poll(
+    read: Callable[[], T], enough: Callable[[T], bool], deadline: float, sleep: Callable[[float], None]
+) -> T:
+    """Read until it is enough or the deadline is over; return what was read last."""
+    found = read()
+    while not enough(found) and time.monotonic() < deadline:
+        sleep(POLL_SECONDS)
+        found = read()
+    return found
 
 
-def _position(settings: Settings, store: LeaseTable, name: str, version: int, tables: tuple[str, ...]) -> VersionPosition:
-    return position(settings, tables[0].removeprefix("sinks/"), store.leases(), name, version)
+def _seconds_since(started: float) -> float:
+    """To the millisecond."""
+    return round(time.monotonic() - started, 3)

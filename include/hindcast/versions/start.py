@@ -1,4 +1,7 @@
-"""Begin a new version of a pipeline beside the active one. All that could be wrong is found before anything is changed."""
+"""Start a new version of a pipeline while the active one runs on.
+
+All that could be wrong is found before anything is changed.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import TableNotFoundError
+from deltalake import Schema
 
 from hindcast import catalog
+from hindcast.delta.open_table import find_table
 from hindcast.errors import BadRangeError, TryLaterError
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets
+from hindcast.partitions import Offsets, as_json_object
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.settings import Settings
 from hindcast.shards import resharding
@@ -31,187 +34,304 @@ from hindcast.tables.ledger_history import History, may_hold
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-START_FORM = 'Give --from earliest, a time with an offset from UTC, or offsets of each partition: {"0": 100, "1": 200}.'
+START_FORM = (
+    "Give --from earliest, a time with an offset from UTC, "
+    'or offsets of each partition: {"0": 100, "1": 200}.'
+)
 
 
 def start_version(
-    session: Callable[[], SparkSession], settings: Settings, name: str, version: int, start: str, *, new_table: bool = False, who: str = ""
+    session: Callable[[], SparkSession],
+    settings: Settings,
+    name: str,
+    version: int,
+    start: str,
+    *,
+    new_table: bool = False,
+    who: str = "",
 ) -> dict[str, Any]:
-    """Begin the version as a shadow; its workers take it up within seconds.
+    """Start the version as a shadow of the active one. Workers take up its shards within seconds.
 
-    :param session: called once all else is well: its columns are known once Spark has analysed it
+    :param session: called only if all else is right; the columns of a query are known once Spark has analysed
+        it
     :param start: ``earliest``, an ISO 8601 time with an offset from UTC, or offsets as JSON
-    :param new_table: readers will see other columns once it is promoted, and that is meant
+    :param new_table: accept that readers will see other columns or keys once it is promoted
+    :param who: who starts it, for the event
     :returns: {pipeline, version, active, tables, offsets, seam_ms, changes}
-    :raises BadInputError: where any part of it is wrong; nothing was changed
+    :raises BadInputError: if any part of it is wrong; nothing was changed
+    :raises TryLaterError: if its seam is not known yet; nothing was changed
     """
     found = catalog.load(settings.pipelines_dir)
+    tables = ControlTables(settings)
     store = LeaseTable(settings)
     versions = Versions(store)
-    standing = record_changes(ControlTables(settings), versions.of(name))
-    pipeline, active = found.of(name, version), found.of(name, standing.active)
-    check_room(standing, version)
-    _check_unused(settings, pipeline)
+    rollout = record_changes(tables, versions.of(name))
+    pipeline = found.of(name, version)
+    active = found.of(name, rollout.active)
+    check_room(rollout, version)
+    _check_unused(settings, tables, pipeline)
     _check_topics(pipeline, active)
-    history = History.of(Ledger(ControlTables(settings)).batches(name, active.version))
+    history = History.of(Ledger(tables).batches(name, active.version))
     offsets = start_offsets(settings, pipeline, start, datetime.now(UTC))
-    seam_ms = seam_of(pipeline, active, history, offsets, began_at(store.leases(), active))
-    before, after = columns_of(session, settings, active, stored=True), columns_of(session, settings, pipeline)
-    new = _check_columns(pipeline, active, before, after, new_table=new_table, seam=seam_ms is not None)
-    beside = InactiveVersion(
-        version=version, state=InactiveState.CATCHING_UP, shards=pipeline.shards, tables=tables_of(pipeline), seam_ms=seam_ms
+    shards_began = began_at(store.leases(), active)
+    seam_ms = seam_of(pipeline, active, history, offsets, shards_began)
+    old_columns = stored_columns(session, settings, active)
+    new_columns = query_columns(session, pipeline)
+    changes = _changes_for_readers(pipeline, active, old_columns, new_columns)
+    if changes and not new_table:
+        problem = f"its table has another schema than version {active.version}'s: {'; '.join(changes)}"
+        cure = "Give --new-table if readers are to see that once it is promoted."
+        raise _refused(pipeline)(problem, cure)
+    if seam_ms is not None:
+        _check_types(pipeline, old_columns, new_columns)
+    shadow = InactiveVersion(
+        version=version,
+        state=InactiveState.CATCHING_UP,
+        shards=pipeline.shards,
+        tables=tables_of(pipeline),
+        seam_ms=seam_ms,
     )
-    begun = record_changes(ControlTables(settings), versions.begin(name, beside, offsets, columns_from=active.version, who=who))
+    started = versions.begin(name, shadow, offsets, columns_from=active.version, who=who)
+    record_changes(tables, started)
     return {
         "pipeline": name,
         "version": version,
-        "active": begun.active,
-        "tables": list(beside.tables),
-        "offsets": {str(partition): offset for partition, offset in offsets.items()},
+        "active": started.active,
+        "tables": list(shadow.tables),
+        "offsets": as_json_object(offsets),
         "seam_ms": seam_ms,
-        "changes": new,
+        "changes": changes,
     }
 
 
-def start_offsets(settings: Settings, pipeline: Pipeline, text: str, now: datetime) -> Offsets:
-    """Where the version begins, by partition.
-
-    :raises BadRangeError: where it is no start, in the future, or the topic no longer holds it
-    """
-    try:
-        start = parse_start(text)
-    except ValueError as error:
-        raise BadRangeError(range=text, problem=str(error), cure=START_FORM) from error
-    if start == "latest":
-        raise BadRangeError(range=text, problem="a version without a past can be compared with nothing", cure=START_FORM)
-    if isinstance(start, datetime) and start > now:
-        raise BadRangeError(range=text, problem="it is in the future", cure=START_FORM)
-    with TopicOffsets(settings) as topics:
-        earliest, latest = across(pipeline, topics.earliest), across(pipeline, topics.latest)
-        if isinstance(start, datetime):
-            found = across(pipeline, partial(topics.at_time, at=start))
-            lost = [partition for partition, offset in found.items() if 0 < earliest[partition] == offset]
-            _refuse_lost(pipeline, text, lost, earliest)
-            return found
-    if isinstance(start, str):
-        return earliest
-    if start.keys() != earliest.keys():
-        raise BadRangeError(range=text, problem=f"the partitions are {', '.join(map(pipeline.place, earliest))}", cure=START_FORM)
-    _refuse_lost(pipeline, text, [partition for partition, offset in start.items() if offset < earliest[partition]], earliest)
-    if ahead := [partition for partition, offset in start.items() if offset > latest[partition]]:
-        problem = f"it is in the future: partition {pipeline.place(ahead[0])} ends at {latest[ahead[0]]}"
-        raise BadRangeError(range=text, problem=problem, cure=START_FORM)
-    return start
+def _refused(pipeline: Pipeline) -> Refusal:
+    return Refusal(pipeline.name, pipeline.version, "started")
 
 
-def _refuse_lost(pipeline: Pipeline, text: str, lost: list[int], earliest: Offsets) -> None:
-    if lost:
-        place = f"partition {pipeline.place(lost[0])} begins at {earliest[lost[0]]} now"
-        cure = "Give --from earliest: readers get what is older from the active version. (A stream reads no archive; replays do.)"
-        raise BadRangeError(range=text, problem=f"it is past the topic's retention: {place}", cure=cure)
-
-
-def began_at(leases: Iterable[Lease], active: Pipeline) -> Offsets:
-    """By partition, where the shards of the active version began, its first generation before the others."""
-    begun: Offsets = {}
-    for lease in resharding.of_version(leases, active.name, active.version):
-        for partition, offset in ShardCheckpoint.of(lease).start_offsets.items():
-            begun[partition] = min(offset, begun.get(partition, offset))
-    return begun
-
-
-def seam_of(pipeline: Pipeline, active: Pipeline, history: History, start: Offsets, shards_began: Offsets | None = None) -> int | None:
-    """The greatest end of a window, in epoch milliseconds, that may lack rows when it is read from ``start`` on; None where none does that
-    the active version has: it began there, or later.
-
-    :param shards_began: by partition, where the active version's shards began: the ledger does not know it of what they have not read yet
-    :raises VersionRefusedError: where the pipeline has no windows at which readers could change over
-    :raises TryLaterError: where the active version has not read as far, so that is not known yet
-    """
-    begun = {**(shards_began or {}), **history.first}
-    first = {partition: offset for partition, offset in begun.items() if start.get(partition, 0) > offset}
-    if not first:
-        return None
-    if pipeline.window is None or active.window is None:
-        cure = f"Version {active.version} began at {first}: begin there, with --from earliest where the topic still holds it."
-        raise Refusal(pipeline.name, pipeline.version, "started")("without windows it must begin where the active version did", cure)
-    committed = {**first, **history.committed}
-    if behind := [partition for partition in first if committed[partition] < start[partition]]:
-        read = committed[behind[0]]
-        raise TryLaterError(
-            reason=f"Version {active.version} has read {pipeline.name}'s partition {pipeline.place(behind[0])} up to {read}, "
-            f"and version {pipeline.version} is to begin at {start[behind[0]]}. Try again in a moment, or begin earlier."
-        )
-    read_before = History.reading(history, first, {partition: start[partition] for partition in first})
-    newest = [_newest_event_ms(active, history, segment.row) for segment in read_before]
-    length = max(pipeline.window.length, active.window.length)
-    return max(newest) + int(length.total_seconds() * 1000)
-
-
-def _newest_event_ms(active: Pipeline, history: History, row: LedgerRow) -> int:
-    """No row of the batch happened later. Where that was not measured, the next batch's watermark says it."""
-    if row.max_event_ms is not None:
-        return row.max_event_ms
-    if not may_hold(row, 0):
-        return 0
-    later = [other.watermark_ms for other in history.rows if other.shard == row.shard and other.batch > row.batch]
-    if not later:
-        raise TryLaterError(reason=f"The newest event of batch {row.batch} of {row.shard} is not known yet. Try again in a moment.")
-    return later[0] + int(active.watermark_delay.total_seconds() * 1000)
-
-
-def columns_of(session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, *, stored: bool = False) -> dict[str, str]:
-    """The columns of a version's table, each with its type as Delta has it: of the table where it is there already, else by analysing
-    its query.
-    """
-    schema = None
-    if stored:
-        try:
-            schema = DeltaTable(settings.table("sinks", pipeline.sink.name), storage_options=settings.storage_options or None).schema()
-        except TableNotFoundError:
-            schema = None
-    if schema is None:
-        from hindcast.spark.query_signature import signature_of
-
-        schema = Schema.from_arrow(signature_of(session(), pipeline).schema)
-    return {field.name: field.type.to_json().strip('"') for field in schema.fields}
-
-
-def _check_columns(
-    pipeline: Pipeline, active: Pipeline, before: dict[str, str], after: dict[str, str], *, new_table: bool, seam: bool
-) -> list[str]:
-    """What readers will see other than now: columns that come, go or change their type, and other keys."""
-    retyped = [name for name in before if name in after and before[name] != after[name]]
-    changed = [
-        *(f"{name} comes" for name in after if name not in before),
-        *(f"{name} goes" for name in before if name not in after),
-        *(f"{name} is {after[name]}, not {before[name]}" for name in retyped),
-    ]
-    if (pipeline.sink.keys, pipeline.sink.mode) != (active.sink.keys, active.sink.mode):
-        changed.append(f"its keys are {pipeline.sink.keys} ({pipeline.sink.mode.value})")
-    refused = Refusal(pipeline.name, pipeline.version, "started")
-    if changed and not new_table:
-        cure = "Give --new-table where readers are meant to see that once it is promoted."
-        raise refused(f"its table has another schema than version {active.version}'s: {'; '.join(changed)}", cure)
-    if retyped and seam:
-        cure = "Begin where the active version did: --from earliest."
-        raise refused(f"readers would get two types in one column ({', '.join(retyped)}), older windows in the old one", cure)
-    return changed
-
-
-def _check_unused(settings: Settings, pipeline: Pipeline) -> None:
-    refused = Refusal(pipeline.name, pipeline.version, "started")
-    if Ledger(ControlTables(settings)).batches(pipeline.name, pipeline.version):
+def _check_unused(settings: Settings, tables: ControlTables, pipeline: Pipeline) -> None:
+    """Check that neither the version's number nor any of its tables was ever used."""
+    refused = _refused(pipeline)
+    if Ledger(tables).batches(pipeline.name, pipeline.version):
         cure = f"Declare it as version {pipeline.version + 1} or higher, with a table of its own."
         raise refused("it was consumed before, and the ledger keeps that as history", cure)
     for table in pipeline.tables:
         url = settings.table("sinks", table.name)
-        if DeltaTable.is_deltatable(url, storage_options=settings.storage_options or None):
-            raise refused(f"there is a table {url} already", "Name another table in its declaration, or remove that one.")
+        if find_table(url, settings.storage_options) is not None:
+            cure = "Name another table in its declaration, or remove that one."
+            raise refused(f"there is a table {url} already", cure)
 
 
 def _check_topics(pipeline: Pipeline, active: Pipeline) -> None:
-    own, others = ([topic.name for topic in one.topics] for one in (pipeline, active))
+    own = _topic_names(pipeline)
+    others = _topic_names(active)
     if own != others:
-        problem = f"it reads {', '.join(own)}, version {active.version} reads {', '.join(others)}: they have no offsets in common"
-        raise Refusal(pipeline.name, pipeline.version, "started")(problem, "Give it a name of its own: it is another pipeline.")
+        versions = f"it reads {own}, version {active.version} reads {others}"
+        cure = "Give it a name of its own: it is another pipeline."
+        raise _refused(pipeline)(f"{versions}: they have no offsets in common", cure)
+
+
+def _topic_names(pipeline: Pipeline) -> str:
+    """In the order in which the pipeline reads them: it numbers its partitions by that."""
+    return ", ".join(topic.name for topic in pipeline.topics)
+
+
+# -- where it starts -------------------------------------------------------------------------------------
+
+
+def start_offsets(settings: Settings, pipeline: Pipeline, text: str, now: datetime) -> Offsets:
+    """The offset of each partition at which the version starts.
+
+    :raises BadRangeError: if it is no start, lies in the future, or the topic no longer holds it
+    """
+    start = _parse_start(text, now)
+    with TopicOffsets(settings) as topics:
+        earliest = across(pipeline, topics.earliest)
+        if isinstance(start, datetime):
+            offsets = across(pipeline, partial(topics.at_time, at=start))
+            _check_time_retained(pipeline, text, offsets, earliest)
+            return offsets
+        latest = across(pipeline, topics.latest)
+    if isinstance(start, str):
+        return earliest
+    _check_offsets(pipeline, text, start, earliest, latest)
+    return start
+
+
+def _parse_start(text: str, now: datetime) -> str | datetime | Offsets:
+    """``earliest``, a time that is not in the future, or offsets."""
+    try:
+        start = parse_start(text)
+    except ValueError as error:
+        raise _bad_start(text, str(error)) from error
+    if start == "latest":
+        raise _bad_start(text, "a version without a past can be compared with nothing")
+    if isinstance(start, datetime) and start > now:
+        raise _bad_start(text, "it is in the future")
+    return start
+
+
+def _check_time_retained(pipeline: Pipeline, text: str, offsets: Offsets, earliest: Offsets) -> None:
+    """Refuse a time whose first record is the first that the topic holds, if records before it are gone: the
+    time may be that of a lost record.
+    """
+    for partition, offset in offsets.items():
+        if 0 < earliest[partition] == offset:
+            raise _lost(pipeline, text, partition, earliest)
+
+
+def _check_offsets(pipeline: Pipeline, text: str, start: Offsets, earliest: Offsets, latest: Offsets) -> None:
+    """Check that the start names each partition, and in each of them a record that is there or comes next."""
+    if start.keys() != earliest.keys():
+        partitions = ", ".join(map(pipeline.place, earliest))
+        raise _bad_start(text, f"the partitions are {partitions}")
+    for partition, offset in start.items():
+        if offset < earliest[partition]:
+            raise _lost(pipeline, text, partition, earliest)
+        if offset > latest[partition]:
+            end = f"partition {pipeline.place(partition)} ends at {latest[partition]}"
+            raise _bad_start(text, f"it is in the future: {end}")
+
+
+def _lost(pipeline: Pipeline, text: str, partition: int, earliest: Offsets) -> BadRangeError:
+    begin = f"partition {pipeline.place(partition)} begins at {earliest[partition]} now"
+    cure = (
+        "Give --from earliest: readers get what is older from the active version. "
+        "(A stream reads no archive; replays do.)"
+    )
+    return _bad_start(text, f"it is past the topic's retention: {begin}", cure)
+
+
+def _bad_start(text: str, problem: str, cure: str = START_FORM) -> BadRangeError:
+    return BadRangeError(range=text, problem=problem, cure=cure)
+
+
+# -- the seam --------------------------------------------------------------------------------------------
+
+
+def began_at(leases: Iterable[Lease], active: Pipeline) -> Offsets:
+    """The offset of each partition at which the shards of the active version began.
+
+    It is the least over all generations: the first generation began before the others.
+    """
+    began: Offsets = {}
+    for lease in resharding.of_version(leases, active.name, active.version):
+        for partition, offset in ShardCheckpoint.of(lease).start_offsets.items():
+            began[partition] = min(offset, began.get(partition, offset))
+    return began
+
+
+def seam_of(
+    pipeline: Pipeline,
+    active: Pipeline,
+    history: History,
+    start: Offsets,
+    shards_began: Offsets | None = None,
+) -> int | None:
+    """The seam of a version that starts at ``start``, in epoch milliseconds.
+
+    It is the greatest end of a window that may lack rows in the new version. None if it lacks nothing that
+    the active version has, because the active version began there or later.
+
+    :param history: of the active version
+    :param shards_began: by partition, where the active version's shards began; the ledger does not know that
+        of partitions that they have not read yet
+    :raises VersionRefusedError: if it lacks rows and one of the two has no windows, so that there is nothing
+        at which readers could change over
+    :raises TryLaterError: if the active version has not read as far, so that the seam is not known yet
+    """
+    began = {**(shards_began or {}), **history.first}
+    lacking_from: Offsets = {}
+    lacking_to: Offsets = {}
+    for partition, offset in began.items():
+        if start.get(partition, 0) > offset:
+            lacking_from[partition] = offset
+            lacking_to[partition] = start[partition]
+    if not lacking_from:
+        return None
+    if pipeline.window is None or active.window is None:
+        problem = "without windows it must begin where the active version did"
+        place = f"Version {active.version} began at {lacking_from}"
+        raise _refused(pipeline)(problem, f"{place}: give --from earliest if the topic still holds that.")
+    _check_read(pipeline, active, {**lacking_from, **history.committed}, lacking_to)
+    lacking = history.reading(lacking_from, lacking_to)
+    newest_ms = max(_newest_event_ms(active, history, segment.row) for segment in lacking)
+    longest = max(pipeline.window.length, active.window.length)
+    return newest_ms + int(longest.total_seconds() * 1000)
+
+
+def _check_read(pipeline: Pipeline, active: Pipeline, committed: Offsets, needed: Offsets) -> None:
+    """Check that the active version has committed all that the new one lacks."""
+    for partition, end in needed.items():
+        if committed[partition] < end:
+            place = f"{pipeline.name}'s partition {pipeline.place(partition)}"
+            read = f"Version {active.version} has read {place} up to {committed[partition]}"
+            wish = f"version {pipeline.version} is to begin at {end}"
+            raise TryLaterError(reason=f"{read}, and {wish}. Try again in a moment, or begin earlier.")
+
+
+def _newest_event_ms(active: Pipeline, history: History, row: LedgerRow) -> int:
+    """No row of the batch happened later. If that was not measured, the next batch's watermark tells it."""
+    if row.max_event_ms is not None:
+        return row.max_event_ms
+    if not may_hold(row, 0):
+        return 0
+    for later in history.rows:
+        if later.shard == row.shard and later.batch > row.batch:
+            return later.watermark_ms + int(active.watermark_delay.total_seconds() * 1000)
+    reason = f"The newest event of batch {row.batch} of {row.shard} is not known yet. Try again in a moment."
+    raise TryLaterError(reason=reason)
+
+
+# -- what readers will see -------------------------------------------------------------------------------
+
+
+def stored_columns(
+    session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline
+) -> dict[str, str]:
+    """The columns of a version's table, each with its type as Delta has it; those of its query if there is no
+    table yet.
+    """
+    table = find_table(settings.table("sinks", pipeline.sink.name), settings.storage_options)
+    if table is None:
+        return query_columns(session, pipeline)
+    return _types(table.schema())
+
+
+def query_columns(session: Callable[[], SparkSession], pipeline: Pipeline) -> dict[str, str]:
+    """The columns of the result of a version's query, each with its type as Delta will have it."""
+    from hindcast.spark.query_signature import signature_of
+
+    signature = signature_of(session(), pipeline)
+    return _types(Schema.from_arrow(signature.schema))
+
+
+def _types(schema: Schema) -> dict[str, str]:
+    return {field.name: field.type.to_json().strip('"') for field in schema.fields}
+
+
+def _changes_for_readers(
+    pipeline: Pipeline, active: Pipeline, old: dict[str, str], new: dict[str, str]
+) -> list[str]:
+    """What readers will see changed: columns that are added, removed or get another type, and other keys."""
+    changes = [f"{name} is added" for name in new if name not in old]
+    changes += [f"{name} is removed" for name in old if name not in new]
+    changes += [f"{name} is {new[name]}, not {old[name]}" for name in _retyped(old, new)]
+    keys = pipeline.sink.keys
+    mode = pipeline.sink.mode
+    if (keys, mode) != (active.sink.keys, active.sink.mode):
+        changes.append(f"its keys are {keys} ({mode.value})")
+    return changes
+
+
+def _check_types(pipeline: Pipeline, old: dict[str, str], new: dict[str, str]) -> None:
+    """Refuse that older windows come with the old types and newer ones with the new types."""
+    retyped = ", ".join(_retyped(old, new))
+    if retyped:
+        problem = f"readers would get two types in one column ({retyped}), older windows in the old one"
+        cure = "Begin where the active version did: --from earliest."
+        raise _refused(pipeline)(problem, cure)
+
+
+def _retyped(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """The columns of both that have different types."""
+    return [name for name in old if name in new and old[name] != new[name]]

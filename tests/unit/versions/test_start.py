@@ -1,4 +1,4 @@
-"""What is found out before a new version begins: each refusal is clear, and changes nothing."""
+"""What is checked before a new version starts. Each refusal says what is wrong, and changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from support.live_stream import MODULE
 from support.shapes import SHAPES
 
 from hindcast import catalog
-from hindcast.errors import BadInputError, BadRangeError, TryLaterError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
+from hindcast.errors import (
+    BadInputError,
+    BadRangeError,
+    TryLaterError,
+    UnknownPipelineError,
+    UnknownVersionError,
+    VersionRefusedError,
+)
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
@@ -26,11 +33,12 @@ from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.spark import query_signature
+from hindcast.spark.query_signature import QuerySignature
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.schema import ControlTable
-from hindcast.versions import start as beginning
-from hindcast.versions.start import columns_of, start_offsets, start_version
+from hindcast.versions import start as start_module
+from hindcast.versions.start import query_columns, start_offsets, start_version, stored_columns
 
 NAME = "stock_stats"
 COLUMNS = {"window": "struct", "ticker": "string", "trades": "long"}
@@ -40,7 +48,9 @@ STARTED = {"pipeline": NAME, "version": 2, "action": "started"}
 
 
 class Topic:
-    """A topic of two partitions that has dropped the first 10 records of partition 0; stands in for a broker."""
+    """A topic of two partitions that has dropped the first 10 records of partition 0; stands in for a
+    broker.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.opened = bool(settings.bootstrap_servers)
@@ -58,16 +68,23 @@ class Topic:
         return {0: 100, 1: 50}
 
     def at_time(self, _: str, at: datetime) -> dict[int, int]:
-        return {0: 10, 1: 0} if at < NOW else {0: 60, 1: 30}
+        if at < NOW:
+            return {0: 10, 1: 0}
+        return {0: 60, 1: 30}
 
 
 def declare(folder: Path, version: int, *, table: str = "", topic: str = "t") -> None:
-    text = MODULE.replace('Table("{name}"', f'Table("{table or f"{NAME}_v{version}"}"')
-    (folder / f"{NAME}_{version}.py").write_text(text.format(topic=topic, name=NAME, version=version, shards=1))
+    table = table or f"{NAME}_v{version}"
+    text = MODULE.replace('Table("{name}"', f'Table("{table}"')
+    (folder / f"{NAME}_{version}.py").write_text(
+        text.format(topic=topic, name=NAME, version=version, shards=1)
+    )
 
 
 @pytest.fixture
-def live(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def live(
+    settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
     """Version 1 has read all of its topic; version 2 is declared."""
     settings = settings_factory(pipelines_dir=tmp_path)
     for version in (1, 2):
@@ -75,15 +92,18 @@ def live(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch:
     store = LeaseTable(settings)
     DesiredStates(store).declare(catalog.load(tmp_path)[NAME], 1)
     resharding.create(store, NAME, 1, 1, {0: 0, 1: 0})
-    Ledger(ControlTables(settings)).append(
-        [batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 20_000), batch(2, {0: 60, 1: 30}, {0: 100, 1: 50}, 30_000)]
-    )
-    monkeypatch.setattr(beginning, "TopicOffsets", Topic)
-    monkeypatch.setattr(beginning, "columns_of", lambda *_, **__: COLUMNS)
+    first = batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 20_000)
+    second = batch(2, {0: 60, 1: 30}, {0: 100, 1: 50}, 30_000)
+    Ledger(ControlTables(settings)).append([first, second])
+    monkeypatch.setattr(start_module, "TopicOffsets", Topic)
+    monkeypatch.setattr(start_module, "stored_columns", lambda *_: COLUMNS)
+    monkeypatch.setattr(start_module, "query_columns", lambda *_: COLUMNS)
     return settings
 
 
-def batch(number: int, start: dict[int, int], end: dict[int, int], newest_ms: int, version: int = 1) -> LedgerRow:
+def batch(
+    number: int, start: dict[int, int], end: dict[int, int], newest_ms: int, version: int = 1
+) -> LedgerRow:
     return LedgerRow(
         pipeline=NAME,
         version=version,
@@ -116,8 +136,8 @@ def start(settings: Settings, version: int = 2, text: str = "earliest", **given:
     return start_version(session, settings, NAME, version, text, **given)
 
 
-def test_a_version_begins_with_its_shards_and_an_event(live: Settings) -> None:
-    """From the first record that the topic holds; as that lacks what is older, there is a seam."""
+def test_a_version_starts_with_its_shards_and_an_event(live: Settings) -> None:
+    """It starts at the first record that the topic holds. Older records are gone, so there is a seam."""
     tables = (f"sinks/{NAME}_v2", f"corrections/{NAME}_v2")
     assert start(live, who="ada") == {
         "pipeline": NAME,
@@ -128,38 +148,47 @@ def test_a_version_begins_with_its_shards_and_an_event(live: Settings) -> None:
         "seam_ms": 25_000,
         "changes": [],
     }
-    standing = Versions(LeaseTable(live)).of(NAME)
-    assert standing.active == 1
-    assert standing.beside == InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=tables, seam_ms=25_000)
+    rollout = Versions(LeaseTable(live)).of(NAME)
+    assert rollout.active == 1
+    assert rollout.beside == InactiveVersion(
+        version=2, state=InactiveState.CATCHING_UP, shards=1, tables=tables, seam_ms=25_000
+    )
     (shard,) = resharding.of_version(LeaseTable(live).leases(), NAME, 2)
     assert shard.checkpoint["start_offsets"] == {"0": 10, "1": 0}
     (event,) = ControlTables(live).rows(ControlTable.EVENTS)
     assert (event["kind"], json.loads(event["detail"])["who"]) == ("reprocess_started", "ada")
 
 
-def test_nobody_is_named_who_did_not_say_who_they_are(live: Settings) -> None:
-    """The event of a version that a schedule begins names no person."""
+def test_the_event_names_nobody_if_no_name_was_given(live: Settings) -> None:
+    """As for a version that a schedule starts."""
     start(live)
     (event,) = ControlTables(live).rows(ControlTable.EVENTS)
     assert "who" not in json.loads(event["detail"])
 
 
 def test_the_seam_follows_from_what_the_active_version_read(live: Settings) -> None:
-    """What another version read, that was discarded since, counts for nothing, however early its own table's commits were."""
-    Ledger(ControlTables(live)).append([replace(batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 80_000, version=3), sink_version=0)])
+    """What another version has read counts for nothing, even if it was discarded since and its table's
+    commits were earlier.
+    """
+    discarded = batch(1, {0: 0, 1: 0}, {0: 60, 1: 30}, 80_000, version=3)
+    Ledger(ControlTables(live)).append([replace(discarded, sink_version=0)])
     assert start(live)["seam_ms"] == 25_000
 
 
-def test_an_active_version_that_has_read_nothing_yet_has_begun_where_its_shards_do(live: Settings) -> None:
-    """A later start lacks rows that it will read, so where the seam lies is not known yet; nothing is changed."""
+def test_an_active_version_that_has_read_nothing_yet_began_where_its_shards_begin(live: Settings) -> None:
+    """A later start lacks rows that the active version will read, so the seam is not known yet. Nothing is
+    changed.
+    """
     shutil.rmtree(live.table("control", "checkpoints"))
     with pytest.raises(TryLaterError, match="partition 0 up to 0, and version 2 is to begin at 10"):
         start(live)
     assert Versions(LeaseTable(live)).of(NAME).beside is None
 
 
-def test_it_may_begin_at_a_time_or_at_offsets(live: Settings) -> None:
-    """Both name a place of each partition; the seam follows from what the active version read before it."""
+def test_it_may_start_at_a_time_or_at_offsets(live: Settings) -> None:
+    """Either names an offset of each partition. The seam follows from what the active version read before
+    them.
+    """
     begun = start(live, text=(NOW + timedelta(minutes=1)).isoformat())
     assert (begun["offsets"], begun["seam_ms"]) == ({"0": 60, "1": 30}, 25_000)
     Versions(LeaseTable(live)).leave(NAME, 2)
@@ -168,43 +197,52 @@ def test_it_may_begin_at_a_time_or_at_offsets(live: Settings) -> None:
     assert (begun["offsets"], begun["seam_ms"]) == ({"0": 61, "1": 30}, 35_000)
 
 
-def test_a_version_may_begin_now(live: Settings) -> None:
-    """The present is no future."""
+def test_a_version_may_start_now(live: Settings) -> None:
+    """Only a later time is in the future."""
     pipeline = catalog.load(live.pipelines_dir).of(NAME, 2)
     assert start_offsets(live, pipeline, NOW.isoformat(), NOW) == {0: 60, 1: 30}
 
 
-def more_columns(monkeypatch: pytest.MonkeyPatch, columns: dict[str, str]) -> None:
-    monkeypatch.setattr(beginning, "columns_of", lambda *_, stored=False: COLUMNS if stored else columns)
+def other_columns(monkeypatch: pytest.MonkeyPatch, columns: dict[str, str]) -> None:
+    """The new version's query has these columns."""
+    monkeypatch.setattr(start_module, "query_columns", lambda *_: columns)
 
 
 def test_other_columns_need_to_be_meant(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes, goes or changes its type is named; with --new-table it is accepted and named again."""
-    more_columns(monkeypatch, {"window": "struct", "ticker": "string", "trades": "integer", "max_ask": "double"})
-    with pytest.raises(VersionRefusedError, match=r"max_ask comes; trades is integer, not long.*--new-table"):
+    """Columns that are added, removed or retyped are named; with --new-table they are accepted and named
+    again.
+    """
+    other_columns(
+        monkeypatch, {"window": "struct", "ticker": "string", "trades": "integer", "max_ask": "double"}
+    )
+    with pytest.raises(
+        VersionRefusedError, match=r"max_ask is added; trades is integer, not long.*--new-table"
+    ):
         start(live)
     with pytest.raises(VersionRefusedError, match=r"two types in one column \(trades\)") as caught:
         start(live, new_table=True)
     assert "--from earliest" in str(caught.value.fields["cure"])
-    more_columns(monkeypatch, {"window": "struct", "ticker": "string", "max_ask": "double"})
-    with pytest.raises(VersionRefusedError, match="max_ask comes; trades goes"):
+    other_columns(monkeypatch, {"window": "struct", "ticker": "string", "max_ask": "double"})
+    with pytest.raises(VersionRefusedError, match="max_ask is added; trades is removed"):
         start(live)
-    more_columns(monkeypatch, {"window": "struct", "ticker": "integer", "trades": "integer"})
+    other_columns(monkeypatch, {"window": "struct", "ticker": "integer", "trades": "integer"})
     with pytest.raises(VersionRefusedError, match=r"two types in one column \(ticker, trades\)"):
         start(live, new_table=True)
-    more_columns(monkeypatch, {"window": "struct", "ticker": "string", "max_ask": "double"})
-    assert start(live, new_table=True)["changes"] == ["max_ask comes", "trades goes"]
+    other_columns(monkeypatch, {"window": "struct", "ticker": "string", "max_ask": "double"})
+    assert start(live, new_table=True)["changes"] == ["max_ask is added", "trades is removed"]
 
 
-def test_a_column_may_change_its_type_if_no_older_window_is_read(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that began where the active one did has every window itself."""
-    more_columns(monkeypatch, {**COLUMNS, "trades": "integer"})
+def test_a_column_may_change_its_type_if_no_window_comes_from_the_old_version(
+    live: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that starts where the active one did has every window itself."""
+    other_columns(monkeypatch, {**COLUMNS, "trades": "integer"})
     monkeypatch.setattr(Topic, "earliest", lambda *_: {0: 0, 1: 0})
     assert start(live, new_table=True)["changes"] == ["trades is integer, not long"]
 
 
 def test_other_keys_need_to_be_meant(live: Settings) -> None:
-    """Readers who count on one row for each key would get several."""
+    """Otherwise readers who count on one row for each key would get several."""
     path = live.pipelines_dir / f"{NAME}_2.py"
     path.write_text(path.read_text().replace('keys=["window", "ticker"]', 'keys=["window"]'))
     with pytest.raises(VersionRefusedError, match=r"its keys are .*window.* \(append\)") as caught:
@@ -215,90 +253,114 @@ def test_other_keys_need_to_be_meant(live: Settings) -> None:
 
 
 def test_columns_are_those_of_the_table_if_there_is_one(live: Settings) -> None:
-    """With their types as Delta has them; no JVM is started for it."""
+    """They have Delta's types. No JVM is started for that."""
 
     def session() -> Any:
         raise AssertionError("no JVM is needed here")
 
-    schema = pa.schema([("window", pa.struct([("end", pa.int64())])), ("ticker", pa.string()), ("trades", pa.int64())])
+    window = pa.struct([("end", pa.int64())])
+    schema = pa.schema([("window", window), ("ticker", pa.string()), ("trades", pa.int64())])
     write_deltalake(live.table("sinks", f"{NAME}_v1"), pa.Table.from_pylist([], schema=schema))
-    found = columns_of(session, live, catalog.load(live.pipelines_dir).of(NAME, 1), stored=True)
+    found = stored_columns(session, live, catalog.load(live.pipelines_dir).of(NAME, 1))
     assert (found["ticker"], found["trades"]) == ("string", "long")
     assert '"struct"' in found["window"]
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_version_without_a_table_is_analysed(live: Settings, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> None:
+def columns_by_query(session: Any, settings: Settings, pipeline: Pipeline) -> dict[str, str]:
+    """As :func:`stored_columns` is called."""
+    return query_columns(session, pipeline)
+
+
+@pytest.mark.parametrize("columns_of", [stored_columns, columns_by_query])
+def test_a_version_without_a_table_is_analysed(
+    live: Settings, monkeypatch: pytest.MonkeyPatch, columns_of: Callable[..., dict[str, str]]
+) -> None:
     """Its columns are those of its query's result."""
     pipeline = catalog.load(live.pipelines_dir).of(NAME, 2)
     asked = []
 
-    def shape_of(session: object, one: Pipeline) -> pa.Table:
+    def signature_of(session: object, one: Pipeline) -> QuerySignature:
         asked.append((session, one))
-        return pa.table({"ticker": pa.array([], pa.string()), "trades": pa.array([], pa.int32())})
+        return QuerySignature(pa.schema([("ticker", pa.string()), ("trades", pa.int32())]), "")
 
-    monkeypatch.setattr(query_signature, "signature_of", shape_of)
-    found = columns_of(lambda: "a session", live, pipeline, stored=stored)  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(query_signature, "signature_of", signature_of)
+    monkeypatch.setattr(start_module, "query_columns", query_columns)
+    found = columns_of(lambda: "a session", live, pipeline)
     assert found == {"ticker": "string", "trades": "integer"}
     assert asked == [("a session", pipeline)]
 
 
 def analysed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, int]]:
-    """Let a query's columns be known without Spark; by which session, and of which version, is noted."""
+    """Make a query's columns known without Spark.
+
+    :returns: the session and the version of each query that is analysed
+    """
     asked: list[tuple[object, int]] = []
 
-    def shape_of(session: object, one: Pipeline) -> pa.Table:
+    def signature_of(session: object, one: Pipeline) -> QuerySignature:
         asked.append((session, one.version))
-        return pa.table({"ticker": pa.array([], pa.string())})
+        return QuerySignature(pa.schema([("ticker", pa.string())]), "")
 
-    monkeypatch.setattr(query_signature, "signature_of", shape_of)
+    monkeypatch.setattr(query_signature, "signature_of", signature_of)
     return asked
 
 
-def test_the_columns_of_a_query_are_not_those_of_its_table(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the table is asked for: what a version will write is what counts of a new one."""
+def start_by_analysis(settings: Settings, monkeypatch: pytest.MonkeyPatch, **given: Any) -> list[str]:
+    """Start version 2, with the columns of real tables and of analysed queries; return what changes for
+    readers.
+    """
+    monkeypatch.setattr(start_module, "stored_columns", stored_columns)
+    monkeypatch.setattr(start_module, "query_columns", query_columns)
+    session: Any = "a session"
+    changes: list[str] = start_version(lambda: session, settings, NAME, 2, "earliest", **given)["changes"]
+    return changes
+
+
+def test_the_columns_of_a_query_are_not_those_of_its_table(
+    live: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the version has a table: of a new version counts what it will write."""
     asked = analysed(monkeypatch)
     write_deltalake(live.table("sinks", f"{NAME}_v1"), pa.table({"trades": [1]}))
     pipeline = catalog.load(live.pipelines_dir).of(NAME, 1)
-    assert columns_of(lambda: "a session", live, pipeline) == {"ticker": "string"}  # type: ignore[arg-type, return-value]
+    assert columns_by_query(lambda: "a session", live, pipeline) == {"ticker": "string"}
     assert asked == [("a session", 1)]
 
 
-def test_the_active_versions_table_is_compared_with_the_new_versions_query(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the active version has no table yet, its query is analysed, too."""
-    monkeypatch.setattr(beginning, "columns_of", columns_of)
+def test_the_active_versions_table_is_compared_with_the_new_versions_query(
+    live: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the active version has no table yet, its query is analysed, too."""
     asked = analysed(monkeypatch)
-
-    def begun() -> Any:
-        return start_version(lambda: "a session", live, NAME, 2, "earliest", new_table=True)["changes"]  # type: ignore[arg-type, return-value]
-
-    assert begun() == []
+    assert start_by_analysis(live, monkeypatch, new_table=True) == []
     assert asked == [("a session", 1), ("a session", 2)]
     Versions(LeaseTable(live)).leave(NAME, 2)
     Versions(LeaseTable(live)).remove(NAME, 2)
     write_deltalake(live.table("sinks", f"{NAME}_v1"), pa.table({"trades": [1]}))
-    assert begun() == ["ticker comes", "trades goes"]
+    changes = start_by_analysis(live, monkeypatch, new_table=True)
+    assert changes == ["ticker is added", "trades is removed"]
     assert asked[2:] == [("a session", 2)]
 
 
-def test_tables_are_looked_for_with_the_stores_options(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them an object store would refuse whoever looks."""
-    options, seen, opens, looks = {"allow_http": "true"}, [], DeltaTable.__init__, DeltaTable.is_deltatable
+def test_tables_are_opened_with_the_stores_options(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them an object store refuses the request."""
+    options = {"allow_http": "true"}
+    seen = []
+    opens = DeltaTable.__init__
 
-    def opened(self: DeltaTable, table_uri: str, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> None:
+    def opened(
+        self: DeltaTable,
+        table_uri: str,
+        *arguments: Any,
+        storage_options: dict[str, str] | None = None,
+        **others: Any,
+    ) -> None:
         seen.append((table_uri.split("/")[-2], storage_options))
         opens(self, table_uri, *arguments, storage_options=storage_options, **others)
 
-    def looked(table_uri: str, storage_options: dict[str, str] | None = None) -> bool:
-        seen.append((table_uri.split("/")[-2], storage_options))
-        return looks(table_uri, storage_options=storage_options)
-
-    monkeypatch.setattr(beginning, "columns_of", columns_of)
     analysed(monkeypatch)
     monkeypatch.setattr(DeltaTable, "__init__", opened)
-    monkeypatch.setattr(DeltaTable, "is_deltatable", looked)
-    settings = live.model_copy(update={"storage_options": options})
-    start_version(lambda: "a session", settings, NAME, 2, "earliest")  # type: ignore[arg-type, return-value]
+    start_by_analysis(live.model_copy(update={"storage_options": options}), monkeypatch)
     assert [given for folder, given in seen if folder == "sinks"] == [options] * 2
 
 
@@ -316,8 +378,8 @@ def test_tables_are_looked_for_with_the_stores_options(live: Settings, monkeypat
         ('{"0": 20, "1": 0, "2": 0}', "the partitions are 0, 1"),
     ],
 )
-def test_a_start_that_the_topic_has_not_is_refused(live: Settings, text: str, says: str) -> None:
-    """In the future, past the retention, of other partitions, or no start at all."""
+def test_a_start_that_the_topic_does_not_have_is_refused(live: Settings, text: str, says: str) -> None:
+    """It is in the future, past the retention, of other partitions, or no start at all."""
     before = LeaseTable(live).leases()
     with pytest.raises(BadRangeError, match=says) as caught:
         start(live, text=text)
@@ -330,20 +392,26 @@ def test_a_start_that_the_topic_has_not_is_refused(live: Settings, text: str, sa
 
 @pytest.mark.parametrize("offsets", [{"0": 10, "1": 0}, {"0": 100, "1": 50}])
 def test_a_start_may_be_the_first_or_the_next_record(live: Settings, offsets: dict[str, int]) -> None:
-    """The topic holds the one, and the other comes next: neither is lost nor in the future."""
+    """The topic holds the first, and the next one comes: neither is lost nor in the future."""
     assert start(live, text=json.dumps(offsets))["offsets"] == offsets
 
 
-def test_a_topic_that_has_lost_a_single_record_has_lost_what_was_before(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first record is the second that was ever written: the time may lie before either."""
+def test_a_time_is_refused_if_the_topic_has_lost_a_single_record_before_it(
+    live: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic's first record is the second that was ever written: the time may be that of the lost one."""
     monkeypatch.setattr(Topic, "earliest", lambda *_: {0: 1, 1: 0})
     monkeypatch.setattr(Topic, "at_time", lambda *_, **__: {0: 1, 1: 0})
     with pytest.raises(BadRangeError, match="partition 0 begins at 1 now"):
         start(live, text="2025-12-31T00:00:00+00:00")
 
 
-def test_a_time_before_the_first_record_is_no_loss_if_the_topic_has_lost_nothing(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is older than the first record that was ever written. The version began where the active one did, so it lacks nothing."""
+def test_a_time_before_the_first_record_is_no_loss_if_the_topic_has_lost_nothing(
+    live: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is older than the first record that was ever written. The version starts where the active one
+    did, so it lacks nothing.
+    """
     monkeypatch.setattr(Topic, "earliest", lambda *_: {0: 0, 1: 0})
     monkeypatch.setattr(Topic, "at_time", lambda *_, **__: {0: 0, 1: 0})
     begun = start(live, text="2025-12-31T00:00:00+00:00")
@@ -370,14 +438,19 @@ def table_there(settings: Settings) -> None:
         (lambda _: None, 1, VersionRefusedError, "version 1 is active"),
         (consumed_before, 2, VersionRefusedError, "it was consumed before"),
         (table_there, 2, VersionRefusedError, "there is a table"),
-        (lambda s: declare(s.pipelines_dir, 2, topic="other"), 2, VersionRefusedError, "they have no offsets in common"),
+        (
+            lambda settings: declare(settings.pipelines_dir, 2, topic="other"),
+            2,
+            VersionRefusedError,
+            "they have no offsets in common",
+        ),
         (start, 2, VersionRefusedError, "version 2 is catching up beside the active one"),
     ],
 )
-def test_a_version_that_cannot_begin_is_refused(
+def test_a_version_that_cannot_start_is_refused(
     live: Settings, prepare: Callable[[Settings], object], version: int, error: type[BadInputError], says: str
 ) -> None:
-    """One that does not load, is not newer, was used before, or has no place: nothing was changed."""
+    """It does not load, is not newer, was used before, or another version is there. Nothing was changed."""
     prepare(live)
     before = LeaseTable(live).leases()
     with pytest.raises(error, match=says) as caught:
@@ -389,7 +462,7 @@ def test_a_version_that_cannot_begin_is_refused(
     assert LeaseTable(live).leases() == before
 
 
-def test_a_version_that_was_consumed_before_is_told_the_next_number(live: Settings) -> None:
+def test_the_refusal_of_a_version_that_was_consumed_before_names_the_next_number(live: Settings) -> None:
     """The cure names the least number that it may be declared as."""
     consumed_before(live)
     with pytest.raises(VersionRefusedError) as caught:
@@ -397,20 +470,21 @@ def test_a_version_that_was_consumed_before_is_told_the_next_number(live: Settin
     assert "Declare it as version 3 or higher" in str(caught.value.fields["cure"])
 
 
-def test_a_version_of_other_topics_is_told_all_of_both(live: Settings) -> None:
-    """Each topic is named, in the order in which it is read."""
-    (live.pipelines_dir / f"{NAME}_2.py").write_text(
-        SHAPES["join"].module(NAME, "other", 2, 1).replace(f'Table("{NAME}"', 'Table("joined"')
-    )
+def test_the_refusal_of_other_topics_names_those_of_both_versions(live: Settings) -> None:
+    """All of them, in the order in which they are read."""
+    new = SHAPES["join"].module(NAME, "other", 2, 1).replace(f'Table("{NAME}"', 'Table("joined"')
+    (live.pipelines_dir / f"{NAME}_2.py").write_text(new)
     with pytest.raises(VersionRefusedError, match="it reads other, other-quotes, version 1 reads t: they"):
         start(live)
-    joined = SHAPES["join"].module(NAME, "t", 1, 1)
-    (live.pipelines_dir / f"{NAME}_1.py").write_text(joined)
-    with pytest.raises(VersionRefusedError, match="it reads other, other-quotes, version 1 reads t, t-quotes: they"):
+    old = SHAPES["join"].module(NAME, "t", 1, 1)
+    (live.pipelines_dir / f"{NAME}_1.py").write_text(old)
+    with pytest.raises(
+        VersionRefusedError, match="it reads other, other-quotes, version 1 reads t, t-quotes: they"
+    ):
         start(live)
 
 
-def test_nothing_begins_beside_a_pipeline_that_was_never_wanted(live: Settings) -> None:
-    """There is no active version that it could be compared with."""
+def test_no_version_starts_of_a_pipeline_that_was_never_started(live: Settings) -> None:
+    """There is no active version to compare it with."""
     with pytest.raises(UnknownPipelineError):
         start_version(lambda: None, live, "other", 2, "earliest")  # type: ignore[arg-type, return-value]
