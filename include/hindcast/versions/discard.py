@@ -20,7 +20,7 @@ from typing import Any
 
 from hindcast.clock import Clock, SystemClock
 from hindcast.delta.open_table import find_table
-from hindcast.errors import TryLaterError
+from hindcast.errors import StoreUnavailableError, TryLaterError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.expired_owners import Observer
 from hindcast.leases.lease import Lease
@@ -55,26 +55,27 @@ def discard(
     :raises VersionRefusedError: if it is active, not there, or readers get windows from it; nothing was
         changed
     :raises TryLaterError: if a worker keeps holding one of its shards
+    :raises StoreUnavailableError: if some of its data cannot be deleted
     """
     tables = ControlTables(settings)
     store = LeaseTable(settings)
     versions = Versions(store)
     record_changes(tables, versions.of(name))
-    reach("discard.1")
+    reach("discard.1")  # 1. its shards are wanted no more
     rollout = versions.leave(name, version)
     assert rollout.beside is not None
-    reach("discard.2")
+    reach("discard.2")  # 2. no live worker holds one
     _wait_until_free(store, settings, name, version, clock or SystemClock(), sleep)
-    reach("discard.3")
+    reach("discard.3")  # 3. the data
     deleted = _delete_checkpoints(settings, name, version)
     for table in rollout.beside.tables:
         if _delete_table(settings, table):
             deleted.append(table)
-    reach("discard.4")
+    reach("discard.4")  # 4. its shards and its place
     removed = versions.remove(name, version, who=who)
     if removed is None:  # another call was faster
         removed = versions.of(name)
-    reach("discard.5")
+    reach("discard.5")  # 5. the event
     record_changes(tables, removed)
     return {"pipeline": name, "version": version, "active": removed.active, "deleted": deleted}
 
@@ -113,7 +114,7 @@ def _delete_checkpoints(settings: Settings, name: str, version: int) -> list[str
     # checkpoints by its own lifecycle rules.
     deleted = []
     for folder in sorted(Path(settings.checkpoint(name)).glob(f"v{version}.*")):
-        shutil.rmtree(folder)
+        _delete_folder(folder)
         deleted.append(f"checkpoints/{name}/{folder.name}")
     return deleted
 
@@ -130,6 +131,21 @@ def _delete_table(settings: Settings, table: str) -> bool:
             return False
         stored.delete()
         return True
-    found = Path(url).exists()
-    shutil.rmtree(url, ignore_errors=True)  # another call may be deleting it, too
+    folder = Path(url)
+    found = folder.exists()
+    _delete_folder(folder)
     return found
+
+
+def _delete_folder(folder: Path) -> None:
+    """Another call may be deleting it at the same time: then a file is gone before this call comes to it.
+
+    :raises StoreUnavailableError: if a file cannot be deleted
+    """
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StoreUnavailableError(table=folder, action="deleted", reason=error) from error

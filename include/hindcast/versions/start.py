@@ -131,7 +131,7 @@ def _check_topics(pipeline: Pipeline, active: Pipeline) -> None:
 
 
 def _topic_names(pipeline: Pipeline) -> str:
-    """In the order in which the pipeline reads them: it numbers its partitions by that."""
+    """In the order in which the pipeline reads them: its partitions are numbered in that order."""
     return ", ".join(topic.name for topic in pipeline.topics)
 
 
@@ -193,12 +193,12 @@ def _check_offsets(pipeline: Pipeline, text: str, start: Offsets, earliest: Offs
 
 
 def _lost(pipeline: Pipeline, text: str, partition: int, earliest: Offsets) -> BadRangeError:
-    begin = f"partition {pipeline.place(partition)} begins at {earliest[partition]} now"
+    first = f"partition {pipeline.place(partition)} begins at {earliest[partition]} now"
     cure = (
         "Give --from earliest: readers get what is older from the active version. "
         "(A stream reads no archive; replays do.)"
     )
-    return _bad_start(text, f"it is past the topic's retention: {begin}", cure)
+    return _bad_start(text, f"it is past the topic's retention: {first}", cure)
 
 
 def _bad_start(text: str, problem: str, cure: str = START_FORM) -> BadRangeError:
@@ -270,7 +270,9 @@ def _check_read(pipeline: Pipeline, active: Pipeline, committed: Offsets, needed
 
 
 def _newest_event_ms(active: Pipeline, history: History, row: LedgerRow) -> int:
-    """No row of the batch happened later. If that was not measured, the next batch's watermark tells it."""
+    """No row of the batch has a later event time. If that was not measured, the next batch's watermark says
+    it.
+    """
     if row.max_event_ms is not None:
         return row.max_event_ms
     if not may_hold(row, 0):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from support.inactive_version import NAME, at, begin, caught_up, event_kinds, pu
 from support.shard_harness import CrashError, crash_at
 
 from hindcast import catalog
-from hindcast.errors import TryLaterError, VersionRefusedError
+from hindcast.errors import StoreUnavailableError, TryLaterError, VersionRefusedError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot, swap
@@ -141,6 +143,51 @@ def test_the_later_of_two_discards_at_once_finds_the_version_gone(
     assert discard(two, NAME, 2, who="bob")["active"] == 1
     (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_discarded")])
     assert json.loads(event["detail"])["who"] == "ada"
+
+
+def test_two_discards_may_delete_the_same_folder(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that the other has deleted meanwhile stops neither of them."""
+    caught_up(two)
+    checkpoint = Path(two.checkpoint(NAME, "v2.g0.s0"))
+    checkpoint.mkdir(parents=True)
+    deletes = shutil.rmtree
+    interrupted = []
+
+    def interrupted_once(folder: Path, **options: Any) -> None:
+        if folder not in interrupted:
+            interrupted.append(folder)
+            raise FileNotFoundError(folder)
+        deletes(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted_once)
+    table = Path(two.table("sinks", f"{NAME}_v2"))
+    deleted = [f"checkpoints/{NAME}/v2.g0.s0", f"sinks/{NAME}_v2"]
+    assert discard(two, NAME, 2)["deleted"] == deleted
+    assert interrupted == [checkpoint, table]
+    assert not checkpoint.exists()
+    assert not table.exists()
+
+
+def test_a_discard_fails_if_a_file_cannot_be_deleted(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is not removed before its data. Repeated, the discard finishes."""
+    caught_up(two)
+    deletes = os.unlink
+
+    def unlink(name: str, **options: Any) -> None:
+        if str(name).endswith(".parquet"):
+            raise PermissionError(name)
+        deletes(name, **options)
+
+    table = two.table("sinks", f"{NAME}_v2")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", unlink)
+        with pytest.raises(StoreUnavailableError, match=f"The table {table} could not be deleted: .*parquet"):
+            discard(two, NAME, 2)
+    assert Path(table).exists()
+    inactive = Versions(LeaseTable(two)).of(NAME).beside
+    assert inactive is not None
+    assert inactive.leaving
+    assert discard(two, NAME, 2)["deleted"] == [f"sinks/{NAME}_v2"]
 
 
 def test_a_discard_opens_tables_with_the_stores_options(
