@@ -189,7 +189,7 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     pair = two(SECOND)
     settings = pair.settings
     before = read(NAME, settings).arrow().to_pylist()
-    with pytest.raises(VersionRefusedError, match=r"max_ask comes.*--new-table"):
+    with pytest.raises(VersionRefusedError, match=r"max_ask is added.*--new-table"):
         pair.begin()
     with pytest.raises(BadRangeError, match="in the future"):
         pair.begin('{"0": 100000, "1": 0}', new_table=True)
