@@ -26,6 +26,8 @@ from hindcast.errors import (
     VersionRefusedError,
 )
 from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import ShardState
+from hindcast.leases.store import swap
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.shards import resharding
@@ -37,8 +39,9 @@ from hindcast.spark.query_signature import QuerySignature
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.schema import ControlTable
+from hindcast.testing import MemoryStore
 from hindcast.versions import start as start_module
-from hindcast.versions.start import query_columns, start_offsets, start_version, stored_columns
+from hindcast.versions.start import began_at, query_columns, start_offsets, start_version, stored_columns
 
 NAME = "stock_stats"
 COLUMNS = {"window": "struct", "ticker": "string", "trades": "long"}
@@ -183,6 +186,24 @@ def test_an_active_version_that_has_read_nothing_yet_began_where_its_shards_begi
     with pytest.raises(TryLaterError, match="partition 0 up to 0, and version 2 is to begin at 10"):
         start(live)
     assert Versions(LeaseTable(live)).of(NAME).beside is None
+
+
+def test_an_active_version_began_where_its_first_generation_did(live: Settings) -> None:
+    """A later generation begins where the first one ended, and shards of others say nothing."""
+    store = MemoryStore()
+    (root,) = resharding.create(store, NAME, 1, 1, {0: 5, 1: 6})
+    resharding.create(store, NAME, 3, 1, {0: 1, 1: 1})
+    resharding.create(store, "other", 1, 1, {0: 2, 1: 2})
+    resharding.reshard(store, NAME, 1, 2, {0: 0, 1: 0})
+    ended = root.evolve(
+        state=ShardState.TERMINATED, checkpoint={**root.checkpoint, "end_offsets": {"0": 8, "1": 9}}
+    )
+    swap(store, lambda _: [ended])
+    swap(store, lambda snapshot: resharding.opened(snapshot.leases))
+    leases = list(store.read().leases.values())
+    children = resharding.newest_of_version(leases, NAME, 1)
+    assert [child.checkpoint["start_offsets"] for child in children] == [{"0": 8}, {"1": 9}]
+    assert began_at(leases, catalog.load(live.pipelines_dir).of(NAME, 1)) == {0: 5, 1: 6}
 
 
 def test_it_may_start_at_a_time_or_at_offsets(live: Settings) -> None:
@@ -385,7 +406,9 @@ def test_a_start_that_the_topic_does_not_have_is_refused(live: Settings, text: s
         start(live, text=text)
     assert caught.value.exit_code == 2
     assert caught.value.fields["range"] == text
-    assert "--from earliest" in str(caught.value.fields["cure"])
+    cure = str(caught.value.fields["cure"])
+    assert "--from earliest" in cure
+    assert ("from the active version" in cure) == ("retention" in says)
     assert LeaseTable(live).leases() == before
     assert ControlTables(live).rows(ControlTable.EVENTS) == []
 
