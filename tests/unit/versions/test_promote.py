@@ -42,9 +42,9 @@ def test_a_promotion_says_what_it_did(two: Settings) -> None:
     at(two, 1, 60, 9_000)
     at(two, 2, 50, 9_000)
     done = promote(two, NAME, 2, despite="version 1 is wrong")
-    beside = Versions(LeaseTable(two)).of(NAME).beside
-    assert beside is not None
-    assert beside.until is not None
+    warm = Versions(LeaseTable(two)).of(NAME).beside
+    assert warm is not None
+    assert warm.until is not None
     assert 0 <= done.pop("swap_seconds") <= done.pop("seconds") < 60
     assert done == {
         "pipeline": NAME,
@@ -53,7 +53,7 @@ def test_a_promotion_says_what_it_did(two: Settings) -> None:
         "promoted": True,
         "barrier": {"0": 60},
         "behind_records": 10,
-        "warm_until": beside.until.isoformat(),
+        "warm_until": warm.until.isoformat(),
     }
     again = promote(two, NAME, 2)
     assert 0 <= again.pop("seconds") < 60
