@@ -5,7 +5,7 @@ the last line, one JSON object; exits 1 where a bound does not hold. Each check 
 no lease may be lost.
 
 ``renewal``    one commit renews 10, 100 and 1,000 leases, taking turns; the medians of a commit and of a
-whole round ``core``       keepers at a 10 s lease, their renewals back to back: CPU time a renewal, and so a
+whole round ``core``       coordinators at a 10 s lease, their renewals back to back: CPU time a renewal, and so a
 second of lease time; then a minute in
                real time, with the looks between the renewals
 ``balance``    100 leases on four workers (threads, each with its own table and the real clock); a fifth joins
@@ -133,7 +133,7 @@ def renewal(base: Path, rounds: int = 150) -> list[Figure]:
     ]
 
 
-def keeper(home: Path, owner: str, slots: int, lease_seconds: float = LEASE_SECONDS) -> LeaseCoordinator:
+def coordinator(home: Path, owner: str, slots: int, lease_seconds: float = LEASE_SECONDS) -> LeaseCoordinator:
     settings = Settings(home=home)
     return LeaseCoordinator(
         LeaseTable(settings),
@@ -155,14 +155,14 @@ def core(base: Path) -> list[Figure]:
     for workers, leases in ((1, 10), (WORKERS, 100), (1, 1000)):
         home = base / f"{workers}-{leases}"
         seeded(home, shards(leases))
-        keepers = [keeper(home, f"w{number}", workers) for number in range(workers)]
-        for one in keepers:
+        coordinators = [coordinator(home, f"w{number}", workers) for number in range(workers)]
+        for one in coordinators:
             one.acquire_slot(time.sleep)
-        for one in keepers:
+        for one in coordinators:
             one.step()  # takes its share
         started = time.process_time()
         for _ in range(steps):
-            for one in keepers:
+            for one in coordinators:
                 one.step()
         used = (time.process_time() - started) / (steps * workers)
         found = LeaseTable(Settings(home=home)).leases()
@@ -172,7 +172,7 @@ def core(base: Path) -> list[Figure]:
             f"{workers} workers hold {leases} leases: {dict(held)}",
         )
         expect(min(lease.lease_counter for lease in found) >= steps, "every lease was renewed in every step")
-        for one in keepers:
+        for one in coordinators:
             one._store.upkeep.wait()
         of = f"{leases} leases on {workers} worker{'s' if workers > 1 else ''}"
         figures.append(Figure(f"CPU of a renewal, {of}", 1000 * used, unit="ms"))
@@ -180,12 +180,12 @@ def core(base: Path) -> list[Figure]:
             Figure(f"core a worker, renewals alone, {of}", 100 * used * RENEWALS / LEASE_SECONDS, unit="%")
         )
         figures.append(
-            Figure(f"core a worker, {of}", _in_real_time(keepers), 1.0 if leases <= 100 else None, "%")
+            Figure(f"core a worker, {of}", _in_real_time(coordinators), 1.0 if leases <= 100 else None, "%")
         )
     return figures
 
 
-def _in_real_time(keepers: list[LeaseCoordinator], seconds: float = 60.0) -> float:
+def _in_real_time(coordinators: list[LeaseCoordinator], seconds: float = 60.0) -> float:
     """The share of a core that a worker takes which also looks between its renewals, in %. Each has a thread,
     as in a worker.
     """
@@ -198,19 +198,19 @@ def _in_real_time(keepers: list[LeaseCoordinator], seconds: float = 60.0) -> flo
                 due = now + one.renewal_seconds
                 one.step()
 
-    threads = [threading.Thread(target=serve, args=(one,)) for one in keepers]
+    threads = [threading.Thread(target=serve, args=(one,)) for one in coordinators]
     for thread in threads:
         thread.start()
-        time.sleep(LEASE_SECONDS / RENEWALS / len(keepers))  # their renewals are not to meet
+        time.sleep(LEASE_SECONDS / RENEWALS / len(coordinators))  # their renewals are not to meet
     started, cpu = time.monotonic(), time.process_time()
     time.sleep(seconds)  # what they take meanwhile is measured
     used = (time.process_time() - cpu) / (time.monotonic() - started)
     ended.set()
     for thread in threads:
         thread.join()
-    for one in keepers:
+    for one in coordinators:
         one._store.upkeep.wait()
-    return 100 * used / len(keepers)
+    return 100 * used / len(coordinators)
 
 
 def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.0) -> list[Figure]:
@@ -243,23 +243,25 @@ def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.
         return clock.monotonic() - began
 
     reader = LeaseTable(Settings(home=base))
-    keepers = [keeper(base, f"w{number}", WORKERS + 1, lease_seconds) for number in range(WORKERS + 1)]
+    coordinators = [
+        coordinator(base, f"w{number}", WORKERS + 1, lease_seconds) for number in range(WORKERS + 1)
+    ]
     threads = []
-    for number, one in enumerate(keepers[:WORKERS]):
+    for number, one in enumerate(coordinators[:WORKERS]):
         one.acquire_slot(time.sleep)
         threads.append(threading.Thread(target=serve, args=(one, number * period / WORKERS), daemon=True))
     for thread in threads:
         thread.start()
     until(lambda load: len(load) == WORKERS and _even(load), give_up_periods * period)
-    keepers[WORKERS].acquire_slot(time.sleep)
-    threads.append(threading.Thread(target=serve, args=(keepers[WORKERS], 0.0), daemon=True))
+    coordinators[WORKERS].acquire_slot(time.sleep)
+    threads.append(threading.Thread(target=serve, args=(coordinators[WORKERS], 0.0), daemon=True))
     threads[-1].start()
     seconds = until(lambda load: len(load) == WORKERS + 1 and _even(load), give_up_periods * period)
     load = held()
     ended.set()
     for thread in threads:
         thread.join()
-    for one in keepers:
+    for one in coordinators:
         one._store.upkeep.wait()
     expect(sum(load.values()) == 100, f"no lease is without an owner: {dict(load)}")
     # The commits of the two periods themselves take some hundredths of a period.

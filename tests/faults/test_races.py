@@ -53,7 +53,7 @@ class AtOnce(LeaseTable):
 def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) -> None:
     """Hold a slot, see the dead owner's lease expire, and take it at the same moment as the others."""
     store = AtOnce(settings, barrier)
-    keeper = LeaseCoordinator(
+    coordinator = LeaseCoordinator(
         store,
         SystemClock(),
         owner=name,
@@ -62,13 +62,13 @@ def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) 
         lease_seconds=LEASE_SECONDS,
         wanted=lambda *_: True,
     )
-    assert keeper.acquire_slot(lambda _: None)
+    assert coordinator.acquire_slot(lambda _: None)
     started.wait(timeout=60.0)
     row = None
     deadline = SystemClock().monotonic() + 60.0
     while row is None or row.lease_owner == "dead":
         assert SystemClock().monotonic() < deadline, "the dead owner's lease was never taken"
-        for lease in keeper.step().gained:
+        for lease in coordinator.step().gained:
             if lease.status_type is StatusType.SHARD:
                 won.put((name, lease.epoch))
         row = next(lease for lease in store.leases() if lease.status_type is StatusType.SHARD)

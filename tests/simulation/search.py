@@ -82,7 +82,7 @@ def _after(world: World, move: Callable[[World], None]) -> World:
 
 def _has_work(worker: SimulatedWorker) -> bool:
     return any(step.gained or step.lost or step.close for step in worker.steps) or any(
-        consumer.draining or not worker.keeper.holds(key, consumer.epoch)
+        consumer.draining or not worker.coordinator.holds(key, consumer.epoch)
         for key, consumer in worker.consumers.items()
     )
 
@@ -159,7 +159,7 @@ def _state(world: World) -> Any:
 
 
 def _memory(world: World, worker: SimulatedWorker) -> Any:
-    keeper, now = worker.keeper, worker.clock.monotonic()
+    coordinator, now = worker.coordinator, worker.clock.monotonic()
     held = tuple(
         (
             key,
@@ -169,7 +169,7 @@ def _memory(world: World, worker: SimulatedWorker) -> Any:
             lease.closed,
             lease.checkpoint.get("batch", 0),
         )
-        for key, lease in sorted(keeper._held.items())
+        for key, lease in sorted(coordinator._held.items())
     )
     ages = tuple(_age(world, worker, key, now) for key in world.store.rows)
     consumers = tuple(
@@ -181,12 +181,12 @@ def _memory(world: World, worker: SimulatedWorker) -> Any:
         for step in worker.steps
         if step.lost or step.close or step.gained
     )
-    return held, ages, consumers, steps, keeper.slot, worker.draining
+    return held, ages, consumers, steps, coordinator.slot, worker.draining
 
 
 def _age(world: World, worker: SimulatedWorker, key: LeaseKey, now: float) -> float | None:
     """For how long this worker has seen the row as it is; None where it has not."""
-    row, known = world.store.rows[key], worker.keeper._observer._seen.get(key)
+    row, known = world.store.rows[key], worker.coordinator._observer._seen.get(key)
     if known is None or known[0] != (row.lease_owner, row.epoch, row.lease_counter):
         return None
     return round(min(now - known[1], LEASE_SECONDS), 2)

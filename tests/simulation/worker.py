@@ -1,4 +1,4 @@
-"""A simulated worker: the real keeper, and around it what the worker's main thread and its queries' threads
+"""A simulated worker: the real coordinator, and around it what the worker's main thread and its queries' threads
 do with it.
 """
 
@@ -108,12 +108,12 @@ class SimulatedWorker:
         name: str,
         clock: FakeClock,
         rate: float,
-        keeper: LeaseCoordinator,
+        coordinator: LeaseCoordinator,
         sink: FencedSink,
         record: Callable[[Event], None],
     ) -> None:
         """:param rate: seconds on this worker's clock in one true second"""
-        self.name, self.clock, self.rate, self.keeper = name, clock, rate, keeper
+        self.name, self.clock, self.rate, self.coordinator = name, clock, rate, coordinator
         self._sink, self._record = sink, record
         self.consumers: dict[LeaseKey, Consumer] = {}
         self.superseded: set[LeaseKey] = set()
@@ -140,7 +140,7 @@ class SimulatedWorker:
         """Renew. What it changed waits for the main thread."""
         self._note(Op.STEP, Kind.INVOKE)
         try:
-            self.steps.append(self.keeper.step())
+            self.steps.append(self.coordinator.step())
         except HindcastError as error:
             self._note(Op.STEP, Kind.UNKNOWN if isinstance(error, CommitUnknownError) else Kind.FAIL)
         else:
@@ -157,11 +157,11 @@ class SimulatedWorker:
             self._act(step)
         self.steps = []
         for consumer in list(self.consumers.values()):
-            if not self.keeper.holds(consumer.key, consumer.epoch):
+            if not self.coordinator.holds(consumer.key, consumer.epoch):
                 self._stop(consumer)
             elif consumer.draining and consumer.in_hand is None:
                 self._stop(consumer, ended=consumer.key in self.superseded and not self.leaving)
-        if self.leaving or self.keeper.slot is None:
+        if self.leaving or self.coordinator.slot is None:
             self._leave()
 
     def _act(self, step: Step) -> None:
@@ -181,13 +181,13 @@ class SimulatedWorker:
 
     def _start(self, lease: Lease) -> None:
         consumer = Consumer(lease.key, lease.epoch, first_place(lease))
-        self.keeper.begun(lease.key, lease.epoch)
+        self.coordinator.begun(lease.key, lease.epoch)
         self._note(Op.SEAL, Kind.INVOKE, consumer)
         try:
             consumer.after = consumer.seal(self._sink)
         except LeaseLostError:
             self._note(Op.SEAL, Kind.FAIL, consumer)
-            self.keeper.closed(consumer.key, consumer.epoch)
+            self.coordinator.closed(consumer.key, consumer.epoch)
         else:
             consumer.unreported = consumer.batch
             self._note(Op.SEAL, Kind.OK, consumer, consumer.batch)
@@ -197,7 +197,7 @@ class SimulatedWorker:
         if (consumer := self.consumers.get(key)) is not None:
             consumer.draining = True
         else:
-            self.keeper.closed(key, epoch)
+            self.coordinator.closed(key, epoch)
 
     def _stop(self, consumer: Consumer, *, ended: bool = False) -> None:
         """Interrupt the batch in hand; a batch that has landed is reported first, since stopping waits for
@@ -205,7 +205,7 @@ class SimulatedWorker:
         """
         self.report(consumer)
         self.consumers.pop(consumer.key, None)
-        self.keeper.closed(consumer.key, consumer.epoch, ended=ended)
+        self.coordinator.closed(consumer.key, consumer.epoch, ended=ended)
 
     def fail(self, key: LeaseKey) -> None:
         """The query ends by itself, so the lease is given back."""
@@ -215,18 +215,18 @@ class SimulatedWorker:
     def _leave(self) -> None:
         if not self.draining:
             self.draining = True
-            for key in self.keeper.drain():
+            for key in self.coordinator.drain():
                 self._close(key)
         if self.consumers:
             return
         if self.busy:  # the two halves of leaving: the second waits for the step that is under way
             self.left = True
-            self.keeper.close_all()
+            self.coordinator.close_all()
             return
         self._note(Op.LEAVE, Kind.INVOKE)
         self.ended = True
         try:
-            (self.keeper.step if self.left else self.keeper.leave)()
+            (self.coordinator.step if self.left else self.coordinator.leave)()
         except HindcastError as error:
             self._note(Op.LEAVE, Kind.UNKNOWN if isinstance(error, CommitUnknownError) else Kind.FAIL)
         else:
@@ -245,7 +245,7 @@ class SimulatedWorker:
             return
         self.report(consumer)
         try:
-            self.keeper.check(key, consumer.epoch)
+            self.coordinator.check(key, consumer.epoch)
         except LeaseLostError:
             return
         consumer.in_hand, consumer.next = Fence(consumer.epoch, consumer.batch + 1), consumer.read(topic_end)
@@ -253,7 +253,7 @@ class SimulatedWorker:
 
     def land(self, key: LeaseKey, outcome: Outcome, *, at_once: bool) -> None:
         """Commit the batch in hand, however long ago the lease was last looked at. ``at_once``: and tell the
-        keeper.
+        coordinator.
         """
         consumer = self.consumers.get(key)
         if consumer is None or consumer.in_hand is None:
@@ -285,11 +285,11 @@ class SimulatedWorker:
             self.report(consumer)
 
     def report(self, consumer: Consumer) -> None:
-        """Tell the keeper how far the shard is, for its next renewal."""
+        """Tell the coordinator how far the shard is, for its next renewal."""
         if consumer.unreported:
             ends = {str(partition): end for partition, end in consumer.at.end_offsets.items()}
             told = {BATCH: consumer.unreported, "end_offsets": ends, "watermark_ms": consumer.at.watermark_ms}
-            self.keeper.report(consumer.key, consumer.epoch, checkpoint=told)
+            self.coordinator.report(consumer.key, consumer.epoch, checkpoint=told)
             consumer.unreported = 0
 
     def copied(
@@ -301,11 +301,11 @@ class SimulatedWorker:
         twin._sink, twin._record = sink, record
         twin.consumers = {key: _copied(consumer) for key, consumer in self.consumers.items()}
         twin.steps = list(self.steps)
-        keeper = twin.keeper = _copied(self.keeper)
-        keeper._store, keeper._clock = store, twin.clock
-        keeper._observer = _copied(keeper._observer)
-        keeper._observer._clock = twin.clock
-        keeper._held = {key: _copied(held) for key, held in keeper._held.items()}
+        coordinator = twin.coordinator = _copied(self.coordinator)
+        coordinator._store, coordinator._clock = store, twin.clock
+        coordinator._observer = _copied(coordinator._observer)
+        coordinator._observer._clock = twin.clock
+        coordinator._held = {key: _copied(held) for key, held in coordinator._held.items()}
         return twin
 
 

@@ -155,8 +155,8 @@ class World:
         holders: dict[LeaseKey, str] = {}
         for name, worker in self.workers.items():
             now = worker.clock.monotonic()
-            for key, held in worker.keeper._held.items():
-                if now >= held.valid_until or not worker.keeper.holds(key, held.epoch):
+            for key, held in worker.coordinator._held.items():
+                if now >= held.valid_until or not worker.coordinator.holds(key, held.epoch):
                     continue
                 if key in holders and key not in self._doubts:
                     self._doubts.add(key)
@@ -199,7 +199,7 @@ class World:
         clock.advance(0.0 if self.steady else BOOTED[number % len(BOOTED)] + self.at)
         clock.wall_offset = timedelta(seconds=WALLS[number % len(WALLS)])
         name = f"w{number}"
-        keeper = LeaseCoordinator(
+        coordinator = LeaseCoordinator(
             self.store,
             clock,
             owner=name,
@@ -211,11 +211,11 @@ class World:
             sleep=lambda _: None,
         )
         rate = 1.0 if self.steady else RATES[number % len(RATES)]
-        worker = SimulatedWorker(name, clock, rate, keeper, self.sink, self.record)
+        worker = SimulatedWorker(name, clock, rate, coordinator, self.sink, self.record)
         self.record(Event(0.0, name, Op.JOIN, Kind.INVOKE))
         self.workers[name] = worker
         try:
-            found = keeper.acquire_slot(self._wait)
+            found = coordinator.acquire_slot(self._wait)
         except HindcastError:
             found = False
         self.record(Event(0.0, name, Op.JOIN, Kind.OK if found else Kind.FAIL))
@@ -226,7 +226,7 @@ class World:
         """While a newcomer waits for a slot the others go on."""
         self.pass_time(seconds)
         for worker in self.awake():
-            if worker.keeper.slot is not None:
+            if worker.coordinator.slot is not None:
                 worker.step()
                 self.run(worker)
 
@@ -286,7 +286,7 @@ class World:
         it steps at once.
         """
         for _ in range(LOOKS // RENEWALS):
-            if worker.ended or not worker.keeper.look():
+            if worker.ended or not worker.coordinator.look():
                 return
             self.step(worker)
             self.run(worker)

@@ -1,4 +1,4 @@
-"""The shards of a lease store, for tests of its keepers."""
+"""The shards of a lease store, for tests of its coordinators."""
 
 from __future__ import annotations
 

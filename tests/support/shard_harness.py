@@ -76,7 +76,7 @@ class Shard:
             for number in range(self.partitions)
         }
         resharding.create(self.store, self.pipeline.name, self.pipeline.version, 1, start)
-        keeper = LeaseCoordinator(
+        coordinator = LeaseCoordinator(
             self.store,
             self.clock,
             owner=f"v{self.pipeline.version}-w{self.owners}",
@@ -87,19 +87,19 @@ class Shard:
             sleep=lambda _: None,
         )
         self.owners += 1
-        assert keeper.acquire_slot(self.clock.advance)
-        keeper.step()
+        assert coordinator.acquire_slot(self.clock.advance)
+        coordinator.step()
         self.clock.advance(10.5)
-        keeper.step()
-        keeper.step()
+        coordinator.step()
+        coordinator.step()
         versions_own = resharding.of_version(
             self.store.read().leases.values(), self.pipeline.name, self.pipeline.version
         )
-        (lease,) = [row for row in versions_own if row.lease_owner == keeper.owner]
+        (lease,) = [row for row in versions_own if row.lease_owner == coordinator.owner]
         ledger_of = Ledger(ControlTables(self.settings))
         meter = CpuMeter(self.clock, lambda: 0.0)
         made = ShardRunner(
-            self.spark, self.settings, self.pipeline, lease, keeper, ledger_of, self.clock, meter
+            self.spark, self.settings, self.pipeline, lease, coordinator, ledger_of, self.clock, meter
         )
         self.running.append(made)
         return made
@@ -127,7 +127,7 @@ class Shard:
         owner = self.own()
         reason = owner.start(rebuild)
         self.consume(owner)
-        owner._keeper.step()  # the lease learns what was reported
+        owner._coordinator.step()  # the lease learns what was reported
         self.retire(owner)
         return reason
 

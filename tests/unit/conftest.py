@@ -1,4 +1,4 @@
-"""Keepers on a clock that is moved by hand, and the command line in a test's home."""
+"""Coordinators on a clock that is moved by hand, and the command line in a test's home."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def keeper(store: MemoryStore, clock: FakeClock) -> Make:
-    """Make a keeper that has a slot."""
+def coordinator_factory(store: MemoryStore, clock: FakeClock) -> Make:
+    """Make a coordinator that has a slot."""
 
     def make(
         owner: str,

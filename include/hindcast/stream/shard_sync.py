@@ -168,7 +168,7 @@ class ShardSync:
         spark: SparkSession,
         settings: Settings,
         deployed: LoadedPipelines,
-        keeper: LeaseCoordinator,
+        coordinator: LeaseCoordinator,
         events: EventLog,
         clock: Clock,
         backoff: Backoff,
@@ -179,8 +179,8 @@ class ShardSync:
         self._spark = spark
         self._settings = settings
         self._deployed = deployed
-        self._keeper = keeper
-        self._events = ShardEvents(events, keeper.owner)
+        self._coordinator = coordinator
+        self._events = ShardEvents(events, coordinator.owner)
         self._clock = clock
         self._backoff = backoff
         self._pace = pace or Pace(settings.lease_seconds)
@@ -230,8 +230,8 @@ class ShardSync:
         key = next(iter(self._waiting))
         waiting = self._waiting.pop(key)
         lease = waiting.lease
-        if not self._keeper.holds(key, lease.epoch):
-            self._keeper.closed(key, lease.epoch)
+        if not self._coordinator.holds(key, lease.epoch):
+            self._coordinator.closed(key, lease.epoch)
             self._events.lost(lease)
             return True
         began = self._clock.monotonic()
@@ -240,7 +240,7 @@ class ShardSync:
             self.start(lease, request=waiting.request, superseded=superseded, shadow=waiting.shadow)
         finally:
             self._pace.note(self._clock.monotonic() - began)
-            self._keeper.begun(key, lease.epoch)
+            self._coordinator.begun(key, lease.epoch)
         return True
 
     def start(
@@ -276,7 +276,14 @@ class ShardSync:
 
     def _consumer(self, pipeline: Pipeline, lease: Lease, *, shadow: bool) -> ShardRunner:
         consumer = ShardRunner(
-            self._spark, self._settings, pipeline, lease, self._keeper, self._ledger, self._clock, self._meter
+            self._spark,
+            self._settings,
+            pipeline,
+            lease,
+            self._coordinator,
+            self._ledger,
+            self._clock,
+            self._meter,
         )
         if shadow:
             consumer.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
@@ -328,7 +335,7 @@ class ShardSync:
         self._waiting.pop(key, None)
         running = self._running.get(key)
         if running is None:
-            self._keeper.closed(key, epoch)
+            self._coordinator.closed(key, epoch)
             return
         running.draining = True
         running.restart = None
@@ -384,9 +391,9 @@ class ShardSync:
         consumer = running.consumer
         lease = consumer.lease
         failure = consumer.failure
-        if not self._keeper.holds(key, lease.epoch):
+        if not self._coordinator.holds(key, lease.epoch):
             self._lose(running)
-            self._keeper.closed(key, lease.epoch)
+            self._coordinator.closed(key, lease.epoch)
         elif failure is not None:
             del self._running[key]
             consumer.stop()
@@ -397,7 +404,7 @@ class ShardSync:
         elif running.draining and consumer.drained:
             self._drained(running)
         elif running.reached_drain_end:
-            self._keeper.report(key, lease.epoch, detail=ReportedDetail(drained=True))
+            self._coordinator.report(key, lease.epoch, detail=ReportedDetail(drained=True))
         else:
             consumer.go_on()
 
@@ -416,7 +423,7 @@ class ShardSync:
             shadow = running.consumer.most_records > 0
             self.take(again, request=request, shadow=shadow)
             return
-        self._keeper.closed(lease.key, lease.epoch)
+        self._coordinator.closed(lease.key, lease.epoch)
         self._settling.append(running)
         self._events.released(lease)
 
@@ -435,7 +442,7 @@ class ShardSync:
         lease = running.consumer.lease
         self._backoff.succeeded(lease.key)
         if running.met is not None:  # the sink names the new checkpoint from now on
-            self._keeper.report(
+            self._coordinator.report(
                 lease.key, lease.epoch, detail=ReportedDetail(rebuild=running.met, damaged="")
             )
             running.met = None
@@ -498,7 +505,7 @@ class ShardSync:
             return
         if filed < consumer.batch or self._running.pop(lease.key, None) is None:
             return
-        self._keeper.closed(lease.key, lease.epoch, ended=True)
+        self._coordinator.closed(lease.key, lease.epoch, ended=True)
         self._events.ended(lease, consumer.end_offsets)
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
@@ -516,16 +523,16 @@ class ShardSync:
         if isinstance(error, LeaseLostError):
             self._events.lost(lease)
         elif _is_refusal(error):
-            self._keeper.report(lease.key, lease.epoch, detail=ReportedDetail(refused=str(error)))
+            self._coordinator.report(lease.key, lease.epoch, detail=ReportedDetail(refused=str(error)))
             self._events.refused(lease, error)
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
             self._events.query_failed(lease, error, _cause(error), seconds)
             if _STATE_LOST.search(str(error)):
-                self._keeper.report(lease.key, lease.epoch, detail=ReportedDetail(damaged=_cause(error)))
+                self._coordinator.report(lease.key, lease.epoch, detail=ReportedDetail(damaged=_cause(error)))
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be
         # lost.
-        self._keeper.closed(lease.key, lease.epoch)
+        self._coordinator.closed(lease.key, lease.epoch)
 
 
 def _why_rebuild(lease: Lease, request: str) -> str:

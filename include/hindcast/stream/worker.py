@@ -105,7 +105,7 @@ class Worker:
             "started_at": self._clock.now().isoformat(),
             STARTING: True,
         }
-        self._keeper = LeaseCoordinator(
+        self._coordinator = LeaseCoordinator(
             self._store,
             self._clock,
             owner=self.id,
@@ -131,7 +131,9 @@ class Worker:
         if not self._acquire_slot():
             return 0
         self._events.record(
-            EventKind.WORKER_STARTED, f"Worker {self.id} holds slot {self._keeper.slot}.", pid=os.getpid()
+            EventKind.WORKER_STARTED,
+            f"Worker {self.id} holds slot {self._coordinator.slot}.",
+            pid=os.getpid(),
         )
         for file, error in self._deployed.catalog.errors.items():
             cure = f"Mend {file}."
@@ -140,7 +142,7 @@ class Worker:
         try:
             spark = session.build(self._settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
             self._rehearse(spark)
-            self._keeper.ready()
+            self._coordinator.ready()
             consumers = self._consumers(spark)
             self._in_thread("audit", partial(self._audit, consumers))
             clean = self._serve(consumers)
@@ -149,11 +151,11 @@ class Worker:
             if error is self._failure:
                 thread = self._failed_thread
             self._say_that_it_failed(thread, error)
-            self._keeper.leave()  # if anything still runs here, the next owner's seal fences it off
+            self._coordinator.leave()  # if anything still runs here, the next owner's seal fences it off
             raise
         finally:
             self._ended.set()
-        self._keeper.leave()
+        self._coordinator.leave()
         consumers.audit()  # after the leases are free, so that no heir waits for it
         return self._say_that_it_stops(clean=clean)
 
@@ -165,7 +167,7 @@ class Worker:
         fleet, slots = self._settings.fleet, self._settings.workers
         _log.info("Looking for a free slot of the fleet.", worker=self.id, fleet=fleet, slots=slots)
         try:
-            found = self._keeper.acquire_slot(self._stop.wait)
+            found = self._coordinator.acquire_slot(self._stop.wait)
         except LeaseSecondsDifferError as refusal:
             cure = (
                 "Give all workers the same HINDCAST_LEASE_SECONDS. "
@@ -193,7 +195,7 @@ class Worker:
             spark,
             self._settings,
             self._deployed,
-            self._keeper,
+            self._coordinator,
             self._events,
             self._clock,
             self._backoff,
@@ -275,12 +277,12 @@ class Worker:
             consumers.tick()
             if self._beat >= flush_at:
                 consumers.flush()
-                flush_at = self._beat + self._keeper.renewal_seconds
-            if not leaving and (self._stop.is_set() or self._keeper.slot is None):
+                flush_at = self._beat + self._coordinator.renewal_seconds
+            if not leaving and (self._stop.is_set() or self._coordinator.slot is None):
                 leaving = True
                 consumers.leaving = True
                 _log.info("Stopping: the batches in hand end, then the leases are released.", worker=self.id)
-                for key in self._keeper.drain():
+                for key in self._coordinator.drain():
                     consumers.close(key)
             if leaving and not consumers.any:
                 return self._stop.is_set()
@@ -372,17 +374,17 @@ class Worker:
     # -- the other threads -----------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        due = self._clock.monotonic() + self._keeper.renewal_seconds
+        due = self._clock.monotonic() + self._coordinator.renewal_seconds
         while not self._ended.is_set():
-            closed = self._keeper.wait(self._keeper.look_seconds)
+            closed = self._coordinator.wait(self._coordinator.look_seconds)
             now = self._clock.monotonic()
             if now - self._beat > STUCK_SECONDS:
                 _log.error("The main thread is stuck, so its leases are not renewed.", worker=self.id)
                 continue
             try:
-                if closed or now >= due or self._keeper.look():
-                    due = now + self._keeper.renewal_seconds
-                    self._steps.put(self._keeper.step())
+                if closed or now >= due or self._coordinator.look():
+                    due = now + self._coordinator.renewal_seconds
+                    self._steps.put(self._coordinator.step())
                     self._woken.set()
             except HindcastError as error:
                 message = "The leases could not be renewed; trying again."
@@ -392,8 +394,8 @@ class Worker:
         while not self._ended.is_set():
             consumers.audit_due.wait(self._settings.audit_seconds)
             # A pass takes seconds. If a worker may have died, its shards may be taken over before that.
-            while self._keeper.suspects() and not self._ended.is_set():
-                self._ended.wait(self._keeper.look_seconds)
+            while self._coordinator.suspects() and not self._ended.is_set():
+                self._ended.wait(self._coordinator.look_seconds)
             if self._ended.is_set():
                 return
             consumers.audit()

@@ -41,7 +41,7 @@ class Fleet:
 
     def join(self) -> str:
         name, self.born = f"w{self.born}", self.born + 1
-        keeper = LeaseCoordinator(
+        coordinator = LeaseCoordinator(
             self.store,
             self.clock,
             owner=name,
@@ -51,8 +51,8 @@ class Fleet:
             wanted=lambda *_: True,
             sleep=lambda _: None,
         )
-        assert keeper.acquire_slot(lambda _: None)
-        self.workers[name] = keeper
+        assert coordinator.acquire_slot(lambda _: None)
+        self.workers[name] = coordinator
         return name
 
     def leave(self, name: str) -> None:
@@ -62,10 +62,10 @@ class Fleet:
         del self.workers[name]
 
     def period(self) -> None:
-        for keeper in list(self.workers.values()):
+        for coordinator in list(self.workers.values()):
             self.clock.advance(PERIOD / len(self.workers))
-            for key in keeper.step().close:
-                keeper.closed(key)
+            for key in coordinator.step().close:
+                coordinator.closed(key)
 
     @property
     def rows(self) -> list[Lease]:
@@ -83,7 +83,7 @@ class Fleet:
         load = Counter(dict.fromkeys(self.workers, 0))
         load.update(row.lease_owner for row in self.rows)
         under_way = any(row.lease_stealer for row in self.rows) or any(
-            held.closing for keeper in self.workers.values() for held in keeper._held.values()
+            held.closing for coordinator in self.workers.values() for held in coordinator._held.values()
         )
         return set(load) == set(self.workers) and max(load.values()) - min(load.values()) <= 1 and not under_way
 

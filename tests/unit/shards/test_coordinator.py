@@ -1,4 +1,4 @@
-"""The keeper: renewing, taking, handing over and fencing itself, on a clock moved by hand."""
+"""The coordinator: renewing, taking, handing over and fencing itself, on a clock moved by hand."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LEASE = 10.0
 Make = Callable[..., LeaseCoordinator]
 
 
-def test_one_worker_takes_all_free_shards_in_a_new_epoch(store: MemoryStore, keeper: Make) -> None:
+def test_one_worker_takes_all_free_shards_in_a_new_epoch(store: MemoryStore, coordinator_factory: Make) -> None:
     """A lone worker takes everything, and each taken shard is in its first epoch."""
     keys = add_shards(store, 3)
-    gained = keeper("a").step().gained
+    gained = coordinator_factory("a").step().gained
     assert {lease.key for lease in gained} == set(keys)
     assert {lease.epoch for lease in gained} == {1}
 
 
-def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper: Make) -> None:
+def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, coordinator_factory: Make) -> None:
     """A step of a worker that holds five leases is one commit that raises all of them, and changes no state."""
     keys = add_shards(store, 4)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     before, commits = {key: row(store, key).lease_counter for key in keys}, store.commits
     a.step()
@@ -37,18 +37,18 @@ def test_renewing_raises_every_counter_in_one_commit(store: MemoryStore, keeper:
     assert {row(store, key).state for key in (*keys, a.slot)} == {ShardState.OPEN}
 
 
-def test_a_worker_of_another_fleet_has_no_share(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_worker_of_another_fleet_has_no_share(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """It consumes other pipelines from the same table of leases, so nothing is left to it."""
     other = LeaseCoordinator(store, clock, owner="z", fleet="g", slots=1, lease_seconds=LEASE, wanted=lambda *_: False)
     assert other.acquire_slot(clock.advance)
     add_shards(store, 4)
-    assert len(keeper("a").step().gained) == 4
+    assert len(coordinator_factory("a").step().gained) == 4
 
 
-def test_a_step_notes_its_moment_in_all_that_it_writes(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_step_notes_its_moment_in_all_that_it_writes(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """When a lease was taken or given to it, and when it was renewed last, is there for a person to read."""
     key, given = add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     store.commit(store.read(), [row(store, given).given_to("a")])
     for _ in ("taken and given", "renewed"):
         clock.advance(1)
@@ -69,12 +69,12 @@ def test_a_step_waits_between_two_attempts_as_it_was_told(clock: FakeClock) -> N
     assert len(slept) == 2
 
 
-def test_a_second_worker_asks_and_is_given_its_half(store: MemoryStore, keeper: Make) -> None:
+def test_a_second_worker_asks_and_is_given_its_half(store: MemoryStore, coordinator_factory: Make) -> None:
     """A newcomer writes its wish and leaves the counter alone; the owner closes, transfers, and the epoch rises."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
-    b = keeper("b")
+    b = coordinator_factory("b")
     counters = {key: lease.lease_counter for key, lease in store.read().leases.items()}
     b.step()
     asked = [lease for lease in store.read().leases.values() if lease.lease_stealer]
@@ -91,10 +91,10 @@ def test_a_second_worker_asks_and_is_given_its_half(store: MemoryStore, keeper: 
     assert sorted(owners(store).values()) == ["a", "b"]
 
 
-def test_nobody_steals_for_a_difference_of_one(store: MemoryStore, keeper: Make) -> None:
+def test_nobody_steals_for_a_difference_of_one(store: MemoryStore, coordinator_factory: Make) -> None:
     """Three shards on two workers stay as 2 and 1 for good."""
     add_shards(store, 3)
-    a, b = keeper("a"), keeper("b")
+    a, b = coordinator_factory("a"), coordinator_factory("b")
     for _ in range(8):
         for worker in (a, b):
             for key in worker.step().close:
@@ -108,11 +108,13 @@ def test_nobody_steals_for_a_difference_of_one(store: MemoryStore, keeper: Make)
     assert {lease.epoch for lease in before.values()} == {lease.epoch for lease in store.read().leases.values()}
 
 
-def test_a_dead_owner_is_replaced_after_a_whole_lease_and_not_before(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_dead_owner_is_replaced_after_a_whole_lease_and_not_before(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
     """A lease is taken from a silent owner once its counter stood still for the whole duration on the taker's clock."""
     (key,) = add_shards(store, 1)
-    keeper("a").step()
-    b = keeper("b")
+    coordinator_factory("a").step()
+    b = coordinator_factory("b")
     b.step()
     clock.advance(LEASE - 0.01)
     assert b.step().gained == []
@@ -120,10 +122,10 @@ def test_a_dead_owner_is_replaced_after_a_whole_lease_and_not_before(store: Memo
     assert [(lease.key, lease.epoch) for lease in b.step().gained] == [(key, 2)]
 
 
-def test_an_owner_fences_itself_before_anybody_may_take(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_an_owner_fences_itself_before_anybody_may_take(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """At 80 % of the lease without a renewal the owner holds nothing, while no observer calls it expired yet."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     clock.advance(LEASE * 0.8 - 0.25)
     assert a.holds(key, 1)
@@ -148,12 +150,12 @@ class SlowStore(MemoryStore):
         self.clock.advance(self.seconds)
 
 
-def test_a_slow_answer_makes_no_lease_longer(clock: FakeClock, keeper: Make) -> None:
+def test_a_slow_answer_makes_no_lease_longer(clock: FakeClock, coordinator_factory: Make) -> None:
     """Observers count from the commit. Its owner counts from before it, for its shards and its slot, however late it hears of it."""
     store = SlowStore(clock, LEASE * 0.3)
     (key,) = add_shards(store, 1)
     store.seconds = LEASE * 0.3
-    a = keeper("a", of=store)
+    a = coordinator_factory("a", of=store)
     slot = a.slot
     assert slot is not None
     clock.advance(LEASE * 0.5 - 0.01)
@@ -171,34 +173,34 @@ def test_a_slow_answer_makes_no_lease_longer(clock: FakeClock, keeper: Make) -> 
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.UNKNOWN_WRITTEN])
-def test_a_slot_says_when_it_was_taken(store: MemoryStore, clock: FakeClock, keeper: Make, outcome: Outcome) -> None:
+def test_a_slot_says_when_it_was_taken(store: MemoryStore, clock: FakeClock, coordinator_factory: Make, outcome: Outcome) -> None:
     """Also if the answer was lost and the slot was found to be its own."""
     outcomes = [outcome]
     store.outcome = lambda: outcomes.pop() if outcomes else Outcome.OK
     clock.advance(1)
-    one = keeper("a")
+    one = coordinator_factory("a")
     assert one.slot is not None
     assert row(store, one.slot).updated_at == clock.now()
 
 
-def test_a_slot_that_is_taken_is_in_its_next_epoch(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_slot_that_is_taken_is_in_its_next_epoch(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """Whoever slept through the loss of its slot must not find it to be its own, and nobody takes one that is held."""
-    first = keeper("first", slots=1)
+    first = coordinator_factory("first", slots=1)
     assert first.slot is not None
     assert row(store, first.slot).epoch == 1
-    second = keeper("second", slots=1)
+    second = coordinator_factory("second", slots=1)
     assert second.slot == first.slot
     assert (row(store, first.slot).epoch, row(store, first.slot).lease_owner) == (2, "second")
     assert first.step().lost == [second.slot]
     assert first.slot is None
     second.leave()
-    assert row(store, keeper("third", slots=1).slot or second.slot).epoch == 3
+    assert row(store, coordinator_factory("third", slots=1).slot or second.slot).epoch == 3
 
 
-def test_a_failing_store_fences_the_owner(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_failing_store_fences_the_owner(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """Steps that fail renew nothing, so the lease runs out on time."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     store.outcome = lambda: Outcome.FAIL
     for _ in range(9):
@@ -209,10 +211,10 @@ def test_a_failing_store_fences_the_owner(store: MemoryStore, clock: FakeClock, 
 
 
 @pytest.mark.parametrize("outcome", [Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST, Outcome.CONFLICT])
-def test_a_renewal_whose_answer_is_lost_keeps_the_lease(store: MemoryStore, keeper: Make, outcome: Outcome) -> None:
+def test_a_renewal_whose_answer_is_lost_keeps_the_lease(store: MemoryStore, coordinator_factory: Make, outcome: Outcome) -> None:
     """Whether or not the unknown commit was written, the owner still owns and the epoch has not moved."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     outcomes = iter([outcome])
     store.outcome = lambda: next(outcomes, Outcome.OK)
@@ -223,22 +225,22 @@ def test_a_renewal_whose_answer_is_lost_keeps_the_lease(store: MemoryStore, keep
 
 
 @pytest.mark.parametrize("outcome", [Outcome.UNKNOWN_WRITTEN, Outcome.UNKNOWN_LOST])
-def test_a_take_whose_answer_is_lost_is_one_take(store: MemoryStore, keeper: Make, outcome: Outcome) -> None:
+def test_a_take_whose_answer_is_lost_is_one_take(store: MemoryStore, coordinator_factory: Make, outcome: Outcome) -> None:
     """The worker finds its own take by owner and epoch: the epoch rises once."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     outcomes = iter([outcome])
     store.outcome = lambda: next(outcomes, Outcome.OK)
     assert [(lease.key, lease.epoch) for lease in a.step().gained] == [(key, 1)]
     assert a.holds(key, 1)
 
 
-def test_a_hand_over_whose_answer_is_lost_is_not_reported_as_a_loss(store: MemoryStore, keeper: Make) -> None:
+def test_a_hand_over_whose_answer_is_lost_is_not_reported_as_a_loss(store: MemoryStore, coordinator_factory: Make) -> None:
     """A lease that was given away on purpose is not an alarm."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
-    b = keeper("b")
+    b = coordinator_factory("b")
     b.step()
     (closing,) = a.step().close
     a.closed(closing)
@@ -248,12 +250,12 @@ def test_a_hand_over_whose_answer_is_lost_is_not_reported_as_a_loss(store: Memor
     assert row(store, closing).lease_owner == "b"
 
 
-def test_the_old_owner_learns_that_it_lost(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_the_old_owner_learns_that_it_lost(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """An owner that slept through its lease is told so by its next step, and does not touch the new owner's row."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
-    b = keeper("b")
+    b = coordinator_factory("b")
     b.step()
     clock.advance(LEASE + 1)
     b.step()
@@ -261,13 +263,13 @@ def test_the_old_owner_learns_that_it_lost(store: MemoryStore, clock: FakeClock,
     assert (row(store, key).lease_owner, row(store, key).epoch) == ("b", 2)
 
 
-def test_what_is_given_to_a_worker_and_wanted_no_more_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
+def test_what_is_given_to_a_worker_and_wanted_no_more_is_free_at_once(store: MemoryStore, coordinator_factory: Make) -> None:
     """A lease handed over while its pipeline is paused does not keep an owner who would never consume it; resumed, it is shared again."""
     add_shards(store, 2)
     paused = False
-    a = keeper("a", wanted=lambda *_: not paused)
+    a = coordinator_factory("a", wanted=lambda *_: not paused)
     a.step()
-    b = keeper("b", wanted=lambda *_: not paused)
+    b = coordinator_factory("b", wanted=lambda *_: not paused)
     b.step()
     (asked,) = a.step().close
     a.closed(asked)
@@ -283,21 +285,21 @@ def test_what_is_given_to_a_worker_and_wanted_no_more_is_free_at_once(store: Mem
     assert len(b.step().gained) == 1
 
 
-def test_a_closed_lease_is_not_held(store: MemoryStore, keeper: Make) -> None:
+def test_a_closed_lease_is_not_held(store: MemoryStore, coordinator_factory: Make) -> None:
     """Once its consumer has stopped nobody may write under it, even where the hand-over's outcome is unknown."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     a.closed(key)
     assert not a.holds(key, 1)
 
 
-def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """A worker that finds live owners on every slot gets none, takes no lease, and learns it within one and a quarter leases."""
     add_shards(store, 1)
-    a = keeper("a", slots=1)
+    a = coordinator_factory("a", slots=1)
     a.step()
-    late = keeper("b", slots=1, slot=False)
+    late = coordinator_factory("b", slots=1, slot=False)
     began, waits = clock.monotonic(), set()
 
     def wait(seconds: float) -> None:
@@ -311,17 +313,17 @@ def test_a_complete_fleet_has_no_slot_for_another(store: MemoryStore, clock: Fak
     assert "b" not in {lease.lease_owner for lease in store.read().leases.values()}
 
 
-def test_a_dead_workers_slot_is_taken_over(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_dead_workers_slot_is_taken_over(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """A replacement waits one lease for the dead worker's slot and then has it."""
-    keeper("a", slots=1)
-    assert keeper("b", slots=1).slot == LeaseKey("f", StatusType.SLOT, "0")
+    coordinator_factory("a", slots=1)
+    assert coordinator_factory("b", slots=1).slot == LeaseKey("f", StatusType.SLOT, "0")
 
 
-def test_a_shard_that_is_not_wanted_is_closed_and_freed(store: MemoryStore, keeper: Make) -> None:
+def test_a_shard_that_is_not_wanted_is_closed_and_freed(store: MemoryStore, coordinator_factory: Make) -> None:
     """A paused pipeline's shard is closed by its consumer first, then free, and is not taken again."""
     (key,) = add_shards(store, 1)
     paused = False
-    a = keeper("a", wanted=lambda *_: not paused)
+    a = coordinator_factory("a", wanted=lambda *_: not paused)
     a.step()
     paused = True
     assert a.step().close == [key]
@@ -331,12 +333,12 @@ def test_a_shard_that_is_not_wanted_is_closed_and_freed(store: MemoryStore, keep
     assert a.step().gained == []
 
 
-def test_a_wish_of_a_dead_worker_is_withdrawn(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_wish_of_a_dead_worker_is_withdrawn(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """A lease promised to a worker that died stays with its owner instead of being stuck for ever."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
-    b = keeper("b")
+    b = coordinator_factory("b")
     b.step()
     for _ in range(5):
         clock.advance(LEASE / 4)
@@ -349,10 +351,10 @@ def test_a_wish_of_a_dead_worker_is_withdrawn(store: MemoryStore, clock: FakeClo
     assert {lease.lease_stealer for lease in store.read().leases.values()} == {""}
 
 
-def test_a_checkpoint_is_written_with_the_renewal(store: MemoryStore, keeper: Make) -> None:
+def test_a_checkpoint_is_written_with_the_renewal(store: MemoryStore, coordinator_factory: Make) -> None:
     """What a consumer reports lands in the lease with the next step."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     a.report(key, 1, checkpoint={"batch": 5}, detail={"lag_records": 3})
     a.step()
@@ -361,10 +363,10 @@ def test_a_checkpoint_is_written_with_the_renewal(store: MemoryStore, keeper: Ma
     assert row(store, key).checkpoint["start_offsets"] == {"0": 0}
 
 
-def test_a_checkpoint_of_an_earlier_epoch_comes_too_late(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_checkpoint_of_an_earlier_epoch_comes_too_late(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """A worker that lost a shard and has it again keeps the checkpoint it found, whatever its old consumer still reports."""
     (key,) = add_shards(store, 1)
-    a, b = keeper("a"), keeper("b")
+    a, b = coordinator_factory("a"), coordinator_factory("b")
     a.step()
     b.step()
     clock.advance(LEASE + 1)
@@ -373,7 +375,7 @@ def test_a_checkpoint_of_an_earlier_epoch_comes_too_late(store: MemoryStore, clo
     b.closed(key)
     b.drain()
     b.leave()
-    a = keeper("a")
+    a = coordinator_factory("a")
     assert [lease.epoch for lease in a.step().gained] == [3]
     a.report(key, 1, checkpoint={"batch": 5})
     a.step()
@@ -387,10 +389,10 @@ def test_swap_gives_up_after_many_conflicts() -> None:
         swap(store, lambda _: [Lease(stream_id="p", status_type=StatusType.SHARD, status_value="x")], attempts=3, sleep=lambda _: None)
 
 
-def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: MemoryStore, keeper: Make) -> None:
+def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: MemoryStore, coordinator_factory: Make) -> None:
     """Paused and resumed between two renewals: the worker starts in the new epoch, and not two renewals later."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     a.closed(key)
     (gained,) = a.step().gained
@@ -399,10 +401,10 @@ def test_a_lease_given_back_and_taken_again_in_one_commit_is_held_anew(store: Me
     assert a.step().lost == []
 
 
-def test_a_consumer_of_an_earlier_epoch_does_not_close_the_lease(store: MemoryStore, keeper: Make) -> None:
+def test_a_consumer_of_an_earlier_epoch_does_not_close_the_lease(store: MemoryStore, coordinator_factory: Make) -> None:
     """The shard was lost and taken again meanwhile: given back once more it would stand still for nothing."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     (lease,) = a.step().gained
     a.closed(key, lease.epoch - 1)
     assert a.holds(key, lease.epoch)

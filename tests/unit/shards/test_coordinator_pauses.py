@@ -22,10 +22,10 @@ def owners(store: MemoryStore) -> list[str]:
     return sorted(row.lease_owner for row in rows(store))
 
 
-def pair(store: MemoryStore, keeper: Make) -> tuple[LeaseCoordinator, LeaseCoordinator]:
+def pair(store: MemoryStore, coordinator_factory: Make) -> tuple[LeaseCoordinator, LeaseCoordinator]:
     """Two workers, each with a shard."""
     add_shards(store, 2)
-    a, b = keeper("a"), keeper("b")
+    a, b = coordinator_factory("a"), coordinator_factory("b")
     a.step()
     b.step()
     assert owners(store) == ["a", "b"]
@@ -39,9 +39,9 @@ def alone(clock: FakeClock, worker: LeaseCoordinator) -> None:
         worker.step()
 
 
-def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, keeper: Make, clock: FakeClock) -> None:
+def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, coordinator_factory: Make, clock: FakeClock) -> None:
     """A worker that stands still again and again would have shards handed to it each time; after a minute it asks."""
-    a, b = pair(store, keeper)
+    a, b = pair(store, coordinator_factory)
     alone(clock, a)
     assert owners(store) == ["a", "a"]
     assert b.step().lost
@@ -54,9 +54,9 @@ def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, keeper: M
     assert [row.lease_stealer for row in rows(store) if row.lease_stealer] == ["b"]
 
 
-def test_who_lost_its_shards_takes_what_is_free(store: MemoryStore, keeper: Make, clock: FakeClock) -> None:
+def test_who_lost_its_shards_takes_what_is_free(store: MemoryStore, coordinator_factory: Make, clock: FakeClock) -> None:
     """The other one dies: nobody waits."""
-    a, b = pair(store, keeper)
+    a, b = pair(store, coordinator_factory)
     alone(clock, a)
     assert b.step().lost
     alone(clock, b)

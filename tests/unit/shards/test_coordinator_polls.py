@@ -1,4 +1,4 @@
-"""Between two renewals a keeper looks: what it sees there is met at once."""
+"""Between two renewals a coordinator looks: what it sees there is met at once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LEASE = 10.0
 Make = Callable[..., LeaseCoordinator]
 
 
-def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """A look writes nothing, and says when a lease has been seen unchanged for its whole duration."""
     (key,) = add_shards(store, 1)
-    keeper("a").step()
-    b = keeper("b")
+    coordinator_factory("a").step()
+    b = coordinator_factory("b")
     clock.advance(1)
     assert not b.look()
     commits = store.commits
@@ -61,11 +61,13 @@ def test_what_a_look_remembers_never_changes_its_answer(moves: list[tuple[str, f
         clock.advance(seconds)
 
 
-def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
     """Nearly every look is one of these, and costs no more than the read."""
     add_shards(store, 2)
     weighed = []
-    one = keeper("a", wanted=lambda *_: weighed.append(1) or True)
+    one = coordinator_factory("a", wanted=lambda *_: weighed.append(1) or True)
     one.step()
     assert not one.look()
     times = len(weighed)
@@ -76,11 +78,11 @@ def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(store: Memor
     assert one.look()
 
 
-def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """Looks are a part of a lease apart, but the one that finds an expired lease is not late; nor is any wait ever none at all."""
     add_shards(store, 1)
-    keeper("a").step()
-    b = keeper("b")
+    coordinator_factory("a").step()
+    b = coordinator_factory("b")
     often = b.look_seconds
     assert often == LEASE / LOOKS
     clock.advance(LEASE / 2)
@@ -94,10 +96,10 @@ def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore,
     assert b.look_seconds == often
 
 
-def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, keeper: Make) -> None:
+def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, coordinator_factory: Make) -> None:
     """Its consumer must stop now, not with the next renewal: also if its row was removed, and its own slot counts as well."""
     taken, removed = add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     for change in (
         store.read().leases[taken].given_to("b"),
         store.read().leases[removed].evolve(state=REMOVED),
@@ -110,11 +112,11 @@ def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, keeper: Make) -> 
         assert change.key in a.step().lost
 
 
-def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, keeper: Make) -> None:
+def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, coordinator_factory: Make) -> None:
     """Children whose parent has just ended are opened, and taken, at once."""
     (parent,) = resharding.create(store, "p", 1, 1, {0: 0, 1: 0})
     resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
-    a = keeper("a", wanted=lambda lease, _: lease.key != parent.key)
+    a = coordinator_factory("a", wanted=lambda lease, _: lease.key != parent.key)
     assert not a.look()
     store.commit(store.read(), [store.read().leases[parent.key].moved(ShardState.TERMINATED)])
     assert a.look()
@@ -122,28 +124,28 @@ def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, keeper: Make)
     assert set(owners(store).values()) == {"", "a"}
 
 
-def test_a_look_leaves_alone_what_belongs_to_others(store: MemoryStore, keeper: Make) -> None:
+def test_a_look_leaves_alone_what_belongs_to_others(store: MemoryStore, coordinator_factory: Make) -> None:
     """A worker that has its share is not woken by what is free for another."""
-    a, b = keeper("a"), keeper("b")
+    a, b = coordinator_factory("a"), coordinator_factory("b")
     add_shards(store, 4)
     assert len(a.step().gained) == 2
     assert (a.look(), b.look()) == (False, True)
 
 
-def test_a_worker_that_takes_nothing_looks_for_nothing(store: MemoryStore, keeper: Make) -> None:
+def test_a_worker_that_takes_nothing_looks_for_nothing(store: MemoryStore, coordinator_factory: Make) -> None:
     """Neither one that has no slot yet, nor one that stops."""
     add_shards(store, 1)
-    without, stopping = keeper("without", slot=False), keeper("stopping")
+    without, stopping = coordinator_factory("without", slot=False), coordinator_factory("stopping")
     stopping.drain()
     assert (without.look(), stopping.look()) == (False, False)
 
 
-def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """The wish, the closing and the transfer are each seen at the next look: the clock hardly moves."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
-    b = keeper("b")
+    b = coordinator_factory("b")
     clock.advance(0.1)
     assert not b.look()
     assert len(b.step().gained) == 0
@@ -158,7 +160,7 @@ def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, 
     assert [lease.key for lease in b.step().gained] == [key]
 
 
-def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """A dead worker's slot is taken however long the table took to open: what counts is how long it was seen unchanged."""
 
     class SlowToOpen(MemoryStore):
@@ -173,17 +175,17 @@ def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, k
 
         opened = False
 
-    keeper("dead", slots=1)
-    assert keeper("heir", of=SlowToOpen(), slots=1).slot is not None
+    coordinator_factory("dead", slots=1)
+    assert coordinator_factory("heir", of=SlowToOpen(), slots=1).slot is not None
 
 
-def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: MemoryStore, keeper: Make) -> None:
+def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: MemoryStore, coordinator_factory: Make) -> None:
     """Shards stay with those who can consume them until the newcomer can, and nobody counts on it before."""
     add_shards(store, 2)
-    newcomer = keeper("newcomer", slots=2, identity={"starting": True})
+    newcomer = coordinator_factory("newcomer", slots=2, identity={"starting": True})
     assert newcomer.step().gained == []
     assert not newcomer.look(), "two are free, and not for it"
-    able = keeper("able", slots=2)
+    able = coordinator_factory("able", slots=2)
     assert len(able.step().gained) == 2, "the share of one worker, as the other cannot consume"
     newcomer.step()
     assert not newcomer.look()
@@ -195,10 +197,10 @@ def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: Memor
     assert len(able.step().close) == 1
 
 
-def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(store: MemoryStore, keeper: Make) -> None:
+def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(store: MemoryStore, coordinator_factory: Make) -> None:
     """A shard that waits for its start stands still. One that was started makes room for another, and the next look knows it."""
     add_shards(store, 5)
-    one = keeper("a", at_once=lambda: 2)
+    one = coordinator_factory("a", at_once=lambda: 2)
     gained = one.step().gained
     assert len(gained) == 2
     assert (one.look(), one.step().gained) == (False, [])
@@ -212,10 +214,10 @@ def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(store:
     assert len(one.step().gained) == 2
 
 
-def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, keeper: Make) -> None:
+def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, coordinator_factory: Make) -> None:
     """What it asked for counts until it is started, so its share comes to it in parts and each shard changes hands once."""
     add_shards(store, 8)
-    a, b = keeper("a"), keeper("b", at_once=lambda: 2, slot=False)
+    a, b = coordinator_factory("a"), coordinator_factory("b", at_once=lambda: 2, slot=False)
     for lease in a.step().gained:
         a.begun(lease.key, lease.epoch)
     assert b.acquire_slot(lambda _: None)
@@ -233,21 +235,23 @@ def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, 
     assert {lease.epoch for lease in store.read().leases.values() if lease.lease_owner == "b" and lease.status_type == "shard"} == {2}
 
 
-def test_what_was_asked_for_counts_as_what_will_be_started(store: MemoryStore, keeper: Make) -> None:
+def test_what_was_asked_for_counts_as_what_will_be_started(store: MemoryStore, coordinator_factory: Make) -> None:
     """Once a worker can start one more, it asks for one more."""
     add_shards(store, 12)
-    keeper("a").step()
+    coordinator_factory("a").step()
     room = [1]
-    b = keeper("b", at_once=lambda: room[0])
+    b = coordinator_factory("b", at_once=lambda: room[0])
     for room[0] in (1, 1, 2, 3):
         b.step()
         assert sum(lease.lease_stealer == "b" for lease in store.read().leases.values()) == room[0]
 
 
-def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_each_other(store: MemoryStore, keeper: Make) -> None:
+def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_each_other(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
     """Neither asks the other for a shard while there are free ones, however far apart they are."""
     add_shards(store, 40)
-    workers = {"a": keeper("a", at_once=lambda: 1), "b": keeper("b", at_once=lambda: 5)}
+    workers = {"a": coordinator_factory("a", at_once=lambda: 1), "b": coordinator_factory("b", at_once=lambda: 5)}
     for _ in range(25):
         for one in workers.values():
             for lease in one.step().gained:
@@ -256,11 +260,15 @@ def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_
     assert {lease.epoch for lease in store.read().leases.values() if lease.status_type == "shard"} == {1}
 
 
-def test_a_shard_that_failed_is_tried_again_at_the_moment_that_was_said(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_shard_that_failed_is_tried_again_at_the_moment_that_was_said(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
     """Not with the next renewal: a look sees that its time has come, and the looks before it are idle."""
     add_shards(store, 1)
     again_at = 1.0
-    one = keeper("a", wanted=lambda *_: clock.monotonic() >= again_at, wanted_again=lambda now: again_at if now < again_at else math.inf)
+    one = coordinator_factory(
+        "a", wanted=lambda *_: clock.monotonic() >= again_at, wanted_again=lambda now: again_at if now < again_at else math.inf
+    )
     assert one.step().gained == []
     assert not one.look()
     clock.advance(again_at - one.look_seconds / 2)

@@ -15,10 +15,10 @@ from hindcast.testing import FakeClock, MemoryStore, Outcome
 Make = Callable[..., LeaseCoordinator]
 
 
-def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make) -> None:
+def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, coordinator_factory: Make) -> None:
     """After ``leave`` the next worker takes the shards without waiting for anything to expire."""
     keys = add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     assert set(a.drain()) == set(keys)
     assert a.drain() == [], "nobody is told twice"
@@ -32,14 +32,14 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, keeper: Make)
     assert row(store, slot).state == ShardState.OPEN, "a slot has no life like a shard's"
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
     assert {row(store, key).state for key in keys} == {ShardState.CLOSED}
-    assert {lease.key for lease in keeper("b").step().gained} == set(keys)
+    assert {lease.key for lease in coordinator_factory("b").step().gained} == set(keys)
     assert {row(store, key).state for key in keys} == {ShardState.OPEN}
 
 
-def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(store: MemoryStore, keeper: Make) -> None:
+def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(store: MemoryStore, coordinator_factory: Make) -> None:
     """Consumed to its end it goes to nobody, also if another worker had asked for it."""
     (key,) = add_shards(store, 1)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     store.commit(store.read(), [row(store, key).evolve(lease_stealer="a")])
     a.closed(key, ended=True)
@@ -48,12 +48,12 @@ def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(store: MemoryS
     assert (ended.lease_owner, ended.lease_stealer, ended.state) == ("", "", ShardState.TERMINATED)
 
 
-def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, keeper: Make) -> None:
+def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, coordinator_factory: Make) -> None:
     """A lease that it had asked for, handed over while it stops, does not wait for its expiry; nor does a wish stay behind."""
     add_shards(store, 4)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
-    b = keeper("b")
+    b = coordinator_factory("b")
     b.step()
     (asked,) = a.step().close[:1]
     b.drain()
@@ -66,12 +66,12 @@ def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore
     assert {lease.lease_stealer for lease in store.read().leases.values()} == {""}
 
 
-def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, keeper: Make) -> None:
+def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
-    b = keeper("b")
+    b = coordinator_factory("b")
     b.step()
     (asked,) = a.step().close
     a.closed(asked)
@@ -84,19 +84,19 @@ def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore,
     assert "b" not in owners(store).values()
 
 
-def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, keeper: Make) -> None:
+def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, coordinator_factory: Make) -> None:
     """One that gives up after an error frees its leases; it does not take them again in the same commit."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     a.step()
     a.leave()
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
 
 
-def test_what_a_step_takes_while_its_worker_is_told_to_stop_is_free_with_the_next(store: MemoryStore, keeper: Make) -> None:
+def test_what_a_step_takes_while_its_worker_is_told_to_stop_is_free_with_the_next(store: MemoryStore, coordinator_factory: Make) -> None:
     """Told while the store is asked: nobody would consume what is gained, so it is not reported, and the next step frees it."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
 
     def told() -> Outcome:
         assert a.drain() == []
@@ -110,10 +110,10 @@ def test_what_a_step_takes_while_its_worker_is_told_to_stop_is_free_with_the_nex
     assert set(owners(store).values()) == {""}
 
 
-def test_what_a_step_takes_while_its_worker_leaves_is_free_once_it_has_left(store: MemoryStore, keeper: Make) -> None:
+def test_what_a_step_takes_while_its_worker_leaves_is_free_once_it_has_left(store: MemoryStore, coordinator_factory: Make) -> None:
     """The renewal thread's commit is under way when the main thread gives everything up."""
     add_shards(store, 2)
-    a = keeper("a")
+    a = coordinator_factory("a")
     slot = a.slot
     assert slot is not None
     main = threading.Thread(target=a.leave)

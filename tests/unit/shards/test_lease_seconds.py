@@ -24,7 +24,7 @@ MakeFor = Callable[..., LeaseCoordinator]
 
 @pytest.fixture
 def of(store: MemoryStore, clock: FakeClock) -> MakeFor:
-    """Make a keeper with a lease of so many seconds; it has no slot yet."""
+    """Make a coordinator with a lease of so many seconds; it has no slot yet."""
 
     def make(owner: str, lease_seconds: float, *, fleet: str = "f", store: LeaseStore = store) -> LeaseCoordinator:
         return LeaseCoordinator(

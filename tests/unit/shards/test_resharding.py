@@ -256,28 +256,28 @@ def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
     def wanted(lease: Lease, _: object) -> bool:
         return lease.state not in {ShardState.WAIT, ShardState.TERMINATED}
 
-    keepers = [
+    coordinators = [
         LeaseCoordinator(store, clock, owner=f"w{index}", fleet="f", slots=3, lease_seconds=8, wanted=wanted, sleep=lambda _: None)
         for index in range(3)
     ]
-    keepers = keepers[:2] if not dies else keepers
-    for keeper in keepers:
-        assert keeper.acquire_slot(clock.advance)
+    coordinators = coordinators[:2] if not dies else coordinators
+    for coordinator in coordinators:
+        assert coordinator.acquire_slot(clock.advance)
 
     def round_(live: list[LeaseCoordinator]) -> None:
-        for keeper in live:
-            for key in keeper.step().close:
-                keeper.closed(key, ended=key in resharding.superseded(store.read().leases.values()))
+        for coordinator in live:
+            for key in coordinator.step().close:
+                coordinator.closed(key, ended=key in resharding.superseded(store.read().leases.values()))
         clock.advance(2)
 
     for _ in range(4):
-        round_(keepers)
+        round_(coordinators)
     resharding.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
     for _ in range(12):
-        round_(keepers[1:] if dies else keepers)
+        round_(coordinators[1:] if dies else coordinators)
     assert {lease.state for lease in generation(store, 0)} == {"TERMINATED"}
     owners = [lease.lease_owner for lease in generation(store, 1)]
     assert len(owners) == 3
     assert {state.state for state in generation(store, 1)} == {"OPEN"}
-    assert set(owners) <= {keeper.owner for keeper in (keepers[1:] if dies else keepers)}
+    assert set(owners) <= {coordinator.owner for coordinator in (coordinators[1:] if dies else coordinators)}
     assert len(set(owners)) == 2

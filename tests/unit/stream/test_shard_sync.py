@@ -22,7 +22,7 @@ from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 
-class EagerKeeper(LeaseCoordinator):
+class EagerCoordinator(LeaseCoordinator):
     """Renews at the very moment a lease is closed: the renewal thread at its most unlucky."""
 
     def closed(self, key: LeaseKey, *arguments: Any) -> None:
@@ -62,17 +62,19 @@ def test_a_refused_shard_is_marked_before_anybody_may_take_it(
     """
     settings, clock, store = settings_factory(), FakeClock(), MemoryStore()
     (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
-    keeper = EagerKeeper(store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused)
-    assert keeper.acquire_slot(clock.advance)
-    (gained,) = keeper.step().gained
+    coordinator = EagerCoordinator(
+        store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused
+    )
+    assert coordinator.acquire_slot(clock.advance)
+    (gained,) = coordinator.step().gained
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
     deployed: Any = SimpleNamespace(of=lambda name, _: SimpleNamespace(name=name))
-    ShardSync(spark, settings, deployed, keeper, EventLog(ControlTables(settings)), clock, Backoff()).start(
-        gained
-    )
+    ShardSync(
+        spark, settings, deployed, coordinator, EventLog(ControlTables(settings)), clock, Backoff()
+    ).start(gained)
     row = store.read().leases[lease.key]
     assert (row.lease_owner, "it is torn" in row.detail[REFUSED]) == ("", True)
-    assert keeper.step().gained == []
+    assert coordinator.step().gained == []
 
 
 def _not_refused(lease: Lease, _: object) -> bool:
@@ -100,11 +102,11 @@ def settling(settings: Settings, audit: Failing) -> ShardSync:
     """A worker that has given a shard up, with rows still to be filed."""
     clock, store = FakeClock(), MemoryStore()
     (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
-    keeper = LeaseCoordinator(
+    coordinator = LeaseCoordinator(
         store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused
     )
     made = ShardSync(
-        SimpleNamespace(), settings, {}, keeper, EventLog(ControlTables(settings)), clock, Backoff()
+        SimpleNamespace(), settings, {}, coordinator, EventLog(ControlTables(settings)), clock, Backoff()
     )  # type: ignore[arg-type]
     made._settling.append(shard_sync._Running(SimpleNamespace(lease=lease, unfiled=lambda _: []), audit))  # type: ignore[arg-type]
     return made
@@ -172,7 +174,7 @@ def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(
     held: Any = SimpleNamespace(
         owner="w", holds=lambda *_: True, closed=lambda *_, ended: ends.append((audit.at, ended))
     )
-    worker._keeper, worker.superseded = held, frozenset({lease.key})
+    worker._coordinator, worker.superseded = held, frozenset({lease.key})
     worker.tick()
     assert (ends, worker.any, worker.audit_due.is_set()) == ([], True, True)
     for _ in range(len(failures)):
@@ -201,7 +203,7 @@ def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: st
     held: Any = SimpleNamespace(
         owner="w", holds=lambda *_: failure is not None, closed=lambda *_: None, report=lambda *_, **__: None
     )
-    worker._keeper = held
+    worker._coordinator = held
     worker._diagnosed = lambda _, found: found  # type: ignore[method-assign]
     worker.lose(key) if how == "somebody took it" else worker.tick()
     worker.audit()

@@ -73,10 +73,10 @@ def test_what_gives_way_waits_for_what_is_left_of_the_time_and_no_longer(clock: 
 
 
 def test_a_worker_is_suspected_once_a_renewal_is_overdue_and_until_its_shards_are_taken(
-    clock: FakeClock, keeper: Callable[..., LeaseCoordinator]
+    clock: FakeClock, coordinator_factory: Callable[..., LeaseCoordinator]
 ) -> None:
     """One that renews, or left long ago, or is oneself, is not."""
-    one, other = keeper("a"), keeper("b")
+    one, other = coordinator_factory("a"), coordinator_factory("b")
     one.step()
     assert not one.suspects()
     clock.advance(0.3 * LEASE)
