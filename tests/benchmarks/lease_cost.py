@@ -41,7 +41,8 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.leases.store import Snapshot, swap
 from hindcast.settings import Settings
-from hindcast.shards.coordinator import RENEWALS, LeaseCoordinator
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.held_leases import RENEWALS
 from hindcast.tables.compaction import EVERY
 from hindcast.tables.schema import (
     LEASES_CHECKPOINT_EVERY,
@@ -159,11 +160,11 @@ def core(base: Path) -> list[Figure]:
         for one in coordinators:
             one.acquire_slot(time.sleep)
         for one in coordinators:
-            one.step()  # takes its share
+            one.renew()  # takes its share
         started = time.process_time()
         for _ in range(steps):
             for one in coordinators:
-                one.step()
+                one.renew()
         used = (time.process_time() - started) / (steps * workers)
         found = LeaseTable(Settings(home=home)).leases()
         held = Counter(lease.lease_owner for lease in found if lease.status_type is StatusType.SHARD)
@@ -193,10 +194,10 @@ def _in_real_time(coordinators: list[LeaseCoordinator], seconds: float = 60.0) -
 
     def serve(one: LeaseCoordinator) -> None:
         due = 0.0
-        while not ended.wait(one.look_seconds):
-            if (now := time.monotonic()) >= due or one.look():
-                due = now + one.renewal_seconds
-                one.step()
+        while not ended.wait(one.poll_seconds):
+            if (now := time.monotonic()) >= due or one.poll():
+                due = now + one.held.renewal_seconds
+                one.renew()
 
     threads = [threading.Thread(target=serve, args=(one,)) for one in coordinators]
     for thread in threads:
@@ -225,8 +226,8 @@ def balance(base: Path, lease_seconds: float = 4.0, give_up_periods: float = 40.
         """A worker's renewal loop. Its consumers stop as soon as they are told to."""
         ended.wait(offset)
         while not ended.is_set():
-            for key in one.step().close:
-                one.closed(key)
+            for key in one.renew().close:
+                one.held.mark_closed(key)
             ended.wait(period)
 
     def held() -> Counter[str]:

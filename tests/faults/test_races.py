@@ -68,7 +68,7 @@ def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) 
     deadline = SystemClock().monotonic() + 60.0
     while row is None or row.lease_owner == "dead":
         assert SystemClock().monotonic() < deadline, "the dead owner's lease was never taken"
-        for lease in coordinator.step().gained:
+        for lease in coordinator.renew().gained:
             if lease.status_type is StatusType.SHARD:
                 won.put((name, lease.epoch))
         row = next(lease for lease in store.leases() if lease.status_type is StatusType.SHARD)

@@ -96,7 +96,7 @@ class Two:
             "it has closed all",
         )
         self.second.retire(owner)
-        owner._coordinator.step()  # the lease learns what was reported
+        self.second.renew()
         self.second.file()
         for seen in caught_up(LeaseTable(self.settings).leases()):
             noted = self.versions.note_caught_up(seen)

@@ -19,9 +19,11 @@ from hindcast.leases import balance, store
 from hindcast.leases.expired_owners import Observer
 from hindcast.leases.lease import Lease, LeaseKey, ShardState, StatusType
 from hindcast.leases.store import LeaseStore, Snapshot, swap
-from hindcast.shards import coordinator, resharding, version_changes
+from hindcast.shards import coordinator, fleet_slots, held_leases, resharding, version_changes
 from hindcast.shards.active_version import Rollout
-from hindcast.shards.coordinator import LeaseCoordinator, Step
+from hindcast.shards.coordinator import LeaseCoordinator, Renewal
+from hindcast.shards.fleet_slots import SlotAcquisition
+from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.pipeline_row import PipelineRow, desired_key
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.shards.version_changes import Versions
@@ -38,6 +40,11 @@ def _trust_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
         return (self._clock.now() - lease.updated_at).total_seconds() if lease.updated_at else 0.0
 
     patch.setattr(Observer, "unchanged_seconds", unchanged_seconds)
+
+
+def _swap_by(patch: pytest.MonkeyPatch, swapped: Callable[..., list[Lease]]) -> None:
+    patch.setattr(coordinator, "swap", swapped)
+    patch.setattr(fleet_slots, "swap", swapped)
 
 
 def _retry_an_unknown_commit_blindly(patch: pytest.MonkeyPatch) -> None:
@@ -64,7 +71,7 @@ def _retry_an_unknown_commit_blindly(patch: pytest.MonkeyPatch) -> None:
                 continue
         raise CommitConflictError(table="memory")
 
-    patch.setattr(coordinator, "swap", blind)
+    _swap_by(patch, blind)
 
 
 def _take_an_unknown_commit_for_written(patch: pytest.MonkeyPatch) -> None:
@@ -85,7 +92,7 @@ def _take_an_unknown_commit_for_written(patch: pytest.MonkeyPatch) -> None:
         swap(leases, remember, **options)
         return decided
 
-    patch.setattr(coordinator, "swap", trusting)
+    _swap_by(patch, trusting)
 
 
 def _take_before_expiry(patch: pytest.MonkeyPatch) -> None:
@@ -113,7 +120,7 @@ def _do_not_seal_on_take_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fence_oneself_after_expiry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(coordinator, "SELF_FENCE", 1.3)
+    patch.setattr(held_leases, "SELF_FENCE", 1.3)
 
 
 def _take_without_raising_the_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -124,27 +131,29 @@ def _take_without_raising_the_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def _report_a_checkpoint_after_the_lease_was_lost(patch: pytest.MonkeyPatch) -> None:
-    report = LeaseCoordinator.report
+    report = SimulatedWorker.report
 
-    def anyway(
-        self: LeaseCoordinator, key: LeaseKey, *arguments: Any, checkpoint: Mapping[str, Any], **options: Any
-    ) -> None:
-        report(self, key, *arguments, checkpoint=dict(checkpoint), **options)
-        if key not in self._held:
-            row = self._store.read().leases[key]
-            self._store.commit(self._store.read(), [row.evolve(checkpoint={**row.checkpoint, **checkpoint})])
+    def anyway(self: SimulatedWorker, consumer: Consumer) -> None:
+        unreported = consumer.unreported
+        checkpoint = consumer.checkpoint()
+        report(self, consumer)
+        if unreported and consumer.key not in self.coordinator.held.leases:
+            leases = self.coordinator._store
+            row = leases.read().leases[consumer.key]
+            late = row.evolve(checkpoint={**row.checkpoint, **checkpoint})
+            leases.commit(leases.read(), [late])
 
-    patch.setattr(LeaseCoordinator, "report", anyway)
+    patch.setattr(SimulatedWorker, "report", anyway)
 
 
 def _report_under_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
-    report = LeaseCoordinator.report
+    report = HeldLeases.report
 
-    def any_epoch(self: LeaseCoordinator, key: LeaseKey, epoch: int, **options: Any) -> None:
-        held = self._held.get(key)
+    def any_epoch(self: HeldLeases, key: LeaseKey, epoch: int, **options: Any) -> None:
+        held = self.leases.get(key)
         report(self, key, held.epoch if held else epoch, **options)
 
-    patch.setattr(LeaseCoordinator, "report", any_epoch)
+    patch.setattr(HeldLeases, "report", any_epoch)
 
 
 def _never_adopt_what_was_handed_over(patch: pytest.MonkeyPatch) -> None:
@@ -154,7 +163,7 @@ def _never_adopt_what_was_handed_over(patch: pytest.MonkeyPatch) -> None:
         given = {
             key
             for key, row in snapshot.leases.items()
-            if row.lease_owner == self.owner and key not in self._held
+            if row.lease_owner == self.held.owner and key not in self.held.leases
         }
         return [row for row in decide(self, snapshot) if row.key not in given]
 
@@ -171,7 +180,7 @@ def _never_see_a_dead_workers_slot_as_expired(patch: pytest.MonkeyPatch) -> None
 
 
 def _renew_for_ever_what_is_closed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseCoordinator, "closed", lambda *_, **__: None)
+    patch.setattr(HeldLeases, "mark_closed", lambda *_, **__: None)
 
 
 def _let_a_clean_stop_wait_for_expiry(patch: pytest.MonkeyPatch) -> None:
@@ -181,12 +190,12 @@ def _let_a_clean_stop_wait_for_expiry(patch: pytest.MonkeyPatch) -> None:
 def _keep_what_was_taken_while_told_to_stop(patch: pytest.MonkeyPatch) -> None:
     apply = LeaseCoordinator._apply
 
-    def unaware(self: LeaseCoordinator, *arguments: Any) -> Step:
-        draining, self._draining = self._draining, False
+    def unaware(self: LeaseCoordinator, *arguments: Any) -> Renewal:
+        draining, self.held.draining = self.held.draining, False
         try:
             return apply(self, *arguments)
         finally:
-            self._draining = draining
+            self.held.draining = draining
 
     patch.setattr(LeaseCoordinator, "_apply", unaware)
 
@@ -213,15 +222,15 @@ def _number_batches_from_zero_after_a_take_over(patch: pytest.MonkeyPatch) -> No
 
 
 def _join_whatever_the_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseCoordinator, "_seconds_of", lambda self, _: self.lease_seconds)
+    patch.setattr(SlotAcquisition, "_seconds_of", lambda self, _: self._held.lease_seconds)
 
 
 def _wait_for_ever_for_a_start(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseCoordinator, "begun", lambda *_: None)
+    patch.setattr(HeldLeases, "mark_started", lambda *_: None)
 
 
 def _see_nothing_to_do_between_renewals(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaseCoordinator, "look", lambda _: False)
+    patch.setattr(LeaseCoordinator, "poll", lambda _: False)
 
 
 def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
@@ -237,28 +246,28 @@ def _report_before_the_sink_has_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def _take_a_slot_in_its_old_epoch(patch: pytest.MonkeyPatch) -> None:
-    decide = LeaseCoordinator._decide_slot
+    decide = SlotAcquisition._decide
 
-    def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
+    def decided(self: SlotAcquisition, snapshot: Snapshot) -> list[Lease]:
         before = {key: row.epoch for key, row in snapshot.leases.items()}
         return [row.evolve(epoch=before.get(row.key, row.epoch)) for row in decide(self, snapshot)]
 
-    patch.setattr(LeaseCoordinator, "_decide_slot", decided)
+    patch.setattr(SlotAcquisition, "_decide", decided)
 
 
 def _take_a_slot_that_is_held(patch: pytest.MonkeyPatch) -> None:
-    decide = LeaseCoordinator._decide_slot
+    decide = SlotAcquisition._decide
 
-    def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
+    def decided(self: SlotAcquisition, snapshot: Snapshot) -> list[Lease]:
         found = decide(self, snapshot)
-        if any(row.lease_owner == self.owner for row in found):
+        if any(row.lease_owner == self._held.owner for row in found):
             return found
         held = [
             row for row in snapshot.leases.values() if row.status_type is StatusType.SLOT and not row.free
         ]
-        return [held[0].given_to(self.owner)] if held else found
+        return [held[0].given_to(self._held.owner)] if held else found
 
-    patch.setattr(LeaseCoordinator, "_decide_slot", decided)
+    patch.setattr(SlotAcquisition, "_decide", decided)
 
 
 def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
@@ -267,25 +276,21 @@ def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
     def anyway(self: LeaseCoordinator, wait: Callable[[float], object]) -> bool:
         if acquire(self, wait):
             return True
-        key = LeaseKey(self._fleet, StatusType.SLOT, "one more")
-        self._gain(
-            Lease(stream_id=key.stream_id, status_type=StatusType.SLOT, status_value=key.status_value),
-            self._clock.monotonic(),
-        )
-        self._slot = key
+        extra = Lease(stream_id=self._fleet, status_type=StatusType.SLOT, status_value="one more")
+        self.held.gain_slot(extra, self._clock.monotonic())
         return True
 
     decide = LeaseCoordinator._decide
 
     def decided(self: LeaseCoordinator, snapshot: Snapshot) -> list[Lease]:
-        slot, held = self._slot, self._held.get(self._slot) if self._slot else None
-        if slot is None or slot.status_value != "one more" or held is None:
+        slot = self.held.slot
+        if slot is None or slot.status_value != "one more":
             return decide(self, snapshot)
         row = Lease(
             stream_id=slot.stream_id,
             status_type=StatusType.SLOT,
             status_value=slot.status_value,
-            lease_owner=self.owner,
+            lease_owner=self.held.owner,
         )
         changes = decide(self, Snapshot({**snapshot.leases, slot: row}, snapshot.token))
         return [change for change in changes if change.key != slot]
@@ -297,7 +302,7 @@ def _take_shards_without_a_slot(patch: pytest.MonkeyPatch) -> None:
 def _count_the_deadline_from_after_the_commit(patch: pytest.MonkeyPatch) -> None:
     apply = LeaseCoordinator._apply
 
-    def late(self: LeaseCoordinator, snapshot: Snapshot, changes: list[Lease], began: float) -> Step:
+    def late(self: LeaseCoordinator, snapshot: Snapshot, changes: list[Lease], began: float) -> Renewal:
         return apply(self, snapshot, changes, self._clock.monotonic())
 
     patch.setattr(LeaseCoordinator, "_apply", late)

@@ -81,8 +81,8 @@ def _after(world: World, move: Callable[[World], None]) -> World:
 
 
 def _has_work(worker: SimulatedWorker) -> bool:
-    return any(step.gained or step.lost or step.close for step in worker.steps) or any(
-        consumer.draining or not worker.coordinator.holds(key, consumer.epoch)
+    return any(step.gained or step.lost or step.close for step in worker.renewals) or any(
+        consumer.draining or not worker.coordinator.held.holds(key, consumer.epoch)
         for key, consumer in worker.consumers.items()
     )
 
@@ -169,7 +169,7 @@ def _memory(world: World, worker: SimulatedWorker) -> Any:
             lease.closed,
             lease.checkpoint.get("batch", 0),
         )
-        for key, lease in sorted(coordinator._held.items())
+        for key, lease in sorted(coordinator.held.leases.items())
     )
     ages = tuple(_age(world, worker, key, now) for key in world.store.rows)
     consumers = tuple(
@@ -178,10 +178,10 @@ def _memory(world: World, worker: SimulatedWorker) -> Any:
     )
     steps = tuple(
         (tuple(step.lost), tuple(step.close), tuple((lease.key, lease.epoch) for lease in step.gained))
-        for step in worker.steps
+        for step in worker.renewals
         if step.lost or step.close or step.gained
     )
-    return held, ages, consumers, steps, coordinator.slot, worker.draining
+    return held, ages, consumers, steps, coordinator.held.slot, worker.draining
 
 
 def _age(world: World, worker: SimulatedWorker, key: LeaseKey, now: float) -> float | None:

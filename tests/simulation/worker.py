@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from simulation.history import Event, Kind, Op
 from simulation.ports import BATCH, FaultyStore, Fence, FencedSink, Reached
@@ -15,7 +15,7 @@ from hindcast.errors import CommitUnknownError, FenceMovedError, HindcastError, 
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.leases.store import Snapshot
 from hindcast.shards import resharding
-from hindcast.shards.coordinator import LeaseCoordinator, Step
+from hindcast.shards.coordinator import LeaseCoordinator, Renewal
 from hindcast.testing import FakeClock, Outcome
 
 T = TypeVar("T")
@@ -64,6 +64,11 @@ class Consumer:
     @property
     def batch(self) -> int:
         return self.after.batch if self.after else 0
+
+    def checkpoint(self) -> dict[str, Any]:
+        """How far the shard is, as the lease has it once it is renewed."""
+        ends = {str(partition): end for partition, end in self.at.end_offsets.items()}
+        return {BATCH: self.unreported, "end_offsets": ends, "watermark_ms": self.at.watermark_ms}
 
     def seal(self, sink: FencedSink) -> Fence | None:
         """Fence older epochs off and go on from what the sink holds, as
@@ -117,7 +122,7 @@ class SimulatedWorker:
         self._sink, self._record = sink, record
         self.consumers: dict[LeaseKey, Consumer] = {}
         self.superseded: set[LeaseKey] = set()
-        self.steps: list[Step] = []
+        self.renewals: list[Renewal] = []
         self.wakes_at = self.stuck_until = 0.0
         self.busy = False
         self.leaving = self.draining = self.left = self.ended = False
@@ -140,7 +145,7 @@ class SimulatedWorker:
         """Renew. What it changed waits for the main thread."""
         self._note(Op.STEP, Kind.INVOKE)
         try:
-            self.steps.append(self.coordinator.step())
+            self.renewals.append(self.coordinator.renew())
         except HindcastError as error:
             self._note(Op.STEP, Kind.UNKNOWN if isinstance(error, CommitUnknownError) else Kind.FAIL)
         else:
@@ -153,25 +158,25 @@ class SimulatedWorker:
         """Act on each step, look after each query, and stop where it was told to or where the slot is
         lost.
         """
-        for step in self.steps:
-            self._act(step)
-        self.steps = []
+        for renewal in self.renewals:
+            self._act(renewal)
+        self.renewals = []
         for consumer in list(self.consumers.values()):
-            if not self.coordinator.holds(consumer.key, consumer.epoch):
+            if not self.coordinator.held.holds(consumer.key, consumer.epoch):
                 self._stop(consumer)
             elif consumer.draining and consumer.in_hand is None:
                 self._stop(consumer, ended=consumer.key in self.superseded and not self.leaving)
-        if self.leaving or self.coordinator.slot is None:
+        if self.leaving or self.coordinator.held.slot is None:
             self._leave()
 
-    def _act(self, step: Step) -> None:
-        self.superseded = resharding.superseded(step.leases.values())
-        for key in step.lost:
+    def _act(self, renewal: Renewal) -> None:
+        self.superseded = resharding.superseded(renewal.leases.values())
+        for key in renewal.lost:
             if key in self.consumers:
                 self._stop(self.consumers[key])
-        for key in step.close:
-            self._close(key, step.leases[key].epoch)
-        for lease in step.gained:
+        for key in renewal.close:
+            self._close(key, renewal.leases[key].epoch)
+        for lease in renewal.gained:
             if lease.key in self.consumers:
                 self._stop(
                     self.consumers[lease.key]
@@ -181,13 +186,13 @@ class SimulatedWorker:
 
     def _start(self, lease: Lease) -> None:
         consumer = Consumer(lease.key, lease.epoch, first_place(lease))
-        self.coordinator.begun(lease.key, lease.epoch)
+        self.coordinator.held.mark_started(lease.key, lease.epoch)
         self._note(Op.SEAL, Kind.INVOKE, consumer)
         try:
             consumer.after = consumer.seal(self._sink)
         except LeaseLostError:
             self._note(Op.SEAL, Kind.FAIL, consumer)
-            self.coordinator.closed(consumer.key, consumer.epoch)
+            self.coordinator.held.mark_closed(consumer.key, consumer.epoch)
         else:
             consumer.unreported = consumer.batch
             self._note(Op.SEAL, Kind.OK, consumer, consumer.batch)
@@ -197,7 +202,7 @@ class SimulatedWorker:
         if (consumer := self.consumers.get(key)) is not None:
             consumer.draining = True
         else:
-            self.coordinator.closed(key, epoch)
+            self.coordinator.held.mark_closed(key, epoch)
 
     def _stop(self, consumer: Consumer, *, ended: bool = False) -> None:
         """Interrupt the batch in hand; a batch that has landed is reported first, since stopping waits for
@@ -205,7 +210,7 @@ class SimulatedWorker:
         """
         self.report(consumer)
         self.consumers.pop(consumer.key, None)
-        self.coordinator.closed(consumer.key, consumer.epoch, ended=ended)
+        self.coordinator.held.mark_closed(consumer.key, consumer.epoch, ended=ended)
 
     def fail(self, key: LeaseKey) -> None:
         """The query ends by itself, so the lease is given back."""
@@ -215,18 +220,18 @@ class SimulatedWorker:
     def _leave(self) -> None:
         if not self.draining:
             self.draining = True
-            for key in self.coordinator.drain():
+            for key in self.coordinator.held.drain():
                 self._close(key)
         if self.consumers:
             return
         if self.busy:  # the two halves of leaving: the second waits for the step that is under way
             self.left = True
-            self.coordinator.close_all()
+            self.coordinator.held.close_all()
             return
         self._note(Op.LEAVE, Kind.INVOKE)
         self.ended = True
         try:
-            (self.coordinator.step if self.left else self.coordinator.leave)()
+            (self.coordinator.renew if self.left else self.coordinator.leave)()
         except HindcastError as error:
             self._note(Op.LEAVE, Kind.UNKNOWN if isinstance(error, CommitUnknownError) else Kind.FAIL)
         else:
@@ -245,7 +250,7 @@ class SimulatedWorker:
             return
         self.report(consumer)
         try:
-            self.coordinator.check(key, consumer.epoch)
+            self.coordinator.held.check(key, consumer.epoch)
         except LeaseLostError:
             return
         consumer.in_hand, consumer.next = Fence(consumer.epoch, consumer.batch + 1), consumer.read(topic_end)
@@ -287,9 +292,7 @@ class SimulatedWorker:
     def report(self, consumer: Consumer) -> None:
         """Tell the coordinator how far the shard is, for its next renewal."""
         if consumer.unreported:
-            ends = {str(partition): end for partition, end in consumer.at.end_offsets.items()}
-            told = {BATCH: consumer.unreported, "end_offsets": ends, "watermark_ms": consumer.at.watermark_ms}
-            self.coordinator.report(consumer.key, consumer.epoch, checkpoint=told)
+            self.coordinator.held.report(consumer.key, consumer.epoch, checkpoint=consumer.checkpoint())
             consumer.unreported = 0
 
     def copied(
@@ -300,13 +303,25 @@ class SimulatedWorker:
         twin.clock = _copied(self.clock)
         twin._sink, twin._record = sink, record
         twin.consumers = {key: _copied(consumer) for key, consumer in self.consumers.items()}
-        twin.steps = list(self.steps)
-        coordinator = twin.coordinator = _copied(self.coordinator)
-        coordinator._store, coordinator._clock = store, twin.clock
-        coordinator._observer = _copied(coordinator._observer)
-        coordinator._observer._clock = twin.clock
-        coordinator._held = {key: _copied(held) for key, held in coordinator._held.items()}
+        twin.renewals = list(self.renewals)
+        twin.coordinator = _coordinator_copied(self.coordinator, store, twin.clock)
         return twin
+
+
+def _coordinator_copied(original: LeaseCoordinator, store: FaultyStore, clock: FakeClock) -> LeaseCoordinator:
+    """A coordinator that has its slot, apart from now on."""
+    twin = _copied(original)
+    twin._store = store
+    twin._clock = clock
+    twin._observer = _copied(original._observer)
+    twin._observer._clock = clock
+    twin.held = _copied(original.held)
+    twin.held._clock = clock
+    twin.held.leases = {key: _copied(held) for key, held in original.held.leases.items()}
+    twin._share = _copied(original._share)
+    twin._share._held = twin.held
+    twin._share._observer = twin._observer
+    return twin
 
 
 def _copied(original: T) -> T:

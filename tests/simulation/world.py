@@ -19,7 +19,8 @@ from hindcast.leases.lease import REMOVED, TAKEABLE, Lease, LeaseKey, ShardState
 from hindcast.partitions import ShardId
 from hindcast.shards import resharding
 from hindcast.shards.active_version import Rollout, caught_up
-from hindcast.shards.coordinator import LOOKS, RENEWALS, SETTLE_SECONDS, LeaseCoordinator
+from hindcast.shards.coordinator import POLLS, LeaseCoordinator
+from hindcast.shards.held_leases import RENEWALS, SETTLE_SECONDS
 from hindcast.shards.pipeline_row import (
     DesiredState,
     InactiveState,
@@ -155,8 +156,8 @@ class World:
         holders: dict[LeaseKey, str] = {}
         for name, worker in self.workers.items():
             now = worker.clock.monotonic()
-            for key, held in worker.coordinator._held.items():
-                if now >= held.valid_until or not worker.coordinator.holds(key, held.epoch):
+            for key, held in worker.coordinator.held.leases.items():
+                if now >= held.valid_until or not worker.coordinator.held.holds(key, held.epoch):
                     continue
                 if key in holders and key not in self._doubts:
                     self._doubts.add(key)
@@ -207,7 +208,7 @@ class World:
             slots=self.slots,
             lease_seconds=lease_seconds,
             wanted=wanted,
-            at_once=lambda: AT_ONCE[number % len(AT_ONCE)],
+            start_limit=lambda: AT_ONCE[number % len(AT_ONCE)],
             sleep=lambda _: None,
         )
         rate = 1.0 if self.steady else RATES[number % len(RATES)]
@@ -226,7 +227,7 @@ class World:
         """While a newcomer waits for a slot the others go on."""
         self.pass_time(seconds)
         for worker in self.awake():
-            if worker.coordinator.slot is not None:
+            if worker.coordinator.held.slot is not None:
                 worker.step()
                 self.run(worker)
 
@@ -285,8 +286,8 @@ class World:
         """As long as each look finds something to do, e.g. a shard to take now that the last one has started,
         it steps at once.
         """
-        for _ in range(LOOKS // RENEWALS):
-            if worker.ended or not worker.coordinator.look():
+        for _ in range(POLLS // RENEWALS):
+            if worker.ended or not worker.coordinator.poll():
                 return
             self.step(worker)
             self.run(worker)

@@ -53,6 +53,7 @@ class Shard:
     owners: int = 0
     sent: list[Record] = field(default_factory=list)
     running: list[ShardRunner] = field(default_factory=list)
+    coordinators: list[LeaseCoordinator] = field(default_factory=list)
     shape: Shape = APPEND
 
     def send(self, records: list[Record]) -> None:
@@ -88,20 +89,21 @@ class Shard:
         )
         self.owners += 1
         assert coordinator.acquire_slot(self.clock.advance)
-        coordinator.step()
+        coordinator.renew()
         self.clock.advance(10.5)
-        coordinator.step()
-        coordinator.step()
+        coordinator.renew()
+        coordinator.renew()
         versions_own = resharding.of_version(
             self.store.read().leases.values(), self.pipeline.name, self.pipeline.version
         )
-        (lease,) = [row for row in versions_own if row.lease_owner == coordinator.owner]
+        (lease,) = [row for row in versions_own if row.lease_owner == coordinator.held.owner]
         ledger_of = Ledger(ControlTables(self.settings))
         meter = CpuMeter(self.clock, lambda: 0.0)
         made = ShardRunner(
-            self.spark, self.settings, self.pipeline, lease, coordinator, ledger_of, self.clock, meter
+            self.spark, self.settings, self.pipeline, lease, coordinator.held, ledger_of, self.clock, meter
         )
         self.running.append(made)
+        self.coordinators.append(coordinator)
         return made
 
     def _mine(self, lease: Lease, _: Snapshot) -> bool:
@@ -127,9 +129,13 @@ class Shard:
         owner = self.own()
         reason = owner.start(rebuild)
         self.consume(owner)
-        owner._coordinator.step()  # the lease learns what was reported
+        self.renew()
         self.retire(owner)
         return reason
+
+    def renew(self) -> None:
+        """The newest owner renews its lease, which learns what was reported."""
+        self.coordinators[-1].renew()
 
     def die(self, owner: ShardRunner) -> None:
         """Stop the query and forget what the owner had queued, as a killed process would."""

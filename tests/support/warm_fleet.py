@@ -19,7 +19,7 @@ from support.fleet import HEALED_SECONDS, LEASE_SECONDS, SHARDS, START_SECONDS, 
 from support.waiting import wait_until
 
 from hindcast.leases.lease import StatusType
-from hindcast.shards.coordinator import STARTING
+from hindcast.shards.held_leases import STARTING
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 TAKEN_SECONDS = LEASE_SECONDS + HEALED_SECONDS

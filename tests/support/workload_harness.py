@@ -77,7 +77,7 @@ class Workload(Shard):
         owner = self.own()
         owner.start(rebuild)
         self.consume(owner)
-        owner._coordinator.step()
+        self.renew()
         self.retire(owner)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ from hindcast.recovery import rebuild_state, takeover
 from hindcast.recovery.checkpoint import SparkCheckpoint
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
 from hindcast.settings import Settings
-from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ReportedCheckpoint, ReportedDetail, ShardCheckpoint
 from hindcast.spark import batch_metrics, kafka_source, parquet_writer, query_signature, session
 from hindcast.stream.batch_cpu import CpuMeter, CpuShare
@@ -63,7 +63,7 @@ class ShardRunner:
         settings: Settings,
         pipeline: Pipeline,
         lease: Lease,
-        coordinator: LeaseCoordinator,
+        held: HeldLeases,
         ledger: Ledger,
         clock: Clock,
         meter: CpuMeter,
@@ -73,7 +73,7 @@ class ShardRunner:
         self._shard = lease.status_value
         self._spark = spark
         self._settings = settings
-        self._coordinator = coordinator
+        self._held = held
         self._ledger = ledger
         self._clock = clock
         self._meter = meter
@@ -107,7 +107,7 @@ class ShardRunner:
         self.sink.create(signature.schema)
         batches = self._ledger.newest(self.pipeline.name, ShardId.parse(self._shard).version)
         self._position, missing = takeover.seal(
-            self.sink, self.pipeline, self.lease, self._coordinator.owner, batches
+            self.sink, self.pipeline, self.lease, self._held.owner, batches
         )
         history = [row for row in batches if row.shard == self._shard]
         history += takeover.repair_ledger(self._ledger, self.pipeline, missing)
@@ -144,7 +144,7 @@ class ShardRunner:
             self._start = self._rebuild()
         else:
             self._start = ShardCheckpoint.of(self.lease).start_offsets
-        self._coordinator.report(
+        self._held.report(
             self.lease.key, self.lease.epoch, checkpoint=ReportedCheckpoint(fingerprint=fingerprint)
         )
         if self._rerun is None:
@@ -336,7 +336,7 @@ class ShardRunner:
         self._queue.complete_last(self._query, incarnation.base)
         key, epoch = self.lease.key, self.lease.epoch
         reach("sink.1")  # 1. still the owner?
-        self._coordinator.check(key, epoch)
+        self._held.check(key, epoch)
         fence = Fence(epoch, spark_batch + incarnation.base)
         plan = self._checkpoint.planned(spark_batch)
         if fence.batch <= position.fence.batch:
@@ -356,7 +356,7 @@ class ShardRunner:
             shard=self._shard,
             epoch=epoch,
             batch=fence.batch,
-            worker=self._coordinator.owner,
+            worker=self._held.owner,
             start_offsets=start,
             end_offsets=plan.end_offsets,
             late_watermark_ms=position.watermark_ms,
@@ -366,7 +366,7 @@ class ShardRunner:
             floors=incarnation.floors,
             output_rows=output_rows,
         )
-        self._coordinator.check(key, epoch)
+        self._held.check(key, epoch)
         # 3. and 4. what is recorded for this shard, and one atomic commit
         metadata = commit.as_metadata()
         sink_version = self.sink.commit(fence, written, metadata, after=position.fence)
@@ -423,7 +423,7 @@ class ShardRunner:
             watermark_ms=self._position.watermark_ms,
             sink_version=sink_version,
         )
-        self._coordinator.report(self.lease.key, self.lease.epoch, checkpoint=checkpoint, detail=detail)
+        self._held.report(self.lease.key, self.lease.epoch, checkpoint=checkpoint, detail=detail)
 
     def flush(self) -> None:
         """Write the queued ledger rows. The newest waits for Spark's measurements while its query runs.

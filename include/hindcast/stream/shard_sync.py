@@ -36,7 +36,7 @@ from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
-from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ReportedDetail, ShardCheckpoint, ShardDetail
 from hindcast.spark import kafka_source
 from hindcast.stream.batch_cpu import CpuMeter
@@ -128,7 +128,7 @@ class Pace:
         self._last.append(seconds)
         self._slowest = max(self._last)
 
-    def at_once(self) -> int:
+    def start_limit(self) -> int:
         """One at least."""
         return max(int(self._budget_seconds / max(self._slowest, 0.001)), 1)
 
@@ -168,7 +168,7 @@ class ShardSync:
         spark: SparkSession,
         settings: Settings,
         deployed: LoadedPipelines,
-        coordinator: LeaseCoordinator,
+        held: HeldLeases,
         events: EventLog,
         clock: Clock,
         backoff: Backoff,
@@ -179,8 +179,8 @@ class ShardSync:
         self._spark = spark
         self._settings = settings
         self._deployed = deployed
-        self._coordinator = coordinator
-        self._events = ShardEvents(events, coordinator.owner)
+        self._held = held
+        self._events = ShardEvents(events, held.owner)
         self._clock = clock
         self._backoff = backoff
         self._pace = pace or Pace(settings.lease_seconds)
@@ -230,8 +230,8 @@ class ShardSync:
         key = next(iter(self._waiting))
         waiting = self._waiting.pop(key)
         lease = waiting.lease
-        if not self._coordinator.holds(key, lease.epoch):
-            self._coordinator.closed(key, lease.epoch)
+        if not self._held.holds(key, lease.epoch):
+            self._held.mark_closed(key, lease.epoch)
             self._events.lost(lease)
             return True
         began = self._clock.monotonic()
@@ -240,7 +240,7 @@ class ShardSync:
             self.start(lease, request=waiting.request, superseded=superseded, shadow=waiting.shadow)
         finally:
             self._pace.note(self._clock.monotonic() - began)
-            self._coordinator.begun(key, lease.epoch)
+            self._held.mark_started(key, lease.epoch)
         return True
 
     def start(
@@ -276,14 +276,7 @@ class ShardSync:
 
     def _consumer(self, pipeline: Pipeline, lease: Lease, *, shadow: bool) -> ShardRunner:
         consumer = ShardRunner(
-            self._spark,
-            self._settings,
-            pipeline,
-            lease,
-            self._coordinator,
-            self._ledger,
-            self._clock,
-            self._meter,
+            self._spark, self._settings, pipeline, lease, self._held, self._ledger, self._clock, self._meter
         )
         if shadow:
             consumer.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
@@ -335,7 +328,7 @@ class ShardSync:
         self._waiting.pop(key, None)
         running = self._running.get(key)
         if running is None:
-            self._coordinator.closed(key, epoch)
+            self._held.mark_closed(key, epoch)
             return
         running.draining = True
         running.restart = None
@@ -391,9 +384,9 @@ class ShardSync:
         consumer = running.consumer
         lease = consumer.lease
         failure = consumer.failure
-        if not self._coordinator.holds(key, lease.epoch):
+        if not self._held.holds(key, lease.epoch):
             self._lose(running)
-            self._coordinator.closed(key, lease.epoch)
+            self._held.mark_closed(key, lease.epoch)
         elif failure is not None:
             del self._running[key]
             consumer.stop()
@@ -404,7 +397,7 @@ class ShardSync:
         elif running.draining and consumer.drained:
             self._drained(running)
         elif running.reached_drain_end:
-            self._coordinator.report(key, lease.epoch, detail=ReportedDetail(drained=True))
+            self._held.report(key, lease.epoch, detail=ReportedDetail(drained=True))
         else:
             consumer.go_on()
 
@@ -423,7 +416,7 @@ class ShardSync:
             shadow = running.consumer.most_records > 0
             self.take(again, request=request, shadow=shadow)
             return
-        self._coordinator.closed(lease.key, lease.epoch)
+        self._held.mark_closed(lease.key, lease.epoch)
         self._settling.append(running)
         self._events.released(lease)
 
@@ -442,7 +435,7 @@ class ShardSync:
         lease = running.consumer.lease
         self._backoff.succeeded(lease.key)
         if running.met is not None:  # the sink names the new checkpoint from now on
-            self._coordinator.report(
+            self._held.report(
                 lease.key, lease.epoch, detail=ReportedDetail(rebuild=running.met, damaged="")
             )
             running.met = None
@@ -505,7 +498,7 @@ class ShardSync:
             return
         if filed < consumer.batch or self._running.pop(lease.key, None) is None:
             return
-        self._coordinator.closed(lease.key, lease.epoch, ended=True)
+        self._held.mark_closed(lease.key, lease.epoch, ended=True)
         self._events.ended(lease, consumer.end_offsets)
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
@@ -523,16 +516,16 @@ class ShardSync:
         if isinstance(error, LeaseLostError):
             self._events.lost(lease)
         elif _is_refusal(error):
-            self._coordinator.report(lease.key, lease.epoch, detail=ReportedDetail(refused=str(error)))
+            self._held.report(lease.key, lease.epoch, detail=ReportedDetail(refused=str(error)))
             self._events.refused(lease, error)
         else:
             seconds = self._backoff.failed(lease.key, self._clock.monotonic())
             self._events.query_failed(lease, error, _cause(error), seconds)
             if _STATE_LOST.search(str(error)):
-                self._coordinator.report(lease.key, lease.epoch, detail=ReportedDetail(damaged=_cause(error)))
+                self._held.report(lease.key, lease.epoch, detail=ReportedDetail(damaged=_cause(error)))
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be
         # lost.
-        self._coordinator.closed(lease.key, lease.epoch)
+        self._held.mark_closed(lease.key, lease.epoch)
 
 
 def _why_rebuild(lease: Lease, request: str) -> str:

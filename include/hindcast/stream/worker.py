@@ -36,8 +36,9 @@ from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.active_version import caught_up, is_shadow
-from hindcast.shards.coordinator import STARTING, LeaseCoordinator, Step
+from hindcast.shards.coordinator import LeaseCoordinator, Renewal
 from hindcast.shards.desired_state import desired_of, rebuild_request
+from hindcast.shards.held_leases import STARTING
 from hindcast.shards.pipeline_row import DesiredState, rows_of
 from hindcast.shards.version_changes import Versions
 from hindcast.shards.version_events import record_changes
@@ -92,7 +93,7 @@ class Worker:
         )
         self._backoff = Backoff()
         self._pace = Pace(settings.lease_seconds)
-        self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
+        self._renewals: queue.SimpleQueue[Renewal] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._woken = threading.Event()  # the main thread need not wait for its next tick
@@ -114,8 +115,8 @@ class Worker:
             lease_seconds=settings.lease_seconds,
             wanted=self._wanted,
             identity=identity,
-            at_once=self._pace.at_once,
-            wanted_again=self._backoff.next_end,
+            start_limit=self._pace.start_limit,
+            wanted_changes_at=self._backoff.next_end,
         )
 
     def run(self) -> int:
@@ -132,7 +133,7 @@ class Worker:
             return 0
         self._events.record(
             EventKind.WORKER_STARTED,
-            f"Worker {self.id} holds slot {self._coordinator.slot}.",
+            f"Worker {self.id} holds slot {self._coordinator.held.slot}.",
             pid=os.getpid(),
         )
         for file, error in self._deployed.catalog.errors.items():
@@ -142,7 +143,7 @@ class Worker:
         try:
             spark = session.build(self._settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
             self._rehearse(spark)
-            self._coordinator.ready()
+            self._coordinator.held.mark_ready()
             consumers = self._consumers(spark)
             self._in_thread("audit", partial(self._audit, consumers))
             clean = self._serve(consumers)
@@ -195,7 +196,7 @@ class Worker:
             spark,
             self._settings,
             self._deployed,
-            self._coordinator,
+            self._coordinator.held,
             self._events,
             self._clock,
             self._backoff,
@@ -273,16 +274,16 @@ class Worker:
             self._come_round()
             if self._failure is not None:
                 raise self._failure
-            self._act_on_steps(consumers)
+            self._act_on_renewals(consumers)
             consumers.tick()
             if self._beat >= flush_at:
                 consumers.flush()
-                flush_at = self._beat + self._coordinator.renewal_seconds
-            if not leaving and (self._stop.is_set() or self._coordinator.slot is None):
+                flush_at = self._beat + self._coordinator.held.renewal_seconds
+            if not leaving and (self._stop.is_set() or self._coordinator.held.slot is None):
                 leaving = True
                 consumers.leaving = True
                 _log.info("Stopping: the batches in hand end, then the leases are released.", worker=self.id)
-                for key in self._coordinator.drain():
+                for key in self._coordinator.held.drain():
                     consumers.close(key)
             if leaving and not consumers.any:
                 return self._stop.is_set()
@@ -290,39 +291,39 @@ class Worker:
                 self._woken.wait(TICK_SECONDS)
                 self._woken.clear()
 
-    def _act_on_steps(self, consumers: ShardSync) -> None:
-        """Act on each step of the renewals.
+    def _act_on_renewals(self, consumers: ShardSync) -> None:
+        """Act on the renewals since the last tick.
 
-        Leases change hands step by step. Of the wanted versions and the missing shards only the newest step
-        counts.
+        Leases change hands renewal by renewal. For the wanted versions and the missing shards only the newest
+        renewal counts.
         """
-        newest: Step | None = None
-        while not self._steps.empty():
-            newest = self._steps.get()
+        newest: Renewal | None = None
+        while not self._renewals.empty():
+            newest = self._renewals.get()
             self._hand_over(newest, consumers)
         if newest is not None:
             self._look_after(newest, consumers)
 
-    def _hand_over(self, step: Step, consumers: ShardSync) -> None:
-        consumers.superseded = frozenset(resharding.superseded(step.leases.values()))
-        for key in step.lost:
+    def _hand_over(self, renewal: Renewal, consumers: ShardSync) -> None:
+        consumers.superseded = frozenset(resharding.superseded(renewal.leases.values()))
+        for key in renewal.lost:
             consumers.lose(key)
-        for key in step.close:
-            consumers.close(key, step.leases[key].epoch)
-        for lease in step.gained:
+        for key in renewal.close:
+            consumers.close(key, renewal.leases[key].epoch)
+        for lease in renewal.gained:
             if lease.status_type is StatusType.SHARD and not consumers.leaving:
-                request = rebuild_request(step.leases, lease.key)
-                consumers.take(lease, request=request, shadow=is_shadow(step.leases, lease))
+                request = rebuild_request(renewal.leases, lease.key)
+                consumers.take(lease, request=request, shadow=is_shadow(renewal.leases, lease))
 
-    def _look_after(self, step: Step, consumers: ShardSync) -> None:
-        for name, version in self._deployed.look(step.leases.values()):
+    def _look_after(self, renewal: Renewal, consumers: ShardSync) -> None:
+        for name, version in self._deployed.look(renewal.leases.values()):
             wanted = f"{name} is wanted in version {version}"
             message = f"{wanted}, which this worker's pipelines folder does not declare."
             cure = f"Deploy version {version}, or want the declared one."
             self._warnings.record(EventKind.PIPELINE_REFUSED, message, cure, name)
-        self._look_after_versions(step.leases)
+        self._look_after_versions(renewal.leases)
         try:
-            self._change_shards(step.leases, consumers)
+            self._change_shards(renewal.leases, consumers)
         except BrokerUnavailableError as error:  # each further question would wait as long for its answer
             message = "The broker does not answer; the next renewal asks again."
             _log.warning(message, worker=self.id, reason=str(error))
@@ -374,17 +375,17 @@ class Worker:
     # -- the other threads -----------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        due = self._clock.monotonic() + self._coordinator.renewal_seconds
+        due = self._clock.monotonic() + self._coordinator.held.renewal_seconds
         while not self._ended.is_set():
-            closed = self._coordinator.wait(self._coordinator.look_seconds)
+            changed = self._coordinator.held.wait_for_change(self._coordinator.poll_seconds)
             now = self._clock.monotonic()
             if now - self._beat > STUCK_SECONDS:
                 _log.error("The main thread is stuck, so its leases are not renewed.", worker=self.id)
                 continue
             try:
-                if closed or now >= due or self._coordinator.look():
-                    due = now + self._coordinator.renewal_seconds
-                    self._steps.put(self._coordinator.step())
+                if changed or now >= due or self._coordinator.poll():
+                    due = now + self._coordinator.held.renewal_seconds
+                    self._renewals.put(self._coordinator.renew())
                     self._woken.set()
             except HindcastError as error:
                 message = "The leases could not be renewed; trying again."
@@ -395,7 +396,7 @@ class Worker:
             consumers.audit_due.wait(self._settings.audit_seconds)
             # A pass takes seconds. If a worker may have died, its shards may be taken over before that.
             while self._coordinator.suspects() and not self._ended.is_set():
-                self._ended.wait(self._coordinator.look_seconds)
+                self._ended.wait(self._coordinator.poll_seconds)
             if self._ended.is_set():
                 return
             consumers.audit()

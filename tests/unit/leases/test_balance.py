@@ -15,7 +15,8 @@ from support.leased_shards import add_shards
 from hindcast.leases import balance
 from hindcast.leases.expired_owners import Observer
 from hindcast.leases.lease import Lease, StatusType
-from hindcast.shards.coordinator import RENEWALS, LeaseCoordinator
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.held_leases import RENEWALS
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE_SECONDS = 10.0
@@ -64,8 +65,8 @@ class Fleet:
     def period(self) -> None:
         for coordinator in list(self.workers.values()):
             self.clock.advance(PERIOD / len(self.workers))
-            for key in coordinator.step().close:
-                coordinator.closed(key)
+            for key in coordinator.renew().close:
+                coordinator.held.mark_closed(key)
 
     @property
     def rows(self) -> list[Lease]:
@@ -83,7 +84,7 @@ class Fleet:
         load = Counter(dict.fromkeys(self.workers, 0))
         load.update(row.lease_owner for row in self.rows)
         under_way = any(row.lease_stealer for row in self.rows) or any(
-            held.closing for coordinator in self.workers.values() for held in coordinator._held.values()
+            held.closing for coordinator in self.workers.values() for held in coordinator.held.leases.values()
         )
         return set(load) == set(self.workers) and max(load.values()) - min(load.values()) <= 1 and not under_way
 
@@ -133,12 +134,12 @@ def test_a_newcomer_among_three_has_its_quarter_of_100_leases_in_two_periods() -
     fleet = _settled(100, 3)
     before = fleet.epochs
     newcomer = fleet.join()
-    fleet.workers[newcomer].step()
+    fleet.workers[newcomer].renew()
     for _ in range(2):
         fleet.period()
     assert Counter(row.lease_owner for row in fleet.rows) == dict.fromkeys(fleet.workers, 25)
     assert sum(fleet.epochs.values()) - sum(before.values()) == 25
-    assert len([key for key in fleet.workers[newcomer]._held if key.status_type == StatusType.SHARD]) == 25
+    assert len([key for key in fleet.workers[newcomer].held.leases if key.status_type == StatusType.SHARD]) == 25
 
 
 def test_two_newcomers_at_once_do_not_empty_one_owner() -> None:
@@ -147,7 +148,7 @@ def test_two_newcomers_at_once_do_not_empty_one_owner() -> None:
     before = fleet.epochs
     thieves = [fleet.join(), fleet.join()]
     for thief in thieves:
-        fleet.workers[thief].step()
+        fleet.workers[thief].renew()
     for _ in range(2):
         fleet.period()
     assert Counter(row.lease_owner for row in fleet.rows) == dict.fromkeys(fleet.workers, 3)

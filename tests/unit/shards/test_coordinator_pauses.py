@@ -7,7 +7,8 @@ from collections.abc import Callable
 from support.leased_shards import add_shards
 
 from hindcast.leases.lease import Lease, StatusType
-from hindcast.shards.coordinator import SETTLE_SECONDS, LeaseCoordinator
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.held_leases import SETTLE_SECONDS
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -26,8 +27,8 @@ def pair(store: MemoryStore, coordinator_factory: Make) -> tuple[LeaseCoordinato
     """Two workers, each with a shard."""
     add_shards(store, 2)
     a, b = coordinator_factory("a"), coordinator_factory("b")
-    a.step()
-    b.step()
+    a.renew()
+    b.renew()
     assert owners(store) == ["a", "b"]
     return a, b
 
@@ -36,7 +37,7 @@ def alone(clock: FakeClock, worker: LeaseCoordinator) -> None:
     """The other one stands still for longer than a lease."""
     for _ in range(5):
         clock.advance(LEASE / 4)
-        worker.step()
+        worker.renew()
 
 
 def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, coordinator_factory: Make, clock: FakeClock) -> None:
@@ -44,13 +45,13 @@ def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, coordinat
     a, b = pair(store, coordinator_factory)
     alone(clock, a)
     assert owners(store) == ["a", "a"]
-    assert b.step().lost
+    assert b.renew().lost
     for _ in range(int(SETTLE_SECONDS / (LEASE / 4))):
         assert not any(row.lease_stealer for row in rows(store))
         clock.advance(LEASE / 4)
-        a.step()
-        b.step()
-    b.step()
+        a.renew()
+        b.renew()
+    b.renew()
     assert [row.lease_stealer for row in rows(store) if row.lease_stealer] == ["b"]
 
 
@@ -58,6 +59,6 @@ def test_who_lost_its_shards_takes_what_is_free(store: MemoryStore, coordinator_
     """The other one dies: nobody waits."""
     a, b = pair(store, coordinator_factory)
     alone(clock, a)
-    assert b.step().lost
+    assert b.renew().lost
     alone(clock, b)
     assert owners(store) == ["b", "b"]

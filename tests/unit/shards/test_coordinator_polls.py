@@ -15,7 +15,7 @@ from support.leased_shards import add_shards, owners
 from hindcast.leases.lease import REMOVED, Lease, ShardState
 from hindcast.leases.store import Snapshot
 from hindcast.shards import resharding
-from hindcast.shards.coordinator import LOOKS, LeaseCoordinator
+from hindcast.shards.coordinator import POLLS, LeaseCoordinator
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -25,17 +25,17 @@ Make = Callable[..., LeaseCoordinator]
 def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """A look writes nothing, and says when a lease has been seen unchanged for its whole duration."""
     (key,) = add_shards(store, 1)
-    coordinator_factory("a").step()
+    coordinator_factory("a").renew()
     b = coordinator_factory("b")
     clock.advance(1)
-    assert not b.look()
+    assert not b.poll()
     commits = store.commits
     clock.advance(LEASE - 1.1)
-    assert not b.look()
+    assert not b.poll()
     clock.advance(0.2)
-    assert b.look()
+    assert b.poll()
     assert store.commits == commits
-    assert {lease.key for lease in b.step().gained} == {key}
+    assert {lease.key for lease in b.renew().gained} == {key}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a renews", "b renews", "nothing"]), st.floats(0.0, LEASE)), max_size=20))
@@ -55,9 +55,9 @@ def test_what_a_look_remembers_never_changes_its_answer(moves: list[tuple[str, f
     for one in (a, b):
         assert one.acquire_slot(lambda _: None)
     for move, seconds in moves:
-        {"a renews": a.step, "b renews": b.step, "nothing": lambda: None}[move]()
-        said = b.look()
-        assert said or not b._look_at(store.read()) or b.look()
+        {"a renews": a.renew, "b renews": b.renew, "nothing": lambda: None}[move]()
+        said = b.poll()
+        assert said or not b._is_due(store.read(), b._share.room()) or b.poll()
         clock.advance(seconds)
 
 
@@ -68,32 +68,32 @@ def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(
     add_shards(store, 2)
     weighed = []
     one = coordinator_factory("a", wanted=lambda *_: weighed.append(1) or True)
-    one.step()
-    assert not one.look()
+    one.renew()
+    assert not one.poll()
     times = len(weighed)
     clock.advance(1)
-    assert not one.look()
+    assert not one.poll()
     assert len(weighed) == times
     resharding.create(store, "q", 1, 1, {0: 0})
-    assert one.look()
+    assert one.poll()
 
 
 def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """Looks are a part of a lease apart, but the one that finds an expired lease is not late; nor is any wait ever none at all."""
     add_shards(store, 1)
-    coordinator_factory("a").step()
+    coordinator_factory("a").renew()
     b = coordinator_factory("b")
-    often = b.look_seconds
-    assert often == LEASE / LOOKS
+    often = b.poll_seconds
+    assert often == LEASE / POLLS
     clock.advance(LEASE / 2)
-    assert not b.look()
+    assert not b.poll()
     clock.advance(LEASE / 2 - often / 4)
-    assert not b.look()
-    assert b.look_seconds == pytest.approx(often / 4)
-    clock.advance(b.look_seconds)
-    assert b.look_seconds == often
-    assert b.look()
-    assert b.look_seconds == often
+    assert not b.poll()
+    assert b.poll_seconds == pytest.approx(often / 4)
+    clock.advance(b.poll_seconds)
+    assert b.poll_seconds == often
+    assert b.poll()
+    assert b.poll_seconds == often
 
 
 def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, coordinator_factory: Make) -> None:
@@ -103,13 +103,13 @@ def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, coordinator_facto
     for change in (
         store.read().leases[taken].given_to("b"),
         store.read().leases[removed].evolve(state=REMOVED),
-        store.read().leases[a.slot].given_to("b"),
+        store.read().leases[a.held.slot].given_to("b"),
     ):
-        a.step()
-        assert not a.look()
+        a.renew()
+        assert not a.poll()
         store.commit(store.read(), [change])
-        assert a.look()
-        assert change.key in a.step().lost
+        assert a.poll()
+        assert change.key in a.renew().lost
 
 
 def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, coordinator_factory: Make) -> None:
@@ -117,10 +117,10 @@ def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, coordinator_f
     (parent,) = resharding.create(store, "p", 1, 1, {0: 0, 1: 0})
     resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
     a = coordinator_factory("a", wanted=lambda lease, _: lease.key != parent.key)
-    assert not a.look()
+    assert not a.poll()
     store.commit(store.read(), [store.read().leases[parent.key].moved(ShardState.TERMINATED)])
-    assert a.look()
-    a.step()
+    assert a.poll()
+    a.renew()
     assert set(owners(store).values()) == {"", "a"}
 
 
@@ -128,36 +128,36 @@ def test_a_look_leaves_alone_what_belongs_to_others(store: MemoryStore, coordina
     """A worker that has its share is not woken by what is free for another."""
     a, b = coordinator_factory("a"), coordinator_factory("b")
     add_shards(store, 4)
-    assert len(a.step().gained) == 2
-    assert (a.look(), b.look()) == (False, True)
+    assert len(a.renew().gained) == 2
+    assert (a.poll(), b.poll()) == (False, True)
 
 
 def test_a_worker_that_takes_nothing_looks_for_nothing(store: MemoryStore, coordinator_factory: Make) -> None:
     """Neither one that has no slot yet, nor one that stops."""
     add_shards(store, 1)
     without, stopping = coordinator_factory("without", slot=False), coordinator_factory("stopping")
-    stopping.drain()
-    assert (without.look(), stopping.look()) == (False, False)
+    stopping.held.drain()
+    assert (without.poll(), stopping.poll()) == (False, False)
 
 
 def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
     """The wish, the closing and the transfer are each seen at the next look: the clock hardly moves."""
     add_shards(store, 2)
     a = coordinator_factory("a")
-    a.step()
+    a.renew()
     b = coordinator_factory("b")
     clock.advance(0.1)
-    assert not b.look()
-    assert len(b.step().gained) == 0
-    assert a.look(), "a shard is asked for"
-    (key,) = a.step().close
-    assert not a.look()
-    assert not a.wait(0.0)
-    a.closed(key)
-    assert a.wait(0.0), "its lease may be given away"
-    a.step()
-    assert b.look(), "it was given to b"
-    assert [lease.key for lease in b.step().gained] == [key]
+    assert not b.poll()
+    assert len(b.renew().gained) == 0
+    assert a.poll(), "a shard is asked for"
+    (key,) = a.renew().close
+    assert not a.poll()
+    assert not a.held.wait_for_change(0.0)
+    a.held.mark_closed(key)
+    assert a.held.wait_for_change(0.0), "its lease may be given away"
+    a.renew()
+    assert b.poll(), "it was given to b"
+    assert [lease.key for lease in b.renew().gained] == [key]
 
 
 def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
@@ -176,61 +176,61 @@ def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, c
         opened = False
 
     coordinator_factory("dead", slots=1)
-    assert coordinator_factory("heir", of=SlowToOpen(), slots=1).slot is not None
+    assert coordinator_factory("heir", of=SlowToOpen(), slots=1).held.slot is not None
 
 
 def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: MemoryStore, coordinator_factory: Make) -> None:
     """Shards stay with those who can consume them until the newcomer can, and nobody counts on it before."""
     add_shards(store, 2)
     newcomer = coordinator_factory("newcomer", slots=2, identity={"starting": True})
-    assert newcomer.step().gained == []
-    assert not newcomer.look(), "two are free, and not for it"
+    assert newcomer.renew().gained == []
+    assert not newcomer.poll(), "two are free, and not for it"
     able = coordinator_factory("able", slots=2)
-    assert len(able.step().gained) == 2, "the share of one worker, as the other cannot consume"
-    newcomer.step()
-    assert not newcomer.look()
-    assert able.step().close == []
-    newcomer.ready()
-    assert newcomer.wait(0.0)
-    newcomer.step()
-    newcomer.step()
-    assert len(able.step().close) == 1
+    assert len(able.renew().gained) == 2, "the share of one worker, as the other cannot consume"
+    newcomer.renew()
+    assert not newcomer.poll()
+    assert able.renew().close == []
+    newcomer.held.mark_ready()
+    assert newcomer.held.wait_for_change(0.0)
+    newcomer.renew()
+    newcomer.renew()
+    assert len(able.renew().close) == 1
 
 
 def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(store: MemoryStore, coordinator_factory: Make) -> None:
     """A shard that waits for its start stands still. One that was started makes room for another, and the next look knows it."""
     add_shards(store, 5)
-    one = coordinator_factory("a", at_once=lambda: 2)
-    gained = one.step().gained
+    one = coordinator_factory("a", start_limit=lambda: 2)
+    gained = one.renew().gained
     assert len(gained) == 2
-    assert (one.look(), one.step().gained) == (False, [])
-    one.begun(gained[0].key, gained[0].epoch + 1)
-    assert not one.look(), "that was another epoch"
-    one.begun(gained[0].key, gained[0].epoch)
-    assert one.look()
-    (third,) = one.step().gained
-    one.closed(gained[1].key, gained[1].epoch)
-    one.begun(third.key, third.epoch)
-    assert len(one.step().gained) == 2
+    assert (one.poll(), one.renew().gained) == (False, [])
+    one.held.mark_started(gained[0].key, gained[0].epoch + 1)
+    assert not one.poll(), "that was another epoch"
+    one.held.mark_started(gained[0].key, gained[0].epoch)
+    assert one.poll()
+    (third,) = one.renew().gained
+    one.held.mark_closed(gained[1].key, gained[1].epoch)
+    one.held.mark_started(third.key, third.epoch)
+    assert len(one.renew().gained) == 2
 
 
 def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, coordinator_factory: Make) -> None:
     """What it asked for counts until it is started, so its share comes to it in parts and each shard changes hands once."""
     add_shards(store, 8)
-    a, b = coordinator_factory("a"), coordinator_factory("b", at_once=lambda: 2, slot=False)
-    for lease in a.step().gained:
-        a.begun(lease.key, lease.epoch)
+    a, b = coordinator_factory("a"), coordinator_factory("b", start_limit=lambda: 2, slot=False)
+    for lease in a.renew().gained:
+        a.held.mark_started(lease.key, lease.epoch)
     assert b.acquire_slot(lambda _: None)
     for _ in range(4):  # two rounds are enough for four shards, two at a time; more change nothing
-        b.step()
+        b.renew()
         assert sum(lease.lease_stealer == "b" for lease in store.read().leases.values()) <= 2
-        for key in a.step().close:
-            a.closed(key)
-        a.step()
-        gained = b.step().gained
+        for key in a.renew().close:
+            a.held.mark_closed(key)
+        a.renew()
+        gained = b.renew().gained
         assert len(gained) <= 2
         for lease in gained:
-            b.begun(lease.key, lease.epoch)
+            b.held.mark_started(lease.key, lease.epoch)
     assert Counter(owners(store).values()) == {"a": 4, "b": 4}
     assert {lease.epoch for lease in store.read().leases.values() if lease.lease_owner == "b" and lease.status_type == "shard"} == {2}
 
@@ -238,11 +238,11 @@ def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, 
 def test_what_was_asked_for_counts_as_what_will_be_started(store: MemoryStore, coordinator_factory: Make) -> None:
     """Once a worker can start one more, it asks for one more."""
     add_shards(store, 12)
-    coordinator_factory("a").step()
+    coordinator_factory("a").renew()
     room = [1]
-    b = coordinator_factory("b", at_once=lambda: room[0])
+    b = coordinator_factory("b", start_limit=lambda: room[0])
     for room[0] in (1, 1, 2, 3):
-        b.step()
+        b.renew()
         assert sum(lease.lease_stealer == "b" for lease in store.read().leases.values()) == room[0]
 
 
@@ -251,11 +251,11 @@ def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_
 ) -> None:
     """Neither asks the other for a shard while there are free ones, however far apart they are."""
     add_shards(store, 40)
-    workers = {"a": coordinator_factory("a", at_once=lambda: 1), "b": coordinator_factory("b", at_once=lambda: 5)}
+    workers = {"a": coordinator_factory("a", start_limit=lambda: 1), "b": coordinator_factory("b", start_limit=lambda: 5)}
     for _ in range(25):
         for one in workers.values():
-            for lease in one.step().gained:
-                one.begun(lease.key, lease.epoch)
+            for lease in one.renew().gained:
+                one.held.mark_started(lease.key, lease.epoch)
     assert Counter(owners(store).values()) == {"a": 20, "b": 20}
     assert {lease.epoch for lease in store.read().leases.values() if lease.status_type == "shard"} == {1}
 
@@ -267,12 +267,12 @@ def test_a_shard_that_failed_is_tried_again_at_the_moment_that_was_said(
     add_shards(store, 1)
     again_at = 1.0
     one = coordinator_factory(
-        "a", wanted=lambda *_: clock.monotonic() >= again_at, wanted_again=lambda now: again_at if now < again_at else math.inf
+        "a", wanted=lambda *_: clock.monotonic() >= again_at, wanted_changes_at=lambda now: again_at if now < again_at else math.inf
     )
-    assert one.step().gained == []
-    assert not one.look()
-    clock.advance(again_at - one.look_seconds / 2)
-    assert not one.look()
-    clock.advance(one.look_seconds)
-    assert one.look()
-    assert len(one.step().gained) == 1
+    assert one.renew().gained == []
+    assert not one.poll()
+    clock.advance(again_at - one.poll_seconds / 2)
+    assert not one.poll()
+    clock.advance(one.poll_seconds)
+    assert one.poll()
+    assert len(one.renew().gained) == 1

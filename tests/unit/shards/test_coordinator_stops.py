@@ -19,20 +19,20 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, coordinator_f
     """After ``leave`` the next worker takes the shards without waiting for anything to expire."""
     keys = add_shards(store, 2)
     a = coordinator_factory("a")
-    a.step()
-    assert set(a.drain()) == set(keys)
-    assert a.drain() == [], "nobody is told twice"
-    a.step()
+    a.renew()
+    assert set(a.held.drain()) == set(keys)
+    assert a.held.drain() == [], "nobody is told twice"
+    a.renew()
     assert {row(store, key).state for key in keys} == {ShardState.CLOSING}
     for key in keys:
-        a.closed(key)
-    slot = a.slot
+        a.held.mark_closed(key)
+    slot = a.held.slot
     assert slot is not None
     a.leave()
     assert row(store, slot).state == ShardState.OPEN, "a slot has no life like a shard's"
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
     assert {row(store, key).state for key in keys} == {ShardState.CLOSED}
-    assert {lease.key for lease in coordinator_factory("b").step().gained} == set(keys)
+    assert {lease.key for lease in coordinator_factory("b").renew().gained} == set(keys)
     assert {row(store, key).state for key in keys} == {ShardState.OPEN}
 
 
@@ -40,10 +40,10 @@ def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(store: MemoryS
     """Consumed to its end it goes to nobody, also if another worker had asked for it."""
     (key,) = add_shards(store, 1)
     a = coordinator_factory("a")
-    a.step()
+    a.renew()
     store.commit(store.read(), [row(store, key).evolve(lease_stealer="a")])
-    a.closed(key, ended=True)
-    a.step()
+    a.held.mark_closed(key, ended=True)
+    a.renew()
     ended = row(store, key)
     assert (ended.lease_owner, ended.lease_stealer, ended.state) == ("", "", ShardState.TERMINATED)
 
@@ -52,13 +52,13 @@ def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore
     """A lease that it had asked for, handed over while it stops, does not wait for its expiry; nor does a wish stay behind."""
     add_shards(store, 4)
     a = coordinator_factory("a")
-    a.step()
+    a.renew()
     b = coordinator_factory("b")
-    b.step()
-    (asked,) = a.step().close[:1]
-    b.drain()
-    a.closed(asked)
-    a.step()
+    b.renew()
+    (asked,) = a.renew().close[:1]
+    b.held.drain()
+    a.held.mark_closed(asked)
+    a.renew()
     assert row(store, asked).lease_owner == "b"
     store.commit(store.read(), [row(store, asked).evolve(lease_stealer="c")])
     b.leave()
@@ -70,16 +70,16 @@ def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore,
     """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
     add_shards(store, 2)
     a = coordinator_factory("a")
-    a.step()
+    a.renew()
     b = coordinator_factory("b")
-    b.step()
-    (asked,) = a.step().close
-    a.closed(asked)
-    a.step()
-    slot = b.slot
+    b.renew()
+    (asked,) = a.renew().close
+    a.held.mark_closed(asked)
+    a.renew()
+    slot = b.held.slot
     assert slot is not None
     store.commit(store.read(), [row(store, slot).given_to("c")])
-    assert slot in b.step().lost
+    assert slot in b.renew().lost
     b.leave()
     assert "b" not in owners(store).values()
 
@@ -88,7 +88,7 @@ def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryS
     """One that gives up after an error frees its leases; it does not take them again in the same commit."""
     add_shards(store, 2)
     a = coordinator_factory("a")
-    a.step()
+    a.renew()
     a.leave()
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
 
@@ -99,14 +99,14 @@ def test_what_a_step_takes_while_its_worker_is_told_to_stop_is_free_with_the_nex
     a = coordinator_factory("a")
 
     def told() -> Outcome:
-        assert a.drain() == []
+        assert a.held.drain() == []
         return Outcome.OK
 
     store.outcome = told
-    assert a.step().gained == []
+    assert a.renew().gained == []
     assert set(owners(store).values()) == {"a"}
-    assert a.wait(0.0), "the next step is due at once"
-    a.step()
+    assert a.held.wait_for_change(0.0), "the next step is due at once"
+    a.renew()
     assert set(owners(store).values()) == {""}
 
 
@@ -114,17 +114,17 @@ def test_what_a_step_takes_while_its_worker_leaves_is_free_once_it_has_left(stor
     """The renewal thread's commit is under way when the main thread gives everything up."""
     add_shards(store, 2)
     a = coordinator_factory("a")
-    slot = a.slot
+    slot = a.held.slot
     assert slot is not None
     main = threading.Thread(target=a.leave)
 
     def left() -> Outcome:
         store.outcome = lambda: Outcome.OK
         main.start()
-        wait_until(lambda: not a.holds(slot, 1), 10.0, "the main thread has begun to leave")
+        wait_until(lambda: not a.held.holds(slot, 1), 10.0, "the main thread has begun to leave")
         return Outcome.OK
 
     store.outcome = left
-    assert a.step().gained == []
+    assert a.renew().gained == []
     main.join()
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}

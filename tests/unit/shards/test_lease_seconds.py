@@ -12,7 +12,8 @@ from hindcast.errors import LeaseSecondsDifferError
 from hindcast.leases.lease import StatusType
 from hindcast.leases.store import LeaseStore
 from hindcast.settings import Settings
-from hindcast.shards.coordinator import LEASE_SECONDS, LeaseCoordinator
+from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.fleet_slots import LEASE_SECONDS
 from hindcast.stream import worker
 from hindcast.stream.worker import Worker
 from hindcast.tables.control_tables import ControlTables
@@ -50,18 +51,18 @@ def test_a_worker_whose_leases_last_for_another_time_is_refused(
     add_shards(store, 2)
     old, new = of("old", 10), of("new", seconds, fleet=fleet)
     assert old.acquire_slot(clock.advance)
-    old.step()
+    old.renew()
     began = clock.monotonic()
 
     def wait(seconds: float) -> None:
-        clock.advance(min(seconds, old.renewal_seconds))
-        old.step()
+        clock.advance(min(seconds, old.held.renewal_seconds))
+        old.renew()
 
     with pytest.raises(LeaseSecondsDifferError, match=rf"would last {seconds} seconds, but old .* leases of 10") as refused:
         new.acquire_slot(wait)
     assert refused.value.exit_code == 2
     assert refused.value.fields["fleet"] == "f"
-    assert clock.monotonic() - began <= old.renewal_seconds
+    assert clock.monotonic() - began <= old.held.renewal_seconds
     assert "new" not in {row.lease_owner for row in store.read().leases.values()}
     assert set(owners(store).values()) == {"old"}
 
@@ -92,13 +93,13 @@ def test_a_worker_that_wakes_after_the_others_have_another_lease_owns_nothing(st
     add_shards(store, 2)
     old, new = of("old", 60), of("new", 10)
     assert old.acquire_slot(clock.advance)
-    gained = old.step().gained
+    gained = old.renew().gained
     assert new.acquire_slot(clock.advance)
     assert {row.updated_at for row in store.read().leases.values() if row.status_type is StatusType.SHARD} == {clock.now()}
-    new.step()
-    step = old.step()
+    new.renew()
+    step = old.renew()
     assert set(step.lost) >= {lease.key for lease in gained}
-    assert old.slot is None
+    assert old.held.slot is None
     assert "old" not in {row.lease_owner for row in store.read().leases.values()}
 
 
@@ -123,7 +124,7 @@ def test_a_refused_worker_leaves_an_event_with_a_cure(
 
     def wait(seconds: float) -> None:
         clock.advance(seconds)
-        old.step()
+        old.renew()
 
     made._stop.wait = wait  # type: ignore[assignment,method-assign]
     with pytest.raises(LeaseSecondsDifferError):

@@ -15,7 +15,7 @@ from support.leased_shards import owners
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.settings import Settings
 from hindcast.shards import resharding
-from hindcast.shards.coordinator import Step
+from hindcast.shards.coordinator import Renewal
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.stream import shard_sync, worker
 from hindcast.stream.shard_sync import Pace
@@ -55,8 +55,8 @@ class Turns:
 
     def drive(self, made: Worker) -> None:
         """Let this worker wait here instead of in real time."""
-        self._closed = made._coordinator._closed
-        made._coordinator.wait = self._wait_for_renewal  # type: ignore[method-assign]
+        self._closed = made._coordinator.held._changed
+        made._coordinator.held.wait_for_change = self._wait_for_renewal  # type: ignore[method-assign]
         made._woken = SimpleNamespace(wait=self._wait_for_main, clear=lambda: None, set=lambda: None)  # type: ignore[assignment]
 
     def _wait_for_renewal(self, seconds: float) -> bool:
@@ -157,7 +157,7 @@ class Rig:
             DesiredStates(self.store).declare(pipeline, 1)  # type: ignore[arg-type]
             resharding.create(self.store, pipeline.name, 1, SHARDS_EACH, dict.fromkeys(range(SHARDS_EACH), 0))
         assert self.worker._coordinator.acquire_slot(self.turns.clock.advance)
-        self.worker._coordinator.ready()
+        self.worker._coordinator.held.mark_ready()
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
         self.consumers = self.worker._consumers(spark)
         self.turns.drive(self.worker)
@@ -222,23 +222,23 @@ def test_a_worker_settles_with_200_shards_of_50_pipelines(rig_of: Callable[[int]
 
 def test_what_a_renewal_has_changed_is_acted_on_between_two_starts(rig: Rig) -> None:
     """A pipeline that is paused while its shards wait gets them back without a start, and one that is lost is not started either."""
-    step = rig.worker._coordinator.step()
+    step = rig.worker._coordinator.renew()
     gained = {lease.key: lease for lease in step.gained}
     assert len(gained) == SHARDS_EACH
     one, two, *rest = gained.values()
-    rig.worker._steps.put(step)
-    rig.worker._steps.put(Step(lost=[one.key], close=[two.key], leases=step.leases))
-    rig.worker._act_on_steps(rig.consumers)
+    rig.worker._renewals.put(step)
+    rig.worker._renewals.put(Renewal(lost=[one.key], close=[two.key], leases=step.leases))
+    rig.worker._act_on_renewals(rig.consumers)
     while rig.consumers.start_next():
         pass
     assert rig.started == rest
-    assert not rig.worker._coordinator.holds(two.key, two.epoch)
+    assert not rig.worker._coordinator.held.holds(two.key, two.epoch)
     assert rig.events.count("lease_lost") == 1
 
 
 def test_a_shard_that_was_lost_and_taken_again_in_one_step_is_started_again_and_kept(rig: Rig) -> None:
     """The query of the earlier epoch ends; the lease of the later one is not given back with it."""
-    gained = rig.worker._coordinator.step().gained
+    gained = rig.worker._coordinator.renew().gained
     for lease in gained:
         rig.consumers.take(lease)
         rig.consumers.start_next()
@@ -246,37 +246,37 @@ def test_a_shard_that_was_lost_and_taken_again_in_one_step_is_started_again_and_
     taken = rig.store.read().leases[lease.key].given_to("thief")
     rig.store.commit(rig.store.read(), [taken])
     rig.store.commit(rig.store.read(), [taken.renewed(lease_owner="")])
-    rig.worker._steps.put(rig.worker._coordinator.step())
-    rig.worker._act_on_steps(rig.consumers)
+    rig.worker._renewals.put(rig.worker._coordinator.renew())
+    rig.worker._act_on_renewals(rig.consumers)
     rig.consumers.tick()
     again = next(found for found in rig.consumers._waiting.values() if found.lease.key == lease.key).lease
     assert again.epoch == lease.epoch + 2
     while rig.consumers.start_next():
         rig.consumers.tick()
-    assert rig.worker._coordinator.holds(lease.key, again.epoch)
+    assert rig.worker._coordinator.held.holds(lease.key, again.epoch)
     assert rig.consumers._running[lease.key].consumer.lease == again
 
 
 def test_a_superseded_shard_that_waits_is_started_to_be_ended(rig: Rig) -> None:
     """The renewal after its take-over says that it must close. Given back for that, it would be taken and given back for ever."""
-    lease = rig.worker._coordinator.step().gained[0]
+    lease = rig.worker._coordinator.renew().gained[0]
     rig.consumers.superseded = frozenset({lease.key})
     rig.consumers.take(lease)
     rig.consumers.close(lease.key, lease.epoch)
     assert rig.consumers.start_next()
     assert rig.consumers._running[lease.key].draining
-    assert rig.worker._coordinator.holds(lease.key, lease.epoch)
+    assert rig.worker._coordinator.held.holds(lease.key, lease.epoch)
 
 
 def test_the_pace_is_that_of_the_slowest_of_the_last_starts() -> None:
     """Half a lease bounds how many shards wait; one at least is taken, however slow this machine is."""
     pace = Pace(lease_seconds=10)
-    assert pace.at_once() == 5
+    assert pace.start_limit() == 5
     pace.note(2.0)
     pace.note(0.5)
-    assert pace.at_once() == 2
+    assert pace.start_limit() == 2
     pace.note(30.0)
-    assert pace.at_once() == 1
+    assert pace.start_limit() == 1
     for _ in range(Pace.KEPT):
         pace.note(0.5)
-    assert pace.at_once() == 10
+    assert pace.start_limit() == 10

@@ -266,8 +266,8 @@ def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
 
     def round_(live: list[LeaseCoordinator]) -> None:
         for coordinator in live:
-            for key in coordinator.step().close:
-                coordinator.closed(key, ended=key in resharding.superseded(store.read().leases.values()))
+            for key in coordinator.renew().close:
+                coordinator.held.mark_closed(key, ended=key in resharding.superseded(store.read().leases.values()))
         clock.advance(2)
 
     for _ in range(4):
@@ -279,5 +279,5 @@ def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
     owners = [lease.lease_owner for lease in generation(store, 1)]
     assert len(owners) == 3
     assert {state.state for state in generation(store, 1)} == {"OPEN"}
-    assert set(owners) <= {coordinator.owner for coordinator in (coordinators[1:] if dies else coordinators)}
+    assert set(owners) <= {coordinator.held.owner for coordinator in (coordinators[1:] if dies else coordinators)}
     assert len(set(owners)) == 2

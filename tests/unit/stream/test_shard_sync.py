@@ -22,12 +22,15 @@ from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 
-class EagerCoordinator(LeaseCoordinator):
-    """Renews at the very moment a lease is closed: the renewal thread at its most unlucky."""
+def renew_once_closed(coordinator: LeaseCoordinator, patch: pytest.MonkeyPatch) -> None:
+    """A renewal runs at the very moment a lease is closed: the renewal thread at its most unlucky."""
+    mark_closed = coordinator.held.mark_closed
 
-    def closed(self, key: LeaseKey, *arguments: Any) -> None:
-        super().closed(key, *arguments)
-        self.step()
+    def eager(key: LeaseKey, epoch: int) -> None:
+        mark_closed(key, epoch)
+        coordinator.renew()
+
+    patch.setattr(coordinator.held, "mark_closed", eager)
 
 
 @pytest.fixture
@@ -55,26 +58,27 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("refusing")
 def test_a_refused_shard_is_marked_before_anybody_may_take_it(
-    settings_factory: Callable[..., Settings],
+    settings_factory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The renewal that frees the lease also says why: else the next worker would take the shard and be
     refused, for ever.
     """
     settings, clock, store = settings_factory(), FakeClock(), MemoryStore()
     (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
-    coordinator = EagerCoordinator(
+    coordinator = LeaseCoordinator(
         store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused
     )
+    renew_once_closed(coordinator, monkeypatch)
     assert coordinator.acquire_slot(clock.advance)
-    (gained,) = coordinator.step().gained
+    (gained,) = coordinator.renew().gained
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
     deployed: Any = SimpleNamespace(of=lambda name, _: SimpleNamespace(name=name))
     ShardSync(
-        spark, settings, deployed, coordinator, EventLog(ControlTables(settings)), clock, Backoff()
+        spark, settings, deployed, coordinator.held, EventLog(ControlTables(settings)), clock, Backoff()
     ).start(gained)
     row = store.read().leases[lease.key]
     assert (row.lease_owner, "it is torn" in row.detail[REFUSED]) == ("", True)
-    assert coordinator.step().gained == []
+    assert coordinator.renew().gained == []
 
 
 def _not_refused(lease: Lease, _: object) -> bool:
@@ -106,7 +110,7 @@ def settling(settings: Settings, audit: Failing) -> ShardSync:
         store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused
     )
     made = ShardSync(
-        SimpleNamespace(), settings, {}, coordinator, EventLog(ControlTables(settings)), clock, Backoff()
+        SimpleNamespace(), settings, {}, coordinator.held, EventLog(ControlTables(settings)), clock, Backoff()
     )  # type: ignore[arg-type]
     made._settling.append(shard_sync._Running(SimpleNamespace(lease=lease, unfiled=lambda _: []), audit))  # type: ignore[arg-type]
     return made
@@ -172,9 +176,9 @@ def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(
     worker._running[lease.key] = running
     ends: list[tuple[int, bool]] = []
     held: Any = SimpleNamespace(
-        owner="w", holds=lambda *_: True, closed=lambda *_, ended: ends.append((audit.at, ended))
+        owner="w", holds=lambda *_: True, mark_closed=lambda *_, ended: ends.append((audit.at, ended))
     )
-    worker._coordinator, worker.superseded = held, frozenset({lease.key})
+    worker._held, worker.superseded = held, frozenset({lease.key})
     worker.tick()
     assert (ends, worker.any, worker.audit_due.is_set()) == ([], True, True)
     for _ in range(len(failures)):
@@ -201,9 +205,12 @@ def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: st
     failure = {"its query failed": RuntimeError("no"), "it is refused": OffsetGapError(pipeline="p")}.get(how)
     running.consumer.__dict__.update(stop=lambda: None, failure=failure, progressed=True)
     held: Any = SimpleNamespace(
-        owner="w", holds=lambda *_: failure is not None, closed=lambda *_: None, report=lambda *_, **__: None
+        owner="w",
+        holds=lambda *_: failure is not None,
+        mark_closed=lambda *_: None,
+        report=lambda *_, **__: None,
     )
-    worker._coordinator = held
+    worker._held = held
     worker._diagnosed = lambda _, found: found  # type: ignore[method-assign]
     worker.lose(key) if how == "somebody took it" else worker.tick()
     worker.audit()

@@ -77,20 +77,20 @@ def test_a_worker_is_suspected_once_a_renewal_is_overdue_and_until_its_shards_ar
 ) -> None:
     """One that renews, or left long ago, or is oneself, is not."""
     one, other = coordinator_factory("a"), coordinator_factory("b")
-    one.step()
+    one.renew()
     assert not one.suspects()
     clock.advance(0.3 * LEASE)
-    one.look()
+    one.poll()
     assert not one.suspects()
     clock.advance(0.2 * LEASE)
-    one.look()
+    one.poll()
     assert one.suspects(), "b has not renewed for half a lease"
-    other.step()
-    one.look()
+    other.renew()
+    one.poll()
     assert not one.suspects()
     clock.advance(1.3 * LEASE)
-    one.look()
+    one.poll()
     assert one.suspects(), "its shards may just be on their way"
     clock.advance(0.2 * LEASE)
-    one.look()
+    one.poll()
     assert not one.suspects(), "nobody waits for a worker that is gone"

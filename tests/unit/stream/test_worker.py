@@ -14,6 +14,7 @@ import pytest
 from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.held_leases import HeldLeases
 from hindcast.spark import session
 from hindcast.stream import worker
 from hindcast.stream.shard_sync import ShardSync
@@ -70,8 +71,8 @@ def _stopped(settings: Settings) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("thread", "owner", "method"),
     [
-        ("renewal", LeaseCoordinator, "look"),
-        ("renewal", LeaseCoordinator, "wait"),
+        ("renewal", LeaseCoordinator, "poll"),
+        ("renewal", HeldLeases, "wait_for_change"),
         ("audit", ShardSync, "audit"),
     ],
 )
