@@ -46,25 +46,21 @@ POLLS = 32
 
 @dataclass(frozen=True)
 class Renewal:
-    """What one renewal changed: leases gained, keys lost, keys whose consumers must now close, and all leases
-    as it left them.
-    """
+    """What one renewal changed."""
 
     gained: list[Lease] = field(default_factory=list)
     lost: list[LeaseKey] = field(default_factory=list)
-    close: list[LeaseKey] = field(default_factory=list)
-    leases: dict[LeaseKey, Lease] = field(default_factory=dict)
+    close: list[LeaseKey] = field(default_factory=list)  # their consumers must now close
+    leases: dict[LeaseKey, Lease] = field(default_factory=dict)  # all leases, as the renewal left them
 
 
 @dataclass(frozen=True)
 class _NothingDue:
-    """A poll found nothing to do. The same holds for the same leases and the same room, until that
-    instant.
-    """
+    """A poll found nothing to do. The next one finds the same, as long as these three hold."""
 
-    token: Any
-    room: int
-    until: float
+    token: Any  # of the snapshot: no lease has changed
+    room: int  # as many shards may wait for their start as before
+    until: float  # on this clock: nothing has expired, and no shard may be tried again
 
 
 class LeaseCoordinator:
@@ -72,9 +68,9 @@ class LeaseCoordinator:
 
     Its methods may be called from any thread once :meth:`acquire_slot` has returned. Two locks guard it:
 
-    - one that lets one renewal run at a time, from its first read to its result;
-    - ``held.lock``, which also guards the observer and what the last poll found. It is never kept while the
-      store is asked.
+    - its own lets one renewal run at a time, from the first read to the result;
+    - ``held.lock`` also guards the observer, the fair share and what the last poll found. It is never kept
+      while the store is asked.
     """
 
     def __init__(
@@ -129,8 +125,9 @@ class LeaseCoordinator:
         return self._acquisition.acquire(wait)
 
     def leave(self) -> None:
-        """Give the slot up: the last renewal of a worker that stops cleanly. Nobody waits for its leases to
-        expire.
+        """Give everything up: the last renewal of a worker that stops cleanly.
+
+        Nobody has to wait until its leases expire.
         """
         self.held.close_all()
         self.renew()  # also if nothing is held: something may just have been given to this worker
@@ -150,17 +147,15 @@ class LeaseCoordinator:
         return min(often, left)
 
     def poll(self) -> bool:
-        """Note which counters moved. True if a renewal is due now: there is something to take, to open or to
-        close, or something was lost.
+        """Note which counters moved.
 
-        The answer is that of the last poll if nothing was written or has expired, no shard was started here,
-        and none may be tried again.
-
+        :returns: True if a renewal is due now: there is something to take, to open or to close, or something
+            was lost
         :raises StoreUnavailableError: if the store does not answer
         """
         snapshot = self._store.read()
         with self.held.lock:
-            now = self._clock.monotonic()  # before what follows: if something expires meanwhile, that is seen
+            now = self._clock.monotonic()  # before what follows: the next poll sees what expires meanwhile
             room = self._share.room()
             last = self._nothing_due
             if last is not None and (last.token, last.room) == (snapshot.token, room) and now < last.until:
@@ -188,9 +183,7 @@ class LeaseCoordinator:
         return self._share.is_due(snapshot, room)
 
     def suspects(self) -> bool:
-        """Whether another worker of the fleet may have died of late, so that its shards will soon be taken
-        over.
-        """
+        """Whether another worker of the fleet may have died of late: its shards will soon be taken over."""
         with self.held.lock:
             still = self._observer.still_seconds(self._fleet, StatusType.SLOT)
         still.pop(self.held.owner, None)

@@ -1,5 +1,4 @@
-"""A worker's fair share of the shards: which of them it accepts, takes, asks other workers for, and must give
-up.
+"""A worker's fair share of the shards: which it accepts, takes, asks other workers for, and must give up.
 
 It decides and writes nothing; :class:`hindcast.shards.coordinator.LeaseCoordinator` commits what it returns.
 """
@@ -17,12 +16,19 @@ from hindcast.shards.held_leases import STARTING, HeldLeases
 
 
 class FairShare:
-    """What one worker may have of the shards. For calls under ``held.lock``, which guards all that it
-    reads.
+    """What one worker may have of the shards.
+
+    It has no lock of its own: its callers hold ``held.lock``, which guards all that it reads.
     """
 
     def __init__(
-        self, held: HeldLeases, observer: Observer, *, fleet: str, wanted: Callable[[Lease, Snapshot], bool], start_limit: Callable[[], int]
+        self,
+        held: HeldLeases,
+        observer: Observer,
+        *,
+        fleet: str,
+        wanted: Callable[[Lease, Snapshot], bool],
+        start_limit: Callable[[], int],
     ) -> None:
         """:param wanted: whether a shard is to be consumed at all, e.g. because its pipeline is running
         :param start_limit: how many shards may wait here for the start of their consumers
@@ -81,7 +87,9 @@ class FairShare:
             return row.renewed(lease_owner="", lease_stealer="")
         return row.evolve(lease_stealer="")
 
-    def taken(self, rows: Mapping[LeaseKey, Lease], snapshot: Snapshot, live: Collection[str], now: datetime) -> list[Lease]:
+    def taken(
+        self, rows: Mapping[LeaseKey, Lease], snapshot: Snapshot, live: Collection[str], now: datetime
+    ) -> list[Lease]:
         """The shards that this worker takes, or, if none is free, those that it asks other workers for.
 
         :param rows: the leases as the renewal leaves them so far
@@ -103,9 +111,7 @@ class FairShare:
         return [row.evolve(lease_stealer=me) for row in stolen[:more]]
 
     def must_close(self, row: Lease, snapshot: Snapshot, superseded: Collection[LeaseKey]) -> bool:
-        """Whether this worker must give up what it holds of this row: only a shard, if it is superseded,
-        asked for or not wanted.
-        """
+        """Whether this worker must give this lease up: a shard that is superseded, asked for or unwanted."""
         if row.status_type is not StatusType.SHARD:
             return False
         return row.key in superseded or bool(row.lease_stealer) or not self._wanted(row, snapshot)
