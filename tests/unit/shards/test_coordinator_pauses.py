@@ -1,4 +1,4 @@
-"""A worker that stood still past its lease: what it reaches for when it wakes."""
+"""A worker that stood still past its lease: what it takes and asks for when it wakes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def alone(clock: FakeClock, worker: LeaseCoordinator) -> None:
         worker.renew()
 
 
-def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, coordinator_factory: Make, clock: FakeClock) -> None:
-    """A worker that stands still again and again would have shards handed to it each time; after a minute it asks."""
+def test_a_worker_that_lost_its_shards_asks_for_none_at_once(
+    store: MemoryStore, coordinator_factory: Make, clock: FakeClock
+) -> None:
+    """If a worker stands still again and again, shards would be handed to it each time. It asks after a
+    minute.
+    """
     a, b = pair(store, coordinator_factory)
     alone(clock, a)
     assert owners(store) == ["a", "a"]
@@ -55,8 +59,10 @@ def test_who_lost_its_shards_asks_for_none_at_once(store: MemoryStore, coordinat
     assert [row.lease_stealer for row in rows(store) if row.lease_stealer] == ["b"]
 
 
-def test_who_lost_its_shards_takes_what_is_free(store: MemoryStore, coordinator_factory: Make, clock: FakeClock) -> None:
-    """The other one dies: nobody waits."""
+def test_a_worker_that_lost_its_shards_takes_what_is_free(
+    store: MemoryStore, coordinator_factory: Make, clock: FakeClock
+) -> None:
+    """The other worker dies: its shards wait for nothing."""
     a, b = pair(store, coordinator_factory)
     alone(clock, a)
     assert b.renew().lost

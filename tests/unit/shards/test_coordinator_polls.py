@@ -1,4 +1,4 @@
-"""Between two renewals a coordinator looks: what it sees there is met at once."""
+"""Between two renewals a coordinator polls: it acts at once on what a poll finds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ LEASE = 10.0
 Make = Callable[..., LeaseCoordinator]
 
 
-def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
-    """A look writes nothing, and says when a lease has been seen unchanged for its whole duration."""
+def test_a_poll_finds_an_expired_lease_before_the_next_renewal(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
+    """A poll writes nothing. It answers True once a lease was seen unchanged for its whole duration."""
     (key,) = add_shards(store, 1)
     coordinator_factory("a").renew()
     b = coordinator_factory("b")
@@ -38,10 +40,16 @@ def test_a_look_sees_an_expired_lease_before_the_next_renewal(store: MemoryStore
     assert {lease.key for lease in b.renew().gained} == {key}
 
 
-@given(st.lists(st.tuples(st.sampled_from(["a renews", "b renews", "nothing"]), st.floats(0.0, LEASE)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a renews", "b renews", "nothing"]), st.floats(0.0, LEASE)), max_size=20
+    )
+)
 @settings(deadline=None)
-def test_what_a_look_remembers_never_changes_its_answer(moves: list[tuple[str, float]]) -> None:
-    """Whatever expires or is written between two looks, each says what one says that remembers nothing. Each reading moves the clock."""
+def test_what_a_poll_remembers_never_changes_its_answer(moves: list[tuple[str, float]]) -> None:
+    """Whatever expires or is written between two polls, each answers like one that remembers nothing. Each
+    reading moves the clock.
+    """
 
     class Ticking(FakeClock):
         def monotonic(self) -> float:
@@ -56,15 +64,15 @@ def test_what_a_look_remembers_never_changes_its_answer(moves: list[tuple[str, f
         assert one.acquire_slot(lambda _: None)
     for move, seconds in moves:
         {"a renews": a.renew, "b renews": b.renew, "nothing": lambda: None}[move]()
-        said = b.poll()
-        assert said or not b._is_due(store.read(), b._share.room()) or b.poll()
+        due = b.poll()
+        assert due or not b._is_due(store.read(), b._share.room()) or b.poll()
         clock.advance(seconds)
 
 
-def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(
+def test_a_poll_weighs_nothing_if_nothing_was_written_or_has_expired(
     store: MemoryStore, clock: FakeClock, coordinator_factory: Make
 ) -> None:
-    """Nearly every look is one of these, and costs no more than the read."""
+    """Nearly every poll is one of these, and costs no more than the read."""
     add_shards(store, 2)
     weighed = []
     one = coordinator_factory("a", wanted=lambda *_: weighed.append(1) or True)
@@ -78,8 +86,12 @@ def test_what_is_neither_written_nor_expired_is_not_looked_at_twice(
     assert one.poll()
 
 
-def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
-    """Looks are a part of a lease apart, but the one that finds an expired lease is not late; nor is any wait ever none at all."""
+def test_a_poll_waits_no_longer_than_until_something_expires(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
+    """Polls are a part of a lease apart, but the poll that finds an expired lease is not late. No wait is
+    ever none at all.
+    """
     add_shards(store, 1)
     coordinator_factory("a").renew()
     b = coordinator_factory("b")
@@ -96,8 +108,10 @@ def test_a_look_waits_no_longer_than_until_something_expires(store: MemoryStore,
     assert b.poll_seconds == often
 
 
-def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, coordinator_factory: Make) -> None:
-    """Its consumer must stop now, not with the next renewal: also if its row was removed, and its own slot counts as well."""
+def test_a_poll_finds_that_a_lease_was_lost(store: MemoryStore, coordinator_factory: Make) -> None:
+    """Its consumer must stop now, and not with the next renewal. That holds too if the row was removed, and
+    for the worker's slot.
+    """
     taken, removed = add_shards(store, 2)
     a = coordinator_factory("a")
     for change in (
@@ -112,7 +126,7 @@ def test_a_look_sees_that_a_lease_was_lost(store: MemoryStore, coordinator_facto
         assert change.key in a.renew().lost
 
 
-def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, coordinator_factory: Make) -> None:
+def test_a_poll_finds_that_shards_may_be_opened(store: MemoryStore, coordinator_factory: Make) -> None:
     """Children whose parent has just ended are opened, and taken, at once."""
     (parent,) = resharding.create(store, "p", 1, 1, {0: 0, 1: 0})
     resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
@@ -124,24 +138,28 @@ def test_a_look_sees_that_shards_may_be_opened(store: MemoryStore, coordinator_f
     assert set(owners(store).values()) == {"", "a"}
 
 
-def test_a_look_leaves_alone_what_belongs_to_others(store: MemoryStore, coordinator_factory: Make) -> None:
-    """A worker that has its share is not woken by what is free for another."""
+def test_a_poll_leaves_alone_what_belongs_to_others(store: MemoryStore, coordinator_factory: Make) -> None:
+    """A worker that has its share does not renew early for a shard that is free for another."""
     a, b = coordinator_factory("a"), coordinator_factory("b")
     add_shards(store, 4)
     assert len(a.renew().gained) == 2
     assert (a.poll(), b.poll()) == (False, True)
 
 
-def test_a_worker_that_takes_nothing_looks_for_nothing(store: MemoryStore, coordinator_factory: Make) -> None:
-    """Neither one that has no slot yet, nor one that stops."""
+def test_a_worker_that_may_take_nothing_finds_nothing_to_take(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """Neither does a worker that has no slot yet, nor one that stops."""
     add_shards(store, 1)
     without, stopping = coordinator_factory("without", slot=False), coordinator_factory("stopping")
     stopping.held.drain()
     assert (without.poll(), stopping.poll()) == (False, False)
 
 
-def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
-    """The wish, the closing and the transfer are each seen at the next look: the clock hardly moves."""
+def test_a_hand_over_waits_for_no_renewal(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
+    """The request, the closing and the transfer are each found by the next poll: the clock hardly moves."""
     add_shards(store, 2)
     a = coordinator_factory("a")
     a.renew()
@@ -160,8 +178,12 @@ def test_a_hand_over_waits_for_no_renewal(store: MemoryStore, clock: FakeClock, 
     assert [lease.key for lease in b.renew().gained] == [key]
 
 
-def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
-    """A dead worker's slot is taken however long the table took to open: what counts is how long it was seen unchanged."""
+def test_a_slow_first_read_costs_no_slot(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
+    """A dead worker's slot is taken however long the table took to open. What counts is how long the slot was
+    seen unchanged.
+    """
 
     class SlowToOpen(MemoryStore):
         def read(self) -> Snapshot:
@@ -179,8 +201,10 @@ def test_a_slow_first_look_costs_no_slot(store: MemoryStore, clock: FakeClock, c
     assert coordinator_factory("heir", of=SlowToOpen(), slots=1).held.slot is not None
 
 
-def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: MemoryStore, coordinator_factory: Make) -> None:
-    """Shards stay with those who can consume them until the newcomer can, and nobody counts on it before."""
+def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """Shards stay with those that can consume them until the newcomer can. Until then nobody counts on it."""
     add_shards(store, 2)
     newcomer = coordinator_factory("newcomer", slots=2, identity={"starting": True})
     assert newcomer.renew().gained == []
@@ -197,8 +221,12 @@ def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(store: Memor
     assert len(able.renew().close) == 1
 
 
-def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(store: MemoryStore, coordinator_factory: Make) -> None:
-    """A shard that waits for its start stands still. One that was started makes room for another, and the next look knows it."""
+def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """A shard that waits for its start stands still. A shard that was started makes room for another, and the
+    next poll finds the room.
+    """
     add_shards(store, 5)
     one = coordinator_factory("a", start_limit=lambda: 2)
     gained = one.renew().gained
@@ -214,8 +242,12 @@ def test_a_worker_takes_no_more_than_it_can_start_and_the_rest_as_it_does(store:
     assert len(one.renew().gained) == 2
 
 
-def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, coordinator_factory: Make) -> None:
-    """What it asked for counts until it is started, so its share comes to it in parts and each shard changes hands once."""
+def test_a_worker_asks_others_for_no_more_than_it_can_start(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """A shard that it asked for counts until it is started. So its share comes to it in parts, and each shard
+    changes hands once.
+    """
     add_shards(store, 8)
     a, b = coordinator_factory("a"), coordinator_factory("b", start_limit=lambda: 2, slot=False)
     for lease in a.renew().gained:
@@ -232,10 +264,16 @@ def test_a_worker_asks_others_for_no_more_than_it_can_start(store: MemoryStore, 
         for lease in gained:
             b.held.mark_started(lease.key, lease.epoch)
     assert Counter(owners(store).values()) == {"a": 4, "b": 4}
-    assert {lease.epoch for lease in store.read().leases.values() if lease.lease_owner == "b" and lease.status_type == "shard"} == {2}
+    assert {
+        lease.epoch
+        for lease in store.read().leases.values()
+        if lease.lease_owner == "b" and lease.status_type == "shard"
+    } == {2}
 
 
-def test_what_was_asked_for_counts_as_what_will_be_started(store: MemoryStore, coordinator_factory: Make) -> None:
+def test_what_was_asked_for_counts_as_what_will_be_started(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
     """Once a worker can start one more, it asks for one more."""
     add_shards(store, 12)
     coordinator_factory("a").renew()
@@ -249,9 +287,12 @@ def test_what_was_asked_for_counts_as_what_will_be_started(store: MemoryStore, c
 def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_each_other(
     store: MemoryStore, coordinator_factory: Make
 ) -> None:
-    """Neither asks the other for a shard while there are free ones, however far apart they are."""
+    """Neither asks the other for a shard while there are free ones, however uneven they are."""
     add_shards(store, 40)
-    workers = {"a": coordinator_factory("a", start_limit=lambda: 1), "b": coordinator_factory("b", start_limit=lambda: 5)}
+    workers = {
+        "a": coordinator_factory("a", start_limit=lambda: 1),
+        "b": coordinator_factory("b", start_limit=lambda: 5),
+    }
     for _ in range(25):
         for one in workers.values():
             for lease in one.renew().gained:
@@ -260,14 +301,16 @@ def test_two_workers_that_start_slowly_share_what_is_free_and_take_nothing_from_
     assert {lease.epoch for lease in store.read().leases.values() if lease.status_type == "shard"} == {1}
 
 
-def test_a_shard_that_failed_is_tried_again_at_the_moment_that_was_said(
+def test_a_shard_that_failed_is_tried_again_once_its_backoff_is_over(
     store: MemoryStore, clock: FakeClock, coordinator_factory: Make
 ) -> None:
-    """Not with the next renewal: a look sees that its time has come, and the looks before it are idle."""
+    """Not with the next renewal: a poll finds that the time has come. The polls before it find nothing."""
     add_shards(store, 1)
     again_at = 1.0
     one = coordinator_factory(
-        "a", wanted=lambda *_: clock.monotonic() >= again_at, wanted_changes_at=lambda now: again_at if now < again_at else math.inf
+        "a",
+        wanted=lambda *_: clock.monotonic() >= again_at,
+        wanted_changes_at=lambda now: again_at if now < again_at else math.inf,
     )
     assert one.renew().gained == []
     assert not one.poll()

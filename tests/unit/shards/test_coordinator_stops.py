@@ -1,4 +1,4 @@
-"""A worker that stops: what it holds, and what comes to it too late, is free at once."""
+"""A worker that stops: what it holds, and what is given to it too late, is free at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, coordinator_f
     a = coordinator_factory("a")
     a.renew()
     assert set(a.held.drain()) == set(keys)
-    assert a.held.drain() == [], "nobody is told twice"
+    assert a.held.drain() == [], "nobody is asked twice"
     a.renew()
     assert {row(store, key).state for key in keys} == {ShardState.CLOSING}
     for key in keys:
@@ -36,8 +36,10 @@ def test_a_clean_stop_frees_everything_at_once(store: MemoryStore, coordinator_f
     assert {row(store, key).state for key in keys} == {ShardState.OPEN}
 
 
-def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(store: MemoryStore, coordinator_factory: Make) -> None:
-    """Consumed to its end it goes to nobody, also if another worker had asked for it."""
+def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """Consumed to its end it goes to nobody, even if another worker had asked for it."""
     (key,) = add_shards(store, 1)
     a = coordinator_factory("a")
     a.renew()
@@ -48,8 +50,12 @@ def test_a_shard_that_has_ended_is_nobodys_and_promised_to_nobody(store: MemoryS
     assert (ended.lease_owner, ended.lease_stealer, ended.state) == ("", "", ShardState.TERMINATED)
 
 
-def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore, coordinator_factory: Make) -> None:
-    """A lease that it had asked for, handed over while it stops, does not wait for its expiry; nor does a wish stay behind."""
+def test_what_is_given_to_a_worker_that_stops_is_free_at_once(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """A lease that it had asked for is handed over while it stops. Nobody waits until that lease expires, and
+    no request stays behind.
+    """
     add_shards(store, 4)
     a = coordinator_factory("a")
     a.renew()
@@ -66,8 +72,12 @@ def test_what_is_given_to_a_worker_that_stops_is_free_at_once(store: MemoryStore
     assert {lease.lease_stealer for lease in store.read().leases.values()} == {""}
 
 
-def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore, clock: FakeClock, coordinator_factory: Make) -> None:
-    """It holds nothing any more when it leaves; a lease that was handed to it while it slept is free at once all the same."""
+def test_a_worker_that_lost_its_slot_frees_what_it_was_given(
+    store: MemoryStore, clock: FakeClock, coordinator_factory: Make
+) -> None:
+    """It holds nothing any more when it leaves. A lease that was handed to it while it slept is free at once
+    all the same.
+    """
     add_shards(store, 2)
     a = coordinator_factory("a")
     a.renew()
@@ -84,8 +94,10 @@ def test_a_worker_that_lost_its_slot_frees_what_it_was_given(store: MemoryStore,
     assert "b" not in owners(store).values()
 
 
-def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryStore, coordinator_factory: Make) -> None:
-    """One that gives up after an error frees its leases; it does not take them again in the same commit."""
+def test_a_worker_that_leaves_without_draining_takes_nothing_back(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """A worker that gives up after an error frees its leases and does not take them in the same commit."""
     add_shards(store, 2)
     a = coordinator_factory("a")
     a.renew()
@@ -93,24 +105,30 @@ def test_a_worker_that_leaves_without_draining_takes_nothing_back(store: MemoryS
     assert {lease.lease_owner for lease in store.read().leases.values()} == {""}
 
 
-def test_what_a_step_takes_while_its_worker_is_told_to_stop_is_free_with_the_next(store: MemoryStore, coordinator_factory: Make) -> None:
-    """Told while the store is asked: nobody would consume what is gained, so it is not reported, and the next step frees it."""
+def test_what_a_renewal_takes_while_its_worker_begins_to_stop_is_free_with_the_next(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
+    """The worker begins to stop while the store is asked. Nobody would consume what is gained, so it is not
+    reported, and the next renewal frees it.
+    """
     add_shards(store, 2)
     a = coordinator_factory("a")
 
-    def told() -> Outcome:
+    def stopping() -> Outcome:
         assert a.held.drain() == []
         return Outcome.OK
 
-    store.outcome = told
+    store.outcome = stopping
     assert a.renew().gained == []
     assert set(owners(store).values()) == {"a"}
-    assert a.held.wait_for_change(0.0), "the next step is due at once"
+    assert a.held.wait_for_change(0.0), "the next renewal is due at once"
     a.renew()
     assert set(owners(store).values()) == {""}
 
 
-def test_what_a_step_takes_while_its_worker_leaves_is_free_once_it_has_left(store: MemoryStore, coordinator_factory: Make) -> None:
+def test_what_a_renewal_takes_while_its_worker_leaves_is_free_once_it_has_left(
+    store: MemoryStore, coordinator_factory: Make
+) -> None:
     """The renewal thread's commit is under way when the main thread gives everything up."""
     add_shards(store, 2)
     a = coordinator_factory("a")

@@ -1,4 +1,7 @@
-"""All workers that share leases agree on how long one lasts: with two durations, two workers would own a shard."""
+"""All workers that share leases agree on how long a lease lasts.
+
+With two durations, two workers would own one shard.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,27 @@ MakeFor = Callable[..., LeaseCoordinator]
 def of(store: MemoryStore, clock: FakeClock) -> MakeFor:
     """Make a coordinator with a lease of so many seconds; it has no slot yet."""
 
-    def make(owner: str, lease_seconds: float, *, fleet: str = "f", store: LeaseStore = store) -> LeaseCoordinator:
+    def make(
+        owner: str, lease_seconds: float, *, fleet: str = "f", store: LeaseStore = store
+    ) -> LeaseCoordinator:
         return LeaseCoordinator(
-            store, clock, owner=owner, fleet=fleet, slots=4, lease_seconds=lease_seconds, wanted=lambda *_: True, sleep=lambda _: None
+            store,
+            clock,
+            owner=owner,
+            fleet=fleet,
+            slots=4,
+            lease_seconds=lease_seconds,
+            wanted=lambda *_: True,
+            sleep=lambda _: None,
         )
 
     return make
 
 
-def test_a_slot_says_how_long_its_workers_leases_last(store: MemoryStore, clock: FakeClock, of: MakeFor) -> None:
-    """Whoever comes next compares it with its own."""
+def test_a_slot_says_how_long_its_workers_leases_last(
+    store: MemoryStore, clock: FakeClock, of: MakeFor
+) -> None:
+    """The next worker compares it with its own duration."""
     assert of("a", 10).acquire_slot(clock.advance)
     (slot,) = [row for row in store.read().leases.values() if row.lease_owner == "a"]
     assert slot.detail[LEASE_SECONDS] == 10
@@ -47,7 +61,9 @@ def test_a_slot_says_how_long_its_workers_leases_last(store: MemoryStore, clock:
 def test_a_worker_whose_leases_last_for_another_time_is_refused(
     store: MemoryStore, clock: FakeClock, of: MakeFor, seconds: float, fleet: str
 ) -> None:
-    """Longer or shorter, in this fleet or in another on the same leases: it takes nothing, as soon as it sees the other one live."""
+    """Longer or shorter, in this fleet or in another on the same leases: it takes nothing as soon as it sees
+    that the other lives.
+    """
     add_shards(store, 2)
     old, new = of("old", 10), of("new", seconds, fleet=fleet)
     assert old.acquire_slot(clock.advance)
@@ -58,7 +74,9 @@ def test_a_worker_whose_leases_last_for_another_time_is_refused(
         clock.advance(min(seconds, old.held.renewal_seconds))
         old.renew()
 
-    with pytest.raises(LeaseSecondsDifferError, match=rf"would last {seconds} seconds, but old .* leases of 10") as refused:
+    with pytest.raises(
+        LeaseSecondsDifferError, match=rf"would last {seconds} seconds, but old .* leases of 10"
+    ) as refused:
         new.acquire_slot(wait)
     assert refused.value.exit_code == 2
     assert refused.value.fields["fleet"] == "f"
@@ -67,8 +85,10 @@ def test_a_worker_whose_leases_last_for_another_time_is_refused(
     assert set(owners(store).values()) == {"old"}
 
 
-def test_a_worker_that_has_left_with_another_lease_stands_in_nobodys_way(store: MemoryStore, clock: FakeClock, of: MakeFor) -> None:
-    """Its slot still says how long its leases lasted, and nobody holds it."""
+def test_a_worker_that_has_left_with_another_lease_hinders_nobody(
+    store: MemoryStore, clock: FakeClock, of: MakeFor
+) -> None:
+    """Its slot still says how long its leases lasted, and nobody holds the slot."""
     old = of("old", 60)
     assert old.acquire_slot(clock.advance)
     old.leave()
@@ -80,7 +100,9 @@ def test_a_worker_that_has_left_with_another_lease_stands_in_nobodys_way(store: 
 def test_a_worker_with_another_lease_waits_until_that_of_the_dead_ones_has_passed(
     store: MemoryStore, clock: FakeClock, of: MakeFor
 ) -> None:
-    """By the longer of the two, and no less: until then they may wake and own what they have."""
+    """It waits for the longer of the two durations, and no less: until then the dead ones may wake and own
+    what they have.
+    """
     old, new = of("old", 60), of("new", 10)
     assert old.acquire_slot(clock.advance)
     began = clock.monotonic()
@@ -88,22 +110,30 @@ def test_a_worker_with_another_lease_waits_until_that_of_the_dead_ones_has_passe
     assert 60 <= clock.monotonic() - began <= 60 + 10
 
 
-def test_a_worker_that_wakes_after_the_others_have_another_lease_owns_nothing(store: MemoryStore, clock: FakeClock, of: MakeFor) -> None:
-    """Its slot is not needed by the newcomer, but is taken from it all the same, and its shards too: it must not renew them."""
+def test_a_worker_that_wakes_after_the_others_have_another_lease_owns_nothing(
+    store: MemoryStore, clock: FakeClock, of: MakeFor
+) -> None:
+    """The newcomer does not need its slot, but takes it all the same, and its shards too: the old worker must
+    not renew them.
+    """
     add_shards(store, 2)
     old, new = of("old", 60), of("new", 10)
     assert old.acquire_slot(clock.advance)
     gained = old.renew().gained
     assert new.acquire_slot(clock.advance)
-    assert {row.updated_at for row in store.read().leases.values() if row.status_type is StatusType.SHARD} == {clock.now()}
+    assert {
+        row.updated_at for row in store.read().leases.values() if row.status_type is StatusType.SHARD
+    } == {clock.now()}
     new.renew()
-    step = old.renew()
-    assert set(step.lost) >= {lease.key for lease in gained}
+    renewal = old.renew()
+    assert set(renewal.lost) >= {lease.key for lease in gained}
     assert old.held.slot is None
     assert "old" not in {row.lease_owner for row in store.read().leases.values()}
 
 
-def test_a_slot_of_an_older_hindcast_stands_in_nobodys_way(store: MemoryStore, clock: FakeClock, of: MakeFor) -> None:
+def test_a_slot_of_an_older_hindcast_hinders_nobody(
+    store: MemoryStore, clock: FakeClock, of: MakeFor
+) -> None:
     """It does not say how long its leases last, so workers can be upgraded one after the other."""
     assert of("old", 10).acquire_slot(clock.advance)
     for row in [row for row in store.read().leases.values() if row.lease_owner]:
@@ -133,4 +163,6 @@ def test_a_refused_worker_leaves_an_event_with_a_cure(
     known: dict[str, Any] = {"kind": "worker_refused", "severity": "error"}
     assert {name: event[name] for name in known} == known
     assert "stop all of them, then start all" in event["cure"]
-    assert {row.lease_owner for row in shared.read().leases.values() if row.status_type is StatusType.SLOT} == {"old", ""}
+    assert {
+        row.lease_owner for row in shared.read().leases.values() if row.status_type is StatusType.SLOT
+    } == {"old", ""}

@@ -42,7 +42,10 @@ def pipeline_{0}(words):
 
 
 class Turns:
-    """A worker's clock and its two threads, in turns: time passes on the main thread alone, and renewal runs when its wait is over."""
+    """A worker's clock and its two threads, in turns.
+
+    Time passes on the main thread alone. The renewal thread runs once its wait is over.
+    """
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -57,7 +60,8 @@ class Turns:
         """Let this worker wait here instead of in real time."""
         self._closed = made._coordinator.held._changed
         made._coordinator.held.wait_for_change = self._wait_for_renewal  # type: ignore[method-assign]
-        made._woken = SimpleNamespace(wait=self._wait_for_main, clear=lambda: None, set=lambda: None)  # type: ignore[assignment]
+        woken: Any = SimpleNamespace(wait=self._wait_for_main, clear=lambda: None, set=lambda: None)
+        made._woken = woken
 
     def _wait_for_renewal(self, seconds: float) -> bool:
         self._due = self.clock.monotonic() + seconds
@@ -92,7 +96,10 @@ class Turns:
 
 @dataclass
 class Query:
-    """Stands in for :class:`hindcast.stream.shard_runner.ShardRunner`: its query reads nothing, but to start and to stop it takes time."""
+    """Stands in for :class:`hindcast.stream.shard_runner.ShardRunner`.
+
+    Its query reads nothing, but it takes time to start and to stop.
+    """
 
     lease: Lease
     turns: Turns
@@ -141,18 +148,23 @@ class Filed:
 
 
 class Rig:
-    """One worker with a lease of 10 s, whose threads move in turns and whose queries cost time and nothing else."""
+    """One worker with a lease of 10 s. Its threads move in turns, and its queries cost nothing but time."""
 
     def __init__(self, settings: Settings, patch: pytest.MonkeyPatch) -> None:
         self.store, self.started = MemoryStore(), list[Lease]()
         self.turns = Turns(FakeClock())
         patch.setattr(worker, "LeaseTable", lambda _: self.store)
-        patch.setattr(shard_sync, "ShardRunner", lambda _spark, _settings, _pipeline, lease, *_: Query(lease, self.turns, self.started))
+        patch.setattr(
+            shard_sync,
+            "ShardRunner",
+            lambda _spark, _settings, _pipeline, lease, *_: Query(lease, self.turns, self.started),
+        )
         patch.setattr(shard_sync, "Audit", Filed)
         patch.setattr(shard_sync, "_check_retained", lambda *_: None)
         self.worker = Worker(settings, self.turns.clock)
         self.events: list[str] = []
-        self.worker._events = SimpleNamespace(record=lambda kind, *_, **__: self.events.append(kind))  # type: ignore[assignment]
+        events: Any = SimpleNamespace(record=lambda kind, *_, **__: self.events.append(kind))
+        self.worker._events = events
         for pipeline in self.worker._deployed.catalog.values():
             DesiredStates(self.store).declare(pipeline, 1)  # type: ignore[arg-type]
             resharding.create(self.store, pipeline.name, 1, SHARDS_EACH, dict.fromkeys(range(SHARDS_EACH), 0))
@@ -163,7 +175,7 @@ class Rig:
         self.turns.drive(self.worker)
 
     def serve(self, *, seconds: float, when_idle: Callable[[], None]) -> bool:
-        """Run the worker's threads until it was told to stop and has; fail after so many seconds."""
+        """Run the worker's threads until it has stopped; fail after so many seconds."""
         self.turns.until, self.turns.when_idle = seconds, when_idle
         renewal = threading.Thread(target=self.worker._renew, daemon=True)
         renewal.start()
@@ -181,7 +193,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig_of(settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Rig]:
+def rig_of(
+    settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], Rig]:
     """One worker, and so many pipelines of four shards each."""
 
     def make(pipelines: int) -> Rig:
@@ -201,7 +215,9 @@ def rig(rig_of: Callable[[int], Rig]) -> Rig:
 
 
 def test_a_worker_settles_with_200_shards_of_50_pipelines(rig_of: Callable[[int], Rig]) -> None:
-    """Each is taken once and none is lost, though their starts take thirty leases; told to stop, the worker gives all of them back."""
+    """Each is taken once and none is lost, though their starts take thirty leases. When it stops, the worker
+    gives all of them back.
+    """
     rig = rig_of(PIPELINES)
     most = PIPELINES * SHARDS_EACH
     settled: list[float] = []
@@ -221,13 +237,15 @@ def test_a_worker_settles_with_200_shards_of_50_pipelines(rig_of: Callable[[int]
 
 
 def test_what_a_renewal_has_changed_is_acted_on_between_two_starts(rig: Rig) -> None:
-    """A pipeline that is paused while its shards wait gets them back without a start, and one that is lost is not started either."""
-    step = rig.worker._coordinator.renew()
-    gained = {lease.key: lease for lease in step.gained}
+    """A pipeline that is paused while its shards wait gets them back without a start. A shard that is lost is
+    not started either.
+    """
+    renewal = rig.worker._coordinator.renew()
+    gained = {lease.key: lease for lease in renewal.gained}
     assert len(gained) == SHARDS_EACH
     one, two, *rest = gained.values()
-    rig.worker._renewals.put(step)
-    rig.worker._renewals.put(Renewal(lost=[one.key], close=[two.key], leases=step.leases))
+    rig.worker._renewals.put(renewal)
+    rig.worker._renewals.put(Renewal(lost=[one.key], close=[two.key], leases=renewal.leases))
     rig.worker._act_on_renewals(rig.consumers)
     while rig.consumers.start_next():
         pass
@@ -236,8 +254,8 @@ def test_what_a_renewal_has_changed_is_acted_on_between_two_starts(rig: Rig) -> 
     assert rig.events.count("lease_lost") == 1
 
 
-def test_a_shard_that_was_lost_and_taken_again_in_one_step_is_started_again_and_kept(rig: Rig) -> None:
-    """The query of the earlier epoch ends; the lease of the later one is not given back with it."""
+def test_a_shard_that_was_lost_and_taken_again_in_one_renewal_is_started_again_and_kept(rig: Rig) -> None:
+    """The query of the earlier epoch ends. The lease of the later epoch is not given back with it."""
     gained = rig.worker._coordinator.renew().gained
     for lease in gained:
         rig.consumers.take(lease)
@@ -258,7 +276,9 @@ def test_a_shard_that_was_lost_and_taken_again_in_one_step_is_started_again_and_
 
 
 def test_a_superseded_shard_that_waits_is_started_to_be_ended(rig: Rig) -> None:
-    """The renewal after its take-over says that it must close. Given back for that, it would be taken and given back for ever."""
+    """The renewal after its take-over says that it must close. If it were given back for that, it would be
+    taken and given back for ever.
+    """
     lease = rig.worker._coordinator.renew().gained[0]
     rig.consumers.superseded = frozenset({lease.key})
     rig.consumers.take(lease)
