@@ -1,4 +1,8 @@
-"""Write the event of each change of a pipeline's versions, once: also that of a command that was killed before it could."""
+"""Write one event for each change of a pipeline's versions.
+
+A command may be killed after it has committed a change and before it has written the event. The next command
+or worker that sees the change writes the event then.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,34 @@ from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.schema import ControlTable
 
 
-def record_changes(tables: ControlTables, standing: Rollout) -> Rollout:
-    """Write the event of the last change, unless it is there; return the standing."""
-    change = standing.change
-    if change is None or _told(tables, standing.pipeline, change.kind.value, change.id):
-        return standing
-    about = {name: value for name, value in change.to_json().items() if name not in {"kind", "id"} and value not in (None, "")}
+def record_changes(tables: ControlTables, rollout: Rollout) -> Rollout:
+    """Write the event of the last change, unless it is there already.
+
+    :returns: the rollout that was given
+    """
+    change = rollout.change
+    if change is None or _is_recorded(tables, rollout.pipeline, change.kind.value, change.id):
+        return rollout
+    severity = Severity.INFO
+    cure = ""
+    if change.despite:
+        severity = Severity.WARNING
+        cure = f"`hindcast back-out {rollout.pipeline}` returns to the version before."
+    detail = change.to_json()
+    del detail["kind"], detail["id"]
+    known = {name: value for name, value in detail.items() if value not in (None, "")}
     EventLog(tables).record(
         EventKind(change.kind.value),
-        f"{standing.pipeline}: {change.sentence}",
-        severity=Severity.WARNING if change.despite else Severity.INFO,
-        cure=f"`hindcast back-out {standing.pipeline}` returns to the version before." if change.despite else "",
-        pipeline=standing.pipeline,
+        f"{rollout.pipeline}: {change.sentence}",
+        severity=severity,
+        cure=cure,
+        pipeline=rollout.pipeline,
         change=change.id,
-        **about,
+        **known,
     )
-    return standing
+    return rollout
 
 
-def _told(tables: ControlTables, pipeline: str, kind: str, change: str) -> bool:
+def _is_recorded(tables: ControlTables, pipeline: str, kind: str, change: str) -> bool:
     rows = tables.rows(ControlTable.EVENTS, [("pipeline", "=", pipeline), ("kind", "=", kind)])
     return any(json.loads(row["detail"]).get("change") == change for row in rows)
