@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hindcast.leases.delta_store import LeaseTable
     from hindcast.leases.lease import Lease
-    from hindcast.recovery.rewind import RewindPlan
+    from hindcast.recovery.plan_rewind import RewindPlan
     from hindcast.replay.planner import ReplayPlan
     from hindcast.replay.run_replay import Replayed
     from hindcast.replay.run_table import Runs
@@ -571,9 +571,9 @@ class InstalledPipeline:
         :param to: the offsets or the broker timestamp to read from again; None for the beginning of the topic
         :raises RewindRefusedError: if the pipeline is not paused, or its history does not allow it
         """
-        from hindcast.recovery import rewind
+        from hindcast.recovery import plan_rewind
 
-        return rewind.make_plan(self._settings, self._hindcast.lease_table, self.declared, to)
+        return plan_rewind.make_plan(self._settings, self._hindcast.lease_table, self.declared, to)
 
     def rewind(self, plan: RewindPlan, *, by: str = "", reason: str = "") -> Row:
         """Take back the output of the paused pipeline as planned, so that it reads from there again.
@@ -593,15 +593,15 @@ class InstalledPipeline:
         """Complete a rewind that was cut short; None if there is none."""
         from hindcast.recovery import rewind
 
-        return rewind.carry_on(self._settings, self._hindcast.lease_table, self.declared)
+        return rewind.complete(self._settings, self._hindcast.lease_table, self.declared)
 
     def abandon_rewind(self, *, by: str = "", reason: str = "") -> Row | None:
         """Call off a rewind that was cut short, as long as its table is not restored yet; None if there is
         none.
         """
-        from hindcast.recovery import rewind
+        from hindcast.recovery.abandon_rewind import abandon
 
-        return rewind.abandon(self._settings, self._hindcast.lease_table, self.declared, by=by, reason=reason)
+        return abandon(self._settings, self._hindcast.lease_table, self.declared, by=by, reason=reason)
 
     # Versions
 

@@ -23,6 +23,7 @@ from hindcast.errors import LeaseLostError, RewindRefusedError
 from hindcast.leases.lease import ShardState
 from hindcast.partitions import app_id
 from hindcast.recovery import rewind
+from hindcast.recovery.plan_rewind import RewindPlan, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.shards.desired_state import DesiredStates
@@ -70,8 +71,8 @@ def file(shard: Shard) -> None:
         pass
 
 
-def plan(shard: Shard, target: dict[int, int] | datetime | None) -> rewind.RewindPlan:
-    return rewind.make_plan(shard.settings, shard.store, shard.pipeline, target)
+def plan(shard: Shard, target: dict[int, int] | datetime | None) -> RewindPlan:
+    return make_plan(shard.settings, shard.store, shard.pipeline, target)
 
 
 def rewound(shard: Shard, target: dict[int, int] | None) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
     before, planned = sorted(sink_rows(shard.settings)), plan(shard, {0: 60, 1: 60})
     for step in range(1, 6):
         crash_at(monkeypatch, f"reset.{step}", 1)
-        what = partial(rewind.run, plan=planned, by="me", reason="") if step <= 2 else rewind.carry_on
+        what = partial(rewind.run, plan=planned, by="me", reason="") if step <= 2 else rewind.complete
         with pytest.raises(CrashError):
             what(shard.settings, shard.store, shard.pipeline)
         begun = bool(rewind.rewind_point.unfinished(shard.store.read().leases, shard.pipeline.name))
@@ -163,8 +164,8 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
     Ledger(ControlTables(shard.settings)).append(
         [replace(late, batch=old.batch + 1, sink_version=99)]
     )  # as an owner that wakes files it
-    assert rewind.carry_on(shard.settings, shard.store, shard.pipeline) is not None
-    assert rewind.carry_on(shard.settings, shard.store, shard.pipeline) is None
+    assert rewind.complete(shard.settings, shard.store, shard.pipeline) is not None
+    assert rewind.complete(shard.settings, shard.store, shard.pipeline) is None
     shard.serve(second)
     read_once(shard)
     check(shard)

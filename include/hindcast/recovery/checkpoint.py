@@ -1,7 +1,8 @@
 """Read Spark's own checkpoint of a query: what each batch was planned to read, and under which watermark.
 
-Spark writes ``offsets/N`` before batch N runs and ``commits/N`` after it (its write-ahead and commit logs). A batch that is run again
-after a crash is planned from ``offsets/N``, so it is the same batch. The files are read through Hadoop, wherever they are.
+Spark writes ``offsets/N`` before batch N runs and ``commits/N`` after it (its write-ahead and commit logs). A
+batch that is run again after a crash is planned from ``offsets/N``, so it is the same batch. The files are
+read through Hadoop, wherever they are.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ CURE = "Nothing was read or written. It is made anew from the topic where that s
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One entry of Spark's offset log. ``watermark_ms`` is the watermark under which the batch emits and evicts; 0 before the first."""
+    """One entry of Spark's offset log. ``watermark_ms`` is the watermark under which the batch emits and
+    evicts; 0 before the first.
+    """
 
     end_offsets: Offsets
     watermark_ms: int
 
 
 class SparkCheckpoint:
-    """The checkpoint folder of one query on a pipeline's topics. Offsets are by the pipeline's own partitions."""
+    """The checkpoint folder of one query on a pipeline's topics. Offsets are by the pipeline's own
+    partitions.
+    """
 
     def __init__(self, spark: SparkSession, url: str, *, pipeline: Pipeline, shard: str) -> None:
         context: Any = spark.sparkContext
@@ -65,7 +70,9 @@ class SparkCheckpoint:
             raise self._damaged(f"offsets/{spark_batch} {what}") from error
 
     def _ends(self, sources: list[dict[str, dict[str, int]]]) -> Offsets:
-        """One entry a source, in the order of the query's plan; a source whose topic had no record yet is null."""
+        """One entry a source, in the order of the query's plan; a source whose topic had no record yet is
+        null.
+        """
         indexes = {topic.name: index for index, topic in enumerate(self._pipeline.topics)}
         ends: Offsets = {}
         for entry in sources:
@@ -73,13 +80,16 @@ class SparkCheckpoint:
                 for number, offset in offsets.items():
                     partition = indexes[topic] * TOPIC_STRIDE + int(number)
                     if ends.setdefault(partition, int(offset)) != int(offset):
-                        raise ValueError(f"{topic} is read twice, to different offsets: join the frame of one topic once")
+                        raise ValueError(
+                            f"{topic} is read twice, to different offsets: join the frame of one topic once"
+                        )
         return ends
 
     def check(self, last_batch: int | None) -> None:
         """Refuse a folder from which Spark could not go on exactly where the sink stands.
 
-        One whose query planned nothing yet is emptied: Spark begins it only where nothing is left of a plan that was not written whole.
+        One whose query planned nothing yet is emptied: Spark begins it only where nothing is left of a plan
+        that was not written whole.
 
         :param last_batch: Spark's number of the last batch that the sink holds, None before the first
         :raises CheckpointDamagedError: naming the file that is wrong
@@ -87,7 +97,9 @@ class SparkCheckpoint:
         planned, committed = self._numbers("offsets"), self._numbers("commits")
         if last_batch is None:
             if committed:
-                raise self._damaged(f"it has committed batch {committed[-1]}, of which the sink knows nothing")
+                raise self._damaged(
+                    f"it has committed batch {committed[-1]}, of which the sink knows nothing"
+                )
             if not planned:
                 self.remove()
                 return
@@ -96,7 +108,9 @@ class SparkCheckpoint:
             return
         self._check_metadata()
         if not planned or planned[-1] < last_batch:
-            raise self._damaged(f"its newest plan is of batch {planned[-1] if planned else 'none'}, but the sink holds batch {last_batch}")
+            raise self._damaged(
+                f"its newest plan is of batch {planned[-1] if planned else 'none'}, but the sink holds batch {last_batch}"
+            )
         for number in range(max(last_batch - 1, 0), planned[-1] + 1):
             self.planned(number)
         if committed and committed[-1] > planned[-1]:
@@ -123,7 +137,8 @@ class SparkCheckpoint:
         if not self._fs.exists(path):
             return []
         found = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(self._fs.listStatus(path))
-        # As one string, "{.../offsets/0,.../offsets/1}": asked for one by one, a hundred names are several hundred calls into the JVM.
+        # As one string, "{.../offsets/0,.../offsets/1}": asked for one by one, a hundred names are several
+        # hundred calls into the JVM.
         text = self._jvm.org.apache.commons.lang3.ArrayUtils.toString(found)
         return sorted(int(number) for number in re.findall(rf"/{folder}/(\d+)(?=[,}}])", text))
 
@@ -146,22 +161,31 @@ class SparkCheckpoint:
             stream.close()
 
     def _damaged(self, problem: str) -> CheckpointDamagedError:
-        return CheckpointDamagedError(pipeline=self._pipeline.name, shard=self._shard, path=self.url, problem=problem, cure=CURE)
+        return CheckpointDamagedError(
+            pipeline=self._pipeline.name, shard=self._shard, path=self.url, problem=problem, cure=CURE
+        )
 
-    # -- a checkpoint that is made, not found ----------------------------------------------------------------------------------
+    # -- a checkpoint that is made, not found
+    # ----------------------------------------------------------------------------------
 
     def begin(self, spark: SparkSession, end_offsets: Offsets) -> None:
-        """Make a new checkpoint whose first batch reads up to ``end_offsets``, whatever its length; where it begins is the query's own
-        starting offset. What was in the folder is removed.
+        """Make a new checkpoint whose first batch reads up to ``end_offsets``, whatever its length; where it
+        begins is the query's own starting offset. What was in the folder is removed.
         """
         now_ms = time.time_ns() // 1_000_000
         metadata = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
-        # The configuration that Spark pins for a query: without it a restarted query falls back to the state layout of old versions.
+        # The configuration that Spark pins for a query: without it a restarted query falls back to the state
+        # layout of old versions.
         about = json.loads(metadata.apply(0, now_ms, spark._jsparkSession.conf()).json())
-        about["conf"][_SHUFFLES] = spark.conf.get(_SHUFFLES)  # Spark takes it from the query's own session, which is not there yet
+        about["conf"][_SHUFFLES] = spark.conf.get(
+            _SHUFFLES
+        )  # Spark takes it from the query's own session, which is not there yet
         self.remove()
         self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-        self._write("offsets/0", "\n".join([_FORMAT, json.dumps(about), offsets_option(self._pipeline.source.name, end_offsets)]))
+        self._write(
+            "offsets/0",
+            "\n".join([_FORMAT, json.dumps(about), offsets_option(self._pipeline.source.name, end_offsets)]),
+        )
 
     def adopt(self, last_batch: int, sources: Sequence[Topic], end_offsets: Offsets) -> None:
         """Of a checkpoint whose batches read files: let the query go on on the topics, after ``last_batch``.
@@ -173,7 +197,10 @@ class SparkCheckpoint:
         lines = (self._read(f"offsets/{last_batch}") or "").splitlines()
         if len(lines) != 2 + len(sources) or last_batch not in self._numbers("commits"):
             raise self._damaged(f"batch {last_batch} was not run again")
-        for folder in ("offsets", "commits"):  # after the last batch Spark runs one more, to let go of what its watermark closed
+        for folder in (
+            "offsets",
+            "commits",
+        ):  # after the last batch Spark runs one more, to let go of what its watermark closed
             for number in self._numbers(folder):
                 if number > last_batch:
                     self._delete(f"{folder}/{number}")

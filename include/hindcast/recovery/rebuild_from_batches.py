@@ -1,14 +1,17 @@
-"""Make a shard's state anew where it depends on which rows came together: run every batch that the sink holds once more.
+"""Make a shard's state anew where it depends on which rows came together: run every batch that the sink holds
+once more.
 
-1. The shard's batches are read from their topics into files, one a batch (:mod:`hindcast.replay.recorded_batches`);
-2. the pipeline's query runs over them in the shard's new checkpoint folder, and its results are thrown away: the sink has them. Spark
-   numbers the batches as it did the first time, so its batch N is the sink's N + 1;
-3. in Spark's plan of the last batch the files give way to the offsets of the topics that the batch had read to
-   (:meth:`hindcast.recovery.checkpoint.SparkCheckpoint.adopt`): the next start of the query goes on there, with the state that the batches
-   left.
+1. The shard's batches are read from their topics into files, one a batch
+   (:mod:`hindcast.replay.recorded_batches`);
+2. the pipeline's query runs over them in the shard's new checkpoint folder, and its results are thrown away:
+   the sink has them. Spark numbers the batches as it did the first time, so its batch N is the sink's N + 1;
+3. in Spark's plan of the last batch the files give way to the offsets of the topics that the batch had read
+   to (:meth:`hindcast.recovery.checkpoint.SparkCheckpoint.adopt`): the next start of the query goes on there,
+   with the state that the batches left.
 
-That may take as long as the stream was busy, so a thread of its own does it while the worker goes on. A crash in between leaves a folder
-that no commit of the sink names; the next owner begins again, in a folder of its own epoch.
+That may take as long as the stream was busy, so a thread of its own does it while the worker goes on. A crash
+in between leaves a folder that no commit of the sink names; the next owner begins again, in a folder of its
+own epoch.
 """
 
 from __future__ import annotations
@@ -39,9 +42,15 @@ class RebuildFromBatches:
     """One shard's batches, first to last, run again from the moment this is made until :attr:`ended`."""
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, pipeline: Pipeline, wal: SparkCheckpoint, rows: Sequence[LedgerRow]
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        pipeline: Pipeline,
+        wal: SparkCheckpoint,
+        rows: Sequence[LedgerRow],
     ) -> None:
-        # A session of its own: which state store a query gets is a setting of the session, and other queries are started meanwhile.
+        # A session of its own: which state store a query gets is a setting of the session, and other queries
+        # are started meanwhile.
         self._spark, self._settings, self._pipeline = spark.newSession(), settings, pipeline
         self._wal, self._rows = wal, rows
         self._jobs = f"rebuild of {wal.url}"
@@ -71,7 +80,9 @@ class RebuildFromBatches:
     def _make(self) -> None:
         shard, first, last = self._rows[0].shard, self._rows[0], self._rows[-1]
         self._spark.sparkContext.setJobGroup(self._jobs, f"the records of {shard}")
-        context = recorded_batches(self._spark, self._settings, self._pipeline, first.start_offsets, last.end_offsets, self._rows)
+        context = recorded_batches(
+            self._spark, self._settings, self._pipeline, first.start_offsets, last.end_offsets, self._rows
+        )
         with context as recorded:
             if self._stop.is_set():
                 return
@@ -90,7 +101,12 @@ class RebuildFromBatches:
                 query.stop()
             if time.monotonic() - said >= _SAY_SECONDS and (progress := query.lastProgress) is not None:
                 said = time.monotonic()
-                _log.info("Running batches again.", shard=self._rows[0].shard, done=progress["batchId"] + 1, of=len(self._rows))
+                _log.info(
+                    "Running batches again.",
+                    shard=self._rows[0].shard,
+                    done=progress["batchId"] + 1,
+                    of=len(self._rows),
+                )
 
 
 def _throw_away(frame: DataFrame, _: int) -> None:
@@ -98,7 +114,9 @@ def _throw_away(frame: DataFrame, _: int) -> None:
 
 
 def _topics_of(query: StreamingQuery, pipeline: Pipeline) -> list[Topic]:
-    """The topic of each source of the query, in the order of its plan, by the folder that the source reads."""
+    """The topic of each source of the query, in the order of its plan, by the folder that the source
+    reads.
+    """
     progress = query.lastProgress
     assert progress is not None
     names = [str(source["description"]).rstrip("]").rsplit("/", 1)[-1] for source in progress["sources"]]

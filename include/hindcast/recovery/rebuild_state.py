@@ -1,16 +1,22 @@
 """Make a shard's state anew from the topic and the ledger: state is a cache.
 
-A shard that stands at offsets C with watermark W needs, to go on exactly, the rows of the windows that are still open. So its new query
+A shard that stands at offsets C with watermark W needs, to go on exactly, the rows of the windows that are
+still open. So its new query
 
-1. begins at R <= C, the first offsets that may hold a row of a window that ends after W (the ledger's event-time ranges say which);
-2. reads exactly [R, C) in its first batch, which is written into Spark's own plan beforehand. Spark's watermark is 0 in it, so no row
-   of it is late, whatever order it is read in, and no window is emitted: the batch makes state and nothing else;
-3. drops each pair of (row, window) whose window ends at or before the partition's *floor*: what was final when it began. That filter
-   stays for the life of the query, since Spark itself would count late rows of the first batches again;
-4. goes on at C with the number after the sink's last batch: a batch's number is ``base`` + Spark's own, which begins at 0 again.
+1. begins at R <= C, the first offsets that may hold a row of a window that ends after W (the ledger's
+   event-time ranges say which);
+2. reads exactly [R, C) in its first batch, which is written into Spark's own plan beforehand. Spark's
+   watermark is 0 in it, so no row of it is late, whatever order it is read in, and no window is emitted: the
+   batch makes state and nothing else;
+3. drops each pair of (row, window) whose window ends at or before the partition's *floor*: what was final
+   when it began. That filter stays for the life of the query, since Spark itself would count late rows of the
+   first batches again;
+4. goes on at C with the number after the sink's last batch: a batch's number is ``base`` + Spark's own, which
+   begins at 0 again.
 
-The watermark after the first batch is the one that the old query would have had, because the row with the newest event time is in
-[R, C): the windows close in the same batches as they would have, and the results are the same.
+The watermark after the first batch is the one that the old query would have had, because the row with the
+newest event time is in [R, C): the windows close in the same batches as they would have, and the results are
+the same.
 """
 
 from __future__ import annotations
@@ -30,8 +36,8 @@ from hindcast.tables.ledger_history import History
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """One life of a shard's query: the folder of its Spark checkpoint ("" before it has one), what to add to Spark's batch numbers to get
-    the sink's, and by partition the floor in epoch milliseconds.
+    """One life of a shard's query: the folder of its Spark checkpoint ("" before it has one), what to add to
+    Spark's batch numbers to get the sink's, and by partition the floor in epoch milliseconds.
     """
 
     checkpoint: str
@@ -39,20 +45,33 @@ class CheckpointRef:
     floors: Offsets
 
 
-def start_of(pipeline: Pipeline, history: History, end: Mapping[int, int], floors: Mapping[int, int]) -> Offsets:
-    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors; all rows, for running results and
-    for state that depends on which rows came together.
+def start_of(
+    pipeline: Pipeline, history: History, end: Mapping[int, int], floors: Mapping[int, int]
+) -> Offsets:
+    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors; all rows,
+    for running results and for state that depends on which rows came together.
     """
     if pipeline.sink.mode is Mode.UPSERT or pipeline.re_execute:
-        return {partition: min(history.first.get(partition, offset), offset) for partition, offset in end.items()}
+        return {
+            partition: min(history.first.get(partition, offset), offset) for partition, offset in end.items()
+        }
     if pipeline.window is None:
         return dict(end)
-    # A window that ends after the floor begins after floor - length; windows begin and end on whole milliseconds.
+    # A window that ends after the floor begins after floor - length; windows begin and end on whole
+    # milliseconds.
     length_ms = pipeline.window.length // timedelta(milliseconds=1)
-    return history.first_needed(end, {partition: floors.get(partition, 0) - length_ms + 1 for partition in end})
+    return history.first_needed(
+        end, {partition: floors.get(partition, 0) - length_ms + 1 for partition in end}
+    )
 
 
-def check_retained(pipeline: Pipeline, shard: str, start: Mapping[int, int], end: Mapping[int, int], earliest: Mapping[int, int]) -> None:
+def check_retained(
+    pipeline: Pipeline,
+    shard: str,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    earliest: Mapping[int, int],
+) -> None:
     """:raises OffsetsLostError: where the topic no longer holds all of [start, end)"""
     for partition, offset in start.items():
         if offset < end[partition] and offset < earliest.get(partition, 0):
@@ -67,7 +86,9 @@ def check_retained(pipeline: Pipeline, shard: str, start: Mapping[int, int], end
             )
 
 
-def check_reshard(pipeline: Pipeline, history: History, leases: Iterable[Lease], earliest: Mapping[int, int]) -> None:
+def check_reshard(
+    pipeline: Pipeline, history: History, leases: Iterable[Lease], earliest: Mapping[int, int]
+) -> None:
     """Whether a new generation could make its state from the topic as it is now.
 
     :raises ReshardRefusedError: where the state is not a matter of which rows were read

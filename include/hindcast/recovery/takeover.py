@@ -1,13 +1,15 @@
 """Taking a shard over: from the moment its lease is ours to the moment its query may start.
 
 1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.shards.coordinator`).
-2. *Seal* the sink: an empty commit of (our epoch, last batch), right after the shard's commits that were read before it. From here on
-   no commit of an older epoch can land, so what was read is final, whatever a paused owner does on waking. A sink that lacks a batch
-   of the ledger, be it of another shard, is refused and left as it is.
-3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are added from the
-   metadata of the commits that were read.
-4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has none yet; a damaged one,
-   or one that an operator wants rebuilt, is as good as none: the state is made anew by rewinding (:mod:`hindcast.recovery.rebuild_state`).
+2. *Seal* the sink: an empty commit of (our epoch, last batch), right after the shard's commits that were read
+   before it. From here on no commit of an older epoch can land, so what was read is final, whatever a paused
+   owner does on waking. A sink that lacks a batch of the ledger, be it of another shard, is refused and left
+   as it is.
+3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are
+   added from the metadata of the commits that were read.
+4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has
+   none yet; a damaged one, or one that an operator wants rebuilt, is as good as none: the state is made anew
+   by rewinding (:mod:`hindcast.recovery.rebuild_state`).
 5. Start the query; its first batch must begin where the sink ends.
 """
 
@@ -29,8 +31,8 @@ from hindcast.tables.ledger import Ledger, LedgerRow
 
 @dataclass(frozen=True)
 class ShardPosition:
-    """Where a shard stands: the last batch its sink holds (0 before the first), the offsets up to which it was read, the watermark
-    under which that batch emitted, and the query that wrote it.
+    """Where a shard stands: the last batch its sink holds (0 before the first), the offsets up to which it
+    was read, the watermark under which that batch emitted, and the query that wrote it.
     """
 
     fence: Fence
@@ -40,7 +42,9 @@ class ShardPosition:
 
     @property
     def spark_batch(self) -> int | None:
-        """Spark's number of the last batch that the sink holds, or of the one that rewound; None where it has none yet."""
+        """Spark's number of the last batch that the sink holds, or of the one that rewound; None where it has
+        none yet.
+        """
         number = self.fence.batch - self.incarnation.base
         return number if number >= 0 else None
 
@@ -58,19 +62,23 @@ class ShardPosition:
 
     def floors(self) -> Offsets:
         """By partition, what is final: windows that end at or before it are in the sink."""
-        return {partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0)) for partition in self.end_offsets}
+        return {
+            partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0))
+            for partition in self.end_offsets
+        }
 
 
 def seal(
     sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]
 ) -> tuple[ShardPosition, list[BatchCommit]]:
-    """Step 2: fence all older epochs off and return where the shard stands from now on for good, and its batches after the last one that
-    the ledger has, the oldest first.
+    """Step 2: fence all older epochs off and return where the shard stands from now on for good, and its
+    batches after the last one that the ledger has, the oldest first.
 
-    :param batches: the ledger's last row of each shard of the version, read before: a batch comes into the ledger after it came into the
-        sink
+    :param batches: the ledger's last row of each shard of the version, read before: a batch comes into the
+        ledger after it came into the sink
     :raises LeaseLostError: where a newer epoch has sealed it already
-    :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was damaged, replaced or restored
+    :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was damaged,
+        replaced or restored
     :raises SinkCommitsLostError: where it is another shard's batch that the sink does not hold
     """
     reach("takeover.2")
@@ -106,7 +114,12 @@ def seal(
             )
         if (version := sink.version()) < reached:  # a seal would take the place of what was lost
             raise SinkCommitsLostError(
-                pipeline=pipeline.name, shard=lease.status_value, table=sink.url, found=version, known=reached, cure=restore
+                pipeline=pipeline.name,
+                shard=lease.status_value,
+                table=sink.url,
+                found=version,
+                known=reached,
+                cure=restore,
             )
         watermark = last.watermark_ms if last else 0
         fence = Fence(lease.epoch, batch)
@@ -129,15 +142,22 @@ def seal(
         try:
             sink.commit(fence, [], metadata.as_metadata(), after=recorded)
         except FenceMovedError:
-            continue  # an older owner committed while we were reading: it was in time, so read again what it wrote
+            # An older owner committed while we were reading: it was in time, so read again what it wrote.
+            continue
         missing = [commit for commit in reversed(commits) if commit.kind == "batch" and commit.batch > filed]
         return ShardPosition(fence, start, watermark, life), missing
 
 
 def _first_incarnation(lease: Lease) -> CheckpointRef:
-    """Before the first batch: a shard of the first generation begins with nothing, a later one must rewind."""
+    """Before the first batch: a shard of the first generation begins with nothing, a later one must
+    rewind.
+    """
     floors = ShardCheckpoint.of(lease).floors
-    return CheckpointRef("", 0, floors) if lease.parent_shard_ids else CheckpointRef(lease.status_value, 1, floors)
+    return (
+        CheckpointRef("", 0, floors)
+        if lease.parent_shard_ids
+        else CheckpointRef(lease.status_value, 1, floors)
+    )
 
 
 def repair_ledger(ledger: Ledger, pipeline: Pipeline, missing: Sequence[BatchCommit]) -> list[LedgerRow]:

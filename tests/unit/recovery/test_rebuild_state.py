@@ -31,13 +31,17 @@ def declared(**fields: Any) -> Any:
     topics = [SimpleNamespace(name="trades"), SimpleNamespace(name="quotes")]
     window = SimpleNamespace(length=timedelta(seconds=5))
     sink = SimpleNamespace(mode=Mode.APPEND)
-    return SimpleNamespace(**{"name": "p", "topics": topics, "window": window, "sink": sink, "re_execute": False, **fields})
+    return SimpleNamespace(
+        **{"name": "p", "topics": topics, "window": window, "sink": sink, "re_execute": False, **fields}
+    )
 
 
 UPSERT = SimpleNamespace(mode=Mode.UPSERT)
 
 
-@pytest.mark.parametrize(("floor_ms", "start"), [(14_999, 2), (15_000, 5), (19_999, 5), (20_000, 9), (24_999, 9), (25_000, 12)])
+@pytest.mark.parametrize(
+    ("floor_ms", "start"), [(14_999, 2), (15_000, 5), (19_999, 5), (20_000, 9), (24_999, 9), (25_000, 12)]
+)
 def test_windows_that_are_open_need_the_rows_of_their_whole_length(floor_ms: int, start: int) -> None:
     """A window that ends just after the floor has a row that came a length before, to the millisecond."""
     assert start_of(declared(), HISTORY, {0: 12}, {0: floor_ms}) == {0: start}
@@ -61,7 +65,9 @@ def test_a_pipeline_without_state_reads_nothing_again() -> None:
 
 
 def test_offsets_that_the_topic_has_dropped_are_named() -> None:
-    """With the topic that they are of, and only such as are needed: nothing is lost at the earliest offset, nor if nothing is needed."""
+    """With the topic that they are of, and only such as are needed: nothing is lost at the earliest offset,
+    nor if nothing is needed.
+    """
     check_retained(declared(), "s0", {0: 4, 1: 9}, {0: 9, 1: 9}, {0: 4, 1: 20})
     check_retained(declared(), "s0", {0: 0}, {0: 9}, {})
     with pytest.raises(OffsetsLostError, match="no longer holds them") as caught:
@@ -87,9 +93,16 @@ def test_a_reshard_needs_what_its_new_shards_read_again() -> None:
     with pytest.raises(OffsetsLostError) as caught:
         check_reshard(declared(), HISTORY, leases, {0: 6})
     assert caught.value.fields.items() >= {"shard": leases[0].status_value, "start": 5, "end": 5}.items()
-    check_reshard(declared(), HISTORY, held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"0": 21_000}), {0: 9})
+    check_reshard(
+        declared(), HISTORY, held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"0": 21_000}), {0: 9}
+    )
     with pytest.raises(OffsetsLostError):  # another partition's floor is none of its own
-        check_reshard(declared(), HISTORY, held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"1": 21_000}), {0: 6})
+        check_reshard(
+            declared(),
+            HISTORY,
+            held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"1": 21_000}),
+            {0: 6},
+        )
 
 
 def test_a_reshard_of_state_that_depends_on_batches_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""A take-over writes its seal only into a sink that holds all that the ledger knows, and says where the shard stands."""
+"""A take-over writes its seal only into a sink that holds all that the ledger knows, and says where the shard
+stands.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 from support.shard_harness import CrashError, crash_at
 
-from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, PipelineError, SinkCommitsLostError
+from hindcast.errors import (
+    CheckpointRefusedError,
+    LeaseLostError,
+    OffsetGapError,
+    PipelineError,
+    SinkCommitsLostError,
+)
 from hindcast.leases.lease import Lease
 from hindcast.partitions import app_id
 from hindcast.pipeline import FORM, Mode
@@ -70,7 +78,9 @@ def lease() -> Lease:
 def test_a_batch_that_lands_while_the_sink_is_read_is_where_the_new_owner_starts(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old owner was in time: its batch came before the seal, so the seal stands on it, and the ledger gets it."""
+    """The old owner was in time: its batch came before the seal, so the seal stands on it, and the ledger
+    gets it.
+    """
     (old,) = create(MemoryStore(), "p", 1, 1, {0: 0})
     its = taken(settings, old)
     sink = FencedTable(its.url, {}, its.app)
@@ -118,7 +128,9 @@ def test_no_shard_is_sealed_where_another_shards_batch_is_lost(settings: Setting
 
 
 def test_a_seal_says_where_the_shard_stands(settings: Settings, lease: Lease) -> None:
-    """After its last batch, under that batch's watermarks and in that batch's query, however often it changes hands."""
+    """After its last batch, under that batch's watermarks and in that batch's query, however often it changes
+    hands.
+    """
     sink = taken(settings, lease)
     last = commit(sink, lease, watermark_ms=500, late_watermark_ms=300, checkpoint="c", base=1, floors={0: 7})
     filed = last.as_ledger_row("trades")
@@ -138,54 +150,86 @@ def test_a_shard_of_the_first_generation_begins_with_nothing(settings: Settings,
     sink = taken(settings, lease)
     new = lease.given_to("new")
     found = takeover.seal(sink, PIPELINE, new, "new", [])
-    assert found == (ShardPosition(Fence(new.epoch, 0), {0: 4}, 0, CheckpointRef(lease.status_value, 1, {})), [])
+    assert found == (
+        ShardPosition(Fence(new.epoch, 0), {0: 4}, 0, CheckpointRef(lease.status_value, 1, {})),
+        [],
+    )
     sealed = next(sink.commits())
     assert (sealed.watermark_ms, sealed.late_watermark_ms, sealed.start_offsets) == (0, 0, {0: 4})
-    assert takeover.seal(sink, PIPELINE, new.given_to("next"), "next", [])[0].incarnation == found[0].incarnation
+    assert (
+        takeover.seal(sink, PIPELINE, new.given_to("next"), "next", [])[0].incarnation == found[0].incarnation
+    )
 
 
 def test_a_shard_of_a_later_generation_begins_by_rewinding(settings: Settings, lease: Lease) -> None:
-    """It has no checkpoint yet, its first batch is the one that rewinds, and what was final for its parents stays so."""
-    child = lease.evolve(parent_shard_ids=["v1.g0.s9"], checkpoint={"start_offsets": {"0": 4}, "floors": {"0": 700}})
+    """It has no checkpoint yet, its first batch is the one that rewinds, and what was final for its parents
+    stays so.
+    """
+    child = lease.evolve(
+        parent_shard_ids=["v1.g0.s9"], checkpoint={"start_offsets": {"0": 4}, "floors": {"0": 700}}
+    )
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", child.status_value))
     sink.create(SCHEMA)
     position, missing = takeover.seal(sink, PIPELINE, child, "w", [])
-    assert (position, missing) == (ShardPosition(Fence(child.epoch, 0), {0: 4}, 0, CheckpointRef("", 0, {0: 700})), [])
+    assert (position, missing) == (
+        ShardPosition(Fence(child.epoch, 0), {0: 4}, 0, CheckpointRef("", 0, {0: 700})),
+        [],
+    )
     assert position.spark_batch == 0
 
 
 def test_batches_that_the_ledger_lacks_are_filed_the_oldest_first(settings: Settings, lease: Lease) -> None:
-    """Their owner died between sink and ledger: the ledger gets those that came after its last one, from the sink's log."""
+    """Their owner died between sink and ledger: the ledger gets those that came after its last one, from the
+    sink's log.
+    """
     sink, ledger = taken(settings, lease), Ledger(ControlTables(settings))
     for number in (1, 2, 3):
         commit(sink, lease, number)
-    filed = [batch.as_ledger_row("trades") for batch in sink.commits() if batch.batch == 1 and batch.kind == "batch"]
+    filed = [
+        batch.as_ledger_row("trades")
+        for batch in sink.commits()
+        if batch.batch == 1 and batch.kind == "batch"
+    ]
     ledger.append(filed)
     _, missing = takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", ledger.newest("p", 1))
     assert [batch.batch for batch in missing] == [2, 3]
-    assert takeover.repair_ledger(ledger, PIPELINE, missing) == [batch.as_ledger_row("trades") for batch in missing]
+    assert takeover.repair_ledger(ledger, PIPELINE, missing) == [
+        batch.as_ledger_row("trades") for batch in missing
+    ]
     assert ledger.batches("p", 1) == [*filed, *(batch.as_ledger_row("trades") for batch in missing)]
 
 
 def test_a_sink_that_lacks_a_batch_of_the_shard_is_not_sealed(settings: Settings, lease: Lease) -> None:
-    """The refusal says which batch is lost and where the sink ends; a seal would stay on top when the lost commit is restored."""
+    """The refusal says which batch is lost and where the sink ends; a seal would stay on top when the lost
+    commit is restored.
+    """
     sink = taken(settings, lease)
     commit(sink, lease)
     known = replace(next(sink.commits()).as_ledger_row("trades"), batch=3, end_offsets={0: 27})
     version = sink.version()
     with pytest.raises(OffsetGapError, match="Restore the table") as caught:
         takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [known])
-    told = {"pipeline": "p", "shard": lease.status_value, "batch": 4, "start": {0: 27}, "recorded": "batch 1, offsets {0: 9}"}
+    told = {
+        "pipeline": "p",
+        "shard": lease.status_value,
+        "batch": 4,
+        "start": {0: 27},
+        "recorded": "batch 1, offsets {0: 9}",
+    }
     assert caught.value.fields.items() >= told.items()
     assert sink.version() == version
 
 
-def test_a_sink_whose_log_has_forgotten_the_last_batch_is_not_sealed(settings: Settings, lease: Lease) -> None:
+def test_a_sink_whose_log_has_forgotten_the_last_batch_is_not_sealed(
+    settings: Settings, lease: Lease
+) -> None:
     """Where the shard stands is not known any more: it can only begin anew."""
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", lease.status_value))
     sink.create(SCHEMA)
     sink.commit(Fence(lease.epoch, 6), [], after=None)
-    with pytest.raises(OffsetGapError, match=r"log entry has expired.*Raise the pipeline's version") as caught:
+    with pytest.raises(
+        OffsetGapError, match=r"log entry has expired.*Raise the pipeline's version"
+    ) as caught:
         takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [])
     told = {"pipeline": "p", "shard": lease.status_value, "batch": 7, "start": "an unknown place"}
     assert caught.value.fields.items() >= told.items()
@@ -200,8 +244,12 @@ def test_who_comes_after_a_newer_owner_seals_nothing(settings: Settings, lease: 
     assert sink.recorded() == Fence(lease.epoch + 2, 0)
 
 
-def test_a_death_before_a_step_leaves_it_to_the_next_owner(settings: Settings, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the seal nothing is written; before the repair the ledger is as it was; a query is not yet accepted."""
+def test_a_death_before_a_step_leaves_it_to_the_next_owner(
+    settings: Settings, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the seal nothing is written; before the repair the ledger is as it was; a query is not yet
+    accepted.
+    """
     sink, ledger = taken(settings, lease), Ledger(ControlTables(settings))
     commit(sink, lease)
     version, new = sink.version(), lease.given_to("new")
@@ -224,13 +272,17 @@ def test_a_checkpoint_is_used_by_the_query_that_made_it_alone(lease: Lease) -> N
     made = lease.evolve(checkpoint={**lease.checkpoint, "fingerprint": "f"})
     takeover.check_query(PIPELINE, lease, "f")
     takeover.check_query(PIPELINE, made, "f")
-    with pytest.raises(CheckpointRefusedError, match=r"query has changed.*Undo the change of p.py.*hindcast rebuild p") as caught:
+    with pytest.raises(
+        CheckpointRefusedError, match=r"query has changed.*Undo the change of p.py.*hindcast rebuild p"
+    ) as caught:
         takeover.check_query(PIPELINE, made, "another")
     name = lease.status_value
     assert caught.value.fields.items() >= {"pipeline": "p", "shard": name, "path": name}.items()
 
 
-@pytest.mark.parametrize(("batch", "start", "follows"), [(6, 9, True), (5, 9, False), (7, 9, False), (6, 8, False), (6, 10, False)])
+@pytest.mark.parametrize(
+    ("batch", "start", "follows"), [(6, 9, True), (5, 9, False), (7, 9, False), (6, 8, False), (6, 10, False)]
+)
 def test_a_batch_begins_where_the_sink_ends(lease: Lease, batch: int, start: int, follows: bool) -> None:
     """With the next number, at the very offsets; rows would be lost or repeated otherwise."""
     position = ShardPosition(Fence(2, 5), {0: 9}, 500, CheckpointRef("c", 1, {}))
@@ -239,20 +291,34 @@ def test_a_batch_begins_where_the_sink_ends(lease: Lease, batch: int, start: int
         return
     with pytest.raises(OffsetGapError, match=f"hindcast rebuild p --shard {lease.status_value}") as caught:
         position.check_follows(PIPELINE, lease, batch, {0: start})
-    told = {"pipeline": "p", "shard": lease.status_value, "batch": batch, "start": {0: start}, "recorded": "batch 5, offsets {0: 9}"}
+    told = {
+        "pipeline": "p",
+        "shard": lease.status_value,
+        "batch": batch,
+        "start": {0: start},
+        "recorded": "batch 5, offsets {0: 9}",
+    }
     assert caught.value.fields.items() >= told.items()
 
 
 def test_what_is_final_stays_final_for_a_partition_that_came_from_another_shard() -> None:
-    """The later of the sink's watermark and of what the query's first batch began with; without the latter, the watermark."""
-    assert ShardPosition(Fence(2, 5), {0: 9, 1: 9, 2: 9}, 500, CheckpointRef("c", 1, {0: 400, 1: 600})).floors() == {0: 500, 1: 600, 2: 500}
+    """The later of the sink's watermark and of what the query's first batch began with; without the latter,
+    the watermark.
+    """
+    assert ShardPosition(
+        Fence(2, 5), {0: 9, 1: 9, 2: 9}, 500, CheckpointRef("c", 1, {0: 400, 1: 600})
+    ).floors() == {0: 500, 1: 600, 2: 500}
     assert ShardPosition(Fence(2, 5), {0: 9}, 0, CheckpointRef("c", 1, {})).floors() == {0: 0}
 
 
 def test_a_results_columns_may_be_null_and_its_instants_are_utc() -> None:
     """Whether Spark proves a column non-null depends on the plan, not on what the table promises."""
-    frame: Any = SimpleNamespace(schema=StructType([StructField("n", IntegerType(), False), StructField("at", TimestampType(), False)]))
-    assert query_signature.table_schema(frame) == pa.schema([("n", pa.int32()), ("at", pa.timestamp("us", tz="UTC"))])
+    frame: Any = SimpleNamespace(
+        schema=StructType([StructField("n", IntegerType(), False), StructField("at", TimestampType(), False)])
+    )
+    assert query_signature.table_schema(frame) == pa.schema(
+        [("n", pa.int32()), ("at", pa.timestamp("us", tz="UTC"))]
+    )
 
 
 class Analysed:
@@ -277,21 +343,37 @@ class Analysed:
 def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A pipeline of one topic whose transformation has this result, or fails."""
 
-    def make(result: Analysed | Exception, *, topics: int = 1, mode: Mode = Mode.APPEND, **fields: Any) -> Any:
+    def make(
+        result: Analysed | Exception, *, topics: int = 1, mode: Mode = Mode.APPEND, **fields: Any
+    ) -> Any:
         def transform(frames: list[str], pipeline: Any) -> Analysed:
-            assert frames == ["windows of t0", *(f"t{number}" for number in range(1, topics))] and pipeline.name == "p"
+            assert (
+                frames == ["windows of t0", *(f"t{number}" for number in range(1, topics))]
+                and pipeline.name == "p"
+            )
             if isinstance(result, Exception):
                 raise result
             return result
 
         monkeypatch.setattr(query_signature.kafka_source, "empty", lambda _, pipeline: pipeline.topics)
         monkeypatch.setattr(
-            query_signature.kafka_source, "assign_windows", lambda frame, pipeline: f"windows of {frame}" if pipeline else ""
+            query_signature.kafka_source,
+            "assign_windows",
+            lambda frame, pipeline: f"windows of {frame}" if pipeline else "",
         )
         monkeypatch.setattr(query_signature.kafka_source, "transform", transform)
         names = [f"t{number}" for number in range(topics)]
         sink = SimpleNamespace(keys=("ticker", "user"), mode=mode)
-        values = {"name": "p", "file": "p.py", "line": 7, "window": None, "re_execute": False, "topics": names, "sink": sink, **fields}
+        values = {
+            "name": "p",
+            "file": "p.py",
+            "line": 7,
+            "window": None,
+            "re_execute": False,
+            "topics": names,
+            "sink": sink,
+            **fields,
+        }
         return SimpleNamespace(**values)
 
     return make
@@ -315,11 +397,17 @@ def test_a_transformation_that_does_not_fit_is_refused_by_name(declared: Any) ->
     assert refusal(declared(Analysed(KEYS))) == {}
     told = {"file": "p.py", "line": 7, "pipeline": "p", "form": FORM}
     lacks = "is not a column of the result"
-    assert refusal(declared(Analysed(["user", "n"]))) == {**told, "problem": f"the sink's key 'ticker' {lacks} (user, n)"}
+    assert refusal(declared(Analysed(["user", "n"]))) == {
+        **told,
+        "problem": f"the sink's key 'ticker' {lacks} (user, n)",
+    }
     both = f"the sink's key 'ticker' {lacks} (n); the sink's key 'user' {lacks} (n)"
     assert refusal(declared(Analysed(["n"]))) == {**told, "problem": both}
     unknown = AnalysisException(message="no column aks\nsecond line")
-    assert refusal(declared(unknown)) == {**told, "problem": "the transformation cannot be analysed: no column aks"}
+    assert refusal(declared(unknown)) == {
+        **told,
+        "problem": "the transformation cannot be analysed: no column aks",
+    }
 
 
 @pytest.mark.parametrize(
@@ -336,7 +424,15 @@ def test_a_transformation_that_does_not_fit_is_refused_by_name(declared: Any) ->
         ("Aggregate [n]", {"window": "five seconds"}, ""),
     ],
 )
-def test_state_that_is_not_declared_is_refused(declared: Any, plan: str, fields: dict[str, Any], kept: str) -> None:
-    """A verdict and a rewinding would take the query for another kind. A running total is declared, and a table stands still."""
+def test_state_that_is_not_declared_is_refused(
+    declared: Any, plan: str, fields: dict[str, Any], kept: str
+) -> None:
+    """A verdict and a rewinding would take the query for another kind. A running total is declared, and a
+    table stands still.
+    """
     found = refusal(declared(Analysed(KEYS, plan), **fields)).get("problem", "")
-    assert found.startswith(f"it keeps state ({kept}), so results depend on which rows come together") if kept else not found
+    assert (
+        found.startswith(f"it keeps state ({kept}), so results depend on which rows come together")
+        if kept
+        else not found
+    )
