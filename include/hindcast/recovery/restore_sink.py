@@ -99,10 +99,8 @@ class SinkRestore:
 
     def _is_fenced(self, table: DeltaTable) -> bool:
         """Whether the fence of each shard is in its new epoch: one of the two commits has landed."""
-        for shard, epoch in self._begun.epochs.items():
-            if self._recorded(table, shard).epoch < epoch:
-                return False
-        return True
+        epochs = self._begun.epochs
+        return all(self._recorded(table, shard).epoch >= epochs[shard] for shard in epochs)
 
     def _landed(self, table: DeltaTable) -> BatchCommit:
         """The commit of this rewind that has landed."""

@@ -22,7 +22,7 @@ def record_begin(settings: Settings, record: Mapping[str, Any]) -> None:
     message = f"{record['by']} rewinds {name} to {record['to']}: {_reason(record['reason'])}."
     cure = (
         f"Nothing, if a {EventKind.PIPELINE_REWOUND} or {EventKind.PIPELINE_REWIND_ABANDONED} follows. "
-        f"Otherwise `hindcast rewind {name}` completes it, and `hindcast rewind {name} --abandon` calls it off."
+        f"Otherwise `hindcast rewind {name}` completes it; `hindcast rewind {name} --abandon` calls it off."
     )
     _record(settings, EventKind.PIPELINE_REWINDING, message, record, Severity.WARNING, cure)
 

@@ -122,7 +122,7 @@ def check_still(pipeline: str, version: int, to: str, leases: Mapping[Any, Lease
     resume = f"`hindcast resume {pipeline}`"
     for lease in shards:
         if lease.lease_owner:
-            cure = f"It gives the shard up after its current batch. If it has died: {resume}, then pause it again."
+            cure = f"It releases the shard after its batch. If it has died: {resume}, then pause it again."
             raise request.refused(f"{lease.lease_owner} still holds {lease.status_value}", cure)
         if lease.state == ShardState.WAIT:
             cure = f"{resume}, and pause it again once the new shards are open."
