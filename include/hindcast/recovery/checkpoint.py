@@ -25,8 +25,13 @@ from hindcast.spark.kafka_source import of_topic, offsets_option
 
 _FORMAT = "v1"
 _SHUFFLES = "spark.sql.shuffle.partitions"
-#: Where the rewinding that follows is not possible, its own error says so.
-CURE = "Nothing was read or written. It is made anew from the topic where that still holds what open windows need."
+#: Before Spark's first batch, which has the number 0.
+_NONE = -1
+#: If the rebuilding that follows is not possible, its own error says so.
+CURE = (
+    "Nothing was read or written. The state is rebuilt from the topic, if the topic still holds what open "
+    "windows need."
+)
 
 
 @dataclass(frozen=True)
@@ -48,26 +53,32 @@ class SparkCheckpoint:
         context: Any = spark.sparkContext
         self._jvm = context._jvm
         # Looked up once: each name on the way to a class is a call into the JVM.
-        self._path, self._io = self._jvm.org.apache.hadoop.fs.Path, self._jvm.org.apache.commons.io.IOUtils
+        self._path = self._jvm.org.apache.hadoop.fs.Path
+        self._io = self._jvm.org.apache.commons.io.IOUtils
         self._root = self._path(url)
         self._fs = self._root.getFileSystem(context._jsc.hadoopConfiguration())
-        self.url, self._pipeline, self._shard = url, pipeline, shard
+        self.url = url
+        self._pipeline = pipeline
+        self._shard = shard
 
     def planned(self, spark_batch: int) -> PlannedBatch:
         """The plan of a batch.
 
-        :raises CheckpointDamagedError: where its file is missing, empty or torn
+        :raises CheckpointDamagedError: if its file is missing, empty or torn
         """
         text = self._read(f"offsets/{spark_batch}")
         lines = (text or "").splitlines()
         try:
             if lines[0] != _FORMAT:
                 raise self._damaged(f"offsets/{spark_batch} is of the format {lines[0]!r}")
-            about, ends = json.loads(lines[1]), self._ends([json.loads(line) for line in lines[2:]])
-            return PlannedBatch(ends, int(about["batchWatermarkMs"]))
+            batch = json.loads(lines[1])
+            ends = self._ends([json.loads(line) for line in lines[2:]])
+            return PlannedBatch(ends, int(batch["batchWatermarkMs"]))
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            what = "is missing" if text is None else f"is torn or not understood ({error})"
-            raise self._damaged(f"offsets/{spark_batch} {what}") from error
+            problem = f"is torn or not understood ({error})"
+            if text is None:
+                problem = "is missing"
+            raise self._damaged(f"offsets/{spark_batch} {problem}") from error
 
     def _ends(self, sources: list[dict[str, dict[str, int]]]) -> Offsets:
         """One entry a source, in the order of the query's plan; a source whose topic had no record yet is
@@ -86,42 +97,50 @@ class SparkCheckpoint:
         return ends
 
     def check(self, last_batch: int | None) -> None:
-        """Refuse a folder from which Spark could not go on exactly where the sink stands.
-
-        One whose query planned nothing yet is emptied: Spark begins it only where nothing is left of a plan
-        that was not written whole.
+        """Refuse a folder from which Spark could not resume exactly where the sink ends.
 
         :param last_batch: Spark's number of the last batch that the sink holds, None before the first
         :raises CheckpointDamagedError: naming the file that is wrong
         """
-        planned, committed = self._numbers("offsets"), self._numbers("commits")
+        planned = self._numbers("offsets")
+        committed = self._numbers("commits")
         if last_batch is None:
-            if committed:
-                raise self._damaged(
-                    f"it has committed batch {committed[-1]}, of which the sink knows nothing"
-                )
-            if not planned:
-                self.remove()
-                return
-            self._check_metadata()
-            self.planned(planned[-1])
+            self._check_unused(planned, committed)
             return
         self._check_metadata()
-        if not planned or planned[-1] < last_batch:
-            raise self._damaged(
-                f"its newest plan is of batch {planned[-1] if planned else 'none'}, but the sink holds batch {last_batch}"
-            )
-        for number in range(max(last_batch - 1, 0), planned[-1] + 1):
+        newest_plan = planned[-1] if planned else _NONE
+        newest_commit = committed[-1] if committed else _NONE
+        in_sink = f"but the sink holds batch {last_batch}"
+        if newest_plan < last_batch:
+            raise self._damaged(f"its newest plan is of batch {_number(newest_plan)}, {in_sink}")
+        for number in range(max(last_batch - 1, 0), newest_plan + 1):
             self.planned(number)
-        if committed and committed[-1] > planned[-1]:
-            raise self._damaged(f"it has committed batch {committed[-1]} without a plan of it")
-        if (committed[-1] if committed else -1) < last_batch - 1:
-            raise self._damaged(
-                f"it has committed up to batch {committed[-1] if committed else 'none'}, but the sink holds batch {last_batch}"
-            )
-        for number in committed[-1:]:
-            if not (self._read(f"commits/{number}") or "").startswith(_FORMAT):
-                raise self._damaged(f"commits/{number} is torn or empty")
+        if newest_commit > newest_plan:
+            raise self._damaged(f"it has committed batch {newest_commit} without a plan of it")
+        if newest_commit < last_batch - 1:
+            raise self._damaged(f"it has committed up to batch {_number(newest_commit)}, {in_sink}")
+        if committed:
+            self._check_commit(newest_commit)
+
+    def _check_unused(self, planned: list[int], committed: list[int]) -> None:
+        """Check the folder of a query whose sink holds no batch yet.
+
+        If it has planned nothing, the folder is emptied: Spark begins a query only if nothing is left of a
+        plan that was not written whole.
+        """
+        if committed:
+            problem = f"it has committed batch {committed[-1]}, of which the sink knows nothing"
+            raise self._damaged(problem)
+        if not planned:
+            self.remove()
+            return
+        self._check_metadata()
+        self.planned(planned[-1])
+
+    def _check_commit(self, number: int) -> None:
+        text = self._read(f"commits/{number}") or ""
+        if not text.startswith(_FORMAT):
+            raise self._damaged(f"commits/{number} is torn or empty")
 
     def _check_metadata(self) -> None:
         text = self._read("metadata")
@@ -143,9 +162,9 @@ class SparkCheckpoint:
         return sorted(int(number) for number in re.findall(rf"/{folder}/(\d+)(?=[,}}])", text))
 
     def _read(self, name: str) -> str | None:
-        """The file's text, None where there is none.
+        """The file's text, None if there is no such file.
 
-        :raises CheckpointDamagedError: where it is not what its checksum is of
+        :raises CheckpointDamagedError: if its checksum is of another text
         """
         path = self._path(self._root, name)
         if not self._fs.exists(path):
@@ -165,42 +184,37 @@ class SparkCheckpoint:
             pipeline=self._pipeline.name, shard=self._shard, path=self.url, problem=problem, cure=CURE
         )
 
-    # -- a checkpoint that is made, not found
-    # ----------------------------------------------------------------------------------
+    # -- a checkpoint that is made, not found ----------------------------------------------------------------
 
     def begin(self, spark: SparkSession, end_offsets: Offsets) -> None:
-        """Make a new checkpoint whose first batch reads up to ``end_offsets``, whatever its length; where it
-        begins is the query's own starting offset. What was in the folder is removed.
+        """Make a new checkpoint whose first batch reads up to ``end_offsets``, whatever its length.
+
+        It begins at the query's own starting offset. What was in the folder is removed.
         """
         now_ms = time.time_ns() // 1_000_000
         metadata = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
         # The configuration that Spark pins for a query: without it a restarted query falls back to the state
         # layout of old versions.
-        about = json.loads(metadata.apply(0, now_ms, spark._jsparkSession.conf()).json())
-        about["conf"][_SHUFFLES] = spark.conf.get(
-            _SHUFFLES
-        )  # Spark takes it from the query's own session, which is not there yet
+        batch = json.loads(metadata.apply(0, now_ms, spark._jsparkSession.conf()).json())
+        # Spark takes it from the query's own session, which does not exist yet.
+        batch["conf"][_SHUFFLES] = spark.conf.get(_SHUFFLES)
+        ends = offsets_option(self._pipeline.source.name, end_offsets)
         self.remove()
         self._write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-        self._write(
-            "offsets/0",
-            "\n".join([_FORMAT, json.dumps(about), offsets_option(self._pipeline.source.name, end_offsets)]),
-        )
+        self._write("offsets/0", "\n".join([_FORMAT, json.dumps(batch), ends]))
 
     def adopt(self, last_batch: int, sources: Sequence[Topic], end_offsets: Offsets) -> None:
-        """Of a checkpoint whose batches read files: let the query go on on the topics, after ``last_batch``.
+        """Let a query whose batches read files resume on the topics, after ``last_batch``.
 
         :param sources: the topic of each source, in the order of the query's plan
         :param end_offsets: up to where the records of that batch went, by the pipeline's partitions
-        :raises CheckpointDamagedError: where the batch was not run
+        :raises CheckpointDamagedError: if the batch was not run
         """
         lines = (self._read(f"offsets/{last_batch}") or "").splitlines()
         if len(lines) != 2 + len(sources) or last_batch not in self._numbers("commits"):
             raise self._damaged(f"batch {last_batch} was not run again")
-        for folder in (
-            "offsets",
-            "commits",
-        ):  # after the last batch Spark runs one more, to let go of what its watermark closed
+        # After the last batch Spark runs one more, to drop what its watermark closed.
+        for folder in ("offsets", "commits"):
             for number in self._numbers(folder):
                 if number > last_batch:
                     self._delete(f"{folder}/{number}")
@@ -221,3 +235,7 @@ class SparkCheckpoint:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+
+
+def _number(batch: int) -> str:
+    return "none" if batch == _NONE else str(batch)

@@ -1,22 +1,22 @@
-"""Make a shard's state anew from the topic and the ledger: state is a cache.
+"""Rebuild a shard's state from the topic and the ledger: state is a cache.
 
-A shard that stands at offsets C with watermark W needs, to go on exactly, the rows of the windows that are
-still open. So its new query
+A shard is at offsets C with watermark W. To resume exactly it needs the rows of the windows that are still
+open. So its new query
 
 1. begins at R <= C, the first offsets that may hold a row of a window that ends after W (the ledger's
    event-time ranges say which);
 2. reads exactly [R, C) in its first batch, which is written into Spark's own plan beforehand. Spark's
    watermark is 0 in it, so no row of it is late, whatever order it is read in, and no window is emitted: the
-   batch makes state and nothing else;
+   batch rebuilds the state and does nothing else;
 3. drops each pair of (row, window) whose window ends at or before the partition's *floor*: what was final
    when it began. That filter stays for the life of the query, since Spark itself would count late rows of the
    first batches again;
-4. goes on at C with the number after the sink's last batch: a batch's number is ``base`` + Spark's own, which
+4. resumes at C with the number after the sink's last batch: a batch's number is ``base`` + Spark's own, which
    begins at 0 again.
 
 The watermark after the first batch is the one that the old query would have had, because the row with the
-newest event time is in [R, C): the windows close in the same batches as they would have, and the results are
-the same.
+newest event time is in [R, C). So the windows close in the same batches as they would have, and the results
+are the same.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from hindcast.tables.ledger_history import History
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """One life of a shard's query: the folder of its Spark checkpoint ("" before it has one), what to add to
-    Spark's batch numbers to get the sink's, and by partition the floor in epoch milliseconds.
+    """One life of a shard's query.
+
+    ``checkpoint``: the folder of its Spark checkpoint, "" before it has one; ``base``: what to add to Spark's
+    batch numbers to get the sink's; ``floors``: by partition, in epoch milliseconds.
     """
 
     checkpoint: str
@@ -48,21 +50,24 @@ class CheckpointRef:
 def start_of(
     pipeline: Pipeline, history: History, end: Mapping[int, int], floors: Mapping[int, int]
 ) -> Offsets:
-    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors; all rows,
-    for running results and for state that depends on which rows came together.
+    """R: where to begin reading to have, at ``end``, all rows of windows that end after the floors.
+
+    Running results, and state that depends on which rows came together, need all rows.
     """
+    start: Offsets = {}
     if pipeline.sink.mode is Mode.UPSERT or pipeline.re_execute:
-        return {
-            partition: min(history.first.get(partition, offset), offset) for partition, offset in end.items()
-        }
+        for partition, offset in end.items():
+            start[partition] = min(history.first.get(partition, offset), offset)
+        return start
     if pipeline.window is None:
         return dict(end)
-    # A window that ends after the floor begins after floor - length; windows begin and end on whole
-    # milliseconds.
     length_ms = pipeline.window.length // timedelta(milliseconds=1)
-    return history.first_needed(
-        end, {partition: floors.get(partition, 0) - length_ms + 1 for partition in end}
-    )
+    needed_from_ms = {}
+    for partition in end:
+        # A window that ends after the floor begins after floor - length; windows begin and end on whole
+        # milliseconds.
+        needed_from_ms[partition] = floors.get(partition, 0) - length_ms + 1
+    return history.first_needed(end, needed_from_ms)
 
 
 def check_retained(
@@ -72,7 +77,7 @@ def check_retained(
     end: Mapping[int, int],
     earliest: Mapping[int, int],
 ) -> None:
-    """:raises OffsetsLostError: where the topic no longer holds all of [start, end)"""
+    """:raises OffsetsLostError: if the topic no longer holds all of [start, end)"""
     for partition, offset in start.items():
         if offset < end[partition] and offset < earliest.get(partition, 0):
             raise OffsetsLostError(
@@ -82,17 +87,17 @@ def check_retained(
                 shard=shard,
                 start=offset,
                 end=min(earliest[partition], end[partition]) - 1,
-                problem="the topic no longer holds them, and windows that are still open need them to make the state anew",
+                problem="the topic no longer holds them, and windows that are still open need them",
             )
 
 
 def check_reshard(
     pipeline: Pipeline, history: History, leases: Iterable[Lease], earliest: Mapping[int, int]
 ) -> None:
-    """Whether a new generation could make its state from the topic as it is now.
+    """Check that a new generation could rebuild its state from the topic as it is now.
 
-    :raises ReshardRefusedError: where the state is not a matter of which rows were read
-    :raises OffsetsLostError: where the topic no longer holds them
+    :raises ReshardRefusedError: if the state does not depend on the rows alone
+    :raises OffsetsLostError: if the topic no longer holds them
     """
     if pipeline.re_execute:
         raise ReshardRefusedError(pipeline=pipeline.name)
@@ -100,4 +105,5 @@ def check_reshard(
         checkpoint = ShardCheckpoint.of(lease)
         end = checkpoint.read_to
         floors = {partition: checkpoint.final_ms(partition) for partition in end}
-        check_retained(pipeline, lease.status_value, start_of(pipeline, history, end, floors), end, earliest)
+        start = start_of(pipeline, history, end, floors)
+        check_retained(pipeline, lease.status_value, start, end, earliest)

@@ -1,15 +1,15 @@
-"""Taking a shard over: from the moment its lease is ours to the moment its query may start.
+"""Take a shard over: from the moment its lease is ours to the moment its query may start.
 
 1. The lease was taken by compare-and-swap, with epoch + 1 (:mod:`hindcast.shards.coordinator`).
 2. *Seal* the sink: an empty commit of (our epoch, last batch), right after the shard's commits that were read
-   before it. From here on no commit of an older epoch can land, so what was read is final, whatever a paused
+   before it. From here on no commit of an older epoch can land. So what was read is final, whatever a paused
    owner does on waking. A sink that lacks a batch of the ledger, be it of another shard, is refused and left
    as it is.
 3. Repair the ledger: batches that the sink holds and the ledger lacks (their owner died between the two) are
    added from the metadata of the commits that were read.
-4. Check that Spark's checkpoint belongs to this query and stands where the sink stands. A new generation has
-   none yet; a damaged one, or one that an operator wants rebuilt, is as good as none: the state is made anew
-   by rewinding (:mod:`hindcast.recovery.rebuild_state`).
+4. Check that Spark's checkpoint belongs to this query and ends where the sink ends. A new generation has none
+   yet; a damaged one, or one that an operator wants rebuilt, is as good as none: the state is rebuilt
+   (:mod:`hindcast.recovery.rebuild_state`).
 5. Start the query; its first batch must begin where the sink ends.
 """
 
@@ -31,8 +31,11 @@ from hindcast.tables.ledger import Ledger, LedgerRow
 
 @dataclass(frozen=True)
 class ShardPosition:
-    """Where a shard stands: the last batch its sink holds (0 before the first), the offsets up to which it
-    was read, the watermark under which that batch emitted, and the query that wrote it.
+    """Where a shard is.
+
+    ``fence``: the last batch that its sink holds, 0 before the first, and the epoch; ``end_offsets``: up to
+    where it was read; ``watermark_ms``: the watermark under which that batch emitted, in epoch milliseconds;
+    ``incarnation``: the query that wrote it.
     """
 
     fence: Fence
@@ -42,122 +45,156 @@ class ShardPosition:
 
     @property
     def spark_batch(self) -> int | None:
-        """Spark's number of the last batch that the sink holds, or of the one that rewound; None where it has
-        none yet.
+        """Spark's number of the last batch that the sink holds, or of the one that rebuilt the state; None if
+        there is none yet.
         """
         number = self.fence.batch - self.incarnation.base
         return number if number >= 0 else None
 
     def check_follows(self, pipeline: Pipeline, lease: Lease, batch: int, start: Offsets) -> None:
-        """:raises OffsetGapError: where a batch does not begin where the sink ends"""
-        if batch != self.fence.batch + 1 or start != self.end_offsets:
-            raise OffsetGapError(
-                pipeline=pipeline.name,
-                shard=lease.status_value,
-                batch=batch,
-                start=start,
-                recorded=f"batch {self.fence.batch}, offsets {self.end_offsets}",
-                cure=f"`hindcast rebuild {pipeline.name} --shard {lease.status_value}` makes its state anew from the topic.",
-            )
+        """:raises OffsetGapError: if a batch does not begin where the sink ends"""
+        if batch == self.fence.batch + 1 and start == self.end_offsets:
+            return
+        recorded = f"batch {self.fence.batch}, offsets {self.end_offsets}"
+        command = f"`hindcast rebuild {pipeline.name} --shard {lease.status_value}`"
+        cure = f"{command} rebuilds its state from the topic."
+        raise _gap(pipeline, lease, batch, start, recorded, cure)
 
     def floors(self) -> Offsets:
         """By partition, what is final: windows that end at or before it are in the sink."""
-        return {
-            partition: max(self.watermark_ms, self.incarnation.floors.get(partition, 0))
-            for partition in self.end_offsets
-        }
+        floors = {}
+        for partition in self.end_offsets:
+            floors[partition] = max(self.watermark_ms, self.incarnation.floors.get(partition, 0))
+        return floors
 
 
 def seal(
     sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]
 ) -> tuple[ShardPosition, list[BatchCommit]]:
-    """Step 2: fence all older epochs off and return where the shard stands from now on for good, and its
-    batches after the last one that the ledger has, the oldest first.
+    """Step 2: fence off all older epochs.
 
     :param batches: the ledger's last row of each shard of the version, read before: a batch comes into the
         ledger after it came into the sink
-    :raises LeaseLostError: where a newer epoch has sealed it already
-    :raises OffsetGapError: where the ledger knows of batches that the sink does not hold: it was damaged,
+    :returns: where the shard is, from now on for good, and its batches after the last one that the ledger
+        has, the oldest first
+    :raises LeaseLostError: if a newer epoch has sealed it already
+    :raises OffsetGapError: if the ledger knows of batches that the sink does not hold: it was damaged,
         replaced or restored
-    :raises SinkCommitsLostError: where it is another shard's batch that the sink does not hold
+    :raises SinkCommitsLostError: if it is another shard's batch that the sink does not hold
     """
     reach("takeover.2")
     known = [row for row in batches if row.shard == lease.status_value]
     filed = known[-1].batch if known else 0
-    reached = max((row.sink_version for row in batches), default=-1)
-    restore = f"Restore the table {sink.url}, or raise the pipeline's version, with a new sink table."
     while True:
         recorded = sink.recorded()
-        commits = list(sink.commits(stop_after=filed)) if recorded is not None else []
+        commits: list[BatchCommit] = []
+        if recorded is not None:
+            commits = list(sink.commits(stop_after=filed))
+            _check_log(pipeline, lease, recorded, commits)
         last = commits[0] if commits else None
-        if recorded is not None and last is None:
-            cure = "Raise the pipeline's version, with a new sink table: it starts anew from the topic."
-            raise OffsetGapError(
-                pipeline=pipeline.name,
-                shard=lease.status_value,
-                batch=recorded.batch + 1,
-                start="an unknown place",
-                recorded="a commit whose log entry has expired",
-                cure=cure,
-            )
-        start = last.end_offsets if last else ShardCheckpoint.of(lease).start_offsets
-        life = CheckpointRef(last.checkpoint, last.base, last.floors) if last else _first_incarnation(lease)
-        batch = recorded.batch if recorded else 0
-        if filed > batch:  # a seal on top would stay when the lost commit is restored
-            raise OffsetGapError(
-                pipeline=pipeline.name,
-                shard=lease.status_value,
-                batch=filed + 1,
-                start=known[-1].end_offsets,
-                recorded=f"batch {batch}, offsets {start}",
-                cure=restore,
-            )
-        if (version := sink.version()) < reached:  # a seal would take the place of what was lost
-            raise SinkCommitsLostError(
-                pipeline=pipeline.name,
-                shard=lease.status_value,
-                table=sink.url,
-                found=version,
-                known=reached,
-                cure=restore,
-            )
-        watermark = last.watermark_ms if last else 0
-        fence = Fence(lease.epoch, batch)
-        metadata = BatchCommit(
-            kind="seal",
-            pipeline=pipeline.name,
-            version=ShardId.parse(lease.status_value).version,
-            shard=lease.status_value,
-            epoch=lease.epoch,
-            batch=batch,
-            worker=worker,
-            start_offsets=start,
-            end_offsets=start,
-            late_watermark_ms=last.late_watermark_ms if last else 0,
-            watermark_ms=watermark,
-            checkpoint=life.checkpoint,
-            base=life.base,
-            floors=life.floors,
-        )
+        position = _position(lease, recorded, last)
+        # A seal on top would stay when the lost commit is restored.
+        _check_known(pipeline, lease, position, known, sink.url)
+        # A seal would take the place of what was lost.
+        _check_version(pipeline, lease, sink, batches)
         try:
-            sink.commit(fence, [], metadata.as_metadata(), after=recorded)
+            sink.commit(
+                position.fence, [], _metadata(lease, pipeline, worker, position, last), after=recorded
+            )
         except FenceMovedError:
-            # An older owner committed while we were reading: it was in time, so read again what it wrote.
+            # An older owner committed after the reading. It was in time, so read again what it wrote.
             continue
         missing = [commit for commit in reversed(commits) if commit.kind == "batch" and commit.batch > filed]
-        return ShardPosition(fence, start, watermark, life), missing
+        return position, missing
 
 
-def _first_incarnation(lease: Lease) -> CheckpointRef:
-    """Before the first batch: a shard of the first generation begins with nothing, a later one must
-    rewind.
-    """
-    floors = ShardCheckpoint.of(lease).floors
-    return (
-        CheckpointRef("", 0, floors)
-        if lease.parent_shard_ids
-        else CheckpointRef(lease.status_value, 1, floors)
+def _position(lease: Lease, recorded: Fence | None, last: BatchCommit | None) -> ShardPosition:
+    """Where the shard is, in the epoch of its lease."""
+    batch = recorded.batch if recorded else 0
+    fence = Fence(lease.epoch, batch)
+    if last is not None:
+        query = CheckpointRef(last.checkpoint, last.base, last.floors)
+        return ShardPosition(fence, last.end_offsets, last.watermark_ms, query)
+    checkpoint = ShardCheckpoint.of(lease)
+    query = CheckpointRef(lease.status_value, 1, checkpoint.floors)
+    if lease.parent_shard_ids:
+        # A shard of the first generation begins with nothing; a later one must rebuild its state.
+        query = CheckpointRef("", 0, checkpoint.floors)
+    return ShardPosition(fence, checkpoint.start_offsets, 0, query)
+
+
+def _check_log(pipeline: Pipeline, lease: Lease, recorded: Fence, commits: Sequence[BatchCommit]) -> None:
+    """:raises OffsetGapError: if the log has no commit of the shard, though its fence is there"""
+    if not commits:
+        cure = "Raise the pipeline's version, with a new sink table: it starts again from the topic."
+        expired = "a commit whose log entry has expired"
+        raise _gap(pipeline, lease, recorded.batch + 1, "an unknown place", expired, cure)
+
+
+def _check_known(
+    pipeline: Pipeline, lease: Lease, position: ShardPosition, known: Sequence[LedgerRow], url: str
+) -> None:
+    """:raises OffsetGapError: if the sink lacks a batch of the shard that the ledger has"""
+    batch = position.fence.batch
+    if known and known[-1].batch > batch:
+        found = f"batch {batch}, offsets {position.end_offsets}"
+        last = known[-1]
+        raise _gap(pipeline, lease, last.batch + 1, last.end_offsets, found, _restore(url))
+
+
+def _check_version(pipeline: Pipeline, lease: Lease, sink: FencedTable, batches: Sequence[LedgerRow]) -> None:
+    """:raises SinkCommitsLostError: if the sink is at an older version than a batch of the ledger"""
+    reached = max((row.sink_version for row in batches), default=-1)
+    version = sink.version()
+    if version < reached:
+        raise SinkCommitsLostError(
+            pipeline=pipeline.name,
+            shard=lease.status_value,
+            table=sink.url,
+            found=version,
+            known=reached,
+            cure=_restore(sink.url),
+        )
+
+
+def _restore(url: str) -> str:
+    return f"Restore the table {url}, or raise the pipeline's version, with a new sink table."
+
+
+def _gap(
+    pipeline: Pipeline, lease: Lease, batch: int, start: Offsets | str, recorded: str, cure: str
+) -> OffsetGapError:
+    return OffsetGapError(
+        pipeline=pipeline.name,
+        shard=lease.status_value,
+        batch=batch,
+        start=start,
+        recorded=recorded,
+        cure=cure,
     )
+
+
+def _metadata(
+    lease: Lease, pipeline: Pipeline, worker: str, position: ShardPosition, last: BatchCommit | None
+) -> str:
+    """What the seal says of itself: the position that it confirms."""
+    commit = BatchCommit(
+        kind="seal",
+        pipeline=pipeline.name,
+        version=ShardId.parse(lease.status_value).version,
+        shard=lease.status_value,
+        epoch=position.fence.epoch,
+        batch=position.fence.batch,
+        worker=worker,
+        start_offsets=position.end_offsets,
+        end_offsets=position.end_offsets,
+        late_watermark_ms=last.late_watermark_ms if last else 0,
+        watermark_ms=position.watermark_ms,
+        checkpoint=position.incarnation.checkpoint,
+        base=position.incarnation.base,
+        floors=position.incarnation.floors,
+    )
+    return commit.as_metadata()
 
 
 def repair_ledger(ledger: Ledger, pipeline: Pipeline, missing: Sequence[BatchCommit]) -> list[LedgerRow]:
@@ -171,16 +208,18 @@ def repair_ledger(ledger: Ledger, pipeline: Pipeline, missing: Sequence[BatchCom
 def check_query(pipeline: Pipeline, lease: Lease, fingerprint: str) -> None:
     """Step 4, the query.
 
-    :raises CheckpointRefusedError: where the checkpoint was made by another one
+    :raises CheckpointRefusedError: if another query made the checkpoint
     """
     reach("takeover.4")
     recorded = ShardCheckpoint.of(lease).fingerprint
-    if recorded not in (None, fingerprint):
-        raise CheckpointRefusedError(
-            pipeline=pipeline.name,
-            shard=lease.status_value,
-            path=lease.status_value,
-            problem="the query has changed since it was made, under the same version",
-            cure=f"Undo the change of {pipeline.file}, or raise its version (with a new sink table). Where the change leaves the "
-            f"results as they are (Spark was upgraded, say): `hindcast rebuild {pipeline.name}`.",
-        )
+    if recorded in (None, fingerprint):
+        return
+    raise CheckpointRefusedError(
+        pipeline=pipeline.name,
+        shard=lease.status_value,
+        path=lease.status_value,
+        problem="the query has changed since it was made, under the same version",
+        cure=f"Undo the change of {pipeline.file}, or raise its version (with a new sink table). If the "
+        "change leaves the results as they are (Spark was upgraded, say): "
+        f"`hindcast rebuild {pipeline.name}`.",
+    )

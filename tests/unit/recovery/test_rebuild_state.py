@@ -1,4 +1,4 @@
-"""Where a query begins to read so that its state is made anew, and when the topic no longer allows it."""
+"""Where a query begins to read so that its state is rebuilt, and when the topic no longer allows it."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_offsets_that_the_topic_has_dropped_are_named() -> None:
     check_retained(declared(), "s0", {0: 0}, {0: 9}, {})
     with pytest.raises(OffsetsLostError, match="no longer holds them") as caught:
         check_retained(declared(), "s0", {0: 4}, {0: 9}, {0: 6})
-    told = {"topic": "trades", "partition": 0, "pipeline": "p", "shard": "s0", "start": 4, "end": 5}
-    assert caught.value.fields.items() >= told.items()
+    fields = {"topic": "trades", "partition": 0, "pipeline": "p", "shard": "s0", "start": 4, "end": 5}
+    assert caught.value.fields.items() >= fields.items()
     of_the_second = TOPIC_STRIDE + 3
     with pytest.raises(OffsetsLostError) as caught:
         check_retained(declared(), "s0", {of_the_second: 4}, {of_the_second: 9}, {of_the_second: 60})
@@ -81,7 +81,7 @@ def test_offsets_that_the_topic_has_dropped_are_named() -> None:
 
 
 def held(**checkpoint: Any) -> list[Lease]:
-    """The one shard of partition 0, with this in its checkpoint beside where it began."""
+    """The one shard of partition 0, with this in its checkpoint, besides where it began."""
     (lease,) = create(MemoryStore(), "p", 1, 1, {0: 2})
     return [lease.evolve(checkpoint={**lease.checkpoint, **checkpoint})]
 

@@ -1,4 +1,4 @@
-"""Where a rewound pipeline goes on: which batches are kept, which shards follow, and what readers of the
+"""Where a rewound pipeline resumes: which batches are kept, which shards follow, and what readers of the
 ledger leave out.
 """
 
@@ -72,10 +72,10 @@ def lease(store: MemoryStore, name: str, pipeline: str = "p") -> Lease:
 
 
 @given(share=st.floats(0, 1))
-def test_a_cut_keeps_every_batch_of_a_version_and_none_that_read_past_the_target(
+def test_a_point_keeps_every_batch_of_a_version_and_none_that_read_past_the_target(
     stream: Simulated, share: float
 ) -> None:
-    """Kept and undone are the whole ledger, parted at one version; each partition goes on where the kept
+    """Kept and undone are the whole ledger, parted at one version; each partition resumes where the kept
     batches left it.
     """
     history = History.of(stream.ledger)
@@ -105,7 +105,7 @@ def test_a_batch_that_ends_at_the_target_is_kept(stream: Simulated) -> None:
 
 
 def test_a_target_that_no_batch_has_read_past_takes_nothing_back(stream: Simulated) -> None:
-    """All is kept, and each partition goes on where it is."""
+    """All is kept, and each partition resumes where it is."""
     history = History.of(stream.ledger)
     for found in (
         rewind_point.find(stream.ledger, history.committed, {}),
@@ -115,7 +115,7 @@ def test_a_target_that_no_batch_has_read_past_takes_nothing_back(stream: Simulat
         assert found.offsets == history.committed
 
 
-def test_each_partition_goes_on_under_the_watermark_of_its_own_shard(stream: Simulated) -> None:
+def test_each_partition_resumes_under_the_watermark_of_its_own_shard(stream: Simulated) -> None:
     """Shards are not equally far: a partition that is kept is under its own last watermark, and one that is
     not begins where it began.
     """
@@ -154,7 +154,7 @@ def test_the_beginning_keeps_nothing_and_knows_no_floor(stream: Simulated) -> No
     assert found.offsets == {**History.of(stream.ledger).first, 9: 4}
 
 
-def test_a_partition_that_came_later_goes_on_under_what_was_final_for_the_others(stream: Simulated) -> None:
+def test_a_partition_that_came_later_resumes_under_what_was_final_for_the_others(stream: Simulated) -> None:
     """Its keys may come from any of them."""
     found = rewind_point.find(stream.ledger, History.of(stream.ledger).committed, {9: 4})
     assert found.offsets[9] == 4
@@ -185,8 +185,8 @@ def test_shards_are_followed_by_waiting_ones_that_nobody_opens(stream: Simulated
     assert rewind_point.end(store, "p", RECORD["id"]) == []
 
 
-def test_another_query_may_begin_anew() -> None:
-    """Where nothing is kept the followers do not ask for the query that made it."""
+def test_another_query_may_begin_again() -> None:
+    """If nothing is kept, the followers do not ask for the query that made it."""
     store, planned = paused()
     rewind_point.begin(store, "p", 1, planned, some(kept=False), RECORD)
     assert lease(store, "v1.g1.s1").checkpoint == {"start_offsets": {"1": 6}}
@@ -210,12 +210,12 @@ def test_shards_that_changed_hands_since_the_plan_are_left_alone() -> None:
 
 
 def refusal(store: MemoryStore, version: int = 1) -> tuple[str, str]:
-    """What the reset is refused for, and the cure."""
+    """What the rewind is refused for, and the cure."""
     with pytest.raises(RewindRefusedError) as caught:
         rewind_point.check_still("p", version, "the place", store.read().leases)
-    told = caught.value.fields
-    assert (told["pipeline"], told["to"]) == ("p", "the place")
-    return told["problem"], told["cure"]
+    fields = caught.value.fields
+    assert (fields["pipeline"], fields["to"]) == ("p", "the place")
+    return fields["problem"], fields["cure"]
 
 
 def test_a_refusal_says_why_and_what_to_do() -> None:
@@ -246,16 +246,18 @@ def test_a_plan_that_is_out_of_date_says_to_ask_again() -> None:
     store.commit(store.read(), [planned[0].evolve(epoch=4)])
     with pytest.raises(RewindRefusedError, match="has taken one of its shards") as caught:
         rewind_point.begin(store, "p", 1, planned, some(), RECORD)
-    told = caught.value.fields
-    assert (told["pipeline"], told["to"]) == ("p", RECORD["to"]) and "Give the command again" in told["cure"]
+    fields = caught.value.fields
+    assert (fields["pipeline"], fields["to"]) == ("p", RECORD["to"]) and "Give the command again" in fields[
+        "cure"
+    ]
     store, planned = paused(DesiredState.RUNNING)
     with pytest.raises(RewindRefusedError) as caught:
         rewind_point.begin(store, "p", 1, planned, some(), RECORD)
     assert caught.value.fields["to"] == RECORD["to"]
 
 
-def test_a_pipeline_of_one_shard_is_reset(stream: Simulated) -> None:
-    """Its follower begins where the cut says, and remembers of the reset what the later steps need, or the
+def test_a_pipeline_of_one_shard_is_rewound(stream: Simulated) -> None:
+    """Its follower begins where the point says, and remembers of the rewind what the later steps need, or the
     way back.
     """
     store = MemoryStore()
@@ -264,8 +266,13 @@ def test_a_pipeline_of_one_shard_is_reset(stream: Simulated) -> None:
     found = some()
     rewind_point.begin(store, "p", 1, [only], found, RECORD)
     follower = lease(store, "v1.g1.s0")
-    told = {**RECORD, "sink_version": found.sink_version, "last": found.last, "states": {"v1.g0.s0": "OPEN"}}
-    assert follower.detail == {"partitions": [0, 1], "modulus": only.detail["modulus"], "reset": told}
+    record = {
+        **RECORD,
+        "sink_version": found.sink_version,
+        "last": found.last,
+        "states": {"v1.g0.s0": "OPEN"},
+    }
+    assert follower.detail == {"partitions": [0, 1], "modulus": only.detail["modulus"], "reset": record}
     rewind_point.end(store, "p", RECORD["id"])
     assert lease(store, "v1.g1.s0").detail == {"partitions": [0, 1], "modulus": only.detail["modulus"]}
     store = MemoryStore()
@@ -302,7 +309,7 @@ def test_each_step_dates_the_leases_that_it_changes() -> None:
 
 
 def others() -> list[Lease]:
-    """What a reset of p must leave as it is: a pipeline with shards of the same names, a reset of its own,
+    """What a rewind of p must leave as it is: a pipeline with shards of the same names, a rewind of its own,
     and rows of other kinds.
     """
     shard = Lease(
@@ -320,8 +327,8 @@ def others() -> list[Lease]:
 
 
 @pytest.mark.parametrize("knows_states", [True, False])
-def test_a_reset_that_is_called_off_leaves_the_shards_as_they_were(knows_states: bool) -> None:
-    """In the raised epoch, each in its state; a reset that an older Hindcast began does not tell it. Other
+def test_a_rewind_that_is_called_off_leaves_the_shards_as_they_were(knows_states: bool) -> None:
+    """In the raised epoch, each in its state; a rewind that an older Hindcast began does not tell it. Other
     pipelines are left alone.
     """
     store, planned = paused()
@@ -352,7 +359,7 @@ def test_a_reset_that_is_called_off_leaves_the_shards_as_they_were(knows_states:
 
 
 def test_a_row_of_the_ledger_takes_batches_back() -> None:
-    """It is of the reset's own commit, has read nothing and made nothing, and stands in the epoch that the
+    """It is of the rewind's own commit, has read nothing and made nothing, and is in the epoch that the
     reset gave the shard.
     """
     row = rewind_point.reset_row("p", 1, "t", "v1.g0.s0", 4, 9, {0: 5}, 7)
@@ -382,7 +389,7 @@ def test_shards_without_batches_begin_where_they_were_made() -> None:
     assert rewind_point.starts(moved) == {0: 10, 1: 11}
 
 
-def test_a_reset_waits_through_a_resume() -> None:
+def test_a_rewind_waits_through_a_resume() -> None:
     """Wanting the pipeline running while its rewind is cut short starts nothing on what is half taken
     back.
     """

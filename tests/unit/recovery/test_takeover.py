@@ -209,21 +209,21 @@ def test_a_sink_that_lacks_a_batch_of_the_shard_is_not_sealed(settings: Settings
     version = sink.version()
     with pytest.raises(OffsetGapError, match="Restore the table") as caught:
         takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [known])
-    told = {
+    fields = {
         "pipeline": "p",
         "shard": lease.status_value,
         "batch": 4,
         "start": {0: 27},
         "recorded": "batch 1, offsets {0: 9}",
     }
-    assert caught.value.fields.items() >= told.items()
+    assert caught.value.fields.items() >= fields.items()
     assert sink.version() == version
 
 
 def test_a_sink_whose_log_has_forgotten_the_last_batch_is_not_sealed(
     settings: Settings, lease: Lease
 ) -> None:
-    """Where the shard stands is not known any more: it can only begin anew."""
+    """Where the shard is, is not known any more: it can only begin again."""
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", lease.status_value))
     sink.create(SCHEMA)
     sink.commit(Fence(lease.epoch, 6), [], after=None)
@@ -231,8 +231,8 @@ def test_a_sink_whose_log_has_forgotten_the_last_batch_is_not_sealed(
         OffsetGapError, match=r"log entry has expired.*Raise the pipeline's version"
     ) as caught:
         takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [])
-    told = {"pipeline": "p", "shard": lease.status_value, "batch": 7, "start": "an unknown place"}
-    assert caught.value.fields.items() >= told.items()
+    fields = {"pipeline": "p", "shard": lease.status_value, "batch": 7, "start": "an unknown place"}
+    assert caught.value.fields.items() >= fields.items()
     assert sink.recorded() == Fence(lease.epoch, 6)
 
 
@@ -291,14 +291,14 @@ def test_a_batch_begins_where_the_sink_ends(lease: Lease, batch: int, start: int
         return
     with pytest.raises(OffsetGapError, match=f"hindcast rebuild p --shard {lease.status_value}") as caught:
         position.check_follows(PIPELINE, lease, batch, {0: start})
-    told = {
+    fields = {
         "pipeline": "p",
         "shard": lease.status_value,
         "batch": batch,
         "start": {0: start},
         "recorded": "batch 5, offsets {0: 9}",
     }
-    assert caught.value.fields.items() >= told.items()
+    assert caught.value.fields.items() >= fields.items()
 
 
 def test_what_is_final_stays_final_for_a_partition_that_came_from_another_shard() -> None:
@@ -395,17 +395,17 @@ KEYS = ["ticker", "user"]
 def test_a_transformation_that_does_not_fit_is_refused_by_name(declared: Any) -> None:
     """With the keys that the result lacks, or the first line of what Spark says of it."""
     assert refusal(declared(Analysed(KEYS))) == {}
-    told = {"file": "p.py", "line": 7, "pipeline": "p", "form": FORM}
+    fields = {"file": "p.py", "line": 7, "pipeline": "p", "form": FORM}
     lacks = "is not a column of the result"
     assert refusal(declared(Analysed(["user", "n"]))) == {
-        **told,
+        **fields,
         "problem": f"the sink's key 'ticker' {lacks} (user, n)",
     }
     both = f"the sink's key 'ticker' {lacks} (n); the sink's key 'user' {lacks} (n)"
-    assert refusal(declared(Analysed(["n"]))) == {**told, "problem": both}
+    assert refusal(declared(Analysed(["n"]))) == {**fields, "problem": both}
     unknown = AnalysisException(message="no column aks\nsecond line")
     assert refusal(declared(unknown)) == {
-        **told,
+        **fields,
         "problem": "the transformation cannot be analysed: no column aks",
     }
 
