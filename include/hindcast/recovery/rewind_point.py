@@ -172,21 +172,21 @@ def _follower(
     lease: Lease, index: int, generation: int, point: RewindPoint, record: Mapping[str, Any]
 ) -> Lease:
     dealt = ShardDetail.of(lease)
-    floors = {
-        partition: point.floors[partition] for partition in dealt.partitions if partition in point.floors
-    }
+    starts = {}
+    floors = {}
+    for partition in dealt.partitions:
+        starts[partition] = point.offsets[partition]
+        if partition in point.floors:
+            floors[partition] = point.floors[partition]
     # What is kept was made by this query, so the query must be the same.
     fingerprint = ShardCheckpoint.of(lease).fingerprint if point.kept else None
-    checkpoint = ShardCheckpoint(
-        start_offsets={partition: point.offsets[partition] for partition in dealt.partitions},
-        floors=floors,
-        fingerprint=fingerprint,
-    )
+    checkpoint = ShardCheckpoint(start_offsets=starts, floors=floors, fingerprint=fingerprint)
     detail = ShardDetail(partitions=dealt.partitions, modulus=dealt.modulus, rewind=record)
+    version = ShardId.parse(lease.status_value).version
     return Lease(
         stream_id=lease.stream_id,
         status_type=StatusType.SHARD,
-        status_value=str(ShardId(ShardId.parse(lease.status_value).version, generation, index)),
+        status_value=str(ShardId(version, generation, index)),
         state=ShardState.WAIT,
         parent_shard_ids=[lease.status_value],
         checkpoint=checkpoint.to_json(),
@@ -216,8 +216,13 @@ def undo(store: LeaseStore, pipeline: str, rewind_id: str) -> list[Lease]:
 
     def decide(snapshot: Snapshot) -> list[Lease]:
         waiting = _waiting_for(snapshot, pipeline, rewind_id)
-        parents = {name for lease in waiting for name in lease.parent_shard_ids}
-        states: Mapping[str, str] = _rewind_of(waiting[0]).get("states", {}) if waiting else {}
+        if not waiting:
+            return []
+        parents: set[str] = set()
+        for lease in waiting:
+            parents.update(lease.parent_shard_ids)
+        # A rewind that an older Hindcast began does not say the states.
+        states = _rewind_of(waiting[0]).get("states", {})
         # The only way out of TERMINATED: the commit also removes the shard that was to follow.
         changed = [lease.evolve(state=REMOVED) for lease in waiting]
         for lease in snapshot.leases.values():
