@@ -17,8 +17,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from hindcast.archive.manifest import Manifest
-from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
+from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, until_it_lands
 from hindcast.delta.files import DataFile
+from hindcast.delta.open_table import create_table
 from hindcast.errors import ArchiveRefusedError, StoreUnavailableError, UnknownArchiveError
 from hindcast.pipeline import check_topic
 from hindcast.processes.crash_points import reach

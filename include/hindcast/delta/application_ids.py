@@ -1,26 +1,32 @@
-"""Who has written to a Delta table: the application ids that its log remembers (Delta protocol, "Transaction Identifiers").
+"""Who has written to a Delta table: the application ids in its log (Delta protocol, "Transaction
+Identifiers").
 
-A table's newest checkpoint has one ``txn`` action for each application, also for those whose commits the log has dropped since; the
-commits after it have theirs. So this reads one checkpoint and the few commits that follow, however long the table's history is.
+A table's newest checkpoint has one ``txn`` action for each application, also for one whose commits were
+deleted from the log since. The commits after the checkpoint have their own. So one checkpoint and the few
+commits that follow are enough, however long the table's history is.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSelector, FileSystem, PyFileSystem
+from pyarrow.fs import FileSelector, FileSystem
 
+from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
 
 _COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:(\d{10})\.(\d{10})\.)?(?:[0-9a-f-]{36}\.)?(?:parquet|json)")
-#: A file may be dropped between the listing and its reading; the next listing has a newer checkpoint.
+#: Version, part, number of parts.
+_CHECKPOINT = re.compile(
+    r"(\d{20})\.checkpoint\.(?:(\d{10})\.(\d{10})\.)?(?:[0-9a-f-]{36}\.)?(?:parquet|json)"
+)
+#: A file may be deleted after it was listed. The next listing then has a newer checkpoint.
 _READINGS = 5
 
 
@@ -29,11 +35,13 @@ def applications(url: str, storage_options: dict[str, str]) -> set[str]:
 
     :raises StoreUnavailableError: if the log cannot be read
     """
-    options = storage_options or None
     reason: Exception | None = None
     for _ in range(_READINGS):
         try:
-            return set(_read(PyFileSystem(DeltaStorageHandler(url, options)))) if DeltaTable.is_deltatable(url, options) else set()
+            if not DeltaTable.is_deltatable(url, storage_options or None):
+                return set()
+            store = filesystem(url, storage_options)
+            return set(_read(store))
         except FileNotFoundError as error:
             reason = error
         except (DeltaError, OSError, ValueError) as error:
@@ -42,8 +50,8 @@ def applications(url: str, storage_options: dict[str, str]) -> set[str]:
 
 
 def _read(store: FileSystem) -> Iterator[str]:
-    found = store.get_file_info(FileSelector("_delta_log"))
-    names = [info.base_name for info in found]
+    listed = store.get_file_info(FileSelector("_delta_log"))
+    names = [info.base_name for info in listed]
     version, checkpoint = _newest_checkpoint(names)
     for name in checkpoint:
         if name.endswith(".parquet"):
@@ -57,14 +65,22 @@ def _read(store: FileSystem) -> Iterator[str]:
 
 
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
-    """The version of the newest checkpoint that is whole, and its files; -1 and none where there is none."""
-    parts: dict[tuple[int, int], list[str]] = {}
+    """The version and the files of the newest checkpoint that has all its parts; -1 and none if there is
+    none.
+    """
+    parts: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name in names:
-        if match := _CHECKPOINT.fullmatch(name):
-            of = int(match[3] or 1)
-            parts.setdefault((int(match[1]), of), []).append(name)
-    whole = [(version, files) for (version, of), files in parts.items() if len(files) >= of]
-    return max(whole, default=(-1, []))
+        match = _CHECKPOINT.fullmatch(name)
+        if match is None:
+            continue
+        version = int(match[1])
+        count = int(match[3] or 1)
+        parts[version, count].append(name)
+    complete: list[tuple[int, list[str]]] = []
+    for (version, count), files in parts.items():
+        if len(files) >= count:
+            complete.append((version, files))
+    return max(complete, default=(-1, []))
 
 
 def _of_parquet(store: FileSystem, name: str) -> Iterator[str]:
@@ -72,7 +88,8 @@ def _of_parquet(store: FileSystem, name: str) -> Iterator[str]:
         checkpoint = pq.ParquetFile(file)
         if "txn" not in checkpoint.schema_arrow.names:
             return
-        for transaction in checkpoint.read(columns=["txn.appId"])["txn"].to_pylist():
+        transactions = checkpoint.read(columns=["txn.appId"])["txn"]
+        for transaction in transactions.to_pylist():
             if transaction is not None and transaction["appId"] is not None:
                 yield transaction["appId"]
 

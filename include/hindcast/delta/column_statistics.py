@@ -1,4 +1,6 @@
-"""What Delta's log keeps of each data file, so that readers skip those that cannot hold what they look for."""
+"""The statistics of each data file in Delta's log. By them readers skip files that cannot hold what they
+search for.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +15,53 @@ _LAST_INSTANT = datetime(9999, 12, 31, tzinfo=UTC)  # Python knows no later one
 
 
 def statistics(table: pa.Table, bounded: Sequence[str] = ()) -> dict[str, Any]:
-    """Delta's per-file statistics: the number of rows, and the bounds of the ``window`` column by which readers prune files.
+    """Delta's per-file statistics: the number of rows, and the bounds of the ``window`` column.
 
-    :param bounded: further columns whose bounds are kept: whole numbers, or instants of whole milliseconds, never null
+    :param bounded: further columns whose bounds are kept: whole numbers, or instants of whole milliseconds,
+        never null
     """
-    stats: dict[str, Any] = {"numRecords": table.num_rows}
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
     nulls: dict[str, Any] = {}
-    if "window" in table.column_names and pa.types.is_struct(table.schema.field("window").type):
+    if _has_windows(table):
         window = table["window"].combine_chunks()
-        bounds = {part: pc.min_max(pc.struct_field(window, part)).as_py() for part in ("start", "end")}
-        lowest["window"] = {part: _instant(bound["min"]) for part, bound in bounds.items()}
-        highest["window"] = {part: _instant(bound["max"]) for part, bound in bounds.items()}
-        nulls["window"] = dict.fromkeys(bounds, 0)
-    for name in bounded if table.num_rows else ():
+        starts = _instants(pc.struct_field(window, "start"))
+        ends = _instants(pc.struct_field(window, "end"))
+        lowest["window"] = {"start": starts["min"], "end": ends["min"]}
+        highest["window"] = {"start": starts["max"], "end": ends["max"]}
+        nulls["window"] = {"start": 0, "end": 0}
+    if table.num_rows == 0:
+        bounded = ()
+    for name in bounded:
         column = table[name]
-        if pa.types.is_timestamp(column.type):
-            if pc.any(pc.greater(column, pa.scalar(_LAST_INSTANT, column.type))).as_py():
-                continue  # a producer's own idea of the time: without bounds no reader skips the file
-            bound = {end: _instant(instant) for end, instant in pc.min_max(column).as_py().items()}
+        if not pa.types.is_timestamp(column.type):
+            bounds = pc.min_max(column).as_py()
+        elif _is_beyond_python(column):
+            continue  # a producer chose this time: without bounds no reader skips the file
         else:
-            bound = pc.min_max(column).as_py()
-        lowest[name], highest[name], nulls[name] = bound["min"], bound["max"], 0
+            bounds = _instants(column)
+        lowest[name] = bounds["min"]
+        highest[name] = bounds["max"]
+        nulls[name] = 0
+    stats: dict[str, Any] = {"numRecords": table.num_rows}
     if nulls:
         stats |= {"minValues": lowest, "maxValues": highest, "nullCount": nulls}
     return stats
+
+
+def _has_windows(table: pa.Table) -> bool:
+    return "window" in table.column_names and pa.types.is_struct(table.schema.field("window").type)
+
+
+def _is_beyond_python(column: pa.ChunkedArray) -> bool:
+    later = pc.greater(column, pa.scalar(_LAST_INSTANT, column.type))
+    return bool(pc.any(later).as_py())
+
+
+def _instants(column: pa.ChunkedArray | pa.Array) -> dict[str, str]:
+    """The least and the greatest instant, as ``min`` and ``max``."""
+    bounds = pc.min_max(column).as_py()
+    return {"min": _instant(bounds["min"]), "max": _instant(bounds["max"])}
 
 
 def _instant(value: datetime) -> str:

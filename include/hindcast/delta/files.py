@@ -1,4 +1,4 @@
-"""A data file of a Delta table, and the file system that it is in. It counts only once a commit names it."""
+"""A data file of a Delta table, and the file system that holds it. It counts only once a commit names it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pyarrow.fs import FileSystem, PyFileSystem
 
 @dataclass(frozen=True)
 class DataFile:
-    """One written file: its path within the table, bytes, rows, Delta's statistics as JSON, and the partition that it is in."""
+    """One written file: its path within the table, its size in bytes, its number of rows, Delta's statistics
+    as JSON, and its partition.
+    """
 
     path: str
     size: int
@@ -21,7 +23,9 @@ class DataFile:
     partition: dict[str, str] = field(default_factory=dict)
 
     def as_action(self) -> AddAction:
-        return AddAction(self.path, self.size, dict(self.partition), int(time.time() * 1000), True, self.stats)
+        now_ms = int(time.time() * 1000)
+        data_change = True
+        return AddAction(self.path, self.size, dict(self.partition), now_ms, data_change, self.stats)
 
 
 def filesystem(url: str, storage_options: dict[str, str]) -> FileSystem:

@@ -22,8 +22,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, create_table, until_it_lands
-from hindcast.delta.open_table import find_table
+from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, until_it_lands
+from hindcast.delta.open_table import create_table, find_table
 from hindcast.errors import StoreUnavailableError
 from hindcast.partitions import Offsets, by_partition, offsets_to_json
 from hindcast.pipeline import Pipeline

@@ -1,11 +1,12 @@
-"""Open, append to and read the control tables. Only delta-rs writes them: it alone keeps commits apart on any store."""
+"""Open, append to and read the control tables. Only delta-rs writes them: it alone keeps commits apart on
+any store.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,40 +15,42 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow.dataset import Dataset
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from pyarrow.parquet import filters_to_expression
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.clock import Clock, SystemClock
+from hindcast.delta.commit import until_it_lands
+from hindcast.delta.open_table import find_table, open_or_create, open_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables.compaction import Compactor
-from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
+from hindcast.tables.schema import (
+    APPENDED_LOG_RETENTION_SECONDS,
+    LATER,
+    SCHEMA_VERSION,
+    SCHEMAS,
+    ControlTable,
+    configuration,
+)
 
-#: One condition of a read: (column, one of = != < <= > >= in, value); conditions are joined by AND. Values are never put into SQL.
+#: One condition of a read: (column, one of = != < <= > >= in, value). Conditions are joined by AND. Values
+#: are never put into SQL.
 Condition = tuple[str, str, Any]
 
-#: An append that lands later than this after it was begun is made again: see :meth:`ControlTables.append`. Half of the time for which the
-#: log is kept, so that clocks may differ by the other half.
+#: An append that lands later than this after its start is repeated: see :meth:`ControlTables.append`. It is
+#: half of the time for which the log is kept, so that clocks may differ by the other half.
 _BELIEVED_SECONDS = APPENDED_LOG_RETENTION_SECONDS / 2
 
 #: Arrow's file system of a folder on this machine.
 _below = partial(SubTreeFileSystem, base_fs=LocalFileSystem())
 
-_retry_conflicts = retry(
-    retry=retry_if_exception_type(CommitFailedError),
-    wait=wait_random_exponential(multiplier=0.02, max=1.0),
-    stop=stop_after_attempt(20),
-    reraise=True,
-)
-
 
 class ControlTables:
-    """The control tables below ``settings.tables_url``/control. Rows go in and come out as dictionaries. Safe for threads.
+    """The control tables below ``settings.tables_url``/control. Rows are dictionaries. Safe for threads.
 
-    A table is made by its first append. It is opened once to be appended to, and anew for each read.
+    The first append creates a table. Appends share one handle of a table, and each read opens it again.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -55,161 +58,214 @@ class ControlTables:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._appended: dict[ControlTable, DeltaTable] = {}
-        self.upkeep = {name: Compactor(name, partial(self.open, name), settings.storage_options) for name in tuple(ControlTable)}
+        self.upkeep: dict[ControlTable, Compactor] = {}
+        for name in tuple(ControlTable):
+            self.upkeep[name] = Compactor(name, partial(self.open, name), settings.storage_options)
 
     def url(self, name: ControlTable) -> str:
         return self._settings.table("control", name)
 
     def open(self, name: ControlTable) -> DeltaTable:
-        """The table at its newest version, made on first use.
+        """The table at its newest version, created on first use.
 
-        :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
-        :raises StoreUnavailableError: where the store does not answer
+        :raises SchemaVersionError: if the table's columns are not the ones that this Hindcast writes
+        :raises StoreUnavailableError: if the store does not answer
         """
         table = self.find(name)
         if table is None:
-            table = self._create(name)
-            _check_columns(self.url(name), table, SCHEMAS[name])
+            url = self.url(name)
+            options = self._settings.storage_options
+            table = open_or_create(url, SCHEMAS[name], options, name, configuration(name))
+            _check_columns(url, table, SCHEMAS[name])
         return table
 
     def find(self, name: ControlTable) -> DeltaTable | None:
-        """The table at its newest version, None if nobody has made it. Whoever only reads makes no table and no folder.
+        """The table at its newest version; None if there is none. A reader creates no table and no folder.
 
-        :raises SchemaVersionError: where the table's columns are not the ones this Hindcast writes
-        :raises StoreUnavailableError: where the store does not answer
+        :raises SchemaVersionError: if the table's columns are not the ones that this Hindcast writes
+        :raises StoreUnavailableError: if the store does not answer
         """
         url = self.url(name)
         refuse_empty_commits(url, newest_only=True)
-        try:
-            table = self._newest(url)
-        except TableNotFoundError:
+        table = find_table(url, self._settings.storage_options)
+        if table is None:
             return None
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=url, action="opened", reason=error) from error
-        if later := LATER.get(name, frozenset()) - {field.name for field in table.schema().fields}:
-            table = self._add(name, table, later)
+        missing = _missing_later_columns(name, table)
+        if missing:
+            table = self._add_columns(name, table, missing)
         _check_columns(url, table, SCHEMAS[name])
         return table
 
-    def _add(self, name: ControlTable, table: DeltaTable, columns: frozenset[str]) -> DeltaTable:
-        """The table with columns that an older Hindcast did not have; whoever is slower finds them there."""
+    def _add_columns(self, name: ControlTable, table: DeltaTable, columns: frozenset[str]) -> DeltaTable:
+        """The table with columns that an older Hindcast did not have. Another process may add them first."""
         fields = [field for field in Schema.from_arrow(SCHEMAS[name]).fields if field.name in columns]
+        url = self.url(name)
         try:
             table.alter.add_columns(fields)
         except (DeltaError, OSError) as error:
-            found = self._newest(self.url(name))
-            if columns - {field.name for field in found.schema().fields}:
-                raise StoreUnavailableError(table=self.url(name), action="given its new columns", reason=error) from error
-            return found
+            newest = open_table(url, self._settings.storage_options)
+            if _missing_later_columns(name, newest):
+                raise StoreUnavailableError(
+                    table=url, action="given its new columns", reason=error
+                ) from error
+            return newest
         return table
-
-    def _create(self, name: ControlTable) -> DeltaTable:
-        url = self.url(name)
-        try:
-            return DeltaTable.create(
-                url,
-                SCHEMAS[name],
-                mode="ignore",
-                name=name,
-                configuration=configuration(name),
-                storage_options=self._settings.storage_options or None,
-            )
-        except CommitFailedError:  # somebody else made it between our look and our commit
-            return self._newest(url)
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=url, action="created", reason=error) from error
-
-    def _newest(self, url: str) -> DeltaTable:
-        return DeltaTable(url, storage_options=self._settings.storage_options or None)
 
     def append(self, name: ControlTable, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append the rows in one commit; missing columns become null. Appends never conflict with each other.
 
-        A process that slept in the middle may wake when the log after the version it has read is deleted, and then commits into the gap,
-        where nobody reads. So what landed late is appended again: at least once, and twice where the first was no gap.
+        A process may sleep in the middle of an append, until the log after the version that it has read is
+        deleted. It then commits into the gap, which nobody reads. So an append that landed late is repeated:
+        its rows are there at least once, and twice if there was no gap.
+
+        :raises StoreUnavailableError: if the rows could not be written
         """
         if not rows:
             return
-        # What is no column of the table is left out, so the stamp need not be asked for.
-        data = pa.Table.from_pylist([{"schema_version": SCHEMA_VERSION, **row} for row in rows], schema=SCHEMAS[name])
+        # A key that is no column of the table is dropped, so each row may get the stamp.
+        stamped = [{"schema_version": SCHEMA_VERSION, **row} for row in rows]
+        data = pa.Table.from_pylist(stamped, schema=SCHEMAS[name])
+        url = self.url(name)
         try:
-            self._append(name, data)
+            version = until_it_lands(url, lambda: self._append(name, data))
         except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=self.url(name), action="written", reason=error) from error
-
-    @_retry_conflicts
-    def _append(self, name: ControlTable, data: pa.Table) -> None:
-        with self._lock:
-            began = self._clock.monotonic()
-            kept = self._appended.pop(name, None)  # put back once it has served
-            table = self.open(name) if kept is None else kept
-            try:
-                if kept is not None:
-                    table.update_incremental()
-                write_deltalake(table, data, mode="append")
-            except (DeltaError, OSError) as error:
-                if kept is None:
-                    raise
-                # It may be the handle's fault: while a process slept, the log may have been deleted that its handle reads next.
-                raise CommitFailedError(str(error)) from error
-            if (late := self._clock.monotonic() - began) > _BELIEVED_SECONDS:
-                raise CommitFailedError(f"it landed {late:.0f} s after it was begun")
-            self._appended[name], version = table, table.version()
+            raise StoreUnavailableError(table=url, action="written", reason=error) from error
         self.upkeep[name].committed(version)
 
+    def _append(self, name: ControlTable, data: pa.Table) -> int:
+        """Append once; return the version.
+
+        :raises CommitFailedError: if it must be repeated
+        """
+        with self._lock:
+            began = self._clock.monotonic()
+            kept = self._appended.pop(name, None)  # put back after success
+            if kept is None:
+                table = self.open(name)
+                write_deltalake(table, data, mode="append")
+            else:
+                table = kept
+                _append_to_kept(table, data)
+            late = self._clock.monotonic() - began
+            if late > _BELIEVED_SECONDS:
+                raise CommitFailedError(f"it landed {late:.0f} s after it was begun")
+            self._appended[name] = table
+            return table.version()
+
     def rows(self, name: ControlTable, where: Iterable[Condition] = ()) -> list[dict[str, Any]]:
-        """All rows that meet every condition, in no order; none if the table is not there."""
+        """All rows that meet every condition, in no order; none if there is no table."""
         return list(self.read(name, where).to_pylist())
 
-    def read(self, name: ControlTable, where: Iterable[Condition] = (), columns: list[str] | None = None) -> pa.Table:
-        """The same rows as a table, for whoever needs few of many.
+    def read(
+        self, name: ControlTable, where: Iterable[Condition] = (), columns: list[str] | None = None
+    ) -> pa.Table:
+        """The same rows as an Arrow table.
 
-        :raises StoreUnavailableError: where the store does not answer, or a file of the table is gone or torn
+        :param columns: these columns only
+        :raises StoreUnavailableError: if the store does not answer, or a file of the table is gone or torn
         """
-        table, conditions = self.find(name), list(where)
+        table = self.find(name)
         if table is None:
             return SCHEMAS[name].empty_table().select(columns or SCHEMAS[name].names)
+        conditions = list(where)
+        expression = None
+        if conditions:
+            expression = filters_to_expression(conditions)
         try:
-            return arrow_dataset(table).to_table(columns=columns, filter=filters_to_expression(conditions) if conditions else None)
+            return arrow_dataset(table).to_table(columns=columns, filter=expression)
         except (DeltaError, OSError, pa.ArrowInvalid) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
 
 
-def arrow_dataset(table: DeltaTable) -> Dataset:
-    """What any Delta table of ours is read by: the files of its version, on a local disk through Arrow's own file system.
+def _append_to_kept(table: DeltaTable, data: pa.Table) -> None:
+    """Append through a handle that an earlier append has opened.
 
-    deltalake's is a Python object, which Arrow's threads let go of after a read has returned: a process that ends then is aborted.
+    :raises CommitFailedError: if it failed. The handle may be the cause: while the process slept, the log
+        that the handle reads next may have been deleted. So the table must be opened again.
+    """
+    try:
+        table.update_incremental()
+        write_deltalake(table, data, mode="append")
+    except (DeltaError, OSError) as error:
+        raise CommitFailedError(str(error)) from error
+
+
+def arrow_dataset(table: DeltaTable) -> Dataset:
+    """The files of a Delta table's version, as Arrow reads them. Those on a local disk are read through
+    Arrow's own file system.
+
+    deltalake's file system is a Python object, which Arrow's threads release after a read has returned. A
+    process that ends at that moment is aborted.
     """
     folder = urlsplit(table.table_uri)
-    files = _below(unquote(folder.path)) if folder.scheme == "file" else None
+    files = None
+    if folder.scheme == "file":
+        files = _below(unquote(folder.path))
     return table.to_pyarrow_dataset(filesystem=files)
 
 
 def refuse_empty_commits(url: str, *, newest_only: bool = False) -> None:
-    """Refuse a table on a local disk whose log has an empty commit file, as a machine that lost its power may leave one.
+    """Refuse a table on a local disk if its log has an empty commit file. A machine that lost its power may
+    leave one.
 
     delta-rs takes such a file for a commit that did nothing: what it held would be skipped in silence.
 
-    :param newest_only: whether nobody reads a version before the last checkpoint, so that the commits before it need no look
-    :raises StoreUnavailableError: naming the file
+    :param newest_only: nobody reads a version before the last checkpoint, so the commits before it are not
+        examined
+    :raises StoreUnavailableError: if there is such a file; the message names it
     """
     if "://" in url:
         return  # an object store never shows a part of an object
-    with suppress(FileNotFoundError), os.scandir(Path(url) / "_delta_log") as log:
-        entries = list(log)
+    try:
+        name = _empty_commit(Path(url) / "_delta_log", newest_only=newest_only)
+    except OSError as error:
+        raise StoreUnavailableError(table=url, action="read", reason=error) from error
+    if name is not None:
+        reason = f"the commit {name} of its log is empty, and skipping it would lose rows: restore that file"
+        raise StoreUnavailableError(table=url, action="read", reason=reason)
+
+
+def _empty_commit(log: Path, *, newest_only: bool) -> str | None:
+    """The name of an empty commit file in the folder of a log; None if there is none."""
+    try:
+        with os.scandir(log) as listing:
+            entries = list(listing)
+    except FileNotFoundError:
+        return None  # there is no table
+    first = ""
+    if newest_only:
         # Names begin with their version in twenty digits, so they are in the order of the versions.
-        first = max((entry.name for entry in entries if ".checkpoint." in entry.name), default="") if newest_only else ""
-        for entry in entries:
-            if entry.name > first and entry.name.endswith(".json") and entry.stat().st_size == 0:
-                reason = f"the commit {entry.name} of its log is empty, and skipping it would lose rows: restore that file"
-                raise StoreUnavailableError(table=url, action="read", reason=reason)
+        first = max((entry.name for entry in entries if ".checkpoint." in entry.name), default="")
+    for entry in entries:
+        if entry.name > first and entry.name.endswith(".json") and _is_empty(entry):
+            return entry.name
+    return None
+
+
+def _is_empty(entry: os.DirEntry[str]) -> bool:
+    """Whether the file is empty; one that was deleted since the folder was listed is not."""
+    try:
+        return entry.stat().st_size == 0
+    except FileNotFoundError:
+        return False
+
+
+def _missing_later_columns(name: ControlTable, table: DeltaTable) -> frozenset[str]:
+    """The columns that the table lacks because an older Hindcast created it."""
+    found = {field.name for field in table.schema().fields}
+    return LATER.get(name, frozenset()) - found
 
 
 def _check_columns(url: str, table: DeltaTable, expected: pa.Schema) -> None:
     found = {field.name for field in table.schema().fields}
-    if missing := [name for name in expected.names if name not in found]:
-        cure = "It was not written by this Hindcast: choose another HINDCAST_TABLES_URL."
-        raise SchemaVersionError(table=url, found=f"without {', '.join(missing)}", supported=SCHEMA_VERSION, cure=cure)
+    missing = [name for name in expected.names if name not in found]
+    if missing:
+        raise SchemaVersionError(
+            table=url,
+            found=f"without {', '.join(missing)}",
+            supported=SCHEMA_VERSION,
+            cure="It was not written by this Hindcast: choose another HINDCAST_TABLES_URL.",
+        )
 
 
 def utc_from_ms(milliseconds: int) -> datetime:

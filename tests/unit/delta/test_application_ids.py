@@ -1,4 +1,4 @@
-"""Who has written to a table is read from its log, whatever form its checkpoint has."""
+"""The writers of a table are read from its log, whatever form its checkpoint has."""
 
 from __future__ import annotations
 
@@ -38,9 +38,13 @@ def commit(log: Path, version: int, *actions: dict[str, Any]) -> Path:
 
 
 def checkpoint(log: Path, name: str, *apps: str | None) -> Path:
-    """A checkpoint, or a part of one, as a Parquet file: a file of the table, and the applications; one without a name is null in it."""
+    """A checkpoint, or a part of one, as a Parquet file: a file of the table, and the applications. An
+    application without a name is null in it.
+    """
     rows = [{"add": {"path": "a"}, "txn": None}, *({"add": None, "txn": {"appId": app}} for app in apps)]
-    schema = pa.schema([("add", pa.struct([("path", pa.string())])), ("txn", pa.struct([("appId", pa.string())]))])
+    schema = pa.schema(
+        [("add", pa.struct([("path", pa.string())])), ("txn", pa.struct([("appId", pa.string())]))]
+    )
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), log / name)
     return log / name
 
@@ -50,15 +54,17 @@ def found(log: Path) -> set[str]:
 
 
 def test_a_log_without_a_checkpoint_is_read_from_its_first_commit(log: Path) -> None:
-    """Each application comes once; a commit may say other things of transactions, and a file of another name is no commit."""
+    """Each application comes once. A commit may say other things about transactions, and a file with another
+    name is no commit.
+    """
     commit(log, 0, {"commitInfo": {"txn": 1}}, {"add": {"path": "x"}}, writes("a"))
     commit(log, 1, writes("b"), writes("a"))
     (log / "00000000000000000002.json.tmp").write_text(json.dumps(writes("c")))
     assert found(log) == {"a", "b"}
 
 
-def test_the_newest_checkpoint_stands_for_the_commits_before_it(log: Path) -> None:
-    """Older checkpoints and commits are not read, even if they are torn; commits after it are."""
+def test_the_newest_checkpoint_replaces_the_commits_before_it(log: Path) -> None:
+    """Older checkpoints and commits are not read, even if they are torn. Later commits are read."""
     for version in range(12):
         (log / f"{version:020d}.json").write_text('{"txn": torn')
     commit(log, 12, writes("c"))
@@ -68,7 +74,7 @@ def test_the_newest_checkpoint_stands_for_the_commits_before_it(log: Path) -> No
 
 
 def test_a_checkpoint_may_be_in_parts(log: Path) -> None:
-    """One that lacks a part is still being written: the one before it counts."""
+    """A checkpoint that lacks a part is still being written: the one before it counts."""
     commit(log, 0, writes("a"))
     commit(log, 1, writes("b"))
     checkpoint(log, f"{1:020d}.checkpoint.0000000001.0000000002.parquet", "a")
@@ -95,36 +101,39 @@ def test_a_checkpoint_may_have_a_name_of_its_own(log: Path, form: str) -> None:
 
 
 def test_a_checkpoint_without_applications_names_none(log: Path) -> None:
-    """Its file then lacks the column; of the other columns nothing is read."""
+    """Its file then lacks the column. Nothing of the other columns is read."""
     pq.write_table(pa.table({"add": [{"path": "a"}]}), log / f"{1:020d}.checkpoint.parquet")
     commit(log, 2, writes("b"))
     assert found(log) == {"b"}
 
 
-def test_a_table_that_is_not_there_has_no_writers(tmp_path: Path) -> None:
-    """A late_sink is made with the first late row."""
+def test_a_table_that_does_not_exist_has_no_writers(tmp_path: Path) -> None:
+    """A pipeline's table for late rows is created with the first late row."""
     assert applications(str(tmp_path / "nothing"), {}) == set()
 
 
 @pytest.mark.parametrize(("times", "found_at_last"), [(4, True), (5, False)])
-def test_a_file_that_is_dropped_meanwhile_is_looked_for_no_more(
+def test_a_file_that_is_deleted_meanwhile_is_read_no_more(
     log: Path, monkeypatch: pytest.MonkeyPatch, times: int, found_at_last: bool
 ) -> None:
-    """The log is listed again; one that has lost a file at each of five readings cannot be read, and that is said."""
-    file, readings = commit(log, 0, writes("a")), []
+    """The log is listed again. If a file disappears during each of five readings, the log cannot be read, and
+    the error says so.
+    """
+    file = commit(log, 0, writes("a"))
+    readings = []
     read: Callable[..., Iterator[str]] = module._of_json
 
-    def beside(store: Any, name: str) -> Iterator[str]:
+    def read_while_it_is_deleted(store: Any, name: str) -> Iterator[str]:
         readings.append(name)
         if len(readings) > times:
             return read(store, name)
-        gone = file.rename(log / "gone")
+        hidden = file.rename(log / "hidden")
         try:
             return iter(list(read(store, name)))
         finally:
-            gone.rename(file)
+            hidden.rename(file)
 
-    monkeypatch.setattr(module, "_of_json", beside)
+    monkeypatch.setattr(module, "_of_json", read_while_it_is_deleted)
     if found_at_last:
         assert found(log) == {"a"}
         return
@@ -132,12 +141,13 @@ def test_a_file_that_is_dropped_meanwhile_is_looked_for_no_more(
         found(log)
     assert len(readings) == times
     assert caught.value.fields["table"] == str(log.parent)
-    assert isinstance(caught.value.fields["reason"], FileNotFoundError) and isinstance(caught.value.__cause__, FileNotFoundError)
+    assert isinstance(caught.value.fields["reason"], FileNotFoundError)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 @pytest.mark.parametrize("name", [f"{1:020d}.json", f"{1:020d}.checkpoint.parquet"])
 def test_a_torn_log_is_no_log_without_writers(log: Path, name: str) -> None:
-    """Nor is it read again."""
+    """It is not read again."""
     commit(log, 0, writes("a"))
     (log / name).write_text('{"txn": torn')
     with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
@@ -147,7 +157,7 @@ def test_a_torn_log_is_no_log_without_writers(log: Path, name: str) -> None:
 
 
 def test_a_store_that_does_not_answer_is_named() -> None:
-    """As everywhere else, with the store's own reason."""
+    """The error has the store's own reason."""
     keys = {"aws_access_key_id": "a", "aws_secret_access_key": "s", "region": "us-east-1"}
     options = {"aws_endpoint": NOTHING_LISTENS, "allow_http": "true", "max_retries": "0", **keys}
     with pytest.raises(StoreUnavailableError, match=NOTHING_LISTENS) as caught:
@@ -156,9 +166,11 @@ def test_a_store_that_does_not_answer_is_named() -> None:
 
 
 def test_every_access_has_the_stores_options(tmp_path: Path, options_seen: list[Any]) -> None:
-    """The look for the table, and the reading of its log."""
+    """The search for the table has them, and the reading of its log."""
     url = str(tmp_path / "t")
-    write_deltalake(url, pa.table({"n": [1]}), commit_properties=CommitProperties(app_transactions=[Transaction("a", 1)]))
+    write_deltalake(
+        url, pa.table({"n": [1]}), commit_properties=CommitProperties(app_transactions=[Transaction("a", 1)])
+    )
     DeltaTable(url).create_checkpoint()
     options_seen.clear()
     assert applications(url, {"allow_http": "true"}) == {"a"}

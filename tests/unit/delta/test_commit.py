@@ -1,20 +1,17 @@
-"""Commits are told by their true versions, whatever lands while the log is read."""
+"""Commits are read with their true versions, whatever lands during the reading."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError
 
 from hindcast.delta import commit
-from hindcast.delta.commit import KEEP_THE_LOG, commits_down, create_table, newest_commits, until_it_lands
-from hindcast.errors import SchemaVersionError, StoreUnavailableError
-
-SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+from hindcast.delta.commit import commits_down, newest_commits, until_it_lands
+from hindcast.errors import StoreUnavailableError
 
 
 def append(url: str, number: int) -> None:
@@ -22,22 +19,26 @@ def append(url: str, number: int) -> None:
     write_deltalake(url, pa.table({"n": [number]}), mode="append", commit_properties=properties)
 
 
-def test_a_handle_that_lags_behind_tells_true_versions(tmp_path: Path) -> None:
-    """Each commit's number is its version here; the handle was opened three commits ago."""
+def test_a_handle_that_lags_behind_gives_true_versions(tmp_path: Path) -> None:
+    """Each commit's number is its version here. The handle was opened three commits ago."""
     url = str(tmp_path / "t")
     append(url, 0)
     handle = DeltaTable(url)
     for number in range(1, 4):
         append(url, number)
-    assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [(n, str(n)) for n in (3, 2, 1, 0)]
+    assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [
+        (n, str(n)) for n in (3, 2, 1, 0)
+    ]
     assert [row["version"] for row in newest_commits(handle, 2)[:2]] == [3, 2]
 
 
 def test_a_commit_that_lands_meanwhile_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two reads are disturbed by another writer; where every one is, that is said."""
+    """Two reads are disturbed by another writer. If every read is disturbed, the error says so."""
     url = str(tmp_path / "t")
     append(url, 0)
-    handle, landed, read = DeltaTable(url), [0], DeltaTable.history
+    handle = DeltaTable(url)
+    landed = [0]
+    read = DeltaTable.history
 
     def disturbed(table: DeltaTable, limit: int | None = None) -> list[dict[str, object]]:
         if landed[0] < disturbances:
@@ -47,7 +48,11 @@ def test_a_commit_that_lands_meanwhile_is_waited_for(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(DeltaTable, "history", disturbed)
     disturbances = 2
-    assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [(2, "2"), (1, "1"), (0, "0")]
+    assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [
+        (2, "2"),
+        (1, "1"),
+        (0, "0"),
+    ]
     monkeypatch.setattr(commit, "_READINGS", 3)
     disturbances = 100
     with pytest.raises(StoreUnavailableError, match="could not be read: its log grows faster") as caught:
@@ -55,8 +60,12 @@ def test_a_commit_that_lands_meanwhile_is_waited_for(tmp_path: Path, monkeypatch
     assert caught.value.fields["table"] == handle.table_uri
 
 
-def test_a_commit_comes_once_where_others_land_between_two_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is read in steps of two: each step is pushed on by one more commit, which is itself not among them."""
+def test_a_commit_comes_once_if_others_land_between_two_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is read in steps of two. Each step is pushed on by one more commit, which is itself not among
+    them.
+    """
     url = str(tmp_path / "t")
     for number in range(5):
         append(url, number)
@@ -68,22 +77,27 @@ def test_a_commit_comes_once_where_others_land_between_two_readings(tmp_path: Pa
     assert found == [(n, str(n)) for n in (4, 3, 2, 1, 0)]
 
 
-def test_commits_are_told_from_a_version_down(tmp_path: Path) -> None:
-    """Later ones are as if they were not there."""
+def test_commits_are_read_from_a_version_down(tmp_path: Path) -> None:
+    """Later commits are left out."""
     url = str(tmp_path / "t")
     for number in range(4):
         append(url, number)
     assert [entry["number"] for entry in commits_down(DeltaTable(url), 2)] == ["2", "1", "0"]
 
 
-def test_no_more_of_the_log_is_read_than_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long log is read from its newest commit on, in steps that grow; a log as long as a step is read once more, and no further."""
+def test_no_more_of_the_log_is_read_than_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long log is read from its newest commit on, in steps that grow. A log as long as a step is read once
+    more, and no further.
+    """
     url = str(tmp_path / "t")
     for number in range(3):
         append(url, number)
     monkeypatch.setattr(commit, "_FIRST", 1)
     monkeypatch.setattr(commit, "_GROWTH", 3)
-    asked, read = [], DeltaTable.history
+    asked = []
+    read = DeltaTable.history
 
     def counted(table: DeltaTable, limit: int | None = None) -> list[dict[str, object]]:
         asked.append(limit)
@@ -96,61 +110,8 @@ def test_no_more_of_the_log_is_read_than_is_asked_for(tmp_path: Path, monkeypatc
     assert asked[1:] == [1, 3, 9]
 
 
-def test_a_table_is_made_once(tmp_path: Path, options_seen: list[Any]) -> None:
-    """With its name and configuration, by the store's options; whoever comes later opens it and changes nothing."""
-    url = str(tmp_path / "t")
-    made = create_table(url, SCHEMA, {"allow_http": "true"}, "", "the name", KEEP_THE_LOG)
-    assert (made.metadata().name, made.metadata().configuration) == ("the name", KEEP_THE_LOG)
-    assert len(options_seen) >= 3 and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
-    options_seen.clear()
-    again = create_table(url, SCHEMA, {}, "", "another name")
-    assert options_seen == [None], "it is opened, and not made again"
-    assert (again.version(), again.metadata().name) == (0, "the name")
-    assert made.table_uri == again.table_uri
-
-
-@pytest.mark.parametrize("refused", [True, False])
-def test_a_table_that_another_makes_at_the_same_moment_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
-    """Whether one's own commit meets the other's, or finds it there."""
-    url, make = str(tmp_path / "t"), DeltaTable.create
-
-    def beside(*arguments: Any, **options: Any) -> DeltaTable:
-        make(url, SCHEMA, name="the other's")
-        if refused:
-            raise CommitFailedError("version 0 is there")
-        return make(*arguments, **options)
-
-    monkeypatch.setattr(DeltaTable, "create", beside)
-    found = create_table(url, SCHEMA, {}, "", "mine")
-    assert (found.version(), found.metadata().name) == (0, "the other's")
-
-
-def test_a_table_of_other_columns_is_refused(tmp_path: Path) -> None:
-    """It says which it has, which are expected, and what to do."""
-    url = str(tmp_path / "t")
-    DeltaTable.create(url, pa.schema([("a", pa.string()), ("b", pa.string())]))
-    with pytest.raises(SchemaVersionError, match="Move it away") as caught:
-        create_table(url, SCHEMA, {}, "Move it away.")
-    told = {"table": url, "found": "with the columns a, b", "supported": "k, n", "cure": "Move it away."}
-    assert caught.value.fields == told
-
-
-@pytest.mark.parametrize("error", [DeltaError("the disk is away"), OSError("the disk is away")])
-def test_a_table_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """With the store's own reason."""
-    url = str(tmp_path / "t")
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(DeltaTable, "create", fail)
-    with pytest.raises(StoreUnavailableError, match="could not be created: the disk is away") as caught:
-        create_table(url, SCHEMA, {}, "")
-    assert caught.value.fields["table"] == url
-
-
 class Attempts:
-    """Fails so many times, then answers."""
+    """Fails with each of these errors in turn, then succeeds."""
 
     def __init__(self, *errors: Exception) -> None:
         self.left = list(errors)
@@ -161,11 +122,14 @@ class Attempts:
         return "landed"
 
 
-CONFLICT, AWAY = CommitFailedError("another was faster"), StoreUnavailableError(table="t", action="written", reason="away")
+CONFLICT = CommitFailedError("another was faster")
+AWAY = StoreUnavailableError(table="t", action="written", reason="away")
 
 
 def test_a_commit_is_tried_until_it_lands() -> None:
-    """After conflicts, and after the failures that are named; any other failure ends it at once."""
+    """It is retried after conflicts, and after the failures that are named. Any other failure ends it at
+    once.
+    """
     assert until_it_lands("t", Attempts(CONFLICT, CONFLICT)) == "landed"
     assert until_it_lands("t", Attempts(CONFLICT, AWAY, CONFLICT), StoreUnavailableError) == "landed"
     attempts = Attempts(CONFLICT, AWAY, CONFLICT)
@@ -175,7 +139,7 @@ def test_a_commit_is_tried_until_it_lands() -> None:
 
 
 def test_a_commit_that_never_lands_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many attempts the last reason is told."""
+    """After the last attempt its reason is raised."""
     monkeypatch.setattr(commit, "_ATTEMPTS", 3)
     attempts = Attempts(*[CONFLICT] * 4)
     with pytest.raises(StoreUnavailableError, match="The table t could not be written: another was faster"):
@@ -187,7 +151,9 @@ def test_a_commit_that_never_lands_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_attempts_of_a_commit_wait_longer_and_longer_but_never_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first waits are hundredths of a second and differ, so that writers do not meet again; none is longer than half a second."""
+    """The first waits are hundredths of a second and differ, so that writers do not meet again. None is
+    longer than half a second.
+    """
     first = []
     for _ in range(5):
         slept: list[float] = []

@@ -1,4 +1,4 @@
-"""How the control tables are made, appended to and read."""
+"""How the control tables are created, appended to and read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.table import TableAlterer
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from hindcast.delta import commit
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables import control_tables as tables_module
@@ -22,10 +23,12 @@ from hindcast.tables.schema import LATER, SCHEMA_VERSION, SCHEMAS, ControlTable,
 
 
 def test_only_rows_that_meet_every_condition_are_read(settings: Settings) -> None:
-    """Conditions are joined by AND, whatever their operators, and only the asked columns come."""
+    """Conditions are joined by AND, whatever their operators. Only the requested columns are read."""
     tables = ControlTables(settings)
     now = datetime.now(UTC)
-    rows = [{"event_id": str(number), "at": now, "pipeline": f"p{number % 2}", "kind": "k"} for number in range(6)]
+    rows = [
+        {"event_id": str(number), "at": now, "pipeline": f"p{number % 2}", "kind": "k"} for number in range(6)
+    ]
     tables.append(ControlTable.EVENTS, rows)
     where = [("pipeline", "=", "p1"), ("event_id", "in", ["1", "2", "5"])]
     assert Counter(row["event_id"] for row in tables.rows(ControlTable.EVENTS, where)) == {"1": 1, "5": 1}
@@ -33,21 +36,25 @@ def test_only_rows_that_meet_every_condition_are_read(settings: Settings) -> Non
     assert len(tables.rows(ControlTable.EVENTS)) == len(rows)
 
 
-def test_local_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
-    """Arrow's own file system finds the files of a folder, and of partitions, whose names need quoting in an address.
+def test_local_files_are_read_whatever_their_folders_name(tmp_path: Path) -> None:
+    """Arrow's own file system finds the files of a folder, and of partitions, whose names need quoting in an
+    address.
 
-    deltalake's own would do, too, but a process that ends as soon as it has read through it is aborted now and then.
+    deltalake's own would do, too, but a process that ends right after such a read is aborted now and then.
     """
     folder = tmp_path / "a folder, ü"
     folder.mkdir()
     rows = [{"x": 1, "p": "a b:c"}, {"x": 2, "p": "ü/%20"}, {"x": 3, "p": "plain"}]
     write_deltalake(str(folder), pa.Table.from_pylist(rows), partition_by=["p"])
     dataset = arrow_dataset(DeltaTable(str(folder)))
-    assert isinstance(dataset.filesystem, SubTreeFileSystem) and isinstance(dataset.filesystem.base_fs, LocalFileSystem)
+    assert isinstance(dataset.filesystem, SubTreeFileSystem)
+    assert isinstance(dataset.filesystem.base_fs, LocalFileSystem)
     assert sorted(dataset.to_table().to_pylist(), key=lambda row: row["x"]) == rows
 
 
-def test_files_of_an_object_store_are_not_looked_for_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_an_object_store_are_not_searched_for_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The path of such an address names nothing here: deltalake's own file system reads them."""
     write_deltalake(str(tmp_path), pa.table({"x": [1]}))
     table = DeltaTable(str(tmp_path))
@@ -69,21 +76,28 @@ def torn(settings: Settings, name: ControlTable) -> str:
 
 
 def test_a_row_is_stamped_and_made_whole(settings: Settings) -> None:
-    """It says of which schema it is, unless the caller does; a column that is not given is null. No rows make no table."""
+    """It says of which schema it is, unless the caller does. A column that is not given is null. No rows
+    create no table.
+    """
     tables = ControlTables(settings)
     tables.append(ControlTable.RUNS, [])
-    assert tables.find(ControlTable.RUNS) is None and not Path(tables.url(ControlTable.RUNS)).exists()
+    assert tables.find(ControlTable.RUNS) is None
+    assert not Path(tables.url(ControlTable.RUNS)).exists()
     tables.append(ControlTable.RUNS, [{"run_id": "a"}, {"run_id": "b", "schema_version": 7}])
     found = {row["run_id"]: row for row in tables.rows(ControlTable.RUNS)}
-    assert (found["a"]["schema_version"], found["b"]["schema_version"], found["a"]["pipeline"]) == (SCHEMA_VERSION, 7, None)
+    assert (found["a"]["schema_version"], found["b"]["schema_version"], found["a"]["pipeline"]) == (
+        SCHEMA_VERSION,
+        7,
+        None,
+    )
     unstamped = [name for name in ControlTable if "schema_version" not in SCHEMAS[name].names]
     for name in unstamped:
         tables.append(name, [{}])
         assert len(tables.rows(name)) == 1
 
 
-def test_a_table_is_made_with_its_name_and_properties(settings: Settings) -> None:
-    """By its first append, in the folder that has its name; whoever opens it then changes nothing."""
+def test_a_table_is_created_with_its_name_and_properties(settings: Settings) -> None:
+    """The first use creates it in the folder that has its name. The next use changes nothing."""
     tables = ControlTables(settings)
     for name in (ControlTable.LEASES, ControlTable.EVENTS):
         made = tables.open(name).metadata()
@@ -92,8 +106,8 @@ def test_a_table_is_made_with_its_name_and_properties(settings: Settings) -> Non
         assert tables.open(name).version() == 0
 
 
-def test_reading_makes_no_table(settings: Settings) -> None:
-    """A table that is not there has no rows, with the columns that were asked for."""
+def test_reading_creates_no_table(settings: Settings) -> None:
+    """A table that does not exist has no rows, with the requested columns."""
     tables = ControlTables(settings)
     assert tables.rows(ControlTable.EVENTS) == []
     assert tables.read(ControlTable.EVENTS).schema.names == SCHEMAS[ControlTable.EVENTS].names
@@ -102,41 +116,46 @@ def test_reading_makes_no_table(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_a_table_that_another_makes_at_the_same_moment_is_opened(
+def test_a_table_that_another_creates_at_the_same_moment_is_opened(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    """Whether one's own commit meets the other's, or finds it there."""
+    """One's own commit is refused, or it finds the other's table."""
     make = DeltaTable.create
 
-    def beside(*arguments: Any, **options: Any) -> DeltaTable:
+    def another_is_faster(*arguments: Any, **options: Any) -> DeltaTable:
         monkeypatch.undo()
         ControlTables(settings).append(ControlTable.EVENTS, [event()])
         if refused:
             raise CommitFailedError("version 0 is there")
         return make(*arguments, **options)
 
-    monkeypatch.setattr(DeltaTable, "create", beside)
+    monkeypatch.setattr(DeltaTable, "create", another_is_faster)
     ControlTables(settings).append(ControlTable.EVENTS, [event(1)])
     assert {row["event_id"] for row in ControlTables(settings).rows(ControlTable.EVENTS)} == {"0", "1"}
 
 
-def test_a_foreign_table_that_another_makes_at_the_same_moment_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, like one that was there before."""
-    url, make = settings.table("control", "events"), DeltaTable.create
+def test_a_foreign_table_that_another_creates_at_the_same_moment_is_refused(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names it, as for a table that was there before."""
+    url = settings.table("control", "events")
+    make = DeltaTable.create
 
-    def beside(*_: Any, **__: Any) -> DeltaTable:
+    def another_is_faster(*_: Any, **__: Any) -> DeltaTable:
         make(url, pa.schema([("x", pa.string())]))
         raise CommitFailedError("version 0 is there")
 
-    monkeypatch.setattr(DeltaTable, "create", beside)
+    monkeypatch.setattr(DeltaTable, "create", another_is_faster)
     with pytest.raises(SchemaVersionError, match="without event_id") as caught:
         ControlTables(settings).open(ControlTable.EVENTS)
     assert caught.value.fields["table"] == url
 
 
 @pytest.mark.parametrize("error", [DeltaError("the disk is away"), OSError("the disk is away")])
-def test_a_table_that_cannot_be_made_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """With the store's own reason."""
+def test_a_table_that_cannot_be_created_is_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The error has the store's own reason."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -148,12 +167,13 @@ def test_a_table_that_cannot_be_made_is_named(settings: Settings, monkeypatch: p
 
 
 def test_a_table_that_cannot_be_opened_is_named(settings: Settings) -> None:
-    """Whether it is to be opened, or read."""
+    """Whether it is opened, searched for or read."""
     url = torn(settings, ControlTable.EVENTS)
     for ask in (ControlTables(settings).open, ControlTables(settings).find, ControlTables(settings).rows):
         with pytest.raises(StoreUnavailableError, match="could not be opened") as caught:
             ask(ControlTable.EVENTS)
-        assert caught.value.fields["table"] == url and caught.value.fields["reason"] is caught.value.__cause__
+        assert caught.value.fields["table"] == url
+        assert caught.value.fields["reason"] is caught.value.__cause__
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -172,60 +192,75 @@ def test_a_file_that_is_gone_or_torn_is_an_error_that_names_the_table(settings: 
 
 
 def test_a_table_without_a_column_is_refused(settings: Settings) -> None:
-    """It names what is missing, and where tables of one's own may lie; more columns than are known harm nobody."""
-    url, schema = settings.table("control", "events"), SCHEMAS[ControlTable.EVENTS]
+    """The error names what is missing, and the setting of the tables' place. More columns than are known do
+    no harm.
+    """
+    url = settings.table("control", "events")
+    schema = SCHEMAS[ControlTable.EVENTS]
     DeltaTable.create(url, pa.schema([field for field in schema if field.name not in {"kind", "pipeline"}]))
     with pytest.raises(SchemaVersionError) as caught:
         ControlTables(settings).open(ControlTable.EVENTS)
     missing = ", ".join(name for name in schema.names if name in {"kind", "pipeline"})
-    told = {"table": url, "found": f"without {missing}", "supported": SCHEMA_VERSION}
-    assert told.items() <= caught.value.fields.items() and "HINDCAST_TABLES_URL" in caught.value.fields["cure"]
-    DeltaTable.create(settings.table("control", "runs"), SCHEMAS[ControlTable.RUNS].append(pa.field("more", pa.string())))
+    expected = {"table": url, "found": f"without {missing}", "supported": SCHEMA_VERSION}
+    assert expected.items() <= caught.value.fields.items()
+    assert "HINDCAST_TABLES_URL" in caught.value.fields["cure"]
+    DeltaTable.create(
+        settings.table("control", "runs"), SCHEMAS[ControlTable.RUNS].append(pa.field("more", pa.string()))
+    )
     ControlTables(settings).open(ControlTable.RUNS)
 
 
 def older(settings: Settings) -> str:
-    """A table of verdicts as an older Hindcast has made it; its address."""
-    url, later = settings.table("control", "verdicts"), LATER[ControlTable.VERDICTS]
-    DeltaTable.create(url, pa.schema([field for field in SCHEMAS[ControlTable.VERDICTS] if field.name not in later]))
+    """A table of verdicts as an older Hindcast created it; its address."""
+    url = settings.table("control", "verdicts")
+    later = LATER[ControlTable.VERDICTS]
+    DeltaTable.create(
+        url, pa.schema([field for field in SCHEMAS[ControlTable.VERDICTS] if field.name not in later])
+    )
     return url
 
 
 def test_an_older_table_gets_its_new_columns_once(settings: Settings) -> None:
-    """Those it lacks and no others, with their types."""
+    """Those that it lacks and no others, with their types."""
     url = older(settings)
     found = ControlTables(settings).find(ControlTable.VERDICTS)
-    assert found is not None and found.version() == 1
+    assert found is not None
+    assert found.version() == 1
     expected = Schema.from_arrow(SCHEMAS[ControlTable.VERDICTS]).fields
     assert sorted(map(str, DeltaTable(url).schema().fields)) == sorted(map(str, expected))
     assert ControlTables(settings).open(ControlTable.VERDICTS).version() == 1
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_columns_that_another_adds_at_the_same_moment_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
-    """A table that lacks them afterwards could not be given them, and that is said."""
+def test_columns_that_another_adds_at_the_same_moment_are_found(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    """If the table lacks them afterwards, they could not be added, and the error says so."""
     url = older(settings)
 
-    def beside(of: TableAlterer, *arguments: Any, **options: Any) -> None:
+    def another_is_faster(of: TableAlterer, *arguments: Any, **options: Any) -> None:
         if faster:
             monkeypatch.undo()
             ControlTables(settings).open(ControlTable.VERDICTS)
         raise DeltaError("a writer was faster")
 
-    monkeypatch.setattr(TableAlterer, "add_columns", beside)
+    monkeypatch.setattr(TableAlterer, "add_columns", another_is_faster)
     if faster:
         assert ControlTables(settings).open(ControlTable.VERDICTS).version() == 1
         return
-    with pytest.raises(StoreUnavailableError, match="could not be given its new columns: a writer was faster") as caught:
+    with pytest.raises(
+        StoreUnavailableError, match="could not be given its new columns: a writer was faster"
+    ) as caught:
         ControlTables(settings).open(ControlTable.VERDICTS)
     assert caught.value.fields["table"] == url
 
 
 class Writes:
-    """Writes of rows that fail so often before they succeed."""
+    """Writes of rows: each of these errors is raised in turn before a write succeeds."""
 
     def __init__(self, *errors: Exception) -> None:
-        self.left, self.made = list(errors), 0
+        self.left = list(errors)
+        self.made = 0
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
         self.made += 1
@@ -235,8 +270,12 @@ class Writes:
 
 
 @pytest.mark.parametrize("error", [DeltaError("the disk is away"), OSError("the disk is away")])
-def test_rows_that_cannot_be_written_are_an_error(settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """At once where the table was just opened; a handle that is kept may be at fault, so the table is opened anew, once."""
+def test_rows_that_cannot_be_written_are_an_error(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """At once if the table was just opened. A kept handle may be the cause, so then the table is opened
+    again, once.
+    """
     writes = Writes(error)
     monkeypatch.setattr(tables_module, "write_deltalake", writes)
     tables = ControlTables(settings)
@@ -246,26 +285,34 @@ def test_rows_that_cannot_be_written_are_an_error(settings: Settings, monkeypatc
     tables.append(ControlTable.EVENTS, [event(1)])
     writes.left = [error]
     tables.append(ControlTable.EVENTS, [event(2)])
-    writes.left, writes.made = [error, error], 0
+    writes.left = [error, error]
+    writes.made = 0
     with pytest.raises(StoreUnavailableError, match="could not be written: the disk is away"):
         tables.append(ControlTable.EVENTS, [event(3)])
     assert writes.made == 2
     assert {row["event_id"] for row in tables.rows(ControlTable.EVENTS)} == {"1", "2"}
 
 
-def test_an_append_waits_longer_and_longer_but_never_long(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first wait is hundredths of a second and none longer than a second; after twenty attempts the reason is told."""
-    writes, slept = Writes(*[CommitFailedError("a writer was faster")] * 100), []
+def test_an_append_retries_by_the_one_policy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy of all commits: the first wait is a hundredth of a second at most, and none is longer than
+    half a second. After the last attempt the reason is raised.
+    """
+    writes = Writes(*[CommitFailedError("a writer was faster")] * 100)
+    slept: list[float] = []
     monkeypatch.setattr(tables_module, "write_deltalake", writes)
     monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
-    with pytest.raises(StoreUnavailableError, match="could not be written: a writer was faster"):
-        ControlTables(settings).append(ControlTable.EVENTS, [event()])
-    assert (writes.made, len(slept)) == (20, 19)
-    assert slept[0] <= 0.02 and 0.1 < max(slept) <= 1.0
+    tables = ControlTables(settings)
+    with pytest.raises(StoreUnavailableError, match="could not be written: a writer was faster") as caught:
+        tables.append(ControlTable.EVENTS, [event()])
+    assert caught.value.fields["table"] == tables.url(ControlTable.EVENTS)
+    assert writes.made == commit._ATTEMPTS
+    assert len(slept) == commit._ATTEMPTS - 1
+    assert slept[0] <= 0.01
+    assert 0.1 < max(slept) <= 0.5
 
 
 def test_an_append_opens_its_table_once(settings: Settings, options_seen: list[Any]) -> None:
-    """With the store's options, as every read and the making of the table have them."""
+    """With the store's options, as every read and the creation of the table."""
     tables = ControlTables(settings.model_copy(update={"storage_options": {"allow_http": "true"}}))
     tables.append(ControlTable.EVENTS, [event()])
     made = len(options_seen)
@@ -275,25 +322,37 @@ def test_an_append_opens_its_table_once(settings: Settings, options_seen: list[A
     older(settings)
     options_seen.clear()
     tables.open(ControlTable.VERDICTS)
-    assert options_seen and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
+    assert options_seen
+    assert set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
 
 
 def test_two_that_append_see_each_others_rows(settings: Settings) -> None:
-    """A handle that is kept is brought to the newest version first, so that the upkeep is told the true number."""
-    one, two = ControlTables(settings), ControlTables(settings)
-    told: list[int] = []
+    """A kept handle is first brought to the newest version, so that the upkeep gets the true number."""
+    one = ControlTables(settings)
+    two = ControlTables(settings)
+    expected: list[int] = []
     for tables in (one, two):
-        tables.upkeep[ControlTable.EVENTS].committed = told.append  # type: ignore[method-assign]
+        tables.upkeep[ControlTable.EVENTS].committed = expected.append  # type: ignore[method-assign]
     for number in range(6):
         (one, two)[number % 2].append(ControlTable.EVENTS, [event(number)])
-    assert told == [1, 2, 3, 4, 5, 6]
+    assert expected == [1, 2, 3, 4, 5, 6]
     assert len(one.rows(ControlTable.EVENTS)) == 6
 
 
-@pytest.mark.parametrize(("newest_only", "empty", "refused"), [(True, 1, False), (True, 3, True), (False, 1, True), (False, 3, True)])
-def test_an_empty_commit_is_refused_where_it_would_be_read(tmp_path: Path, newest_only: bool, empty: int, refused: bool) -> None:
-    """Before the newest checkpoint only where older versions are read, too, as is taken for granted; the file is named, and what to do."""
-    url, asked = str(tmp_path / "t"), {"newest_only": True} if newest_only else {}
+@pytest.mark.parametrize(
+    ("newest_only", "empty", "refused"),
+    [(True, 1, False), (True, 3, True), (False, 1, True), (False, 3, True)],
+)
+def test_an_empty_commit_is_refused_if_it_would_be_read(
+    tmp_path: Path, newest_only: bool, empty: int, refused: bool
+) -> None:
+    """Before the newest checkpoint it is refused only if older versions are read, too, which is the default.
+    The error names the file, and what to do.
+    """
+    url = str(tmp_path / "t")
+    asked = {}
+    if newest_only:
+        asked = {"newest_only": True}
     for number in range(4):
         write_deltalake(url, pa.table({"n": [number]}), mode="append")
         if number == 2:
@@ -303,13 +362,17 @@ def test_an_empty_commit_is_refused_where_it_would_be_read(tmp_path: Path, newes
     if not refused:
         refuse_empty_commits(url, **asked)
         return
-    with pytest.raises(StoreUnavailableError, match=f"could not be read: the commit {empty:020d}.json .*restore that file") as caught:
+    with pytest.raises(
+        StoreUnavailableError, match=f"could not be read: the commit {empty:020d}.json .*restore that file"
+    ) as caught:
         refuse_empty_commits(url, **asked)
     assert caught.value.fields["table"] == url
 
 
 @pytest.mark.parametrize("newest_only", [True, False])
-def test_an_empty_commit_is_refused_if_nothing_was_checkpointed_yet(tmp_path: Path, newest_only: bool) -> None:
+def test_an_empty_commit_is_refused_if_nothing_was_checkpointed_yet(
+    tmp_path: Path, newest_only: bool
+) -> None:
     """Every reader begins at the first commit then."""
     url = str(tmp_path / "t")
     for number in range(2):
@@ -320,7 +383,9 @@ def test_an_empty_commit_is_refused_if_nothing_was_checkpointed_yet(tmp_path: Pa
 
 
 def test_a_control_table_is_read_from_its_last_checkpoint_on(settings: Settings) -> None:
-    """An empty commit before it harms nobody: its rows are in the checkpoint. After it the table is refused, by whoever opens it."""
+    """An empty commit before the checkpoint does no harm: its rows are in the checkpoint. After the
+    checkpoint it makes every use of the table an error.
+    """
     tables = ControlTables(settings)
     for number in range(3):
         tables.append(ControlTable.EVENTS, [event(number)])
@@ -335,13 +400,15 @@ def test_a_control_table_is_read_from_its_last_checkpoint_on(settings: Settings)
             ask(ControlTable.EVENTS)
 
 
-def test_only_a_log_on_this_machine_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object store has no parts of objects, and a table that is not there has no log; an empty file of another kind is no commit."""
+def test_only_a_log_on_this_machine_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store has no parts of objects. A table that does not exist has no log. An empty file of
+    another kind is no commit.
+    """
     monkeypatch.chdir(tmp_path)
-    for folder in ("s3:/bucket/t", "other"):
+    for folder, ending in (("s3:/bucket/t", "json"), ("other", "json.tmp")):
         log = tmp_path / folder / "_delta_log"
         log.mkdir(parents=True)
-        (log / f"{0:020d}.{'json' if folder != 'other' else 'json.tmp'}").write_text("")
+        (log / f"{0:020d}.{ending}").write_text("")
     refuse_empty_commits("s3://bucket/t")
     refuse_empty_commits(str(tmp_path / "nothing"))
     refuse_empty_commits(str(tmp_path / "other"))
@@ -351,3 +418,47 @@ def test_milliseconds_are_an_instant_in_utc() -> None:
     """To the millisecond."""
     assert utc_from_ms(1_500) == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
     assert utc_from_ms(0).tzinfo is UTC
+
+
+def test_a_commit_that_is_deleted_meanwhile_does_not_end_the_search_for_empty_ones(tmp_path: Path) -> None:
+    """The log's cleanup may delete a file after the folder was listed. Here such files are links to
+    nothing.
+    """
+    log = tmp_path / "t" / "_delta_log"
+    log.mkdir(parents=True)
+    for version in range(30):
+        (log / f"{version:020d}.json").symlink_to(tmp_path / "nothing")
+    empty = log / f"{30:020d}.json"
+    empty.write_text("")
+    for version in range(31, 60):
+        (log / f"{version:020d}.json").symlink_to(tmp_path / "nothing")
+    with pytest.raises(StoreUnavailableError, match=empty.name):
+        refuse_empty_commits(str(tmp_path / "t"))
+
+
+def test_a_log_that_cannot_be_listed_is_an_error_that_names_the_table(settings: Settings) -> None:
+    """Here a file is where the table's folder should be."""
+    tables = ControlTables(settings)
+    url = Path(tables.url(ControlTable.EVENTS))
+    url.parent.mkdir(parents=True)
+    url.write_text("no folder")
+    with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+        tables.find(ControlTable.EVENTS)
+    assert caught.value.fields["table"] == str(url)
+    assert isinstance(caught.value.__cause__, NotADirectoryError)
+
+
+def test_an_older_table_that_can_be_opened_no_more_is_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be given its new columns, and its log is torn now."""
+    url = older(settings)
+
+    def torn_meanwhile(_: TableAlterer, *__: Any, **___: Any) -> None:
+        (Path(url) / "_delta_log" / f"{1:020d}.json").write_text("no commit")
+        raise DeltaError("a writer was faster")
+
+    monkeypatch.setattr(TableAlterer, "add_columns", torn_meanwhile)
+    with pytest.raises(StoreUnavailableError, match="could not be opened") as caught:
+        ControlTables(settings).open(ControlTable.VERDICTS)
+    assert caught.value.fields["table"] == url

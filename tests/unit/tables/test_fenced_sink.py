@@ -14,7 +14,13 @@ from support.shard_harness import CrashError, crash_at
 from hindcast.delta import commit
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import DataFile
-from hindcast.errors import FenceMovedError, LeaseLostError, SchemaVersionError, SinkSharedError, StoreUnavailableError
+from hindcast.errors import (
+    FenceMovedError,
+    LeaseLostError,
+    SchemaVersionError,
+    SinkSharedError,
+    StoreUnavailableError,
+)
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file
 from hindcast.tables import fenced_sink
@@ -43,7 +49,9 @@ def data(table: FencedTable, n: int) -> list[DataFile]:
     return [_write_file(pa.table({"k": ["a"], "n": [n]}, schema=SCHEMA), table.url, {}, "x")]
 
 
-def metadata(epoch: int, batch: int, kind: str = "batch", worker: str = "w", shard: str = "v1.g0.s0", **fields: Any) -> str:
+def metadata(
+    epoch: int, batch: int, kind: str = "batch", worker: str = "w", shard: str = "v1.g0.s0", **fields: Any
+) -> str:
     return BatchCommit(
         kind=kind,
         pipeline="p",
@@ -72,7 +80,7 @@ def test_a_commit_lands_with_its_fence_and_its_version(table: FencedTable) -> No
 
 
 def test_a_repeated_commit_writes_nothing(table: FencedTable) -> None:
-    """The same fence again (an answer that was lost) returns -1 and adds no row."""
+    """The same fence again (after an answer that was lost) returns -1 and adds no row."""
     table.commit(Fence(1, 1), data(table, 7), after=None)
     assert table.commit(Fence(1, 1), data(table, 7), after=None) == -1
     assert values(table) == [7]
@@ -80,17 +88,27 @@ def test_a_repeated_commit_writes_nothing(table: FencedTable) -> None:
 
 @pytest.mark.parametrize("kind", ["batch", "seal"])
 def test_another_workers_commit_is_not_taken_for_ones_own(table: FencedTable, kind: str) -> None:
-    """A fleet with leases of its own comes to the same epoch and batch: it is told, and its batch is not passed over in silence (F24)."""
+    """A fleet with leases of its own comes to the same epoch and batch. It gets an error, and its batch is
+    not skipped in silence (F24).
+    """
     table.commit(Fence(1, 1), data(table, 7), metadata(1, 1), after=None)
     assert table.commit(Fence(1, 1), [], metadata(1, 1, kind), after=Fence(1, 1)) == -1
     with pytest.raises(SinkSharedError, match="w has written") as caught:
         table.commit(Fence(1, 1), data(table, 8), metadata(1, 1, kind, "stranger"), after=Fence(1, 1))
-    assert caught.value.fields == {"table": table.url, "app": APP, "epoch": 1, "found": "w", "worker": "stranger"}
+    assert caught.value.fields == {
+        "table": table.url,
+        "app": APP,
+        "epoch": 1,
+        "found": "w",
+        "worker": "stranger",
+    }
     assert values(table) == [7]
 
 
 def test_a_commit_that_says_nothing_of_itself_is_ones_own(table: FencedTable) -> None:
-    """Late rows and dead letters are filed so; nor is one doubted whose log entry is gone."""
+    """Late rows and dead letters are filed with such commits. A commit without an entry in the log is not
+    doubted either.
+    """
     assert table.commit(Fence(1, 1), data(table, 7), after=None) == 1
     assert table.commit(Fence(1, 1), data(table, 7), metadata(1, 1)) == -1
     table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
@@ -110,7 +128,7 @@ def test_a_zombie_is_refused_after_the_seal(table: FencedTable) -> None:
 
 
 def test_a_zombie_that_was_first_makes_the_seal_read_again(table: FencedTable) -> None:
-    """A seal decided before the old owner's last commit is refused, so that batch is not forgotten."""
+    """A seal that was decided before the old owner's last commit is refused, so that batch is not forgotten."""
     table.commit(Fence(1, 1), data(table, 1), after=None)
     heir = FencedTable(table.url, {}, APP)
     seen = heir.recorded()
@@ -125,11 +143,16 @@ def test_a_batch_cannot_be_skipped(table: FencedTable) -> None:
     table.commit(Fence(1, 1), data(table, 1), after=None)
     with pytest.raises(FenceMovedError) as caught:
         table.commit(Fence(1, 3), data(table, 3), after=Fence(1, 2))
-    assert caught.value.fields == {"table": table.url, "app": APP, "recorded": Fence(1, 1), "expected": Fence(1, 2)}
+    assert caught.value.fields == {
+        "table": table.url,
+        "app": APP,
+        "recorded": Fence(1, 1),
+        "expected": Fence(1, 2),
+    }
     assert values(table) == [1]
 
 
-def test_two_shards_commit_beside_each_other(table: FencedTable) -> None:
+def test_two_shards_commit_to_one_table(table: FencedTable) -> None:
     """Applications of one table do not disturb each other's fences, whichever handle is older."""
     other = FencedTable(table.url, {}, "p/v1/v1.g0.s1")
     table.recorded(), other.recorded()
@@ -148,7 +171,9 @@ def test_an_empty_batch_is_a_commit(table: FencedTable) -> None:
 
 
 def test_commits_are_found_however_many_others_lie_between(table: FencedTable) -> None:
-    """A shard's last commit is found below more commits of another shard than one reading of the log takes."""
+    """A shard's last commit is found below more commits of another shard than one reading of the log
+    takes.
+    """
     table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
     table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
     other = FencedTable(table.url, {}, "p/v1/v1.g0.s1")
@@ -162,8 +187,10 @@ def test_commits_are_found_however_many_others_lie_between(table: FencedTable) -
     assert [commit.batch for commit in table.commits(stop_after=2)] == [2]
 
 
-def test_commits_are_told_down_to_the_batch_that_is_asked_for(table: FencedTable) -> None:
-    """A seal on an earlier batch does not end it; commits of other shards, and those that are none of ours, are passed over."""
+def test_commits_are_read_down_to_the_requested_batch(table: FencedTable) -> None:
+    """A seal on an earlier batch does not end the reading. Commits of other shards, and those of other
+    programs, are skipped.
+    """
     other = FencedTable(table.url, {}, "p/v1/v1.g0.s1")
     table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
     table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
@@ -171,16 +198,24 @@ def test_commits_are_told_down_to_the_batch_that_is_asked_for(table: FencedTable
     other.commit(Fence(1, 9), [], metadata(1, 9, shard="v1.g0.s1"), after=None)
     DeltaTable(table.url).create_write_transaction([], "append", DeltaTable(table.url).schema())
     table.commit(Fence(2, 3), [], metadata(2, 3), after=Fence(2, 2))
-    told = [(commit.kind, commit.epoch, commit.batch) for commit in table.commits()]
-    assert told == [("batch", 2, 3), ("seal", 2, 2), ("batch", 1, 2), ("batch", 1, 1)]
+    found = [(commit.kind, commit.epoch, commit.batch) for commit in table.commits()]
+    assert found == [("batch", 2, 3), ("seal", 2, 2), ("batch", 1, 2), ("batch", 1, 1)]
     assert [commit.sink_version for commit in table.commits()] == [6, 3, 2, 1]
-    assert [(commit.kind, commit.batch) for commit in table.commits(stop_after=2)] == [("batch", 3), ("seal", 2), ("batch", 2)]
+    assert [(commit.kind, commit.batch) for commit in table.commits(stop_after=2)] == [
+        ("batch", 3),
+        ("seal", 2),
+        ("batch", 2),
+    ]
     assert [commit.batch for commit in other.commits()] == [9]
 
 
 def test_a_commit_becomes_the_ledgers_row_of_its_batch(table: FencedTable) -> None:
-    """All that the ledger lacks can be taken from the sink's log; what only Spark could measure stays unknown."""
-    version = table.commit(Fence(3, 2), [], metadata(3, 2, checkpoint="c", base=7, floors={0: 5}, output_rows=4), after=None)
+    """All that the ledger lacks can be taken from the sink's log. What only Spark could measure stays
+    unknown.
+    """
+    version = table.commit(
+        Fence(3, 2), [], metadata(3, 2, checkpoint="c", base=7, floors={0: 5}, output_rows=4), after=None
+    )
     commit = next(table.commits())
     assert (commit.checkpoint, commit.base, commit.floors) == ("c", 7, {0: 5})
     assert commit.as_ledger_row("trades") == LedgerRow.unmeasured(
@@ -203,16 +238,22 @@ def test_a_commit_becomes_the_ledgers_row_of_its_batch(table: FencedTable) -> No
 
 
 @pytest.mark.parametrize("step", ["sink.3", "sink.4"])
-def test_a_death_before_the_commit_leaves_the_table_as_it_was(table: FencedTable, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Neither its rows nor its fence are there, so the next owner reads the batch again."""
+def test_a_death_before_the_commit_leaves_the_table_as_it_was(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Neither its rows nor its fence are in the table, so the next owner reads the batch again."""
     crash_at(monkeypatch, step, 1)
     with pytest.raises(CrashError):
         table.commit(Fence(1, 1), data(table, 7), after=None)
     assert (values(table), table.recorded()) == ([], None)
 
 
-def test_a_commit_that_is_overtaken_lands_on_top_with_its_true_version(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another shard's commit lands between its look and its own: it is decided anew, and the version is the one that holds its rows."""
+def test_a_commit_that_is_overtaken_lands_on_top_with_its_true_version(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shard's commit lands between the reading of the fence and the commit. It is decided again, and
+    the version is the one that holds its rows.
+    """
     other = FencedTable(table.url, {}, "p/v1/v1.g0.s1")
 
     def overtaken(step: str) -> None:
@@ -227,9 +268,17 @@ def test_a_commit_that_is_overtaken_lands_on_top_with_its_true_version(table: Fe
     assert values(table) == [1, 2]
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, name: str, *, times: int, landed: bool = False, error: Exception | None = None) -> None:
+def failing(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    *,
+    times: int,
+    landed: bool = False,
+    error: Exception | None = None,
+) -> None:
     """Let this call of delta-rs fail so many times, before it does anything or after it has done it."""
-    works, left = getattr(DeltaTable, name), [times]
+    works = getattr(DeltaTable, name)
+    left = [times]
 
     def fail(self: DeltaTable, *arguments: Any, **options: Any) -> Any:
         if not left[0]:
@@ -242,8 +291,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, *, times: int, landed: b
     monkeypatch.setattr(DeltaTable, name, fail)
 
 
-def test_a_table_to_which_others_always_commit_first_is_named(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not try for ever."""
+def test_a_table_to_which_others_always_commit_first_is_named(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempts end."""
     failing(monkeypatch, "create_write_transaction", times=3, error=CommitFailedError("another was faster"))
     with pytest.raises(StoreUnavailableError, match="could not be written: another was faster") as caught:
         table.commit(Fence(1, 1), data(table, 7), after=None)
@@ -263,7 +314,9 @@ def test_a_commit_whose_outcome_is_unknown_is_in_the_table_once(
 
 
 def test_a_store_that_stays_away_is_named(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the table, what could not be done to it, and the store's own reason; the table serves once the store is back."""
+    """The error names the table, what could not be done to it, and the store's own reason. The table serves
+    once the store answers again.
+    """
     with monkeypatch.context() as while_away:
         failing(while_away, "create_write_transaction", times=3)
         with pytest.raises(StoreUnavailableError, match="could not be written: the disk is away") as caught:
@@ -278,17 +331,24 @@ def test_a_store_that_stays_away_is_named(table: FencedTable, monkeypatch: pytes
     assert table.commit(Fence(1, 1), data(table, 7), after=None) == 1
 
 
-def test_a_table_that_nobody_made_is_no_store_that_is_away(settings: Settings) -> None:
-    """Trying again would not make it."""
-    with pytest.raises(TableNotFoundError):
-        FencedTable(settings.table("sinks", "none"), {}, APP).recorded()
+def test_a_table_that_does_not_exist_is_no_store_that_is_away(settings: Settings) -> None:
+    """A retry would not create it. The error names it."""
+    url = settings.table("sinks", "none")
+    with pytest.raises(TableNotFoundError, match="there is no table") as caught:
+        FencedTable(url, {}, APP).recorded()
+    assert url in str(caught.value)
 
 
 def test_every_access_has_the_stores_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them an object store would refuse whoever opens, makes or writes the table."""
-    options, seen, opens, makes = {"allow_http": "true"}, [], DeltaTable.__init__, DeltaTable.create
+    """Without them an object store would refuse to open, create or write the table."""
+    options = {"allow_http": "true"}
+    seen = []
+    opens = DeltaTable.__init__
+    makes = DeltaTable.create
 
-    def opened(self: DeltaTable, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> None:
+    def opened(
+        self: DeltaTable, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any
+    ) -> None:
         seen.append(storage_options)
         opens(self, *arguments, storage_options=storage_options, **others)
 
@@ -301,11 +361,14 @@ def test_every_access_has_the_stores_options(settings: Settings, monkeypatch: py
     url = settings.table("sinks", "t")
     FencedTable(url, options, APP).create(SCHEMA)
     assert FencedTable(url, options, APP).recorded() is None
-    assert len(seen) > 3 and set(map(str, seen)) == {str(options)}
+    assert len(seen) > 3
+    assert set(map(str, seen)) == {str(options)}
 
 
 def test_an_upserted_row_replaces_the_one_with_its_keys(settings: Settings) -> None:
-    """All keys together name a row, whatever their types and the names of their columns; null is a value like any other."""
+    """All keys together name a row, whatever their types and the names of their columns. Null is a value like
+    any other.
+    """
     schema = pa.schema([("open", pa.bool_()), ('the "key"', pa.string()), ("n", pa.int64())])
     table = FencedTable(settings.table("sinks", "upserted"), {}, APP)
     table.create(schema)
@@ -321,9 +384,13 @@ def test_an_upserted_row_replaces_the_one_with_its_keys(settings: Settings) -> N
     assert table.recorded() == Fence(1, 2)
 
 
-def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lands on no version but the one whose rows and fences it has read."""
-    table, other = (FencedTable(settings.table("sinks", "upserted"), {}, f"p/v1/v1.g0.s{number}") for number in (0, 1))
+def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lands only on the version whose rows and fences it has read."""
+    table, other = (
+        FencedTable(settings.table("sinks", "upserted"), {}, f"p/v1/v1.g0.s{number}") for number in (0, 1)
+    )
     table.create(SCHEMA)
     rows = pa.table({"k": ["a"], "n": [1]}, schema=SCHEMA)
 
@@ -339,22 +406,30 @@ def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(settings: Settin
 
 
 def test_a_table_of_other_columns_is_refused(table: FencedTable) -> None:
-    """A result whose columns changed is not appended to the old table."""
+    """A result with other columns is not appended to the old table."""
     with pytest.raises(SchemaVersionError, match="columns k, n"):
         table.create(pa.schema([("k", pa.string())]))
 
 
 def test_statistics_hold_rows_and_the_windows_bounds() -> None:
-    """Readers can prune files by window; nothing else is claimed."""
+    """Readers can skip files by window. The statistics claim nothing else."""
     import datetime as dt
 
     at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     kind = pa.struct([("start", pa.timestamp("us", tz="UTC")), ("end", pa.timestamp("us", tz="UTC"))])
-    windows = [{"start": at + dt.timedelta(seconds=s), "end": at + dt.timedelta(seconds=s + 5)} for s in (3, 0)]
+    windows = [
+        {"start": at + dt.timedelta(seconds=s), "end": at + dt.timedelta(seconds=s + 5)} for s in (3, 0)
+    ]
     stats = statistics(pa.table({"window": pa.array(windows, kind)}))
     assert stats["numRecords"] == 2
-    assert stats["minValues"]["window"] == {"start": "2026-01-01T00:00:00.000Z", "end": "2026-01-01T00:00:05.000Z"}
-    assert stats["maxValues"]["window"] == {"start": "2026-01-01T00:00:03.000Z", "end": "2026-01-01T00:00:08.000Z"}
+    assert stats["minValues"]["window"] == {
+        "start": "2026-01-01T00:00:00.000Z",
+        "end": "2026-01-01T00:00:05.000Z",
+    }
+    assert stats["maxValues"]["window"] == {
+        "start": "2026-01-01T00:00:03.000Z",
+        "end": "2026-01-01T00:00:08.000Z",
+    }
 
 
 def test_files_without_a_commit_are_not_seen(table: FencedTable) -> None:
@@ -366,9 +441,13 @@ def test_files_without_a_commit_are_not_seen(table: FencedTable) -> None:
 
 @pytest.mark.parametrize("which", [-1, -2])
 def test_a_sink_with_an_empty_commit_is_refused(table: FencedTable, which: int) -> None:
-    """A batch whose commit file was emptied is not skipped: nothing is read or written before the file is restored."""
+    """A batch whose commit file was emptied is not skipped: nothing is read or written before the file is
+    restored.
+    """
+    last = None
     for batch in (1, 2, 3):
-        table.commit(Fence(1, batch), data(table, batch), after=Fence(1, batch - 1) if batch > 1 else None)
+        table.commit(Fence(1, batch), data(table, batch), after=last)
+        last = Fence(1, batch)
     broken = sorted((Path(table.url) / "_delta_log").glob("*.json"))[which]
     text = broken.read_text()
     broken.write_text("")
