@@ -1,7 +1,8 @@
-"""Keep the tables small: compact what was appended in pieces, drop what no version within the retention needs.
+"""Keep the tables small: join what was appended in pieces, and delete what no version within the retention
+needs.
 
-Safe beside writers and readers: compaction moves rows without changing any, and nothing younger than its table's own retention is
-deleted, so a verdict that reads an older version of a sink finds it.
+This is safe while others read and write. A compaction moves rows and changes none. Nothing younger than its
+table's own retention is deleted, so a verdict that reads an older version of a sink finds it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import structlog
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 
 from hindcast import catalog
+from hindcast.delta.open_table import find_table
+from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
 from hindcast.tables.compaction import compact
@@ -29,70 +31,123 @@ from hindcast.tables.schema import ControlTable
 
 _log = structlog.get_logger(__name__)
 
-#: Hindcasts are kept this long: they can be made again from the topic while it holds the range. The newest benchmark of each version
-#: stays: its version may not run any more, so that it could not be made again.
+#: Hindcasts are kept this long: they can be made again from the topic while it holds the range. The newest
+#: benchmark of each version stays. Its version may not run any more, so it could not be made again.
 HINDCAST_DAYS = 7
-#: Rewritten whole by each commit, so there is nothing to compact.
-_WHOLE = frozenset({ControlTable.LEASES})
+#: Each commit rewrites these whole, so there is nothing to join.
+_REWRITTEN = frozenset({ControlTable.LEASES})
+#: What the upkeep of one table may raise: the store does not answer, a writer was faster, a file is torn, or
+#: the table is another Hindcast's. None of these says anything about the other tables.
+_FAILURES = (DeltaError, OSError, pa.ArrowException, StoreUnavailableError, SchemaVersionError)
+
+#: Opens a table; None if there is none.
+_Find = Callable[[], DeltaTable | None]
+#: Joins a table's small files.
+_Join = Callable[[DeltaTable], None]
 
 
 def maintain(settings: Settings) -> list[dict[str, Any]]:
-    """Maintain the control tables, the sinks of all pipelines and the archives of topics; return for each what was done to it.
+    """Maintain the control tables, the sinks of all pipelines and the archives of topics. Delete old
+    hindcasts.
 
-    :returns: {table, version, files_before, files_after, files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
+    :returns: for each table {table, version, files_before, files_after, files_deleted, seconds, skipped};
+        ``skipped`` is the reason if the table was not maintained, else empty. ``version`` is None if the
+        table could not be read.
     """
     tables = ControlTables(settings)
-    join = partial(compact, storage_options=settings.storage_options)
-    done = [_maintain(name, tables.open(name), None if name in _WHOLE else join) for name in ControlTable]
-    sinks = sorted({pipeline.sink.name for pipeline in catalog.load(settings.pipelines_dir).every()})
-    for folder, sink in product(("sinks", "corrections"), sinks):
-        try:
-            table = DeltaTable(settings.table(folder, sink), storage_options=settings.storage_options or None)
-        except TableNotFoundError:
-            continue
-        done.append(_maintain(f"{folder}/{sink}", table, join))
+    reports = []
+    for name, find, join in _tables(settings, tables):
+        report = _maintain(name, find, join)
+        if report is not None:
+            reports.append(report)
+    _delete_old_hindcasts(settings, tables)
+    return reports
+
+
+def _tables(settings: Settings, tables: ControlTables) -> Iterator[tuple[str, _Find, _Join | None]]:
+    """Each table's name, how it is found, and how its small files are joined."""
+    options = settings.storage_options
+    join = partial(compact, storage_options=options)
+    for control_table in ControlTable:
+        find = partial(tables.open, control_table)
+        if control_table in _REWRITTEN:
+            yield control_table.value, find, None
+        else:
+            yield control_table.value, find, join
+    pipelines = catalog.load(settings.pipelines_dir).every()
+    sinks = sorted({pipeline.sink.name for pipeline in pipelines})
+    for folder in ("sinks", "corrections"):
+        for sink in sinks:
+            yield f"{folder}/{sink}", partial(find_table, settings.table(folder, sink), options), join
+    join_archive = partial(join, bounded=BOUNDED)
     for topic in archived_topics(settings):
-        try:
-            table = DeltaTable(archive_url(settings, topic), storage_options=settings.storage_options or None)
-        except TableNotFoundError:
-            continue
-        done.append(_maintain(f"archive/{topic}", table, partial(join, bounded=BOUNDED)))
-    for old in _old_hindcasts(settings, _newest_benchmarks(tables)):
-        shutil.rmtree(old)
-        _log.info("An old hindcast was deleted.", folder=str(old))
-    return done
+        yield f"archive/{topic}", partial(find_table, archive_url(settings, topic), options), join_archive
 
 
-def _maintain(name: str, table: DeltaTable, join: Callable[[DeltaTable], None] | None) -> dict[str, Any]:
+def _maintain(name: str, find: _Find, join: _Join | None) -> dict[str, Any] | None:
+    """Maintain one table; return what was done to it, None if there is no table. A failure is reported, and
+    the next run finds the same work.
+    """
     started = time.monotonic()
-    before, deleted, skipped = len(table.file_uris()), 0, ""
-    try:
-        if join is not None:
-            join(table)
-        table.create_checkpoint()
-        table.cleanup_metadata()
-        # "full" also finds files that no commit ever named: those of a batch whose worker died before its commit.
-        deleted = len(table.vacuum(dry_run=False, full=True))
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        skipped = str(error)  # a writer was faster, or a file is torn; the next run finds the same work
-    table.update_incremental()
-    seconds = round(time.monotonic() - started, 3)
-    _log.info("A table was maintained.", table=name, files_before=before, files_deleted=deleted, seconds=seconds, skipped=skipped)
-    return {
-        "table": str(name),
-        "version": table.version(),
-        "files_before": before,
-        "files_after": len(table.file_uris()),
-        "files_deleted": deleted,
-        "seconds": seconds,
-        "skipped": skipped,
+    report: dict[str, Any] = {
+        "table": name,
+        "version": None,
+        "files_before": 0,
+        "files_after": 0,
+        "files_deleted": 0,
+        "skipped": "",
     }
+    try:
+        table = find()
+        if table is None:
+            return None
+        report["files_before"] = len(table.file_uris())
+        try:
+            report["files_deleted"] = _tidy(table, join)
+        except _FAILURES as error:
+            report["skipped"] = str(error)
+        table.update_incremental()
+        report["version"] = table.version()
+        report["files_after"] = len(table.file_uris())
+    except _FAILURES as error:
+        report["skipped"] = str(error)
+        _log.warning("A table could not be read; the others are maintained.", table=name, reason=str(error))
+    report["seconds"] = round(time.monotonic() - started, 3)
+    figures = {key: report[key] for key in ("files_before", "files_deleted", "seconds", "skipped")}
+    _log.info("A table was maintained.", table=name, **figures)
+    return report
+
+
+def _tidy(table: DeltaTable, join: _Join | None) -> int:
+    """Join the table's small files, shorten its log and delete the files that no version needs; return the
+    number of deleted files.
+    """
+    if join is not None:
+        join(table)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    # "full" also finds files that no commit ever named: those of a batch whose worker died before its commit.
+    deleted = table.vacuum(dry_run=False, full=True)
+    return len(deleted)
+
+
+def _delete_old_hindcasts(settings: Settings, tables: ControlTables) -> None:
+    """Delete the folders of old runs, unless it is not known which of them must stay."""
+    try:
+        kept = _newest_benchmarks(tables)
+    except (StoreUnavailableError, SchemaVersionError) as error:
+        message = "No old hindcast was deleted, because the table of runs could not be read."
+        _log.warning(message, reason=str(error))
+        return
+    for folder in _old_hindcasts(settings, kept):
+        shutil.rmtree(folder)
+        _log.info("An old hindcast was deleted.", folder=str(folder))
 
 
 def _old_hindcasts(settings: Settings, kept: frozenset[tuple[str, str]]) -> Iterator[Path]:
-    """The folders of runs that are past their age.
+    """The folders of runs that are older than :data:`HINDCAST_DAYS`.
 
-    :param kept: pipeline and run id of those that stay whatever their age
+    :param kept: pipeline and run id of those that stay, whatever their age
     """
     oldest = time.time() - HINDCAST_DAYS * 86_400
     for root in (settings.table("hindcasts"), settings.table("hindcast_rows")):
@@ -106,16 +161,17 @@ def _old_hindcasts(settings: Settings, kept: frozenset[tuple[str, str]]) -> Iter
 
 
 def _newest_benchmarks(tables: ControlTables) -> frozenset[tuple[str, str]]:
-    """Pipeline and run id of the newest benchmark of each version, be it of the pipeline, of Spark or of Hindcast.
+    """Pipeline and run id of the newest benchmark of each version, be it of the pipeline, of Spark or of
+    Hindcast.
 
     The next version is compared with it, whenever that comes.
     """
     kinds = sorted(kind.value for kind in BENCHMARKS)
-    of_interest: list[Condition] = [("kind", "in", kinds), ("state", "=", RunState.SUCCEEDED.value)]
-    columns = ["pipeline", "kind", "version", "versions", "run_id", "finished_at"]
+    where: list[Condition] = [("kind", "in", kinds), ("state", "=", RunState.SUCCEEDED.value)]
     newest: dict[tuple[object, ...], dict[str, Any]] = {}
-    for row in tables.read(ControlTable.RUNS, of_interest, columns).to_pylist():
-        of = (row["pipeline"], row["kind"], row["version"], row["versions"])
-        if of not in newest or row["finished_at"] > newest[of]["finished_at"]:
-            newest[of] = row
+    for row in tables.rows(ControlTable.RUNS, where):
+        versions = (row["pipeline"], row["kind"], row["version"], row["versions"])
+        known = newest.get(versions)
+        if known is None or row["finished_at"] > known["finished_at"]:
+            newest[versions] = row
     return frozenset((row["pipeline"], row["run_id"]) for row in newest.values())

@@ -1,4 +1,4 @@
-"""What `maintain` deletes, and what it leaves whatever its age."""
+"""What `maintain` deletes, and what it keeps whatever its age."""
 
 from __future__ import annotations
 
@@ -25,10 +25,19 @@ NOW = datetime.now(UTC)
 
 
 def run(settings: Settings, run_id: str, *, days: float, **fields: Any) -> None:
-    """A run that ended so many days ago, and the folders of its answer."""
+    """A run that ended so many days ago, and the folders of its result."""
     at = NOW - timedelta(days=days)
-    row = {"pipeline": "p", "version": 1, "kind": "benchmark", "state": "succeeded", "versions": "{}", **fields}
-    ControlTables(settings).append(ControlTable.RUNS, [{"run_id": run_id, "started_at": at, "finished_at": at, **row}])
+    row = {
+        "pipeline": "p",
+        "version": 1,
+        "kind": "benchmark",
+        "state": "succeeded",
+        "versions": "{}",
+        **fields,
+    }
+    ControlTables(settings).append(
+        ControlTable.RUNS, [{"run_id": run_id, "started_at": at, "finished_at": at, **row}]
+    )
     for root in ("hindcasts", "hindcast_rows"):
         folder = Path(settings.table(root)) / row["pipeline"] / run_id
         folder.mkdir(parents=True)
@@ -48,7 +57,9 @@ def settings(settings_factory: Any, tmp_path: Path) -> Settings:
 
 
 def test_the_newest_benchmark_of_each_version_stays_whatever_its_age(settings: Settings) -> None:
-    """The benchmarks are weekly and hindcasts are kept for a week: without it nothing would be left to compare with."""
+    """The benchmarks are weekly and hindcasts are kept for a week: without this rule nothing would be left to
+    compare with.
+    """
     old = HINDCAST_DAYS + 1
     for kind in ("benchmark", "re-execution"):
         run(settings, f"{kind}-first", days=10 * old, kind=kind)
@@ -76,11 +87,16 @@ def test_a_folder_of_another_pipeline_with_the_same_run_id_is_not_kept(settings:
     run(settings, "same", days=old)
     run(settings, "same", days=old, pipeline="q", kind="replay")
     maintain(settings)
-    assert [str(folder.relative_to(settings.table("hindcasts"))) for folder in Path(settings.table("hindcasts")).glob("*/*")] == ["p/same"]
+    assert [
+        str(folder.relative_to(settings.table("hindcasts")))
+        for folder in Path(settings.table("hindcasts")).glob("*/*")
+    ] == ["p/same"]
 
 
-def test_an_object_store_expires_its_hindcasts_itself(settings_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No folder of this host is looked for under its address."""
+def test_an_object_store_expires_its_hindcasts_itself(
+    settings_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder of this host is searched for under its address."""
     (tmp_path / "none").mkdir()
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "s3:/bucket/tables/hindcasts/p/old"
@@ -91,7 +107,7 @@ def test_an_object_store_expires_its_hindcasts_itself(settings_factory: Any, tmp
 
 
 def test_only_folders_are_hindcasts(settings: Settings) -> None:
-    """A file between them is left alone, whatever its age; what is deleted is told."""
+    """A file among them is kept, whatever its age."""
     old = HINDCAST_DAYS + 1
     run(settings, "old", days=old, kind="replay")
     stray = Path(settings.table("hindcasts")) / "p" / "stray"
@@ -103,13 +119,24 @@ def test_only_folders_are_hindcasts(settings: Settings) -> None:
 
 @pytest.fixture
 def busy(settings_factory: Any) -> Settings:
-    """A platform whose ledger, sink, corrections and archive are each in three files, one of which no commit names and is old."""
+    """A platform whose ledger, sink, corrections and archive have three files each. The sink has one more,
+    which is old and in no commit.
+    """
     made: Settings = settings_factory(pipelines_dir=project_root() / "include" / "pipelines")
     tables = ControlTables(made)
     for number in range(3):
         tables.append(ControlTable.CHECKPOINTS, [{"pipeline": "p", "batch": number}])
-        row = {"partition": number % 2, "offset": number, "timestamp": NOW, "timestamp_type": 0, "key": None, "value": None}
-        write_deltalake(archive_url(made, "trades"), pa.Table.from_pylist([row], schema=ARCHIVE_SCHEMA), mode="append")
+        row = {
+            "partition": number % 2,
+            "offset": number,
+            "timestamp": NOW,
+            "timestamp_type": 0,
+            "key": None,
+            "value": None,
+        }
+        write_deltalake(
+            archive_url(made, "trades"), pa.Table.from_pylist([row], schema=ARCHIVE_SCHEMA), mode="append"
+        )
         for folder in ("sinks", "corrections"):
             write_deltalake(made.table(folder, "stock_stats"), pa.table({"n": [number]}), mode="append")
     orphan = Path(made.table("sinks", "stock_stats")) / "of-a-dead-worker.parquet"
@@ -118,9 +145,24 @@ def busy(settings_factory: Any) -> Settings:
     return made
 
 
-def test_every_table_is_joined_and_rid_of_what_nobody_names(busy: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The account says of each what was done; an archive is joined by partition, and the leases, which each commit rewrites, are not."""
-    joined, compact = {}, retention.compact
+def url_of(settings: Settings, name: str) -> str:
+    """The address of a table that a report names."""
+    if "/" not in name:
+        return settings.table("control", name)
+    folder, table = name.split("/")
+    if folder == "archive":
+        return archive_url(settings, table)
+    return settings.table(folder, table)
+
+
+def test_every_table_is_joined_and_loses_the_files_of_no_commit(
+    busy: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report says of each table what was done. An archive is joined by partition. The leases are not
+    joined, because each commit rewrites them.
+    """
+    joined = {}
+    compact = retention.compact
 
     def noted(table: DeltaTable, storage_options: dict[str, str], bounded: Any = ()) -> None:
         joined[Path(table.table_uri).name] = (storage_options, tuple(bounded))
@@ -130,32 +172,34 @@ def test_every_table_is_joined_and_rid_of_what_nobody_names(busy: Settings, monk
     done = {row["table"]: row for row in maintain(busy)}
     ours = ("checkpoints", "sinks/stock_stats", "corrections/stock_stats", "archive/trades")
     assert set(done) == {*ours, *(name.value for name in ControlTable)}
-    told = {name: tuple(done[name][key] for key in ("files_before", "files_after", "files_deleted", "skipped")) for name in ours}
-    assert told == {
+    found = {
+        name: tuple(done[name][key] for key in ("files_before", "files_after", "files_deleted", "skipped"))
+        for name in ours
+    }
+    assert found == {
         "checkpoints": (3, 1, 0, ""),
         "sinks/stock_stats": (3, 1, 1, ""),
         "corrections/stock_stats": (3, 1, 0, ""),
         "archive/trades": (3, 2, 0, ""),
     }
     assert not (Path(busy.table("sinks", "stock_stats")) / "of-a-dead-worker.parquet").exists()
-    assert joined["trades"] == ({}, BOUNDED) and joined["stock_stats"] == ({}, ())
-    assert "leases" not in joined and "checkpoints" in joined
+    assert joined["trades"] == ({}, BOUNDED)
+    assert joined["stock_stats"] == ({}, ())
+    assert "leases" not in joined
+    assert "checkpoints" in joined
     for name, row in done.items():
-        url = (
-            archive_url(busy, "trades")
-            if name == "archive/trades"
-            else busy.table(*(name.split("/") if "/" in name else ("control", name)))
-        )
+        url = url_of(busy, name)
         assert row["version"] == DeltaTable(url).version()
         assert (Path(url) / "_delta_log" / "_last_checkpoint").exists()
-        assert 0 <= row["seconds"] < 60 and row["seconds"] == round(row["seconds"], 3)
+        assert 0 <= row["seconds"] < 60
+        assert row["seconds"] == round(row["seconds"], 3)
 
 
 @pytest.mark.parametrize("error", [CommitFailedError("a writer was faster"), OSError("the disk is full")])
 def test_a_table_that_cannot_be_maintained_now_is_left_to_the_next_time(
     busy: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """It says why, and the others are maintained."""
+    """The report says why, and the others are maintained."""
     compact = retention.compact
 
     def refused(table: DeltaTable, *arguments: Any, **options: Any) -> None:
@@ -166,16 +210,21 @@ def test_a_table_that_cannot_be_maintained_now_is_left_to_the_next_time(
     monkeypatch.setattr(retention, "compact", refused)
     done = {row["table"]: row for row in maintain(busy)}
     left_alone = done["sinks/stock_stats"]
-    assert (left_alone["skipped"], left_alone["files_after"], left_alone["files_deleted"]) == (str(error), 3, 0)
+    assert (left_alone["skipped"], left_alone["files_after"], left_alone["files_deleted"]) == (
+        str(error),
+        3,
+        0,
+    )
     assert (done["archive/trades"]["skipped"], done["archive/trades"]["files_after"]) == ("", 2)
 
 
 def test_a_torn_file_keeps_no_other_table_from_being_maintained(busy: Settings) -> None:
-    """As a machine that lost its power may leave one: its table says why it was skipped."""
+    """A machine that lost its power may leave one. The report of its table says why it was skipped."""
     torn = Path(DeltaTable(busy.table("sinks", "stock_stats")).file_uris()[0])
     torn.write_bytes(b"no Parquet")
     done = {row["table"]: row for row in maintain(busy)}
-    assert "Parquet" in done["sinks/stock_stats"]["skipped"] and done["sinks/stock_stats"]["files_after"] == 3
+    assert "Parquet" in done["sinks/stock_stats"]["skipped"]
+    assert done["sinks/stock_stats"]["files_after"] == 3
     assert (done["archive/trades"]["skipped"], done["archive/trades"]["files_after"]) == ("", 2)
 
 
@@ -183,7 +232,8 @@ def test_a_folder_that_is_no_archive_ends_nothing(busy: Settings) -> None:
     """Nor does a pipeline that has not run yet."""
     Path(archive_url(busy, "a-folder")).mkdir(parents=True)
     names = [row["table"] for row in maintain(busy)]
-    assert "archive/trades" in names and "archive/a-folder" not in names
+    assert "archive/trades" in names
+    assert "archive/a-folder" not in names
 
 
 def test_the_log_says_what_was_done(busy: Settings) -> None:
@@ -191,9 +241,11 @@ def test_the_log_says_what_was_done(busy: Settings) -> None:
     run(busy, "old", days=HINDCAST_DAYS + 1, kind="replay")
     with capture_logs() as logs:
         done = maintain(busy)
-    told = [entry for entry in logs if "maintained" in entry["event"]]
+    found = [entry for entry in logs if "maintained" in entry["event"]]
     names = ("table", "files_before", "files_deleted", "seconds", "skipped")
-    assert [{name: entry[name] for name in names} for entry in told] == [{name: row[name] for name in names} for row in done]
+    assert [{name: entry[name] for name in names} for entry in found] == [
+        {name: row[name] for name in names} for row in done
+    ]
     folders = [str(Path(busy.table(root)) / "p" / "old") for root in ("hindcasts", "hindcast_rows")]
     assert [entry["folder"] for entry in logs if "hindcast was deleted" in entry["event"]] == folders
 
@@ -206,7 +258,80 @@ def test_a_hindcast_is_deleted_once_it_is_a_week_old(settings: Settings) -> None
     assert left(settings) == {"before"}
 
 
-def test_every_access_of_the_maintenance_has_the_stores_options(busy: Settings, options_seen: list[Any]) -> None:
+def test_every_access_of_the_maintenance_has_the_stores_options(
+    busy: Settings, options_seen: list[Any]
+) -> None:
     """To the control tables, the sinks, the corrections and the archives."""
     maintain(busy.model_copy(update={"storage_options": {"allow_http": "true"}}))
-    assert len(options_seen) > len(ControlTable) and set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
+    assert len(options_seen) > len(ControlTable)
+    assert set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
+
+
+@pytest.mark.parametrize("broken", ["events", "sinks/stock_stats", "archive/trades"])
+def test_a_table_that_cannot_be_opened_keeps_no_other_table_from_being_maintained(
+    busy: Settings, broken: str
+) -> None:
+    """Its row says why it was skipped. The error names the table."""
+    before = {row["table"] for row in maintain(busy)}
+    url = url_of(busy, broken)
+    log = Path(url) / "_delta_log"
+    newest = DeltaTable(url).version()
+    (log / f"{newest + 1:020d}.json").write_text("no commit")
+    write_deltalake(busy.table("corrections", "stock_stats"), pa.table({"n": [3]}), mode="append")
+    with capture_logs() as logs:
+        done = {row["table"]: row for row in maintain(busy)}
+    assert set(done) == before
+    skipped = done[broken]
+    assert url in skipped["skipped"]
+    assert "could not be opened" in skipped["skipped"]
+    assert (skipped["version"], skipped["files_before"], skipped["files_after"]) == (None, 0, 0)
+    assert skipped["files_deleted"] == 0
+    warnings = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert [(entry["table"], entry["reason"]) for entry in warnings] == [(broken, skipped["skipped"])]
+    maintained = done["corrections/stock_stats"]
+    assert (maintained["files_before"], maintained["files_after"], maintained["skipped"]) == (2, 1, "")
+    others = [row["skipped"] for name, row in done.items() if name != broken]
+    assert others == [""] * len(others)
+
+
+def test_a_table_of_another_schema_keeps_no_other_table_from_being_maintained(busy: Settings) -> None:
+    """A control table that lacks columns was not written by this Hindcast: it is skipped."""
+    DeltaTable.create(busy.table("control", "events"), pa.schema([("x", pa.string())]))
+    done = {row["table"]: row for row in maintain(busy)}
+    assert "without event_id" in done["events"]["skipped"]
+    assert done["sinks/stock_stats"]["files_after"] == 1
+    assert done["archive/trades"]["files_after"] == 2
+
+
+def test_a_table_that_breaks_during_its_upkeep_keeps_no_other_table_from_being_maintained(
+    busy: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log can be read no more once its files are joined."""
+    compact = retention.compact
+
+    def torn_after(table: DeltaTable, *arguments: Any, **options: Any) -> None:
+        compact(table, *arguments, **options)
+        if "sinks" in table.table_uri:
+            log = Path(busy.table("sinks", "stock_stats")) / "_delta_log"
+            (log / f"{table.version() + 1:020d}.json").write_text("no commit")
+
+    monkeypatch.setattr(retention, "compact", torn_after)
+    done = {row["table"]: row for row in maintain(busy)}
+    assert done["sinks/stock_stats"]["skipped"] != ""
+    assert done["sinks/stock_stats"]["files_before"] == 3
+    assert done["archive/trades"]["files_after"] == 2
+
+
+def test_no_hindcast_is_deleted_if_the_runs_cannot_be_read(busy: Settings) -> None:
+    """It is not known then which benchmarks are the newest. The tables are maintained, and the log says it."""
+    run(busy, "old", days=HINDCAST_DAYS + 1, kind="replay")
+    url = busy.table("control", "runs")
+    newest = DeltaTable(url).version()
+    (Path(url) / "_delta_log" / f"{newest + 1:020d}.json").write_text("no commit")
+    with capture_logs() as logs:
+        done = {row["table"]: row for row in maintain(busy)}
+    assert done["sinks/stock_stats"]["files_after"] == 1
+    assert left(busy) == {"old"}
+    (warning,) = [entry for entry in logs if "hindcast was deleted" in entry["event"]]
+    assert warning["log_level"] == "warning"
+    assert url in warning["reason"]
