@@ -1,25 +1,29 @@
-"""Where the archives of topics lie, and their columns: one Delta table a topic, below ``archive`` of the tables' root."""
+"""Where the archives of topics are, and their columns: one Delta table a topic, below ``archive`` of the
+tables' root.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSelector, FileType, PyFileSystem
+from pyarrow.fs import FileSelector, FileType
 
+from hindcast.delta.files import filesystem
 from hindcast.pipeline import check_topic
 from hindcast.settings import Settings
 
-#: A record as Kafka has it. ``timestamp`` is the broker's, ``timestamp_type`` 0 where the producer made it and 1 where the broker did;
-#: ``headers`` is null where there are none.
+_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+#: A record as Kafka has it. ``timestamp_type`` is 0 if the producer set ``timestamp``, and 1 if the broker
+#: did. ``headers`` is null if the record has none.
 ARCHIVE_SCHEMA = pa.schema(
     [
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
         pa.field("timestamp_type", pa.int32()),
-        pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
+        pa.field("headers", pa.list_(_HEADER)),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
     ]
@@ -38,5 +42,6 @@ def archived_topics(settings: Settings) -> list[str]:
     root = settings.table("archive")
     if "://" not in root and not Path(root).is_dir():
         return []
-    store = PyFileSystem(DeltaStorageHandler(root, settings.storage_options or None))
-    return sorted(entry.base_name for entry in store.get_file_info(FileSelector("")) if entry.type is FileType.Directory)
+    store = filesystem(root, settings.storage_options)
+    entries = store.get_file_info(FileSelector(""))
+    return sorted(entry.base_name for entry in entries if entry.type is FileType.Directory)

@@ -1,11 +1,13 @@
-"""Tables that are committed to all day keep themselves small.
+"""Tables that get commits all day keep themselves small.
 
-Whoever commits a version that is a multiple of :data:`EVERY` tidies the table in a thread of its own, so no writer waits for it; the
-others go on meanwhile. Two that do it at once are safe: what both would delete is gone, or one of them is refused and leaves it to
-the next. Checkpoints are written by the commits themselves.
+A writer that commits a version that is a multiple of :data:`EVERY` tidies the table in a thread of its own.
+So no writer waits, and the others continue meanwhile. Two processes may tidy at the same time: what both
+would delete is deleted once, or one of them is refused and leaves the work to the next time. The commits
+themselves write the checkpoints.
 
-What no version within the retention needs is deleted. ``leases`` is only ever read at its newest version, for milliseconds, so it
-keeps minutes; a reader that slept through them gets an error and reads again.
+Files that no version within the retention needs are deleted. Readers read ``leases`` only at its newest
+version, for milliseconds, so its retention is minutes. A reader that slept longer gets an error and reads
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -23,100 +26,148 @@ import pyarrow.parquet as pq
 import structlog
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import PyFileSystem
 
 from hindcast.delta.column_statistics import statistics
+from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
 from hindcast.tables.schema import APPENDED_RETENTION_HOURS, ControlTable
 
 _log = structlog.get_logger(__name__)
 
-#: Versions of a table between two times. Each append leaves a file, which costs a reader nearly 2 ms, and whoever takes a shard over
-#: reads the ledger first.
+#: Versions of a table between two tidyings. Each append leaves a file, which costs a reader nearly 2 ms, and
+#: a worker that takes over a shard reads the ledger first.
 EVERY = 50
-#: Files of appended rows are joined up to this size. Larger ones are left alone, so that a long history is not rewritten for a few rows.
+#: Files of appended rows are joined up to this size. Larger ones stay as they are, so that a long history is
+#: not rewritten for a few rows.
 COMPACTED_BYTES = 8 * 1024 * 1024
-#: Files that are joined in one commit: what has to be in memory at once.
+#: Files that are joined in one commit: what has to be in memory at the same time.
 GROUP_BYTES = 64 * 1024 * 1024
 #: The application whose transactions a compaction of any table is.
 COMPACTION = "hindcast/compaction"
-#: How often a compaction or a vacuum is decided anew in one tidy.
+#: So often one tidying attempts a compaction or a vacuum.
 ATTEMPTS = 5
 _NO_RETRY = CommitProperties(max_commit_retries=0)
 
-
 #: Opens one table at its newest version.
 OpenTable = Callable[[], DeltaTable]
-_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 
 
 def tidy_leases(open_table: OpenTable) -> int:
-    """Drop the leases' log before the last checkpoint and the files that no recent version names; return how many files went.
+    """Delete the leases' log before the last checkpoint, and the files that no recent version names; return
+    the number of deleted files.
 
-    Files whose commit was refused are dropped, too. One whose commit is still under way is not lost: the vacuum first commits its
-    start on the version it has read, which Delta refuses where the leases were written since; once that commit is there, no commit
-    that was decided before it is accepted (the leases are committed without retries).
+    Files of refused commits are deleted, too. The files of a commit that is still in progress are safe: the
+    vacuum first commits its start on the version that it has read. Delta refuses that start if the leases
+    were written since. Once it is committed, no commit that was decided before it is accepted (the leases are
+    committed without retries).
     """
     open_table().cleanup_metadata()
-    return len(_decided_anew(open_table, lambda table: table.vacuum(dry_run=False, full=True, commit_properties=_NO_RETRY)))
+    deleted = _on_newest_version(open_table, _vacuum_leases)
+    return len(deleted)
+
+
+def _vacuum_leases(table: DeltaTable) -> list[str]:
+    return table.vacuum(dry_run=False, full=True, commit_properties=_NO_RETRY)
 
 
 def tidy_appended(open_table: OpenTable, storage_options: dict[str, str]) -> int:
-    """Join the small files of a table that is appended to, and delete those that were replaced longer ago than the retention.
+    """Join the small files of a table that is appended to. Delete the files that were replaced longer ago
+    than the retention; return their number.
 
-    Only files that the log says were replaced: an append whose files wait for their commit loses nothing. Appends checkpoint the
-    table and drop its log as they go (delta-rs's hooks).
+    Only files that the log names as replaced are deleted: an append whose files wait for their commit loses
+    nothing. The appends themselves checkpoint the table and delete its old log (delta-rs's hooks).
     """
-    _decided_anew(open_table, lambda table: compact(table, storage_options))
-    return len(open_table().vacuum(retention_hours=APPENDED_RETENTION_HOURS, dry_run=False, enforce_retention_duration=False))
+    _on_newest_version(open_table, lambda table: compact(table, storage_options))
+    deleted = open_table().vacuum(
+        retention_hours=APPENDED_RETENTION_HOURS, dry_run=False, enforce_retention_duration=False
+    )
+    return len(deleted)
 
 
 def compact(table: DeltaTable, storage_options: dict[str, str], bounded: Sequence[str] = ()) -> None:
-    """Join the small files of an unpartitioned table, beside whoever appends to it.
+    """Join the small files of an unpartitioned table, while others append to it.
 
-    :param bounded: columns of which each file keeps its bounds. Files are joined in the order of these, and only such as begin with the
-        same value of the first.
+    This does not use delta-rs's optimize. That lets the second of two compactions land on top of the first,
+    although it is set not to retry. Both then keep the rows of the files that each has replaced (measured: a
+    row 2,688 times). These compactions are transactions of one application, and Delta accepts only one of two
+    that began on the same version.
 
-    Not by delta-rs's optimize: it lets the second of two compactions land on top of the first, though it is told not to retry, and
-    both keep the rows of the files that each has replaced (measured: a row 2,688 times). Ours are transactions of one application, of
-    which Delta lets no two land beside each other.
-
-    :raises CommitFailedError: somebody else compacted the table meanwhile; open it again
+    :param bounded: the columns of which each file keeps its bounds. Files are joined in the order of these,
+        and only with files that begin with the same value of the first.
+    :raises CommitFailedError: if another process compacted the table meanwhile; open it again
     """
-    order = [f"min.{column}" for column in bounded]
-    files = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", *order]).to_pylist()
-    small = [file for file in files if file["size_bytes"] < COMPACTED_BYTES and all(file[bound] is not None for bound in order)]
-    small.sort(key=lambda file: (*(file[bound] for bound in order), file["path"]))
-    for _, alike in groupby(small, key=lambda file: file[order[0]] if order else None):
-        group, group_bytes = [], 0
-        for file in alike:
-            group.append(file["path"])
-            group_bytes += file["size_bytes"]
-            if group_bytes >= GROUP_BYTES:
-                _join(table, group, storage_options, bounded)
-                group, group_bytes = [], 0
-        _join(table, group, storage_options, bounded)
+    for alike in _small_files(table, bounded):
+        for group in _groups(alike):
+            _join(table, group, storage_options, bounded)
 
 
-def _join(table: DeltaTable, small: list[str], storage_options: dict[str, str], bounded: Sequence[str]) -> None:
-    if len(small) < 2:  # noqa: PLR2004 -- one file is joined already
+@dataclass(frozen=True, order=True)
+class _SmallFile:
+    """A file that is small enough to be joined with others."""
+
+    lowest: tuple[Any, ...]  # its lowest value of each bounded column
+    path: str
+    size: int  # bytes
+
+
+def _small_files(table: DeltaTable, bounded: Sequence[str]) -> Iterator[list[_SmallFile]]:
+    """The small files in the order of their lowest values; those with the same first value come together. A
+    file without bounds is left out.
+    """
+    small = []
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        lowest = tuple(action[f"min.{column}"] for column in bounded)
+        if action["size_bytes"] < COMPACTED_BYTES and None not in lowest:
+            small.append(_SmallFile(lowest, action["path"], action["size_bytes"]))
+    for _, alike in groupby(sorted(small), key=lambda file: file.lowest[:1]):
+        yield list(alike)
+
+
+def _groups(files: Sequence[_SmallFile]) -> Iterator[list[str]]:
+    """The paths of files that are joined in one commit: each group ends with the file that fills it."""
+    group: list[str] = []
+    group_bytes = 0
+    for file in files:
+        group.append(file.path)
+        group_bytes += file.size
+        if group_bytes >= GROUP_BYTES:
+            yield group
+            group = []
+            group_bytes = 0
+    yield group
+
+
+def _join(
+    table: DeltaTable, paths: Sequence[str], storage_options: dict[str, str], bounded: Sequence[str]
+) -> None:
+    if len(paths) < 2:  # noqa: PLR2004 -- a single file needs no join
         return
-    store = PyFileSystem(DeltaStorageHandler(table.table_uri, storage_options or None))
-    rows = pa.concat_tables([pq.read_table(path, filesystem=store) for path in small], promote_options="default")
+    store = filesystem(table.table_uri, storage_options)
+    pieces = [pq.read_table(path, filesystem=store) for path in paths]
+    rows = pa.concat_tables(pieces, promote_options="default")
     joined = f"compacted-{uuid.uuid4().hex}.parquet"
     pq.write_table(rows, joined, filesystem=store, compression="zstd")
-    now = int(time.time() * 1000)
-    added = AddAction(joined, store.get_file_info(joined).size, {}, now, data_change=False, stats=json.dumps(statistics(rows, bounded)))
-    removed = [RemoveAction(path, data_change=False, deletion_timestamp=now) for path in small]
-    alone = CommitProperties(app_transactions=[Transaction(COMPACTION, table.version())])
-    table.create_write_transaction([added, *removed], "append", table.schema(), commit_properties=alone)
+    size = store.get_file_info(joined).size
+    stats = json.dumps(statistics(rows, bounded))
+    now_ms = int(time.time() * 1000)
+    added = AddAction(joined, size, {}, now_ms, data_change=False, stats=stats)
+    removed = [RemoveAction(path, data_change=False, deletion_timestamp=now_ms) for path in paths]
+    only_one_lands = CommitProperties(app_transactions=[Transaction(COMPACTION, table.version())])
+    table.create_write_transaction(
+        [added, *removed], "append", table.schema(), commit_properties=only_one_lands
+    )
     table.update_incremental()
 
 
-def _decided_anew(open_table: OpenTable, work: Callable[[DeltaTable], _T]) -> _T:
-    """Do it on the newest version, until no writer is faster. Writers leave tenths of a second between; a try takes hundredths."""
+def _on_newest_version(open_table: OpenTable, work: Callable[[DeltaTable], _Result]) -> _Result:
+    """Do the work on the newest version; retry if a writer is faster. Writers leave tenths of a second
+    between their commits, and an attempt takes hundredths.
+
+    This is not :func:`hindcast.delta.commit.until_it_lands`: a tidying need not land, so it neither waits nor
+    insists.
+    """
     for _ in range(ATTEMPTS - 1):
         try:
             return work(open_table())
@@ -126,43 +177,55 @@ def _decided_anew(open_table: OpenTable, work: Callable[[DeltaTable], _T]) -> _T
 
 
 class Compactor:
-    """Tidies one table now and then, behind the back of those who write it."""
+    """Tidies one table now and then, in a thread of its own."""
 
     def __init__(self, name: ControlTable, open_table: OpenTable, storage_options: dict[str, str]) -> None:
-        self._name, self._open, self._options = name, open_table, storage_options
+        self._name = name
+        self._open = open_table
+        self._options = storage_options
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def committed(self, version: int) -> None:
-        """Say that this process has committed a version. Returns at once."""
+        """Note that this process has committed a version. Returns at once."""
         if version % EVERY:
             return
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                # Not a daemon: Python ends by joining it. One that still ran in native code meanwhile would crash the process at its end.
-                self._thread = threading.Thread(target=self.run, name=f"upkeep-{self._name}")
-                self._thread.start()
+            if self._thread is not None and self._thread.is_alive():
+                return
+            # Not a daemon: Python joins it at exit. A thread that was still in native code then would crash
+            # the process.
+            self._thread = threading.Thread(target=self.run, name=f"upkeep-{self._name}")
+            self._thread.start()
 
     def run(self) -> dict[str, Any]:
-        """Tidy now; what cannot be done now is left to the next time and never an error of the writer.
+        """Tidy the table now. What fails is left to the next time and is never an error of the writer.
 
-        :returns: {files_deleted, seconds, skipped}; ``skipped`` says why where it is not empty
+        :returns: {files_deleted, seconds, skipped}; ``skipped`` is the reason if the table was not tidied
         """
-        started, deleted, skipped = time.monotonic(), 0, ""
+        started = time.monotonic()
+        deleted = 0
+        skipped = ""
         try:
-            whole = self._name is ControlTable.LEASES
-            deleted = tidy_leases(self._open) if whole else tidy_appended(self._open, self._options)
+            deleted = self._tidy()
         except CommitFailedError as error:
             skipped = f"a writer was faster: {error}"
         except (DeltaError, OSError, pa.ArrowException, StoreUnavailableError) as error:
             skipped = str(error)
-            _log.warning("A table could not be tidied; it is tried again later.", table=self._name.value, reason=skipped)
+            message = "A table could not be tidied; it is tried again later."
+            _log.warning(message, table=self._name.value, reason=skipped)
         seconds = round(time.monotonic() - started, 3)
-        _log.debug("A table was tidied.", table=self._name.value, files_deleted=deleted, seconds=seconds, skipped=skipped)
-        return {"files_deleted": deleted, "seconds": seconds, "skipped": skipped}
+        done = {"files_deleted": deleted, "seconds": seconds, "skipped": skipped}
+        _log.debug("A table was tidied.", table=self._name.value, **done)
+        return done
+
+    def _tidy(self) -> int:
+        if self._name is ControlTable.LEASES:
+            return tidy_leases(self._open)
+        return tidy_appended(self._open, self._options)
 
     def wait(self) -> None:
-        """Until the tidying that is under way is done."""
+        """Wait until the tidying that is in progress ends."""
         thread = self._thread
         if thread is not None:
             thread.join()

@@ -1,4 +1,4 @@
-"""What happened, in a table: each fault leaves a row that says what it was and what to do."""
+"""The table of events: each fault leaves a row that says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Severity(StrEnum):
+    """How bad an event is; each is named as the log's method."""
+
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
@@ -73,7 +75,9 @@ class EventKind(StrEnum):
 
 
 class EventLog:
-    """Writes events; a store that is away is logged and never hides the fault that was to be recorded."""
+    """Writes events. If the store does not answer, that is logged, and never hides the fault that was to be
+    recorded.
+    """
 
     def __init__(self, tables: ControlTables, worker: str = "", clock: Clock | None = None) -> None:
         self._tables = tables
@@ -92,7 +96,12 @@ class EventLog:
         epoch: int | None = None,
         **detail: Any,
     ) -> None:
-        """Append one event. ``message`` is one sentence; ``detail`` is kept as JSON, and what of it is no object itself is logged too."""
+        """Append one event.
+
+        :param message: one sentence
+        :param cure: what to do; empty if nothing need be done
+        :param detail: kept as JSON; what of it is no object is logged, too
+        """
         row = {
             "event_id": uuid.uuid4().hex,
             "at": self._clock.now(),
@@ -106,9 +115,9 @@ class EventLog:
             "cure": cure,
             "detail": json.dumps(detail, default=str, sort_keys=True),
         }
-        log = {Severity.INFO: _log.info, Severity.WARNING: _log.warning, Severity.ERROR: _log.error}[severity]
-        short = {name: value for name, value in detail.items() if not isinstance(value, Mapping)}
-        log(message, kind=kind.value, pipeline=pipeline, shard=shard, cure=cure, **short)
+        logged = {name: value for name, value in detail.items() if not isinstance(value, Mapping)}
+        log = getattr(_log, severity.value)
+        log(message, kind=kind.value, pipeline=pipeline, shard=shard, cure=cure, **logged)
         try:
             self._tables.append(ControlTable.EVENTS, [row])
         except StoreUnavailableError as error:

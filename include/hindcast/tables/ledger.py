@@ -1,8 +1,10 @@
-"""The ledger: one row for each batch that a shard committed to its sink, enough to replay it or to rebuild the shard."""
+"""The ledger: one row for each batch that a shard committed to its sink. With it the batch can be replayed,
+and the shard rebuilt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Self
@@ -15,12 +17,23 @@ from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.schema import ControlTable
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
-_MEASURED = ("min_event_ms", "max_event_ms", "input_rows", "poison_rows", "batch_seconds", "cpu_seconds", "started_at")
+#: What only Spark can measure.
+_MEASURED = (
+    "min_event_ms",
+    "max_event_ms",
+    "input_rows",
+    "poison_rows",
+    "batch_seconds",
+    "cpu_seconds",
+    "started_at",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow:
-    """One committed batch. See :data:`hindcast.tables.schema.SCHEMAS` for the meaning and unit of each column."""
+    """One committed batch. See :data:`hindcast.tables.schema.SCHEMAS` for the meaning and unit of each
+    column.
+    """
 
     pipeline: str
     version: int
@@ -53,12 +66,14 @@ class LedgerRow:
 
     @property
     def is_reset(self) -> bool:
-        """Whether it is no batch, but says that those of its shard after :attr:`kept` were taken back."""
+        """Whether this is no batch: the row then says that the shard's batches after :attr:`kept` were taken
+        back.
+        """
         return self.batch < 0
 
     @property
     def kept(self) -> int:
-        """Of a reset, the shard's last batch that stays; 0 for none."""
+        """Of a reset, the shard's last batch that stays; 0 if none stays."""
         return -1 - self.batch
 
     def late_ms(self, partition: int) -> int:
@@ -70,17 +85,24 @@ class LedgerRow:
         return max(self.watermark_ms, self.floors.get(partition, 0))
 
     def as_row(self) -> dict[str, Any]:
-        return {**asdict(self), **{name: offsets_to_json(getattr(self, name)) for name in _BY_PARTITION}}
+        row = asdict(self)
+        for name in _BY_PARTITION:
+            row[name] = offsets_to_json(row[name])
+        return row
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         values = {name: row[name] for name in cls.__dataclass_fields__}
-        return cls(**{**values, **{name: offsets_from_json(row[name] or "{}") for name in _BY_PARTITION}})
+        for name in _BY_PARTITION:
+            values[name] = offsets_from_json(values[name] or "{}")
+        return cls(**values)
 
 
 @dataclass(frozen=True)
 class Undone:
-    """What a reset took back: the batches of the sink's versions after ``after`` and before ``version``, its own commit."""
+    """What a reset took back: the batches in the sink's versions after ``after`` and before ``version``. The
+    latter is the reset's own commit.
+    """
 
     after: int
     version: int
@@ -90,8 +112,10 @@ class Undone:
 
 
 class Ledger:
-    """Reads and appends ledger rows. A batch that was recorded twice (a repair after a take-over) is read once, one that a reset took back
-    not at all.
+    """Reads and appends ledger rows.
+
+    A batch that was recorded twice (a repair after a takeover) is read once. A batch that a reset took back
+    is not read.
     """
 
     def __init__(self, tables: ControlTables) -> None:
@@ -100,55 +124,80 @@ class Ledger:
     def append(self, rows: Iterable[LedgerRow]) -> None:
         self._tables.append(ControlTable.CHECKPOINTS, [row.as_row() for row in rows])
 
-    def batches(self, pipeline: str, version: int | None = None, shard: str | None = None, *, after: int = 0) -> list[LedgerRow]:
-        """The committed batches in the order (shard, batch); only those with a greater number than ``after``."""
+    def batches(
+        self, pipeline: str, version: int | None = None, shard: str | None = None, *, after: int = 0
+    ) -> list[LedgerRow]:
+        """The committed batches in the order (version, shard, batch).
+
+        :param version: of this version only
+        :param shard: of this shard only
+        :param after: only batches with a greater number
+        """
         found = self._read(pipeline, version, shard)
-        return _standing(found.filter((pc.field("batch") > after) | _IS_RESET) if after else found)
+        if after:
+            found = found.filter((pc.field("batch") > after) | _IS_RESET)
+        return _batches_in_effect(found)
 
     def newest(self, pipeline: str, version: int) -> list[LedgerRow]:
-        """The last committed batch of each shard, in the order of their names. Of a long ledger nothing else is made into rows."""
+        """The last committed batch of each shard, in the order of their names. Only these batches of a long
+        ledger are made into rows.
+        """
         found = self._read(pipeline, version)
-        resets = found.filter(_IS_RESET)
-        for shard, batch in zip(resets["shard"].to_pylist(), resets["batch"].to_pylist(), strict=True):
-            found = found.filter((pc.field("shard") != shard) | (pc.field("batch") <= -1 - batch))
+        for shard, batch in _pairs(found.filter(_IS_RESET), "shard", "batch"):
+            last_kept = -1 - batch
+            found = found.filter((pc.field("shard") != shard) | (pc.field("batch") <= last_kept))
         last = found.filter(~_IS_RESET).group_by("shard").aggregate([("batch", "max")])
-        of_each = zip(last["shard"].to_pylist(), last["batch_max"].to_pylist(), strict=True)
-        return [row for shard, batch in sorted(of_each) for row in _standing(found.filter(_is(shard, batch)))]
+        newest: list[LedgerRow] = []
+        for shard, batch in sorted(_pairs(last, "shard", "batch_max")):
+            rows = found.filter((pc.field("shard") == shard) & (pc.field("batch") == batch))
+            newest += _batches_in_effect(rows)
+        return newest
 
     def undone(self, pipeline: str, version: int) -> list[Undone]:
-        """What was taken back, by the resets of a version, the oldest first."""
+        """What the resets of a version took back, the oldest first."""
         found = self._read(pipeline, version)
-        versions = sorted(set(found.filter(_IS_RESET)["sink_version"].to_pylist()))
-        batches = _standing(found)
-        return [Undone(max((row.sink_version for row in batches if row.sink_version < reset), default=-1), reset) for reset in versions]
+        resets = set(found.filter(_IS_RESET)["sink_version"].to_pylist())
+        kept = [row.sink_version for row in _batches_in_effect(found)]
+        undone = []
+        for reset in sorted(resets):
+            before = [sink_version for sink_version in kept if sink_version < reset]
+            undone.append(Undone(max(before, default=-1), reset))
+        return undone
 
     def _read(self, pipeline: str, version: int | None, shard: str | None = None) -> pa.Table:
         where: list[Condition] = [("pipeline", "=", pipeline)]
-        where += [("version", "=", version)] if version is not None else []
-        where += [("shard", "=", shard)] if shard is not None else []
+        if version is not None:
+            where.append(("version", "=", version))
+        if shard is not None:
+            where.append(("shard", "=", shard))
         return self._tables.read(ControlTable.CHECKPOINTS, where)
 
 
 _IS_RESET = pc.field("batch") < 0
 
 
-def _is(shard: str, batch: int) -> pc.Expression:
-    return (pc.field("shard") == shard) & (pc.field("batch") == batch)
+def _pairs(table: pa.Table, first: str, second: str) -> Iterator[tuple[Any, Any]]:
+    """The values of two columns, row by row."""
+    for row in table.select([first, second]).to_pylist():
+        yield row[first], row[second]
 
 
-def _standing(table: pa.Table) -> list[LedgerRow]:
-    """The batches that no reset took back, each once, in order: of two rows of one batch the one that Spark has measured."""
-    found = [LedgerRow.from_row(row) for row in table.to_pylist()]
-    kept: dict[tuple[int, str], int] = {}
-    for row in found:
+def _batches_in_effect(table: pa.Table) -> list[LedgerRow]:
+    """The batches that no reset took back, each once, in order. Of two rows of one batch, the row that Spark
+    has measured counts.
+    """
+    rows = [LedgerRow.from_row(row) for row in table.to_pylist()]
+    last_kept: dict[tuple[int, str], int] = {}
+    for row in rows:
         if row.is_reset:
-            kept[row.version, row.shard] = min(row.kept, kept.get((row.version, row.shard), row.kept))
-    newest: dict[tuple[int, str, int], LedgerRow] = {}
-    for row in found:
-        if row.is_reset or row.batch > kept.get((row.version, row.shard), row.batch):
+            shard = (row.version, row.shard)
+            last_kept[shard] = min(row.kept, last_kept.get(shard, row.kept))
+    chosen: dict[tuple[int, str, int], LedgerRow] = {}
+    for row in rows:
+        if row.is_reset or row.batch > last_kept.get((row.version, row.shard), row.batch):
             continue
-        key = (row.version, row.shard, row.batch)
-        known = newest.get(key)
+        batch = (row.version, row.shard, row.batch)
+        known = chosen.get(batch)
         if known is None or (known.input_rows is None and row.input_rows is not None):
-            newest[key] = row
-    return [newest[key] for key in sorted(newest)]
+            chosen[batch] = row
+    return [chosen[batch] for batch in sorted(chosen)]

@@ -1,4 +1,5 @@
-"""What the ledger says about a stream's past: which offsets each batch read, and which windows were final after it.
+"""What the ledger says about a stream's past: which offsets each batch read, and which windows were final
+after it.
 
 Pure Python over :class:`~hindcast.tables.ledger.LedgerRow`.
 """
@@ -17,8 +18,9 @@ from hindcast.tables.ledger import LedgerRow
 class Segment:
     """The offsets [start, end) of one partition that one batch was the first to read.
 
-    ``watermark_ms`` is the greatest watermark of the partition's batches up to this one: windows that end at or before it are final.
-    ``late_ms`` is the one under which these rows came: a row is late for each window that ends at or before it.
+    ``watermark_ms`` is the greatest watermark of the partition's batches up to this one: windows that end at
+    or before it are final. ``late_ms`` is the watermark under which these rows came: a row is late for each
+    window that ends at or before it.
     """
 
     partition: int
@@ -31,39 +33,47 @@ class Segment:
     def late_ms(self) -> int:
         return self.row.late_ms(self.partition)
 
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether the segment shares an offset with [start, end)."""
+        return self.start < min(self.end, end) and self.end > start
+
 
 @dataclass(frozen=True)
 class History:
     """The committed batches of one version of a pipeline.
 
-    A partition's chain is its batches in the order of their commits. It stops before the first batch that leaves a gap: the ledger is
-    written a little after the sink, and what lies past a gap has not been repaired yet. It goes on across generations of shards: a new
-    shard begins where those that had its partitions ended. What a rebuilt shard reads again has no batch, so it stays with the batch that
-    read it first.
+    A partition's chain is its batches in the order of their commits. It stops before the first batch that
+    leaves a gap. The ledger is written a little after the sink, so what is past a gap has not been repaired
+    yet. The chain continues across generations of shards: a new shard begins at the end of the shards that
+    had its partitions. What a rebuilt shard reads again has no batch, so it stays with the batch that read it
+    first.
     """
 
     rows: tuple[LedgerRow, ...]
 
     @classmethod
     def of(cls, rows: Iterable[LedgerRow]) -> History:
-        return cls(tuple(sorted(rows, key=lambda row: (row.sink_version, row.shard, row.batch))))
+        in_order = sorted(rows, key=lambda row: (row.sink_version, row.shard, row.batch))
+        return cls(tuple(in_order))
 
     @cached_property
     def chains(self) -> dict[int, tuple[Segment, ...]]:
-        """Partition -> its segments in order, at least one; empty batches are segments too, because they may move the watermark."""
+        """Partition -> its segments in order, at least one. An empty batch is a segment too, because it may
+        move the watermark.
+        """
         chains: dict[int, list[Segment]] = {}
         broken: set[int] = set()
         for row in self.rows:
-            for partition in sorted(row.end_offsets):
-                chain = chains.setdefault(partition, [])
-                first, last = row.start_offsets.get(partition, 0), row.end_offsets[partition]
-                reached = chain[-1].end if chain else first
-                if partition in broken or first > reached:
-                    broken.add(partition)
+            for partition in row.end_offsets:
+                if partition in broken:
                     continue
-                watermark_ms = max(row.final_ms(partition), chain[-1].watermark_ms if chain else 0)
-                chain.append(Segment(partition, reached, max(last, reached), watermark_ms, row))
-        return {partition: tuple(chain) for partition, chain in sorted(chains.items())}
+                chain = chains.setdefault(partition, [])
+                segment = _next_segment(chain, partition, row)
+                if segment is None:
+                    broken.add(partition)
+                else:
+                    chain.append(segment)
+        return {partition: tuple(chains[partition]) for partition in sorted(chains)}
 
     @property
     def first(self) -> Offsets:
@@ -76,49 +86,60 @@ class History:
         return {partition: chain[-1].end for partition, chain in self.chains.items()}
 
     def audited(self, filed: Mapping[str, int]) -> Offsets:
-        """The offset up to which late and poison rows are filed as well. ``filed``: shard -> its last batch that the audit has filed."""
+        """The offset up to which late and poison rows are filed as well, by partition.
+
+        :param filed: shard -> its last batch that the audit has filed
+        """
         reached = {}
         for partition, chain in self.chains.items():
-            end = chain[0].start
+            reached[partition] = chain[0].start
             for segment in chain:
                 if segment.row.batch > filed.get(segment.row.shard, -1):
                     break
-                end = segment.end
-            reached[partition] = end
+                reached[partition] = segment.end
         return reached
 
     def before_final(self, window_end_ms: int) -> Offsets:
-        """By partition, the end of the last batch after which a window that ends at that time was still open."""
+        """By partition, the end of the last batch after which a window that ends at that time was still
+        open.
+        """
         found = {}
         for partition, chain in self.chains.items():
-            open_still = [segment.end for segment in chain if segment.watermark_ms < window_end_ms]
-            found[partition] = open_still[-1] if open_still else chain[0].start
+            found[partition] = chain[0].start
+            for segment in chain:
+                if segment.watermark_ms >= window_end_ms:
+                    break
+                found[partition] = segment.end
         return found
 
     def horizon_ms(self, offsets: Mapping[int, int], partitions: Iterable[int]) -> int:
-        """The windows that were final once the stream had read up to ``offsets``: all that end at or before the result, 0 for none.
+        """The windows that were final once the stream had read up to ``offsets``: all that end at or before
+        the result, 0 for none.
 
-        It is the least, over the partitions, of the watermark after the last batch that lies wholly below ``offsets``. It never falls
-        as offsets rise, so that ranges which follow on each other judge each window exactly once: (horizon of start, horizon of end].
+        It is the least watermark over the partitions. Each partition counts with the watermark after the last
+        batch that is wholly below ``offsets``. The result never falls as offsets rise. So ranges that follow
+        each other judge each window exactly once: (horizon of start, horizon of end].
         """
         horizons = [_last_watermark_ms(self.chains.get(partition, ()), offsets) for partition in partitions]
         return min(horizons, default=0)
 
     def reading(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[Segment]:
         """The non-empty segments that overlap [start, end), in the order (partition, offset)."""
-        return [
-            segment
-            for partition in sorted(end)
-            for segment in self.chains.get(partition, ())
-            if segment.start < min(segment.end, end[partition]) and segment.end > start[partition]
-        ]
+        found: list[Segment] = []
+        for partition in sorted(end):
+            chain = self.chains.get(partition, ())
+            found += [segment for segment in chain if segment.overlaps(start[partition], end[partition])]
+        return found
 
     def batches(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[LedgerRow]:
         """The batches that first read offsets of [start, end), each once."""
-        return list({(segment.row.shard, segment.row.batch): segment.row for segment in self.reading(start, end)}.values())
+        batches = {}
+        for segment in self.reading(start, end):
+            batches[segment.row.shard, segment.row.batch] = segment.row
+        return list(batches.values())
 
     def first_needed(self, start: Mapping[int, int], earliest_event_ms: Mapping[int, int]) -> Offsets:
-        """Where to begin reading so as to meet every row that was read before ``start``, by partition.
+        """By partition, where reading must begin to meet every needed row that was read before ``start``.
 
         :param earliest_event_ms: only rows at or after it (event time, by partition) are needed
         """
@@ -134,17 +155,43 @@ class History:
 
 
 def may_hold(row: LedgerRow, earliest_event_ms: int) -> bool:
-    """Whether the batch may hold a usable row at or after ``earliest_event_ms``; a batch of which that is unknown may."""
+    """Whether the batch may hold a usable row at or after ``earliest_event_ms``. It may if its event times
+    are unknown.
+    """
     if row.max_event_ms is not None:
         return row.max_event_ms >= earliest_event_ms
-    return row.input_rows is None or row.poison_rows is None or row.input_rows > row.poison_rows
+    if row.input_rows is None or row.poison_rows is None:
+        return True
+    return row.input_rows > row.poison_rows
+
+
+def _next_segment(chain: Sequence[Segment], partition: int, row: LedgerRow) -> Segment | None:
+    """The batch's segment after the last one of the chain; None if it leaves a gap."""
+    start = row.start_offsets.get(partition, 0)
+    watermark_ms = row.final_ms(partition)
+    if chain:
+        last = chain[-1]
+        if start > last.end:
+            return None
+        start = last.end
+        watermark_ms = max(watermark_ms, last.watermark_ms)
+    end = max(row.end_offsets[partition], start)
+    return Segment(partition, start, end, watermark_ms, row)
 
 
 def _last_watermark_ms(chain: Sequence[Segment], offsets: Mapping[int, int]) -> int:
+    """The watermark after the last batch of the chain that is wholly below the offsets."""
+    if not chain:
+        return 0
     # A partition that was added later begins with what was final for the partitions that had its keys before.
-    watermark_ms = chain[0].row.floors.get(chain[0].partition, 0) if chain else 0
+    first = chain[0]
+    watermark_ms = first.row.floors.get(first.partition, 0)
     for segment in chain:
-        if any(end > offsets.get(partition, 0) for partition, end in segment.row.end_offsets.items()):
+        if not _is_below(segment.row.end_offsets, offsets):
             break
         watermark_ms = segment.watermark_ms
     return watermark_ms
+
+
+def _is_below(ends: Offsets, offsets: Mapping[int, int]) -> bool:
+    return all(end <= offsets.get(partition, 0) for partition, end in ends.items())

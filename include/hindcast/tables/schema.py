@@ -1,4 +1,6 @@
-"""The columns of every control table. Instants are microseconds in UTC; a column named ``*_ms`` is epoch milliseconds of event time."""
+"""The columns of every control table. Instants are microseconds in UTC; a column named ``*_ms`` is epoch
+milliseconds of event time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 
 INSTANT = pa.timestamp("us", tz="UTC")
-TEXT, COUNT, REAL, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+TEXT = pa.string()
+COUNT = pa.int64()
+REAL = pa.float64()
+FLAG = pa.bool_()
 
 
 class ControlTable(StrEnum):
@@ -31,7 +36,7 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
 
 
 SCHEMAS: dict[ControlTable, pa.Schema] = {
-    # All that is leased, one row each; key = the first three columns. See hindcast.leases.lease.
+    # One row for each thing that is leased; key = the first three columns. See hindcast.leases.lease.
     ControlTable.LEASES: _schema(
         stream_id=TEXT,
         status_type=TEXT,
@@ -47,10 +52,12 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         updated_at=INSTANT,
         schema_version=COUNT,
     ),
-    # The ledger: one row for each batch committed to a sink. start_offsets and end_offsets are JSON {partition: offset}, end exclusive.
-    # A row is late for a window in this batch iff window end <= late_watermark_ms; windows with end <= watermark_ms are final after it.
-    # A row with a negative batch is a reset: the shard's batches after -1 - batch were taken back by the sink's commit sink_version.
-    # floors is JSON {partition: ms}: what was final before the shard's query began, so it holds beside both watermarks; empty at first.
+    # The ledger: one row for each batch committed to a sink. start_offsets and end_offsets are JSON
+    # {partition: offset}, end exclusive. A row is late for a window in this batch iff window end <=
+    # late_watermark_ms; windows with end <= watermark_ms are final after it. A row with a negative batch is a
+    # reset: the sink's commit sink_version took back the shard's batches after -1 - batch. floors is JSON
+    # {partition: ms}: what was final before the shard's query began, so it holds in addition to both
+    # watermarks; empty at first.
     ControlTable.CHECKPOINTS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -104,8 +111,9 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         finished_at=INSTANT,
         schema_version=COUNT,
     ),
-    # change counts the changes of the pipeline's versions (promotions and others) when the judging began, number its version's verdicts:
-    # they order verdicts of several hosts, whose clocks may differ. judged_at is for people.
+    # change counts the changes of the pipeline's versions (promotions and others) when the judging began;
+    # number counts its version's verdicts. They order verdicts of several hosts, whose clocks may differ.
+    # judged_at is for people.
     ControlTable.VERDICTS: _schema(
         run_id=TEXT,
         pipeline=TEXT,
@@ -181,11 +189,19 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         key=pa.binary(),
         value=pa.binary(),
     ),
-    # One row for each step of a run that sends mended letters back; see hindcast.kafka.redrive. letters and ends (of the marks) are JSON.
+    # One row for each step of a run that sends mended letters back; see hindcast.kafka.redrive. letters and
+    # ends (of the marks) are JSON.
     ControlTable.MENDED_LETTERS: _schema(
-        run_id=TEXT, pipeline=TEXT, state=TEXT, letters=TEXT, ends=TEXT, noted_at=INSTANT, schema_version=COUNT
+        run_id=TEXT,
+        pipeline=TEXT,
+        state=TEXT,
+        letters=TEXT,
+        ends=TEXT,
+        noted_at=INSTANT,
+        schema_version=COUNT,
     ),
-    # What happened, for people: message says it in a sentence, cure says what to do (empty where nothing need be done). detail is JSON.
+    # What happened, for people: message says it in a sentence, cure says what to do (empty if nothing need be
+    # done). detail is JSON.
     ControlTable.EVENTS: _schema(
         event_id=TEXT,
         at=INSTANT,
@@ -202,23 +218,25 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     ),
 }
 
-#: Columns that came later than their table. Where they lack they are added: null in the rows that are there.
+#: Columns that came later than their table. A table that lacks them gets them: null in the rows that it has.
 LATER: dict[ControlTable, frozenset[str]] = {ControlTable.VERDICTS: frozenset({"change", "number"})}
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.
 LEASES_RETENTION_SECONDS = 120
-#: Versions of ``leases`` between two checkpoints: a cold open reads one small file for each version since the last (nine: 4 ms of 17).
+#: Versions of ``leases`` between two checkpoints: a cold open reads one small file for each version since the
+#: last (nine: 4 ms of 17).
 LEASES_CHECKPOINT_EVERY = 5
 #: A reader of the other control tables may take minutes, so files that were replaced are kept for this long.
 APPENDED_RETENTION_HOURS = 1
-#: The log of the other control tables, which nobody reads at an older version. Each append lists it, and some get several a second.
+#: The log of the other control tables is kept for this long. Nobody reads these tables at an older version.
+#: Each append lists the log, and some tables get several appends a second.
 APPENDED_LOG_RETENTION_SECONDS = 300
 
 
 def configuration(name: ControlTable) -> dict[str, str]:
-    """Delta properties of a control table: nobody travels back in one, so its log is short.
+    """Delta properties of a control table. Nobody reads an older version of one, so its log is short.
 
-    (The sinks keep Delta's own defaults, for verdicts read older versions of them.)
+    (The sinks keep Delta's own defaults, because verdicts read older versions of them.)
     """
     if name is ControlTable.LEASES:
         kept = f"interval {LEASES_RETENTION_SECONDS} seconds"
@@ -226,12 +244,13 @@ def configuration(name: ControlTable) -> dict[str, str]:
             "delta.checkpointInterval": str(LEASES_CHECKPOINT_EVERY),
             "delta.logRetentionDuration": kept,
             "delta.deletedFileRetentionDuration": kept,
-            "delta.dataSkippingNumIndexedCols": "0",  # it is always read whole
+            "delta.dataSkippingNumIndexedCols": "0",  # the table is always read whole
         }
     return {
         "delta.checkpointInterval": "50",
         "delta.logRetentionDuration": f"interval {APPENDED_LOG_RETENTION_SECONDS} seconds",
-        # Twice as long as files are kept, so that no checkpoint forgets a replaced file before the upkeep has deleted it.
+        # Twice as long as files are kept, so that no checkpoint forgets a replaced file before the upkeep has
+        # deleted it.
         "delta.deletedFileRetentionDuration": f"interval {2 * APPENDED_RETENTION_HOURS} hours",
         "delta.enableExpiredLogCleanup": "true",
     }

@@ -1,4 +1,4 @@
-"""The ledger: of each batch one row is read, whatever was recorded twice, measured later or taken back."""
+"""The ledger: one row of each batch is read, even if it was recorded twice, measured later or taken back."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def taken_back(shard: str, kept: int, *, sink_version: int, **fields: Any) -> Le
 
 
 def test_a_version_reads_its_own_batches_and_resets(ledger: Ledger) -> None:
-    """Of another version of the pipeline, whose shards may have the same names here, nothing counts."""
+    """Nothing of another version of the pipeline counts. Its shards may have the same names, as here."""
     mine = [batch(1, {0: 0}, {0: 5}), batch(2, {0: 5}, {0: 9})]
     others = [replace(mine[0], version=2, sink_version=7), replace(mine[1], version=2, batch=8)]
-    stands = replace(mine[0], version=2, shard="s5", sink_version=8)
-    ledger.append([*mine, *others, stands, taken_back("s0", 0, sink_version=20, version=2)])
+    kept = replace(mine[0], version=2, shard="s5", sink_version=8)
+    ledger.append([*mine, *others, kept, taken_back("s0", 0, sink_version=20, version=2)])
     ledger.append([replace(mine[1], pipeline="q", batch=11)])
     assert ledger.batches("p", 1) == ledger.batches("p", 1, "s0") == mine
     assert ledger.batches("p", 1, "s9") == []
     assert ledger.batches("p", 1, after=1) == mine[1:]
-    assert ledger.batches("p") == [*mine, stands]
+    assert ledger.batches("p") == [*mine, kept]
     assert ledger.newest("p", 1) == mine[1:]
-    assert ledger.newest("p", 2) == [stands]
+    assert ledger.newest("p", 2) == [kept]
     assert ledger.undone("p", 1) == []
 
 
-def test_the_newest_batch_of_each_shard_is_one_that_stands(ledger: Ledger) -> None:
-    """What was taken back is passed over, and a shard of which nothing stands has none."""
+def test_the_newest_batch_of_each_shard_was_not_taken_back(ledger: Ledger) -> None:
+    """Batches that were taken back are skipped. A shard all of whose batches were taken back has none."""
     s0 = [batch(number, {0: number}, {0: number + 1}) for number in (1, 2, 3)]
     s1 = [replace(row, shard="s1", sink_version=row.sink_version + 10) for row in s0]
-    gone = [replace(row, shard="s2") for row in s0]
-    ledger.append([*s1, *gone, *s0])
+    undone = [replace(row, shard="s2") for row in s0]
+    ledger.append([*s1, *undone, *s0])
     ledger.append([taken_back("s0", 2, sink_version=30), taken_back("s2", 0, sink_version=30)])
     assert ledger.newest("p", 1) == [s0[1], s1[2]]
 
@@ -60,10 +60,14 @@ def test_a_row_that_was_measured_replaces_one_that_was_repaired(ledger: Ledger) 
     assert ledger.batches("p", 1) == measured
 
 
-def test_what_a_reset_took_back_lies_between_what_it_kept_and_itself(ledger: Ledger) -> None:
-    """Its own commit and the last one that it kept are not of it. A reset to the beginning kept none; later batches are not taken back."""
+def test_what_a_reset_took_back_is_between_what_it_kept_and_itself(ledger: Ledger) -> None:
+    """Its own commit and the last one that it kept are not among it. A reset to the beginning kept none.
+    Later batches are not taken back.
+    """
     ledger.append([batch(number, {0: number}, {0: number + 1}) for number in (1, 2)])
-    ledger.append([taken_back("s0", 1, sink_version=5), replace(batch(1, {0: 2}, {0: 3}), shard="s1", sink_version=6)])
+    ledger.append(
+        [taken_back("s0", 1, sink_version=5), replace(batch(1, {0: 2}, {0: 3}), shard="s1", sink_version=6)]
+    )
     assert ledger.undone("p", 1) == [Undone(1, 5)]
     assert [version for version in range(8) if Undone(1, 5).has(version)] == [2, 3, 4]
     ledger.append([taken_back("s0", 0, sink_version=9), taken_back("s1", 0, sink_version=9)])
@@ -79,8 +83,10 @@ def test_a_row_that_has_no_floors_has_none(settings: Settings, ledger: Ledger) -
     assert ledger.batches("p", 1) == [row]
 
 
-def test_a_partitions_own_floor_counts_beside_the_watermark() -> None:
-    """For what is late in a batch, and for what is final after it; a partition without a floor has the watermark alone."""
+def test_a_partitions_own_floor_counts_in_addition_to_the_watermark() -> None:
+    """For what is late in a batch, and for what is final after it. A partition without a floor has the
+    watermark alone.
+    """
     row = batch(1, {0: 0, 1: 0}, {0: 5, 1: 5}, 100, late_watermark_ms=50, floors={0: 70, 1: 130})
     assert [row.late_ms(partition) for partition in (0, 1, 2)] == [70, 130, 50]
     assert [row.final_ms(partition) for partition in (0, 1, 2)] == [100, 130, 100]
