@@ -198,9 +198,9 @@ def arrow_dataset(table: DeltaTable) -> Dataset:
     process that ends at that moment is aborted.
     """
     folder = urlsplit(table.table_uri)
-    files = None
-    if folder.scheme == "file":
-        files = _below(unquote(folder.path))
+    if folder.scheme != "file":
+        return table.to_pyarrow_dataset()
+    files = _below(unquote(folder.path))
     return table.to_pyarrow_dataset(filesystem=files)
 
 

@@ -206,9 +206,9 @@ class FencedTable:
         return version
 
     def _write(self, table: DeltaTable, fence: Fence, data: Data, metadata: str) -> None:
-        custom_metadata = None
+        custom_metadata: dict[str, str] = {}
         if metadata:
-            custom_metadata = {METADATA_KEY: metadata}
+            custom_metadata[METADATA_KEY] = metadata
         properties = CommitProperties(
             custom_metadata=custom_metadata,
             max_commit_retries=0,

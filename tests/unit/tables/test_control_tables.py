@@ -20,6 +20,7 @@ from hindcast.settings import Settings
 from hindcast.tables import control_tables as tables_module
 from hindcast.tables.control_tables import ControlTables, arrow_dataset, refuse_empty_commits, utc_from_ms
 from hindcast.tables.schema import LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
+from hindcast.testing import FakeClock
 
 
 def test_only_rows_that_meet_every_condition_are_read(settings: Settings) -> None:
@@ -311,6 +312,39 @@ def test_an_append_retries_by_the_one_policy(settings: Settings, monkeypatch: py
     assert 0.1 < max(slept) <= 0.5
 
 
+def test_a_kept_handle_that_fails_asks_for_another_attempt(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handle may be the cause. The attempt has the store's own reason."""
+    table = ControlTables(settings).open(ControlTable.EVENTS)
+    monkeypatch.setattr(tables_module, "write_deltalake", Writes(OSError("the disk is away")))
+    with pytest.raises(CommitFailedError, match="the disk is away"):
+        tables_module._append_to_kept(table, SCHEMAS[ControlTable.EVENTS].empty_table())
+
+
+@pytest.mark.parametrize(("seconds", "writes"), [(150, 1), (151, 40)])
+def test_an_append_is_late_after_half_of_the_logs_retention(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, seconds: int, writes: int
+) -> None:
+    """To the second. An append that is always late is an error that says so."""
+    clock = FakeClock()
+    made = []
+
+    def slow(*_: Any, **__: Any) -> None:
+        made.append(1)
+        clock.advance(seconds)
+
+    monkeypatch.setattr(tables_module, "write_deltalake", slow)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    tables = ControlTables(settings, clock)
+    if writes == 1:
+        tables.append(ControlTable.EVENTS, [event()])
+    else:
+        with pytest.raises(StoreUnavailableError, match="it landed 151 s after it was begun"):
+            tables.append(ControlTable.EVENTS, [event()])
+    assert len(made) == writes
+
+
 def test_an_append_opens_its_table_once(settings: Settings, options_seen: list[Any]) -> None:
     """With the store's options, as every read and the creation of the table."""
     tables = ControlTables(settings.model_copy(update={"storage_options": {"allow_http": "true"}}))
@@ -446,13 +480,19 @@ def test_a_log_that_cannot_be_listed_is_an_error_that_names_the_table(settings: 
         tables.find(ControlTable.EVENTS)
     assert caught.value.fields["table"] == str(url)
     assert isinstance(caught.value.__cause__, NotADirectoryError)
+    assert caught.value.fields["reason"] is caught.value.__cause__
 
 
 def test_an_older_table_that_can_be_opened_no_more_is_named(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, options_seen: list[Any]
 ) -> None:
-    """It could not be given its new columns, and its log is torn now."""
+    """It could not be given its new columns, and its log is torn now. It is opened with the store's options
+    each time.
+    """
     url = older(settings)
+    options_seen.clear()
+    options = {"allow_http": "true"}
+    settings = settings.model_copy(update={"storage_options": options})
 
     def torn_meanwhile(_: TableAlterer, *__: Any, **___: Any) -> None:
         (Path(url) / "_delta_log" / f"{1:020d}.json").write_text("no commit")
@@ -462,3 +502,4 @@ def test_an_older_table_that_can_be_opened_no_more_is_named(
     with pytest.raises(StoreUnavailableError, match="could not be opened") as caught:
         ControlTables(settings).open(ControlTable.VERDICTS)
     assert caught.value.fields["table"] == url
+    assert options_seen == [options, options]

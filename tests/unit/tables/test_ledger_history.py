@@ -14,6 +14,20 @@ def test_a_shard_of_which_nothing_is_filed_is_audited_up_to_its_beginning() -> N
     assert History.of(rows).audited({"s0": 2, "s1": 1}) == {0: 8, 1: 6}
 
 
+def test_a_gap_ends_the_chain_of_its_partition_alone() -> None:
+    """Later batches of the partition are not added, even one that would fit. The chains of other
+    partitions continue.
+    """
+    rows = [
+        batch(1, {0: 0, 1: 0}, {0: 5, 1: 5}),
+        batch(2, {0: 6, 1: 5}, {0: 8, 1: 7}),
+        batch(3, {0: 8, 1: 7}, {0: 9, 1: 9}),
+        batch(4, {0: 5, 1: 9}, {0: 6, 1: 11}),
+    ]
+    assert History.of(rows).committed == {0: 5, 1: 11}
+    assert History.of(rows).first == {0: 0, 1: 0}
+
+
 def test_a_window_is_open_until_a_watermark_reaches_its_end() -> None:
     """The last batch after which it was open counts. A window that was final from the first batch on was open
     only before it.

@@ -288,6 +288,7 @@ def test_a_table_that_cannot_be_opened_keeps_no_other_table_from_being_maintaine
     assert skipped["files_deleted"] == 0
     warnings = [entry for entry in logs if entry["log_level"] == "warning"]
     assert [(entry["table"], entry["reason"]) for entry in warnings] == [(broken, skipped["skipped"])]
+    assert "could not be read" in warnings[0]["event"]
     maintained = done["corrections/stock_stats"]
     assert (maintained["files_before"], maintained["files_after"], maintained["skipped"]) == (2, 1, "")
     others = [row["skipped"] for name, row in done.items() if name != broken]
