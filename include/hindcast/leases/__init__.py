@@ -1,1 +1,1 @@
-"""Leases: who owns what, how long, and in which epoch. Pure Python over one Delta table."""
+"""Leases: who owns what, for how long, and in which epoch. Pure Python over one Delta table."""

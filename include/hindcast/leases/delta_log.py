@@ -1,74 +1,113 @@
-"""The log of ``leases`` on a local disk, followed entry by entry: what a worker does that looks at the leases many times a second.
+"""The log of ``leases`` on a local disk, followed entry by entry, so that a poll of a worker costs little: it
+polls the leases many times a second.
 
-Delta's own reader lists the log, makes a snapshot and plans a scan: 6 ms for what one small entry says, 1 ms where nothing is new. The
-entries that a :class:`hindcast.leases.delta_store.LeaseTable` and its upkeep write are read here as the protocol has them
-(Delta's PROTOCOL.md, "Delta Log Entries" and "Actions"): a whole overwrite names the one file that is the table from then on, and a vacuum
-names none. Anything else is left to Delta's reader, and so is a store that is not a local disk.
+Delta's own reader lists the log, makes a snapshot and plans a scan: 6 ms for what one small entry says, and
+1 ms if nothing is new. So this reads the entries that a :class:`hindcast.leases.delta_store.LeaseTable` and
+its upkeep write, as the protocol has them (Delta's PROTOCOL.md, "Delta Log Entries" and "Actions"): a whole
+overwrite names the one file that is the table from then on, and a vacuum names none. Anything else is left to
+Delta's reader, and so is a store that is not a local disk.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-#: The last whole overwrite is among so many of the newest entries: a vacuum writes two, and seldom do two follow each other.
+#: The last whole overwrite is among so many of the newest entries: a vacuum writes two, and two vacuums
+#: seldom follow each other.
 ENTRIES = 5
-#: What reading an entry raises that nothing of ours has written.
+#: What an entry raises if none of our writers has written it.
 _NOT_OURS = (ValueError, LookupError, TypeError, AttributeError)
+#: The operations that change no row.
+_VACUUM = frozenset({"VACUUM START", "VACUUM END"})
+#: The kinds of action that a whole overwrite may have. A commit with others says more than which file it is.
+_OVERWRITE = frozenset({"commitInfo", "add", "remove"})
 
 
-def newest(folder: Path) -> tuple[int, Path | None] | None:
-    """The table's newest version and the file that holds all its rows, for whoever knows no version of it.
+class LogEnd(NamedTuple):
+    """The table's newest version, and the file that holds all its rows."""
 
-    :returns: None where only Delta's own reader can tell
+    version: int
+    file: Path | None  # None if no row has changed since the version that the reader knows
+
+
+def newest(folder: Path) -> LogEnd | None:
+    """The end of the table's log, for a reader that knows no version of it. It has a file.
+
+    :returns: None if only Delta's own reader can tell
     """
-    with suppress(OSError, *_NOT_OURS), os.scandir(folder / "_delta_log") as log:
-        last = max(int(entry.name[:-5]) for entry in log if entry.name[:-5].isdigit() and entry.name.endswith(".json"))
+    try:
+        last = max(_versions(folder))
         for version in range(last, last - ENTRIES, -1):
-            if named := _named(folder, version):
-                return last, folder / named
+            name = _whole_file(folder, version)
+            if name:
+                return LogEnd(last, folder / name)
+    except (OSError, *_NOT_OURS):
+        return None
     return None
 
 
-def newer(folder: Path, version: int) -> tuple[int, Path | None] | None:
-    """The table's newest version and the file that holds all its rows; no file where no row has changed since ``version``.
+def newer(folder: Path, version: int) -> LogEnd | None:
+    """The end of the table's log, for a reader that knows a version of it.
 
     :param version: one that was the newest so short a time ago that no entry after it is deleted yet
-    :returns: None where only Delta's own reader can tell
+    :returns: None if only Delta's own reader can tell
     """
     file: Path | None = None
     while True:
         try:
-            named = _named(folder, version + 1)
+            name = _whole_file(folder, version + 1)
         except FileNotFoundError:
-            return version, file
+            return LogEnd(version, file)
         except _NOT_OURS:
             return None
-        version, file = version + 1, folder / named if named else file
+        version += 1
+        if name:
+            file = folder / name
 
 
-def _named(folder: Path, version: int) -> str:
-    """The file that a commit says is the whole table; empty where it changes no row.
+def _versions(folder: Path) -> list[int]:
+    """The versions of which the log has an entry, in no order."""
+    versions: list[int] = []
+    with os.scandir(folder / "_delta_log") as log:
+        for entry in log:
+            version, _, ending = entry.name.partition(".")
+            if ending == "json" and version.isdigit():
+                versions.append(int(version))
+    return versions
 
-    :raises FileNotFoundError: there is no such version
-    :raises _NOT_OURS: the commit is neither a whole overwrite by one file nor without a change
+
+def _whole_file(folder: Path, version: int) -> str:
+    """The name of the one file that is the whole table in this version; empty if the commit changes no row.
+
+    :raises FileNotFoundError: if there is no such version
+    :raises _NOT_OURS: if the commit is neither a whole overwrite by one file nor a vacuum
     """
     text = (folder / "_delta_log" / f"{version:020d}.json").read_bytes()
     actions: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-    (info,) = (action["commitInfo"] for action in actions if "commitInfo" in action)
-    changes = [action for action in actions if "commitInfo" not in action]
-    if not changes and info["operation"] in {"VACUUM START", "VACUUM END"}:
+    kinds: set[str] = set().union(*actions)
+    (info,) = _of_kind("commitInfo", actions)
+    if kinds == {"commitInfo"} and info["operation"] in _VACUUM:
         return ""
-    (added,) = (action["add"] for action in changes if "add" in action)
-    others = any(action.keys() - {"add", "remove"} for action in changes)
-    whole = (
-        info["operation"] == "WRITE"
-        and info["operationParameters"]["mode"] == "Overwrite"
-        and "predicate" not in info["operationParameters"]
-    )
-    if others or not whole or added.get("deletionVector") or "%" in added["path"] or "/" in added["path"]:
+    if not kinds <= _OVERWRITE or not _is_whole_overwrite(info):
         raise LookupError
-    return str(added["path"])
+    (added,) = _of_kind("add", actions)
+    path = str(added["path"])
+    if added.get("deletionVector") or "%" in path or "/" in path:
+        raise LookupError
+    return path
+
+
+def _of_kind(kind: str, actions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [action[kind] for action in actions if kind in action]
+
+
+def _is_whole_overwrite(info: dict[str, Any]) -> bool:
+    """Whether a commit says that it replaces all rows."""
+    parameters = info["operationParameters"]
+    return (
+        info["operation"] == "WRITE" and parameters["mode"] == "Overwrite" and "predicate" not in parameters
+    )

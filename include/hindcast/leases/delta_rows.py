@@ -1,18 +1,21 @@
-"""Leases as rows of a table, and rows as leases, at the price of what has changed.
+"""Leases as rows of a table, and rows as leases. The work is that of what has changed.
 
-A worker renews all it holds several times a lease, and nearly everything in those rows is as it was: the same names, the same JSON.
-So what was last read or written is remembered. A row that reads the same gives the same :class:`Lease` again, and one with the same
-JSON parses none of it. A lease whose ``checkpoint`` and ``detail`` are equal to what the remembered texts say is written with those
-texts, and a column in which nothing has changed is written as it is.
+A worker renews all its leases several times in the life of a lease, and nearly everything in those rows stays
+as it was: the same names, the same JSON. So the rows that were last read or written are remembered:
+
+- a row that reads the same is the same :class:`Lease` object again;
+- JSON that reads the same is not parsed again;
+- a lease whose ``checkpoint`` and ``detail`` say the same is written with the same texts;
+- a column in which nothing has changed is written as it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,125 +24,121 @@ from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.tables.schema import INSTANT, SCHEMA_VERSION, SCHEMAS, ControlTable
 
 _SCHEMA = SCHEMAS[ControlTable.LEASES]
-#: How to find each column's value in a lease, or, of those that hold JSON, in its texts.
-_OF_KEYS = {name: attrgetter(name) for name in LeaseKey._fields}
-_OF_TEXTS = {"checkpoint": itemgetter(0), "detail": itemgetter(1)}
-_OTHERS = {name: attrgetter(name) for name in _SCHEMA.names if name not in {*_OF_KEYS, *_OF_TEXTS, "schema_version"}}
+#: The columns that neither name the lease, nor hold JSON, nor say how the row is written.
+_OTHERS = [
+    name
+    for name in _SCHEMA.names
+    if name not in {*LeaseKey._fields, "checkpoint", "detail", "schema_version"}
+]
 _others = attrgetter(*_OTHERS)
-_NAMES = [*_OF_KEYS, *_OTHERS, *_OF_TEXTS, "schema_version"]
-#: Columns in which nothing has changed in nearly every version.
-_SELDOM = [*_OF_KEYS, *_OF_TEXTS, "schema_version"]
 _json = attrgetter("checkpoint", "detail")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _to_json = json.JSONEncoder(sort_keys=True).encode
-
-#: By name, the values of a column and the same as Arrow has them.
-_Columns = dict[str, tuple[tuple[Any, ...], pa.Array]]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Texts(NamedTuple):
-    """The JSON of a lease and what it says: the very objects that the lease has, which equal themselves without a look inside."""
+    """The JSON of a lease, as the table has it."""
 
-    checkpoint_text: str
-    detail_text: str
-    checkpoint: Any
-    detail: Any
+    checkpoint: str
+    detail: str
 
 
-_says = itemgetter(2, 3)
-#: Of a lease that is not known: equal to no checkpoint and no detail.
-_NONE = _Texts("", "", None, None)
+class _Column(NamedTuple):
+    """A column's values, one a row, and the same as Arrow has them."""
+
+    values: tuple[Any, ...]
+    array: pa.Array
 
 
 @dataclass(frozen=True)
 class LeaseRows:
-    """The rows of one version of the table, remembered to make the next one. Never changed.
+    """The rows of one version of the table, remembered to make the next version. Never changed.
 
-    Columns are remembered of rows that are in the order of their keys, as all are that we write.
+    ``_texts`` has the texts that each of the ``leases`` was made of or written with.
     """
 
     leases: Mapping[LeaseKey, Lease] = field(default_factory=dict)
     _texts: Mapping[LeaseKey, _Texts] = field(default_factory=dict)
-    _columns: _Columns = field(default_factory=dict)
+    _columns: Mapping[str, _Column] = field(default_factory=dict)
 
     def read(self, data: pa.Table, table: str) -> LeaseRows:
         """The rows of a whole table that is another version of this one.
 
         :param table: its address, for errors
-        :raises SchemaVersionError: where a newer Hindcast wrote a row
+        :raises SchemaVersionError: if a newer Hindcast wrote a row
         """
-        columns = {name: self._read_column(name, data.column(name).combine_chunks()) for name in _NAMES}
-        if len(self.leases) == data.num_rows and all(columns[name] is self._columns.get(name) for name in _SELDOM):
-            before, after = (zip(*(version[name][0] for name in _OTHERS), strict=True) for version in (self._columns, columns))
-            found = zip(self.leases.items(), before, after, strict=True)
-            same = {key: lease if was == now else _changed(lease, now) for (key, lease), was, now in found}
-            return LeaseRows(same, self._texts, columns)
+        columns: dict[str, _Column] = {}
+        for name in _SCHEMA.names:
+            columns[name] = self._read_column(name, data.column(name).combine_chunks())
         leases: dict[LeaseKey, Lease] = {}
         texts: dict[LeaseKey, _Texts] = {}
-        for row in zip(*(values for values, _ in columns.values()), strict=True):
-            key, others = LeaseKey(*row[:3]), row[3:-3]
-            known = self.leases.get(key)
-            if known is None or self._texts[key][:2] != row[-3:-1] or row[-1] != SCHEMA_VERSION:
-                leases[key] = lease = Lease.from_row(dict(zip(_NAMES, row, strict=True)), table)
-                texts[key] = _Texts(row[-3], row[-2], lease.checkpoint, lease.detail)
-            else:
-                leases[key] = known if _others(known) == others else _changed(known, others)
-                texts[key] = self._texts[key]
-        return LeaseRows(leases, texts, columns if [*leases] == sorted(leases) else {})
+        keys = map(LeaseKey, *(columns[name].values for name in LeaseKey._fields))
+        all_texts = map(_Texts, columns["checkpoint"].values, columns["detail"].values)
+        all_others = zip(*(columns[name].values for name in _OTHERS), strict=True)
+        versions = columns["schema_version"].values
+        rows = zip(keys, all_texts, all_others, versions, strict=True)
+        for index, (key, text, others, version) in enumerate(rows):
+            lease = self.leases.get(key)
+            if lease is None or text != self._texts[key] or version != SCHEMA_VERSION:
+                row = {name: column.values[index] for name, column in columns.items()}
+                lease = Lease.from_row(row, table)
+            elif others != _others(lease):
+                lease = _changed(lease, others)
+            leases[key] = lease
+            texts[key] = text
+        return LeaseRows(leases, texts, columns)
 
     def write(self, leases: Mapping[LeaseKey, Lease]) -> tuple[pa.Table, LeaseRows]:
         """The whole table of these leases, and its rows, which are what a reader of it will find."""
-        same_keys = bool(self._columns) and [*leases] == [*self.leases]
-        keys = [*leases] if same_keys else sorted(leases)
-        ordered = [*leases.values()] if same_keys else [leases[key] for key in keys]
-        known = [*self._texts.values()] if same_keys else [self._texts.get(key, _NONE) for key in keys]
-        said = [*map(_says, known)]
-        same_texts = same_keys and said == [*map(_json, ordered)]
-        for index, lease in enumerate(ordered) if not same_texts else ():
-            if said[index] != _json(lease):
-                # New JSON: what a reader finds is what the text says, where e.g. a tuple has become a list.
-                checkpoint, detail = map(_to_json, _json(lease))
-                known[index] = text = _Texts(checkpoint, detail, json.loads(checkpoint), json.loads(detail))
-                ordered[index] = lease.evolve(checkpoint=text.checkpoint, detail=text.detail)
-        columns = self._written(_OTHERS, ordered)
-        columns |= self._kept(_OF_KEYS) if same_keys else self._written(_OF_KEYS, ordered)
-        columns |= self._kept(_OF_TEXTS) if same_texts else self._written(_OF_TEXTS, known)
-        columns["schema_version"] = self._written_column("schema_version", (SCHEMA_VERSION,) * len(keys))
-        data = pa.table([columns[name][1] for name in _SCHEMA.names], schema=_SCHEMA)
-        texts = self._texts if same_texts else dict(zip(keys, known, strict=True))
-        return data, LeaseRows(dict(zip(keys, ordered, strict=True)), texts, columns)
+        written: dict[LeaseKey, Lease] = {}
+        texts: dict[LeaseKey, _Texts] = {}
+        for key in sorted(leases):
+            written[key], texts[key] = self._write_json(leases[key])
+        columns: dict[str, _Column] = {}
+        for name in [*LeaseKey._fields, *_OTHERS]:
+            columns[name] = self._write_column(name, tuple(map(attrgetter(name), written.values())))
+        for name in _Texts._fields:
+            columns[name] = self._write_column(name, tuple(map(attrgetter(name), texts.values())))
+        columns["schema_version"] = self._write_column("schema_version", (SCHEMA_VERSION,) * len(written))
+        data = pa.table([columns[name].array for name in _SCHEMA.names], schema=_SCHEMA)
+        return data, LeaseRows(written, texts, columns)
 
-    def _kept(self, names: Iterable[str]) -> _Columns:
-        """Columns of the same rows, in which nothing has changed."""
-        return {name: self._columns[name] for name in names}
+    def _write_json(self, lease: Lease) -> tuple[Lease, _Texts]:
+        """The lease as a reader will find it, and the texts to write it with."""
+        known = self.leases.get(lease.key)
+        if known is not None and _json(known) == _json(lease):
+            return lease, self._texts[lease.key]
+        texts = _Texts(_to_json(lease.checkpoint), _to_json(lease.detail))
+        # A reader finds what the text says: e.g. a tuple has become a list.
+        found = lease.evolve(checkpoint=json.loads(texts.checkpoint), detail=json.loads(texts.detail))
+        return found, texts
 
-    def _written(self, found: Mapping[str, Callable[[Any], Any]], rows: Sequence[Any]) -> _Columns:
-        return {name: self._written_column(name, tuple(map(find, rows))) for name, find in found.items()}
-
-    def _read_column(self, name: str, array: pa.Array) -> tuple[tuple[Any, ...], pa.Array]:
+    def _read_column(self, name: str, array: pa.Array) -> _Column:
         known = self._columns.get(name)
-        return known if known is not None and known[1].equals(array) else (_values(array), array)
-
-    def _written_column(self, name: str, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], pa.Array]:
-        known = self._columns.get(name)
-        if known is not None and known[0] == values:
+        if known is not None and known.array.equals(array):
             return known
-        kind = _SCHEMA.field(name).type
-        if values and values.count(values[0]) == len(values):  # as the instant of a renewal, which is slow to convert
-            return values, pa.repeat(pa.scalar(values[0], type=kind), len(values))
-        return values, pa.array(values, type=kind)
+        return _Column(_values(array), array)
+
+    def _write_column(self, name: str, values: tuple[Any, ...]) -> _Column:
+        known = self._columns.get(name)
+        if known is not None and known.values == values:
+            return known
+        return _Column(values, pa.array(values, type=_SCHEMA.field(name).type))
 
 
 def _changed(lease: Lease, others: tuple[Any, ...]) -> Lease:
     """The lease with the values that a row has in :data:`_OTHERS`."""
     changes = dict(zip(_OTHERS, others, strict=True))
-    return lease.evolve(**changes | {"parent_shard_ids": list(changes["parent_shard_ids"] or [])})
+    changes["parent_shard_ids"] = list(changes["parent_shard_ids"] or [])
+    return lease.evolve(**changes)
 
 
 def _values(array: pa.Array) -> tuple[Any, ...]:
-    """The column's values. Instants, of which many rows have the same, are each converted once."""
+    """The column's values. Many rows have the same instant, so each instant is converted once."""
     if not pa.types.is_timestamp(array.type):
         return tuple(array.to_pylist())
-    since = array.cast(INSTANT).cast(pa.int64()).to_pylist()
-    instants = {value: None if value is None else _EPOCH + timedelta(microseconds=value) for value in {*since}}
-    return tuple(map(instants.__getitem__, since))
+    microseconds = array.cast(INSTANT).cast(pa.int64()).to_pylist()
+    instants: dict[int | None, datetime | None] = {None: None}
+    for since in set(microseconds) - {None}:
+        instants[since] = _EPOCH + timedelta(microseconds=since)
+    return tuple(map(instants.__getitem__, microseconds))

@@ -1,7 +1,10 @@
-"""The lease store on Delta, written by delta-rs. One small table, rewritten whole in each commit, so a read is one file."""
+"""The lease store on Delta, written by delta-rs. One small table, rewritten whole in each commit, so that a
+read is one file.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -26,22 +29,29 @@ from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable
 
-#: A commit that lands later than this after its read is not believed: the log of a version is deleted after the retention, and a
-#: process that slept that long may have written where a version had been. Half of it, so that clocks may differ by the other half.
+#: A commit that lands later than this after its read is not believed. The log of a version is deleted after
+#: the retention, so a process that slept that long may have written a version that others had already had and
+#: deleted. Half of the retention, so that clocks may differ by the other half.
 BELIEVED_SECONDS = LEASES_RETENTION_SECONDS / 2
 
-#: delta-rs is told not to retry: its own retry would rebase our rows onto rows we never read.
+#: delta-rs must not retry: its own retry would rebase our rows onto rows that we never read.
 _NO_RETRY = CommitProperties(max_commit_retries=0)
-#: A version is checkpointed by the commit that made it: a reader of a checkpoint that two write at once finds neither the old nor the
-#: new. The deletion of old logs is the upkeep's, off the path of a renewal.
+#: The commit that makes a version also writes its checkpoint: if two processes write the same checkpoint at
+#: once, a reader of it finds neither the old one nor the new one. The upkeep deletes old logs, so that no
+#: renewal waits for that.
 _CHECKPOINT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-_SCHEMA = Schema.from_arrow(SCHEMAS[ControlTable.LEASES])
+_SCHEMA = SCHEMAS[ControlTable.LEASES]
+_DELTA_SCHEMA = Schema.from_arrow(_SCHEMA)
+#: The version of a client that does not know what the table holds.
+_UNKNOWN = -1
 
 
 class LeaseTable:
-    """The ``leases`` table. Safe for threads; a handle is opened once and brought up to date before each commit.
+    """The ``leases`` table. Safe for threads. A handle is opened once and brought up to date before each
+    commit.
 
-    The rows are kept as they were last read or written, so that a read of a version that this process wrote itself reads no file.
+    The rows are kept as they were last read or written: a read of a version that this process has written
+    reads no file.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -50,10 +60,12 @@ class LeaseTable:
         self._options = settings.storage_options or None
         self._clock = clock or SystemClock()
         self._handle: DeltaTable | None = None
-        self._folder = None if "://" in self._url else Path(self._url)
+        self._folder: Path | None = None  # None for a store whose log cannot be followed
+        if "://" not in self._url:
+            self._folder = Path(self._url)
         self._rows = LeaseRows()
-        self._rows_version = -1
-        self._read_at = 0.0
+        self._rows_version = _UNKNOWN
+        self._read_at = 0.0  # monotonic
         self._lock = threading.Lock()
         self.upkeep = self._tables.upkeep[ControlTable.LEASES]
 
@@ -62,51 +74,58 @@ class LeaseTable:
         with self._lock:
             now = self._clock.monotonic()
             try:
-                if not self._follow(now):
-                    self._read()
+                if not self._follow_log(now):
+                    self._read_by_delta()
             except (DeltaError, OSError, pa.ArrowException) as error:
                 self._forget()
                 raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
             self._read_at = now
             return Snapshot(self._rows.leases, token=self._rows_version)
 
-    def _follow(self, now: float) -> bool:
-        """Read what the log has after the version whose rows are known; False where that does not tell what the leases are."""
+    def _follow_log(self, now: float) -> bool:
+        """Read what the log has after the version that is known.
+
+        :returns: False if only Delta's own reader can tell
+        """
         if self._folder is None:
             return False
-        known = self._rows_version >= 0 and now - self._read_at <= BELIEVED_SECONDS
-        found = newer(self._folder, self._rows_version) if known else newest(self._folder)
-        if found is None:
+        if self._rows_version == _UNKNOWN or now - self._read_at > BELIEVED_SECONDS:
+            end = newest(self._folder)
+        else:
+            end = newer(self._folder, self._rows_version)
+        if end is None:
             return False
-        version, file = found
-        if file is not None:
+        if end.file is not None:
             try:
-                data = pq.ParquetFile(pa.BufferReader(file.read_bytes()), pre_buffer=False).read(use_threads=False)
+                data = _read_file(end.file)
             except (OSError, pa.ArrowException):
                 return False
-            if data.schema.names != SCHEMAS[ControlTable.LEASES].names:
+            if data.schema.names != _SCHEMA.names:
                 return False
             self._rows = self._rows.read(data, self._url)
-        self._rows_version = version
+        self._rows_version = end.version
         return True
 
-    def _read(self) -> None:
+    def _read_by_delta(self) -> None:
         """Read the table's newest version as Delta's own reader finds it."""
         if self._handle is None:
             self._handle = self._tables.open(ControlTable.LEASES)
         else:
             self._handle.update_incremental()
-        if (version := self._handle.version()) != self._rows_version:
+        version = self._handle.version()
+        if version != self._rows_version:
             self._rows = self._rows.read(arrow_dataset(self._handle).to_table(), self._url)
             self._rows_version = version
 
     def commit(self, snapshot: Snapshot, changes: Iterable[Lease]) -> None:
         """See :meth:`hindcast.leases.store.LeaseStore.commit`."""
         merged = after(snapshot.leases, changes)
+        version = snapshot.token + 1
         with self._lock:
             if self._rows_version != snapshot.token:
-                raise CommitConflictError(table=self._url)  # this process has read (or written) a newer version since
-            handle = self._catch_up(snapshot.token)
+                # This process has read or written a newer version since.
+                raise CommitConflictError(table=self._url)
+            handle = self._handle_at(snapshot.token)
             data, rows = self._rows.write(merged)
             try:
                 self._replace(handle, data)
@@ -116,30 +135,48 @@ class LeaseTable:
             except (DeltaError, OSError, pa.ArrowException) as error:
                 self._forget()
                 raise CommitUnknownError(table=self._url, reason=error) from error
-            if (late := self._clock.monotonic() - self._read_at) > BELIEVED_SECONDS:
+            late_seconds = self._clock.monotonic() - self._read_at
+            if late_seconds > BELIEVED_SECONDS:
                 self._forget()
-                raise CommitUnknownError(table=self._url, reason=f"it landed {late:.0f} s after it was decided")
-            self._rows, self._rows_version = rows, snapshot.token + 1
-        self.upkeep.committed(snapshot.token + 1)
+                reason = f"it landed {late_seconds:.0f} s after it was decided"
+                raise CommitUnknownError(table=self._url, reason=reason)
+            self._rows = rows
+            self._rows_version = version
+        self.upkeep.committed(version)
 
     def _replace(self, handle: DeltaTable, data: pa.Table) -> None:
-        """Commit the next version: these rows and no others. Not by ``write_deltalake``, which takes half as much again.
+        """Commit the next version: these rows and no others. Not by ``write_deltalake``, which takes half as
+        long again.
 
-        The handle stays where it was: with several workers the next commit finds it behind anyway.
+        The handle stays at its version: with several workers the next commit finds it behind anyway.
         """
         path = f"{uuid.uuid4().hex}.parquet"
         with PyFileSystem(DeltaStorageHandler(self._url, self._options)).open_output_stream(path) as file:
-            # One file that is always read whole: neither statistics nor dictionaries pay.
+            # The file is small and always read whole, so neither statistics nor dictionaries pay.
             pq.write_table(data, file, compression="lz4", use_dictionary=False, write_statistics=False)
             size = file.tell()
-        added = AddAction(path, size, {}, int(time.time() * 1000), True, f'{{"numRecords":{data.num_rows}}}')
-        handle.create_write_transaction([added], "overwrite", _SCHEMA, commit_properties=_NO_RETRY, post_commithook_properties=_CHECKPOINT)
+        added = AddAction(
+            path=path,
+            size=size,
+            partition_values={},
+            modification_time=int(time.time() * 1000),
+            data_change=True,
+            stats=json.dumps({"numRecords": data.num_rows}),
+        )
+        handle.create_write_transaction(
+            [added],
+            "overwrite",
+            _DELTA_SCHEMA,
+            commit_properties=_NO_RETRY,
+            post_commithook_properties=_CHECKPOINT,
+        )
 
-    def _catch_up(self, version: int) -> DeltaTable:
-        """Bring the handle, which lags behind while the log is followed, to the version that is committed on; a first one is opened.
+    def _handle_at(self, version: int) -> DeltaTable:
+        """The handle, brought up to the version that is committed on. It lags behind while the log is
+        followed. The first commit opens it.
 
-        :raises CommitConflictError: where a newer one is there
-        :raises StoreUnavailableError: nothing is written
+        :raises CommitConflictError: if there is a newer version
+        :raises StoreUnavailableError: if the store does not answer; nothing is written
         """
         try:
             if self._handle is None:
@@ -150,18 +187,21 @@ class LeaseTable:
             self._forget()
             raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
         if self._handle.version() != version:
-            self._rows_version = -1  # who slept may find no entry after the version that he knows, as that is deleted
+            # A client that slept may know a version after which the entries are deleted: the log would say
+            # that nothing is newer.
+            self._rows_version = _UNKNOWN
             raise CommitConflictError(table=self._url)
         return self._handle
 
     def leases(self) -> list[Lease]:
         """All leases, in the order of their keys."""
-        return [lease for _, lease in sorted(self.read().leases.items())]
+        leases = self.read().leases
+        return [leases[key] for key in sorted(leases)]
 
     def exists(self) -> bool:
         """Whether anything was ever leased.
 
-        :raises StoreUnavailableError: the store does not answer
+        :raises StoreUnavailableError: if the store does not answer
         """
         try:
             return DeltaTable.is_deltatable(self._url, storage_options=self._options)
@@ -169,12 +209,21 @@ class LeaseTable:
             raise StoreUnavailableError(table=self._url, action="read", reason=error) from error
 
     def _forget(self) -> None:
-        """Begin again with a cold open: what the table holds is not known."""
+        """The next read opens the table again: it is not known what the table holds."""
         self._handle = None
-        self._rows, self._rows_version = LeaseRows(), -1
+        self._rows = LeaseRows()
+        self._rows_version = _UNKNOWN
+
+
+def _read_file(file: Path) -> pa.Table:
+    """All rows of a small Parquet file, in one read and without threads."""
+    content = pa.BufferReader(file.read_bytes())
+    return pq.ParquetFile(content, pre_buffer=False).read(use_threads=False)
 
 
 def read_leases(settings: Settings) -> list[Lease]:
-    """All leases, in the order of their keys; none where nothing was ever leased. Whoever only reads makes no table."""
+    """All leases, in the order of their keys; none if nothing was ever leased. A reader makes no table."""
     table = LeaseTable(settings)
-    return table.leases() if table.exists() else []
+    if not table.exists():
+        return []
+    return table.leases()

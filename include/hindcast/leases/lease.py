@@ -1,7 +1,8 @@
 """The lease row: who owns what, how far it is, and which epoch of ownership this is.
 
-The columns are those of the classic stream-client lease (Alibaba Tablestore's and Amazon's KCL have the same idea): the owner
-proves that it lives by raising ``lease_counter``; nobody compares clocks between hosts.
+The columns are those of the classic stream-client lease (Alibaba Tablestore's and Amazon's KCL have the same
+idea): the owner proves that it lives by raising ``lease_counter``, and the clocks of two hosts are never
+compared.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ class ShardState(StrEnum):
     TERMINATED = "TERMINATED"
 
 
-#: A row that is committed in this state is taken out of the table, for good.
+#: A row that is committed in this state is removed from the table, for good.
 REMOVED = "REMOVED"
-#: The one table of a shard's life. Every commit of leases is checked against it (:func:`hindcast.leases.store.after`).
+#: The one table of a shard's life. Every commit of leases is checked against it
+#: (:func:`hindcast.leases.store.after`).
 #:
 #: - WAIT until the parents are TERMINATED, or until a rewind has restored the tables.
 #: - OPEN to be taken and consumed.
-#: - CLOSING while its owner finishes the batch in hand to give it up. An owner that dies then leaves a lease that expires, and
-#:   the next owner opens it.
-#: - CLOSED once it is given up, until the next owner opens it. An owner whose query has failed, or who gives up between two
-#:   renewals, goes there without CLOSING.
-#: - TERMINATED once it is consumed to its end and its late and poison rows are filed, or once a rewind puts others in its place.
+#: - CLOSING while its owner finishes the current batch to give the shard up. If the owner dies then, its
+#:   lease expires and the next owner opens the shard.
+#: - CLOSED once the shard is given up, until the next owner opens it. An owner whose query has failed, or
+#:   that gives up between two renewals, leaves CLOSING out.
+#: - TERMINATED once the shard is consumed to its end and its late and poison rows are filed, or once a rewind
+#:   puts others in its place.
 #: - REMOVED once its version is discarded, or its rewind is called off.
 #:
 #: A rewind that is called off is the only way out of TERMINATED: see :data:`CALLED_OFF`.
@@ -59,11 +62,11 @@ TRANSITIONS: Mapping[str, frozenset[str]] = {
 }
 #: A shard begins in one of these.
 FIRST_STATES = frozenset({ShardState.WAIT, ShardState.OPEN})
-#: To where a shard goes back that a rewind had ended, in the commit that removes the shard which was to follow it.
+#: States to which a shard returns whose rewind is called off, in the commit that removes its follower.
 CALLED_OFF = frozenset({ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED})
-#: States of a shard that nobody holds: it has not begun, or it is at its end.
+#: States of a shard that has no owner: it has not begun, or it is at its end.
 NOT_HELD = frozenset({ShardState.WAIT, ShardState.TERMINATED})
-#: States in which a lease that is free or expired may be taken.
+#: States in which a free or expired lease may be taken.
 TAKEABLE = frozenset({ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED})
 
 
@@ -83,9 +86,11 @@ _NAME = frozenset(LeaseKey._fields)
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """One row. ``lease_owner`` and ``lease_stealer`` are worker ids, empty where there is none; ``epoch`` is the fencing token.
+    """One row. ``lease_owner`` and ``lease_stealer`` are worker ids, empty if there is none; ``epoch`` is the
+    fencing token.
 
-    Never changed, and nothing in ``checkpoint`` and ``detail`` either: snapshots share leases, and those share what is in them.
+    Neither a lease nor what is inside its ``checkpoint`` and ``detail`` is ever changed: snapshots share
+    leases, and leases share these maps.
     """
 
     stream_id: str
@@ -112,7 +117,7 @@ class Lease:
     def evolve(self, **changes: Any) -> Self:
         """A copy with these fields changed.
 
-        :raises TypeError: where there is no such field
+        :raises TypeError: if a lease has no such field
         """
         return self._with({**self.__dict__, **changes}, changes)
 
@@ -121,7 +126,7 @@ class Lease:
         return self._with({**self.__dict__, "lease_counter": self.lease_counter + 1, **changes}, changes)
 
     def given_to(self, owner: str, **changes: Any) -> Self:
-        """A copy under a new owner and so in the next epoch."""
+        """A copy with a new owner, and so in the next epoch."""
         return self.renewed(lease_owner=owner, lease_stealer="", epoch=self.epoch + 1, **changes)
 
     def moved(self, state: ShardState) -> Self:
@@ -134,27 +139,34 @@ class Lease:
         return self.evolve(state=state)
 
     def _with(self, values: dict[str, Any], changes: Mapping[str, Any]) -> Self:
-        """A copy that has these values. dataclasses.replace sets a frozen object's fields one by one, at eight times the price."""
+        """A copy that has these values.
+
+        Not by dataclasses.replace, which sets the fields of a frozen object one by one and takes eight times
+        as long.
+        """
         if len(values) != len(self.__dict__):
             raise TypeError(f"a lease has no {', '.join(sorted(values.keys() - self.__dict__.keys()))}")
         if not _NAME.isdisjoint(changes):
-            values.pop("key", None)  # it was computed from the old name
+            values.pop("key", None)  # it is cached, and has the old name
         copy = object.__new__(type(self))
         object.__setattr__(copy, "__dict__", values)
         return copy
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], table: str) -> Self:
-        """:param table: its address, for errors
-        :raises SchemaVersionError: where a newer Hindcast wrote the row
+        """The lease that a row of the table says. Texts and lists that are null are empty.
+
+        :param table: its address, for errors
+        :raises SchemaVersionError: if a newer Hindcast wrote the row
         """
-        if row["schema_version"] > SCHEMA_VERSION:
-            raise SchemaVersionError(table=table, found=row["schema_version"], supported=SCHEMA_VERSION, cure="Upgrade this Hindcast.")
+        found = row["schema_version"]
+        if found > SCHEMA_VERSION:
+            raise SchemaVersionError(
+                table=table, found=found, supported=SCHEMA_VERSION, cure="Upgrade this Hindcast."
+            )
         values = {name: row[name] for name in cls.__dataclass_fields__}
-        values |= {
-            "status_type": StatusType(row["status_type"]),
-            "checkpoint": json.loads(row["checkpoint"] or "{}"),
-            "detail": json.loads(row["detail"] or "{}"),
-        }
-        values |= {"parent_shard_ids": list(row["parent_shard_ids"] or [])}
+        values["status_type"] = StatusType(row["status_type"])
+        values["checkpoint"] = json.loads(row["checkpoint"] or "{}")
+        values["detail"] = json.loads(row["detail"] or "{}")
+        values["parent_shard_ids"] = list(row["parent_shard_ids"] or [])
         return cls(**values)

@@ -114,7 +114,7 @@ def test_the_log_says_what_the_table_holds(
 def test_who_follows_the_log_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], monkeypatch: pytest.MonkeyPatch) -> None:
     """Renewals and vacuums of others are read without Delta's reader; only a commit needs it."""
     one, two = pair
-    monkeypatch.setattr(two, "_read", lambda: pytest.fail("Delta's reader was asked"))
+    monkeypatch.setattr(two, "_read_by_delta", lambda: pytest.fail("Delta's reader was asked"))
     for step in (renew, renew, tidy, renew):
         step(one)
         assert two.read().leases == one.read().leases
@@ -142,7 +142,7 @@ def test_who_has_read_a_table_without_leases_asks_nobody_else(settings: Settings
     """Its version is a number like any other: that nothing follows it says that nothing is leased."""
     table = LeaseTable(settings)
     assert table.read().leases == {}
-    monkeypatch.setattr(table, "_read", lambda: pytest.fail("Delta's reader was asked"))
+    monkeypatch.setattr(table, "_read_by_delta", lambda: pytest.fail("Delta's reader was asked"))
     assert table.read().leases == {}
     add(0)(table)
     assert table.leases() == [shard(0)]
@@ -150,7 +150,7 @@ def test_who_has_read_a_table_without_leases_asks_nobody_else(settings: Settings
 
 def test_who_comes_new_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest leases are found without Delta's reader by a client that has read none, also after a vacuum, and it can commit on them."""
-    monkeypatch.setattr(LeaseTable, "_read", lambda _: pytest.fail("Delta's reader was asked"))
+    monkeypatch.setattr(LeaseTable, "_read_by_delta", lambda _: pytest.fail("Delta's reader was asked"))
     for step in (renew, tidy, tidy, renew):
         step(pair[0])
         assert LeaseTable(settings).read() == pair[0].read()
