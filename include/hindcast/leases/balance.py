@@ -20,8 +20,8 @@ def target(leases: int, workers: int) -> int:
 def loads(leases: Collection[Lease], live: Collection[str], observer: Observer) -> Counter[str]:
     """How many leases each live worker has.
 
-    A lease that is promised to a live worker counts as that worker's: nobody asks for it again, and its owner
-    is not asked for more than it can spare. An expired lease is nobody's: its owner will not keep the
+    A lease that is promised to a live worker counts as that worker's: no worker asks for it again, and its
+    owner is not asked for more than it can spare. An expired lease is nobody's: its owner will not keep the
     promise.
     """
     load: Counter[str] = Counter(dict.fromkeys(live, 0))
@@ -56,9 +56,9 @@ def to_steal(leases: Collection[Lease], me: str, live: Collection[str], observer
     those that have more than the share, the richest first. Once all have their share, a worker that may hold
     one more asks for a single lease of a worker above the target.
 
-    So each hand-over goes from a worker to one that has at least two leases less, and nobody is brought above
-    the target or below the share. A difference of one is balance: to even it out would pass the odd lease
-    round for ever.
+    So each hand-over goes from a worker to one that has at least two leases less, and no worker is brought
+    above the target or below the share. A difference of one is balance: to even it out would pass the odd
+    lease round for ever.
 
     :param live: the live workers; ``me`` is one of them
     """

@@ -1,4 +1,6 @@
-"""Who follows the log of the leases finds what Delta's own reader finds, or leaves it to that reader."""
+"""A client that follows the log of the leases finds what Delta's own reader finds, or leaves it to that
+reader.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ RESTED = BELIEVED_SECONDS + 1
 
 
 def shard(number: int = 0) -> Lease:
-    return Lease(stream_id="trades", status_type=StatusType.SHARD, status_value=f"v1.g0.s{number}", parent_shard_ids=["a"])
+    return Lease(
+        stream_id="trades",
+        status_type=StatusType.SHARD,
+        status_value=f"v1.g0.s{number}",
+        parent_shard_ids=["a"],
+    )
 
 
 def add(number: int) -> Callable[[LeaseTable], object]:
@@ -44,7 +51,7 @@ def remove_all(table: LeaseTable) -> None:
 
 
 def tidy(table: LeaseTable) -> None:
-    """A vacuum that finds an old file which no commit names: one that finds none commits nothing."""
+    """A vacuum that finds an old file that no commit names. (A vacuum that finds none commits nothing)."""
     orphan = Path(table._url) / "of-a-refused-commit.parquet"
     orphan.write_bytes(b"")
     os.utime(orphan, (0, 0))
@@ -52,12 +59,13 @@ def tidy(table: LeaseTable) -> None:
 
 
 def foreign(**options: str) -> Callable[[LeaseTable], None]:
-    """What somebody else's tool may do to the table: write a copy of its rows that nobody has renewed, under other names."""
+    """What a foreign tool may do to the table: copy the rows that nobody has renewed, under other names."""
 
     def write(table: LeaseTable) -> None:
         handle = DeltaTable(table._url)
         rows = handle.to_pyarrow_table(filters=[("lease_counter", "=", 0)])
-        write_deltalake(handle, rows.set_column(2, "status_value", [[f"foreign {number}" for number in range(rows.num_rows)]]), **options)
+        names = [f"foreign {number}" for number in range(rows.num_rows)]
+        write_deltalake(handle, rows.set_column(2, "status_value", [names]), **options)
 
     return write
 
@@ -91,7 +99,8 @@ def clock() -> FakeClock:
 @pytest.fixture
 def pair(settings: Settings, clock: FakeClock) -> tuple[LeaseTable, LeaseTable]:
     """Two clients of a table of one shard: both have read it."""
-    one, two = LeaseTable(settings), LeaseTable(settings, clock)
+    one = LeaseTable(settings)
+    two = LeaseTable(settings, clock)
     add(0)(one)
     two.read()
     return one, two
@@ -101,7 +110,9 @@ def pair(settings: Settings, clock: FakeClock) -> tuple[LeaseTable, LeaseTable]:
 def test_the_log_says_what_the_table_holds(
     pair: tuple[LeaseTable, LeaseTable], settings: Settings, steps: list[Callable[[LeaseTable], object]]
 ) -> None:
-    """After each step of another client, be it a foreign tool, both clients find what a new one finds, and either can go on."""
+    """After each step of another client or a foreign tool, both clients find what a new one finds, and both
+    can commit.
+    """
     one, two = pair
     for step in steps:
         step(one)
@@ -111,8 +122,10 @@ def test_the_log_says_what_the_table_holds(
     assert two.read() == one.read() == LeaseTable(settings).read()
 
 
-def test_who_follows_the_log_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewals and vacuums of others are read without Delta's reader; only a commit needs it."""
+def test_a_client_that_follows_the_log_needs_no_other_reader(
+    pair: tuple[LeaseTable, LeaseTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renewals and vacuums of others are read without Delta's reader. Only a commit needs it."""
     one, two = pair
     monkeypatch.setattr(two, "_read_by_delta", lambda: pytest.fail("Delta's reader was asked"))
     for step in (renew, renew, tidy, renew):
@@ -122,10 +135,10 @@ def test_who_follows_the_log_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable
     assert two.read().leases == one.read().leases
 
 
-def test_who_read_a_moment_ago_goes_on_from_there(
+def test_a_client_that_read_a_moment_ago_reads_on_from_there(
     pair: tuple[LeaseTable, LeaseTable], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks for no newest entry in the whole log, however long its machine has run; and its commits are in time."""
+    """It does not list the whole log, however long its machine has run, and its commits are in time."""
     one, two = pair
     clock.advance(10 * RESTED)
     two.read()
@@ -138,8 +151,10 @@ def test_who_read_a_moment_ago_goes_on_from_there(
     assert two.leases() == one.leases()
 
 
-def test_who_has_read_a_table_without_leases_asks_nobody_else(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its version is a number like any other: that nothing follows it says that nothing is leased."""
+def test_a_client_that_has_read_a_table_without_leases_follows_its_log(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 0 is a version like any other: if none follows it, nothing is leased."""
     table = LeaseTable(settings)
     assert table.read().leases == {}
     monkeypatch.setattr(table, "_read_by_delta", lambda: pytest.fail("Delta's reader was asked"))
@@ -148,8 +163,12 @@ def test_who_has_read_a_table_without_leases_asks_nobody_else(settings: Settings
     assert table.leases() == [shard(0)]
 
 
-def test_who_comes_new_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest leases are found without Delta's reader by a client that has read none, also after a vacuum, and it can commit on them."""
+def test_a_new_client_needs_no_other_reader(
+    pair: tuple[LeaseTable, LeaseTable], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has read no version finds the newest leases without Delta's reader, also after a vacuum,
+    and can commit on them.
+    """
     monkeypatch.setattr(LeaseTable, "_read_by_delta", lambda _: pytest.fail("Delta's reader was asked"))
     for step in (renew, tidy, tidy, renew):
         step(pair[0])
@@ -158,20 +177,29 @@ def test_who_comes_new_asks_nobody_else(pair: tuple[LeaseTable, LeaseTable], set
     assert [lease.lease_counter for lease in LeaseTable(settings).leases()] == [3]
 
 
-def test_only_entries_are_looked_at(pair: tuple[LeaseTable, LeaseTable]) -> None:
-    """The log's folder also has checkpoints, joined entries and what a person may have left there."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{9:020d}.checkpoint.0f.json",
+        f"{0:020d}.{9:020d}.compacted.json",
+        f"{9:020d}~.json",
+        f"{9:020d}.json.tmp",
+        "9.crc",
+    ],
+)
+def test_only_entries_are_read(pair: tuple[LeaseTable, LeaseTable], name: str) -> None:
+    """The log's folder also has checkpoints, joined entries, and files that a person may have left there."""
     one, _ = pair
     tidy(one)
-    found, log = newest(Path(one._url)), Path(one._url) / "_delta_log"
-    (file,) = Path(one._url).glob("*.parquet")
-    assert found == (3, file)
-    for name in (f"{9:020d}.checkpoint.0f.json", f"{0:020d}.{9:020d}.compacted.json", f"{9:020d}~.json", f"{9:020d}.json.tmp", "9.crc"):
-        (log / name).write_text("")
-        assert newest(Path(one._url)) == found
+    folder = Path(one._url)
+    (file,) = folder.glob("*.parquet")
+    assert newest(folder) == (3, file)
+    (folder / "_delta_log" / name).write_text("")
+    assert newest(folder) == (3, file)
 
 
 def test_a_vacuum_that_was_cut_short_changes_no_row(pair: tuple[LeaseTable, LeaseTable]) -> None:
-    """Its beginning is in the log and its end is not."""
+    """Its start is in the log and its end is not."""
     one, two = pair
     tidy(one)
     (Path(one._url) / "_delta_log" / f"{3:020d}.json").unlink()
@@ -181,13 +209,18 @@ def test_a_vacuum_that_was_cut_short_changes_no_row(pair: tuple[LeaseTable, Leas
     assert two.leases() == [shard(0)]
 
 
-def test_a_file_of_other_columns_is_left_to_the_table(pair: tuple[LeaseTable, LeaseTable], settings: Settings) -> None:
+def test_a_file_of_other_columns_is_left_to_the_table(
+    pair: tuple[LeaseTable, LeaseTable], settings: Settings
+) -> None:
     """A foreign tool may write them in another order."""
     one, two = pair
-    handle, file = DeltaTable(one._url), Path(one._url) / "foreign.parquet"
+    handle = DeltaTable(one._url)
+    file = Path(one._url) / "foreign.parquet"
     rows = [{**row, "lease_owner": "foreign"} for row in handle.to_pyarrow_table().to_pylist()]
-    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema([*SCHEMAS[ControlTable.LEASES]][::-1])), file)
-    added = AddAction(file.name, file.stat().st_size, {}, int(file.stat().st_mtime * 1000), True, '{"numRecords": 1}')
+    schema = pa.schema([*SCHEMAS[ControlTable.LEASES]][::-1])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)
+    status = file.stat()
+    added = AddAction(file.name, status.st_size, {}, int(status.st_mtime * 1000), True, '{"numRecords": 1}')
     handle.create_write_transaction([added], "overwrite", handle.schema())
     assert newest(Path(one._url)) == (2, file)
     expected = replace(shard(0), lease_owner="foreign")
@@ -195,8 +228,8 @@ def test_a_file_of_other_columns_is_left_to_the_table(pair: tuple[LeaseTable, Le
         assert client.leases() == [expected]
 
 
-def test_a_client_that_rested_asks_the_table(pair: tuple[LeaseTable, LeaseTable], clock: FakeClock) -> None:
-    """Where the log after the version that was read may be deleted, that there is no next entry says nothing."""
+def test_a_client_that_rested_lists_the_log(pair: tuple[LeaseTable, LeaseTable], clock: FakeClock) -> None:
+    """The entries after the version that it read may be deleted, so a missing next entry proves nothing."""
     one, two = pair
     renew(one)
     renew(one)
@@ -210,7 +243,9 @@ def test_a_client_that_rested_asks_the_table(pair: tuple[LeaseTable, LeaseTable]
     assert two.read().leases == one.read().leases
 
 
-def test_a_commit_on_what_was_followed_is_still_a_compare_and_swap(pair: tuple[LeaseTable, LeaseTable], settings: Settings) -> None:
+def test_a_commit_of_a_client_that_follows_the_log_is_still_a_compare_and_swap(
+    pair: tuple[LeaseTable, LeaseTable], settings: Settings
+) -> None:
     """A client whose handle lags behind what it has read commits on just that version, or not at all."""
     one, two = pair
     renew(one)
@@ -228,7 +263,7 @@ def test_a_commit_on_what_was_followed_is_still_a_compare_and_swap(pair: tuple[L
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"add"', '{"add": 1}', '{"commitInfo": {}}'])
 def test_an_entry_that_cannot_be_understood_is_left_to_the_table(tmp_path: Path, text: str) -> None:
-    """What is torn, or of another shape, is nothing to guess at."""
+    """Nothing is guessed from an entry that is torn or of another shape."""
     (tmp_path / "_delta_log").mkdir()
     (tmp_path / "_delta_log" / f"{5:020d}.json").write_text(text)
     assert newer(tmp_path, 4) is None
@@ -249,24 +284,31 @@ def test_an_entry_that_cannot_be_understood_is_left_to_the_table(tmp_path: Path,
     ],
     ids=str,
 )
-def test_an_entry_that_says_more_is_left_to_the_table(pair: tuple[LeaseTable, LeaseTable], change: dict[str, dict[str, object]]) -> None:
-    """What is not a whole overwrite by one plain file that lies in the table's folder is Delta's reader's business."""
+def test_an_entry_that_says_more_is_left_to_the_table(
+    pair: tuple[LeaseTable, LeaseTable], change: dict[str, dict[str, object]]
+) -> None:
+    """Delta's reader reads all that is not a whole overwrite by one plain file in the table's folder."""
     one, _ = pair
     version = one.read().token
     renew(one)
     folder = Path(one._url)
     assert newer(folder, version) is not None
     entry = folder / "_delta_log" / f"{version + 1:020d}.json"
-    actions: list[dict[str, dict[str, object]]] = [json.loads(line) for line in entry.read_text().splitlines()]
+    actions: list[dict[str, dict[str, object]]] = [
+        json.loads(line) for line in entry.read_text().splitlines()
+    ]
     (kind,) = change
     if not any(kind in action for action in actions):
         actions.append({kind: {}})
-    changed = [{kind: action[kind] | change[kind]} if kind in action else action for action in actions]
-    entry.write_text("\n".join(json.dumps(action) for action in changed))
+    for action in actions:
+        if kind in action:
+            action[kind] |= change[kind]
+    entry.write_text("\n".join(json.dumps(action) for action in actions))
     assert newer(folder, version) is None
 
 
 def test_the_table_lies_where_its_name_says(settings: Settings) -> None:
-    """A store that is not a local disk is asked by Delta's reader alone."""
+    """Only Delta's reader reads a store that is not a local disk."""
     assert LeaseTable(settings)._folder == Path(settings.table("control", ControlTable.LEASES))
-    assert LeaseTable(settings.model_copy(update={"tables_url": "s3://bucket/tables"}))._folder is None
+    on_s3 = settings.model_copy(update={"tables_url": "s3://bucket/tables"})
+    assert LeaseTable(on_s3)._folder is None

@@ -13,7 +13,9 @@ OWNED = Lease(stream_id="p", status_type=StatusType.SHARD, status_value="s", lea
 
 
 def test_the_next_expiry_lies_ahead(clock: FakeClock) -> None:
-    """At the moment of its expiry a lease has expired, so the next expiry is another one's, or never comes; a free lease has none."""
+    """At the moment of its expiry a lease has expired, so the next expiry is that of another lease, or never
+    comes. A free lease has none.
+    """
     observer = Observer(clock, LEASE)
     later = OWNED.evolve(status_value="later")
     observer.observe([OWNED, OWNED.evolve(status_value="free", lease_owner="")])
@@ -28,7 +30,7 @@ def test_the_next_expiry_lies_ahead(clock: FakeClock) -> None:
 
 
 def test_a_lease_counts_from_when_it_was_first_seen_as_it_is(clock: FakeClock) -> None:
-    """One that was never observed, or that looks otherwise than it was observed, has not been still for any time."""
+    """A lease that was never observed, or that has changed since, has not been unchanged for any time."""
     observer = Observer(clock, LEASE)
     clock.advance(5)
     assert observer.unchanged_seconds(OWNED) == 0.0
