@@ -257,7 +257,7 @@ def test_a_sink_that_does_not_answer_is_named(sink: SinkRestore, url: str, actio
     """Before anything is changed, with the store's own reason."""
     torn = Path(url) / "_delta_log" / f"{4:020d}.json"
     torn.write_text("no commit")
-    with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+    with pytest.raises(StoreUnavailableError, match="could not be opened") as caught:
         getattr(sink, action)()
     assert caught.value.fields["table"] == url
 
