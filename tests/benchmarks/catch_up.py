@@ -56,9 +56,7 @@ def version(workload: Workload) -> dict[str, float]:
     for.
     """
     started = time.monotonic()
-    owner = workload.own()
-    owner.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
-    owner.start()
+    owner = workload.start(most_records=kafka_source.MAX_RECORDS_PER_SHADOW_BATCH)
     ended = threading.Event()
     filing = threading.Thread(target=file_beside, args=(workload, owner, ended))
     filing.start()
@@ -72,7 +70,7 @@ def version(workload: Workload) -> dict[str, float]:
 
 def file_beside(workload: Workload, owner: ShardRunner, ended: threading.Event) -> None:
     """What a worker's thread does beside its query, until all that the owner committed is filed."""
-    audit = Audit(workload.spark, workload.settings, workload.pipeline, owner.app, owner.lease.epoch)
+    audit = Audit(workload.spark, workload.settings, workload.pipeline, workload.app, owner.lease.epoch)
     filed = 0
     while not ended.is_set() or filed < owner.batch:
         owner.flush()

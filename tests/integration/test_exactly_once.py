@@ -24,8 +24,7 @@ def test_an_undisturbed_stream_is_exact(shard: Shard) -> None:
     """
     first, second = parts()
     shard.send(first)
-    owner = shard.own()
-    owner.start()
+    owner = shard.start()
     shard.consume(owner)
     shard.send(second)
     shard.consume(owner)
@@ -48,8 +47,7 @@ def test_a_death_at_any_step_of_a_commit_loses_and_doubles_nothing(
     first, second = parts()
     shard.send(first)
     crash_at(monkeypatch, step, 3)
-    owner = shard.own()
-    owner.start()
+    owner = shard.start()
     wait_until(lambda: owner.failure, WAIT_SECONDS, f"the owner has died at {step}")
     assert "CrashError" in str(owner.failure)
     shard.die(owner)
@@ -66,14 +64,12 @@ def test_a_death_at_any_step_of_a_take_over_loses_and_doubles_nothing(
     """The heir of a killed owner dies while it takes over; the heir's heir goes on exactly."""
     first, second = parts()
     shard.send(first)
-    owner = shard.own()
-    owner.start()
+    owner = shard.start()
     shard.consume(owner)
     shard.die(owner)
     crash_at(monkeypatch, step, 1)
-    heir = shard.own()
     with pytest.raises(CrashError):
-        heir.start()
+        shard.start()
     crash_at(monkeypatch, "", 1)
     shard.serve(second)
     shard.check()
@@ -99,7 +95,7 @@ def test_a_changed_query_on_an_old_checkpoint_is_refused(shard: Shard) -> None:
     transform = shard.pipeline.transform
     shard.pipeline = replace(shard.pipeline, transform=lambda frame: transform(frame.where("ask > 2")))
     with pytest.raises(CheckpointRefusedError, match=r"stock_stats\.py"):
-        shard.own().start()
+        shard.start()
 
 
 def test_a_gap_is_never_written(shard: Shard) -> None:
@@ -121,9 +117,8 @@ def test_a_gap_is_never_written(shard: Shard) -> None:
         crc.unlink()
     last.write_text("\n".join(text))
     before = sorted(sink_rows(shard.settings))
-    heir = shard.own()
     shard.send(second[:10])
-    heir.start()
+    heir = shard.start()
     wait_until(lambda: heir.failure, WAIT_SECONDS, "the shard has stopped")
     assert isinstance(heir.failure, OffsetGapError)
     assert "hindcast rebuild" in str(heir.failure)

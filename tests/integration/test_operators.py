@@ -222,8 +222,7 @@ def test_a_session_goes_on_in_state_that_was_made_anew(workload: Make) -> None:
     made.put([click("8", 8)])
     with pytest.MonkeyPatch.context() as patched:
         crash_at(patched, "rerun.3", 1)
-        owner = made.own()
-        owner.start("it was asked for")
+        owner = made.start("it was asked for")
         wait_until(lambda: owner.failure is not None, WAIT_SECONDS, "it has crashed")
         assert isinstance(owner.failure, CrashError)
         made.die(owner)
@@ -282,7 +281,7 @@ def test_state_is_not_made_anew_where_its_rows_are_gone(workload: Make) -> None:
     before = made.rows()
     delete_records(made.servers, made.pipeline.source.name, {0: 1})
     with pytest.raises(OffsetsLostError, match="windows that are still open need them"):
-        made.own().start("it was asked for")
+        made.start("it was asked for")
     assert made.rows() == before
 
 
@@ -291,7 +290,7 @@ def test_state_that_is_not_declared_is_refused(workload: Make) -> None:
     made = workload(replace(first, re_execute=False))
     made.put([click("a", 0)])
     with pytest.raises(PipelineError, match="it keeps state"):
-        made.own().start()
+        made.start()
 
 
 def test_a_query_that_was_changed_is_refused_of_every_kind(workload: Make) -> None:
@@ -304,7 +303,7 @@ def test_a_query_that_was_changed_is_refused_of_every_kind(workload: Make) -> No
         transform=lambda clicks: clicks.dropDuplicatesWithinWatermark(["user"]).select("id", "user"),
     )
     with pytest.raises(CheckpointRefusedError, match="the query has changed"):
-        made.own().start()
+        made.start()
 
 
 def test_what_is_not_deterministic_is_named_with_its_columns(workload: Make) -> None:

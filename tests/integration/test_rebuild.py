@@ -110,14 +110,13 @@ def test_a_death_while_rewinding_loses_and_doubles_nothing(
     """
     damaged(shard)
     crash_at(monkeypatch, step, time)
-    heir = shard.own()
     if step.startswith("takeover"):
         with pytest.raises(CrashError):
-            heir.start()
+            shard.start()
     else:
-        heir.start()
+        heir = shard.start()
         wait_until(lambda: heir.failure, WAIT_SECONDS, f"the heir has died at {step}")
-    shard.die(heir)
+        shard.die(heir)
     crash_at(monkeypatch, "", 1)
     finish(shard)
 
@@ -139,7 +138,7 @@ def test_a_rebuild_that_the_topic_cannot_feed_is_refused(shard: Shard) -> None:
     earliest = {partition: end - 1 for partition, end in ends(shard.sent).items()}
     delete_records(shard.servers, shard.pipeline.source.name, earliest)
     with pytest.raises(OffsetsLostError, match="windows that are still open need them"):
-        shard.own().start()
+        shard.start()
     assert sorted(sink_rows(shard.settings)) == before
 
 
@@ -151,7 +150,7 @@ def test_a_sink_that_lost_batches_is_refused(shard: Shard) -> None:
     shard.serve(first)
     shutil.rmtree(shard.settings.table("sinks", "stock_stats"))
     with pytest.raises(OffsetGapError, match="Restore the table"):
-        shard.own().start()
+        shard.start()
 
 
 def test_a_sink_that_gets_its_lost_commit_back_goes_on(shard: Shard) -> None:
@@ -162,7 +161,7 @@ def test_a_sink_that_gets_its_lost_commit_back_goes_on(shard: Shard) -> None:
     text = newest.read_text()
     newest.unlink()
     with pytest.raises(OffsetGapError, match="Restore the table"):
-        shard.own().start()
+        shard.start()
     assert not newest.exists(), "no seal stands in its place"
     newest.write_text(text)
     assert shard.serve(second) == ""
@@ -176,5 +175,5 @@ def test_a_rebuild_accepts_another_query(shard: Shard) -> None:
     transform = shard.pipeline.transform
     shard.pipeline = replace(shard.pipeline, transform=lambda frame: transform(frame.where("ask > -1")))
     with pytest.raises(CheckpointRefusedError, match="hindcast rebuild"):
-        shard.own().start()
+        shard.start()
     finish(shard, "it was asked for")

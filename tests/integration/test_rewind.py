@@ -61,11 +61,11 @@ def pause(shard: Shard) -> None:
 def file(shard: Shard) -> None:
     """File what is late or poison of every batch of the shard that was consumed last."""
     owner = shard.running[-1]
-    audit = Audit(shard.spark, shard.settings, shard.pipeline, owner.app, owner.lease.epoch)
+    audit = Audit(shard.spark, shard.settings, shard.pipeline, shard.app, owner.lease.epoch)
     batches = [
         row
         for row in ledger(shard.settings, shard.pipeline.name)
-        if app_id(row.pipeline, row.shard) == owner.app
+        if app_id(row.pipeline, row.shard) == shard.app
     ]
     while audit.run(batches) < batches[-1].batch:
         pass
@@ -143,6 +143,7 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
     first, second = parts()
     shard.serve(first)
     old = shard.running[-1]
+    old_sink = shard.sink
     file(shard)
     pause(shard)
     before, planned = sorted(sink_rows(shard.settings)), plan(shard, {0: 60, 1: 60})
@@ -159,7 +160,7 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
                 plan(shard, None)
     crash_at(monkeypatch, "", 1)
     with pytest.raises(LeaseLostError):
-        old.sink.commit(Fence(old.lease.epoch, old.batch + 1), [], after=Fence(old.lease.epoch, old.batch))
+        old_sink.commit(Fence(old.lease.epoch, old.batch + 1), [], after=Fence(old.lease.epoch, old.batch))
     late = ledger(shard.settings)[-1]
     Ledger(ControlTables(shard.settings)).append(
         [replace(late, batch=old.batch + 1, sink_version=99)]
@@ -186,7 +187,7 @@ def test_a_rewind_that_could_not_be_refilled_changes_nothing(shard: Shard) -> No
     with pytest.raises(RewindRefusedError, match="not all filed yet"):
         plan(shard, {0: 60, 1: 60})
     file(shard)
-    version, leases = shard.running[-1].sink.version(), dict(shard.store.read().leases)
+    version, leases = shard.sink.version(), dict(shard.store.read().leases)
     ends = shard.reached()
     for target, words in (
         ({0: ends[0] + 1}, "leads back"),
@@ -201,14 +202,14 @@ def test_a_rewind_that_could_not_be_refilled_changes_nothing(shard: Shard) -> No
         plan(shard, None)
     last = {partition: end - 6 for partition, end in ends.items()}
     planned = plan(shard, last)
-    for file_of in Path(shard.running[-1].sink.url).glob("*.parquet"):
+    for file_of in Path(shard.sink.url).glob("*.parquet"):
         file_of.rename(file_of.with_suffix(".gone"))
     with pytest.raises(RewindRefusedError, match="retention"):
         plan(shard, last)
     states.set_state(shard.pipeline.name, DesiredState.RUNNING)
     with pytest.raises(RewindRefusedError, match="not paused"):
         rewind.run(shard.settings, shard.store, shard.pipeline, planned, by="me", reason="")
-    assert shard.running[-1].sink.version() == version
+    assert shard.sink.version() == version
     shards = {
         key: (lease.state, lease.epoch)
         for key, lease in shard.store.read().leases.items()

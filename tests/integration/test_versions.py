@@ -81,20 +81,14 @@ class Two:
 
     def catch_up(self) -> None:
         """Version 2 reads all that was sent, and what it set aside is filed."""
-        owner = self.second.own()
-        owner.most_records = 50
         self.second.sent = self.first.sent
-        owner.start()
+        owner = self.second.start(most_records=50)
         self.second.consume(owner)
         newest_ms = max(record.event_ms for record in self.first.sent if record.event_ms is not None)
         closed_ms = (
             newest_ms - Clockwork().delay_ms
         )  # by a batch without records, where the last one moved the watermark
-        wait_until(
-            lambda: owner._position is not None and owner._position.watermark_ms >= closed_ms,
-            WAIT_SECONDS,
-            "it has closed all",
-        )
+        wait_until(lambda: owner.watermark_ms >= closed_ms, WAIT_SECONDS, "it has closed all")
         self.second.retire(owner)
         self.second.renew()
         self.second.file()

@@ -72,8 +72,8 @@ def test_a_running_result_is_rebuilt_from_the_whole_topic(workload: Make) -> Non
     words.put([{"word": word, "ts": at(0)} for word in ("a", "b", "a")])
     words.read()
     words.put([{"word": word, "ts": at(0)} for word in ("b", "c")])
-    owner = words.own()
-    assert owner.start("it was asked for") == "it was asked for"
+    owner = words.start("it was asked for")
+    assert owner.rebuilt == "it was asked for"
     words.consume(owner)
     words.retire(owner)
     assert {row["word"]: row["count"] for row in words.rows()} == {"a": 2, "b": 2, "c": 1}

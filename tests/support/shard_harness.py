@@ -14,7 +14,7 @@ from support.waiting import wait_until
 
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import LeaseStore, Snapshot
-from hindcast.partitions import ShardId
+from hindcast.partitions import ShardId, app_id
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes import crash_points
 from hindcast.settings import Settings
@@ -22,8 +22,10 @@ from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.late_and_dead_rows import Audit
-from hindcast.stream.shard_runner import ShardRunner
+from hindcast.stream.shard_runner import Phase, ShardRunner
+from hindcast.stream.shard_takeover import ShardTakeover
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import Ledger
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -69,8 +71,8 @@ class Shard:
         """Partition -> the offset after the last record that was sent."""
         return ends(self.sent)
 
-    def own(self) -> ShardRunner:
-        """A new owner takes the shard over; the one before is dead and its lease expired."""
+    def take(self, most_records: int = 0) -> ShardTakeover:
+        """A new owner gains the lease; the one before is dead and its lease expired."""
         start = {
             topic * TOPIC_STRIDE + number: 0
             for topic in range(len(self.pipeline.topics))
@@ -99,12 +101,35 @@ class Shard:
         (lease,) = [row for row in versions_own if row.lease_owner == coordinator.held.owner]
         ledger_of = Ledger(ControlTables(self.settings))
         meter = CpuMeter(self.clock, lambda: 0.0)
-        made = ShardRunner(
-            self.spark, self.settings, self.pipeline, lease, coordinator.held, ledger_of, self.clock, meter
-        )
-        self.running.append(made)
         self.coordinators.append(coordinator)
-        return made
+        return ShardTakeover(
+            self.spark,
+            self.settings,
+            self.pipeline,
+            lease,
+            coordinator.held,
+            ledger_of,
+            self.clock,
+            meter,
+            most_records=most_records,
+        )
+
+    def start(self, rebuild: str = "", *, most_records: int = 0) -> ShardRunner:
+        """A new owner takes the shard over and starts its query."""
+        runner = self.take(most_records).start(rebuild)
+        self.running.append(runner)
+        return runner
+
+    @property
+    def app(self) -> str:
+        """The application id of the shard that was started last."""
+        return app_id(self.pipeline.name, self.running[-1].lease.status_value)
+
+    @property
+    def sink(self) -> FencedTable:
+        """The sink, as the shard that was started last commits to it."""
+        url = self.settings.table("sinks", self.pipeline.sink.name)
+        return FencedTable(url, self.settings.storage_options, self.app)
 
     def _mine(self, lease: Lease, _: Snapshot) -> bool:
         return ShardId.parse(lease.status_value).version == self.pipeline.version
@@ -114,9 +139,9 @@ class Shard:
 
         def done() -> bool:
             owner.go_on()
-            return owner.failure is not None or (
-                owner.end_offsets == self.reached() and owner._query is not None
-            )
+            if owner.failure is not None:
+                return True
+            return owner.phase is Phase.CONSUMING and owner.end_offsets == self.reached()
 
         wait_until(done, WAIT_SECONDS, "the shard has read everything")
         assert owner.failure is None
@@ -126,12 +151,11 @@ class Shard:
         anew, if it was.
         """
         self.send(records)
-        owner = self.own()
-        reason = owner.start(rebuild)
+        owner = self.start(rebuild)
         self.consume(owner)
         self.renew()
         self.retire(owner)
-        return reason
+        return owner.rebuilt
 
     def renew(self) -> None:
         """The newest owner renews its lease, which learns what was reported."""
@@ -139,10 +163,7 @@ class Shard:
 
     def die(self, owner: ShardRunner) -> None:
         """Stop the query and forget what the owner had queued, as a killed process would."""
-        if owner._rerun is not None:
-            owner._rerun.stop()
-        if owner._query is not None:
-            owner._query.stop()
+        owner.interrupt()
 
     def retire(self, owner: ShardRunner) -> None:
         """Stop cleanly once idle."""
@@ -152,9 +173,8 @@ class Shard:
 
     def file(self) -> None:
         """File what is late or poison of every batch."""
-        audit = Audit(
-            self.spark, self.settings, self.pipeline, self.running[-1].app, self.running[-1].lease.epoch
-        )
+        epoch = self.running[-1].lease.epoch
+        audit = Audit(self.spark, self.settings, self.pipeline, self.app, epoch)
         batches = Ledger(ControlTables(self.settings)).batches(self.pipeline.name, self.pipeline.version)
         while audit.run(batches) < batches[-1].batch:
             pass

@@ -74,8 +74,7 @@ class Workload(Shard):
 
     def read(self, rebuild: str = "") -> None:
         """A new owner consumes what was sent so far, and stops."""
-        owner = self.own()
-        owner.start(rebuild)
+        owner = self.start(rebuild)
         self.consume(owner)
         self.renew()
         self.retire(owner)

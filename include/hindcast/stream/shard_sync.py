@@ -44,6 +44,7 @@ from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.shard_events import ShardEvents
 from hindcast.stream.shard_runner import ShardRunner
+from hindcast.stream.shard_takeover import ShardTakeover
 from hindcast.stream.takeover_priority import TakeoverPriority
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventLog
@@ -74,8 +75,9 @@ MAX_BACKOFF_SECONDS = 60.0
 class _Running:
     """A shard that is held and whose query was started."""
 
-    consumer: ShardRunner
+    runner: ShardRunner
     audit: Audit
+    shadow: bool = False  # of a version that readers do not have: its batches are bounded
     filed: int | None = None  # the last batch whose late and poison rows are filed, if it is known
     rebuilt: str = ""  # the newest request to rebuild when it was started
     met: str | None = None  # a request to rebuild, or "" for damage, that its first batch will have met
@@ -87,14 +89,14 @@ class _Running:
     @property
     def stands_still(self) -> bool:
         """Whether it waits for the first batch of its new owner."""
-        return not (self.consumer.progressed or self.draining)
+        return not (self.runner.progressed or self.draining)
 
     @property
     def reached_drain_end(self) -> bool:
         """Whether it has consumed up to where it is to drain."""
         if self.drain_to is None:
             return False
-        ends = self.consumer.end_offsets
+        ends = self.runner.end_offsets
         return all(ends[partition] >= end for partition, end in self.drain_to.items())
 
 
@@ -252,52 +254,60 @@ class ShardSync:
         """
         self._precedence.begin(lease.key)
         pipeline = self._pipeline(lease.key)
-        consumer = self._consumer(pipeline, lease, shadow=shadow)
+        takeover = self._takeover(pipeline, lease, shadow=shadow)
         # A pool for each query: Spark's fair scheduler then shares the cores between this worker's shards.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", consumer.app)
-        rebuilt = ""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", takeover.app)
         try:
             if superseded:
-                consumer.seal()
+                runner = takeover.seal()
             else:
-                rebuilt = self._start_query(consumer, pipeline, lease, _why_rebuild(lease, request))
+                runner = self._start_query(takeover, pipeline, lease, _why_rebuild(lease, request))
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
-            consumer.stop()
             self._failed(lease, error)
             return
-        audit = Audit(self._spark, self._settings, pipeline, consumer.app, lease.epoch)
+        audit = Audit(self._spark, self._settings, pipeline, takeover.app, lease.epoch)
         audit.give_way = self._precedence.give_way
-        running = _Running(consumer, audit, rebuilt=request, draining=superseded)
+        running = _Running(runner, audit, shadow=shadow, rebuilt=request, draining=superseded)
         self._running[lease.key] = running
         self._events.taken(lease, superseded=superseded)
-        if rebuilt:
+        if runner.rebuilt:
             running.met = request
-            self._events.rebuilt(lease, rebuilt)
+            self._events.rebuilt(lease, runner.rebuilt)
 
-    def _consumer(self, pipeline: Pipeline, lease: Lease, *, shadow: bool) -> ShardRunner:
-        consumer = ShardRunner(
-            self._spark, self._settings, pipeline, lease, self._held, self._ledger, self._clock, self._meter
-        )
+    def _takeover(self, pipeline: Pipeline, lease: Lease, *, shadow: bool) -> ShardTakeover:
+        most_records = 0
         if shadow:
-            consumer.most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
-        consumer.give_way = self._precedence.give_way
-        return consumer
+            most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
+        return ShardTakeover(
+            self._spark,
+            self._settings,
+            pipeline,
+            lease,
+            self._held,
+            self._ledger,
+            self._clock,
+            self._meter,
+            most_records=most_records,
+            give_way=self._precedence.give_way,
+        )
 
-    def _start_query(self, consumer: ShardRunner, pipeline: Pipeline, lease: Lease, rebuild: str) -> str:
-        """Start the query; return why its state was rebuilt, empty if it was not.
+    def _start_query(
+        self, takeover: ShardTakeover, pipeline: Pipeline, lease: Lease, rebuild: str
+    ) -> ShardRunner:
+        """Take the shard over and start its query.
 
         The worker asks the broker and makes the query while the sink is sealed: the shard stands still until
         all is done.
         """
         retained = self._meanwhile.submit(_check_retained, self._topics, pipeline, lease)
-        prepared = self._meanwhile.submit(consumer.prepare)
+        prepared = self._meanwhile.submit(takeover.prepare)
 
         def allowed() -> None:
             retained.result()
             prepared.result()
 
         try:
-            return consumer.start(rebuild, allowed=allowed)
+            return takeover.start(rebuild, allowed=allowed)
         finally:
             wait([retained, prepared])
 
@@ -314,7 +324,7 @@ class ShardSync:
             return
         running.restart = (lease, request)
         running.draining = True
-        running.consumer.drain()
+        running.runner.drain()
 
     def close(self, key: LeaseKey, epoch: int | None = None) -> None:
         """Let the batch in hand end; :meth:`tick` then gives the lease away.
@@ -332,7 +342,7 @@ class ShardSync:
             return
         running.draining = True
         running.restart = None
-        running.consumer.drain()
+        running.runner.drain()
 
     def drain_to_end(self, key: LeaseKey, *, wanted: bool) -> None:
         """If it is wanted, consume to the topic's end as of the first call, then mark the shard as drained.
@@ -354,7 +364,7 @@ class ShardSync:
                 message = "The topic's end is not known yet; asking again."
                 _log.warning(message, shard=str(key), reason=str(error))
                 return
-            running.drain_to = {partition: latest[partition] for partition in running.consumer.end_offsets}
+            running.drain_to = {partition: latest[partition] for partition in running.runner.end_offsets}
 
     def lose(self, key: LeaseKey) -> None:
         """Stop at once: another worker owns the shard."""
@@ -367,9 +377,9 @@ class ShardSync:
 
     def _lose(self, running: _Running) -> None:
         self._beat()
-        lease = running.consumer.lease
+        lease = running.runner.lease
         del self._running[lease.key]
-        running.consumer.stop()
+        running.runner.stop()
         self._settling.append(running)
         self._events.lost(lease)
 
@@ -381,40 +391,39 @@ class ShardSync:
             self._look_after(key, running)
 
     def _look_after(self, key: LeaseKey, running: _Running) -> None:
-        consumer = running.consumer
-        lease = consumer.lease
-        failure = consumer.failure
+        runner = running.runner
+        lease = runner.lease
+        failure = runner.failure
         if not self._held.holds(key, lease.epoch):
             self._lose(running)
             self._held.mark_closed(key, lease.epoch)
         elif failure is not None:
             del self._running[key]
-            consumer.stop()
+            runner.stop()
             cause = self._diagnosed(lease, failure)
             if not _is_refusal(cause):
                 self._settling.append(running)
             self._failed(lease, cause)
-        elif running.draining and consumer.drained:
+        elif running.draining and runner.drained:
             self._drained(running)
         elif running.reached_drain_end:
             self._held.report(key, lease.epoch, detail=ReportedDetail(drained=True))
         else:
-            consumer.go_on()
+            runner.go_on()
 
     def _drained(self, running: _Running) -> None:
         """After the last batch: rebuild the state, end the shard, or give it away."""
-        lease = running.consumer.lease
+        lease = running.runner.lease
         if lease.key in self.superseded and not self.leaving:
             if not running.ending:
                 running.ending = True
                 self.audit_due.set()  # the shard ends once all is filed
             return
         del self._running[lease.key]
-        running.consumer.stop()
+        running.runner.stop()
         if running.restart:
             again, request = running.restart
-            shadow = running.consumer.most_records > 0
-            self.take(again, request=request, shadow=shadow)
+            self.take(again, request=request, shadow=running.shadow)
             return
         self._held.mark_closed(lease.key, lease.epoch)
         self._settling.append(running)
@@ -425,19 +434,17 @@ class ShardSync:
         for running in self._running.values():
             self._beat()
             try:
-                running.consumer.flush()
+                running.runner.flush()
             except StoreUnavailableError as error:
                 _log.warning("The ledger could not be written; its rows are kept.", reason=str(error))
-            if running.consumer.progressed:
+            if running.runner.progressed:
                 self._note_progress(running)
 
     def _note_progress(self, running: _Running) -> None:
-        lease = running.consumer.lease
+        lease = running.runner.lease
         self._backoff.succeeded(lease.key)
         if running.met is not None:  # the sink names the new checkpoint from now on
-            self._held.report(
-                lease.key, lease.epoch, detail=ReportedDetail(rebuild=running.met, damaged="")
-            )
+            self._held.report(lease.key, lease.epoch, detail=ReportedDetail(rebuild=running.met, damaged=""))
             running.met = None
 
     def audit(self) -> None:
@@ -452,7 +459,7 @@ class ShardSync:
             self.audit_due.clear()
             for running in list(self._running.values()):
                 if running.ending:
-                    running.consumer.stop()  # this also writes its last ledger rows
+                    running.runner.stop()  # this also writes its last ledger rows
                 self._audit(running, to_the_end=running.ending)
                 if running.ending:
                     self._end(running)
@@ -464,7 +471,7 @@ class ShardSync:
         """Run one pass; return whether it went well. The next pass repeats one that fails, which must never
         end the stream.
         """
-        lease = running.consumer.lease
+        lease = running.runner.lease
         self._precedence.give_way()
         try:
             if not _file(running, to_the_end=to_the_end):
@@ -488,18 +495,18 @@ class ShardSync:
 
     def _end(self, running: _Running) -> None:
         """Give a superseded shard up for good, once every late and poison row of it is filed."""
-        consumer = running.consumer
-        lease = consumer.lease
+        runner = running.runner
+        lease = runner.lease
         try:
             filed = running.audit.filed()
         except StoreUnavailableError as error:
             message = "Whether all rows are filed is not known; the next pass asks again."
             _log.warning(message, shard=str(lease.key), reason=str(error))
             return
-        if filed < consumer.batch or self._running.pop(lease.key, None) is None:
+        if filed < runner.batch or self._running.pop(lease.key, None) is None:
             return
         self._held.mark_closed(lease.key, lease.epoch, ended=True)
-        self._events.ended(lease, consumer.end_offsets)
+        self._events.ended(lease, runner.end_offsets)
 
     def _diagnosed(self, lease: Lease, failure: BaseException) -> BaseException:
         """The cause behind a failed query, if it can be known: data that Kafka no longer has."""
@@ -546,7 +553,7 @@ def _file(running: _Running, *, to_the_end: bool) -> bool:
     """
     if running.filed is None:
         running.filed = running.audit.filed()
-    batches = running.consumer.unfiled(running.filed)
+    batches = running.runner.unfiled(running.filed)
     running.filed = running.audit.run(batches)
     while to_the_end and batches and running.filed < batches[-1].batch:
         before = running.filed

@@ -167,7 +167,7 @@ class FencedTable:
         """Write the data and the fence in one commit; return its version, or -1 if this very fence is
         recorded already.
 
-        The steps are those of the sink's protocol (see :mod:`hindcast.stream.shard_runner`).
+        The steps are those of the sink's protocol (see :mod:`hindcast.stream.batch_commits`).
 
         :param after: the place that must be recorded when the commit lands; any other place raises an error
         :raises LeaseLostError: if a later epoch is recorded; nothing was written

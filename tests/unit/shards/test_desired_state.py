@@ -16,7 +16,13 @@ from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.pipeline import Pipeline
 from hindcast.shards import resharding
 from hindcast.shards.desired_state import DesiredStates, desired_of, rebuild_request
-from hindcast.shards.pipeline_row import DesiredState, InactiveState, InactiveVersion, PipelineRow, desired_key
+from hindcast.shards.pipeline_row import (
+    DesiredState,
+    InactiveState,
+    InactiveVersion,
+    PipelineRow,
+    desired_key,
+)
 from hindcast.shards.shard_row import DRAINED, REFUSED
 from hindcast.testing import MemoryStore, Outcome
 

@@ -98,37 +98,20 @@ class Turns:
 class Query:
     """Stands in for :class:`hindcast.stream.shard_runner.ShardRunner`.
 
-    Its query reads nothing, but it takes time to start and to stop.
+    Its query reads nothing, but it takes time to stop.
     """
 
     lease: Lease
     turns: Turns
-    started: list[Lease]
     draining: bool = False
-    most_records: int = 0
+    rebuilt: str = ""
     failure: BaseException | None = None
     progressed: bool = True
     end_offsets: dict[int, int] = field(default_factory=dict)
-    give_way: Callable[[], object] = lambda: None
-
-    @property
-    def app(self) -> str:
-        return str(self.lease.key)
 
     @property
     def drained(self) -> bool:
         return self.draining
-
-    def prepare(self) -> None: ...
-
-    def seal(self) -> str:
-        return ""
-
-    def start(self, _: str, *, allowed: Callable[[], object]) -> str:
-        self.started.append(self.lease)
-        self.turns.pass_time(START_SECONDS)
-        allowed()
-        return ""
 
     def go_on(self) -> None: ...
 
@@ -139,6 +122,30 @@ class Query:
 
     def stop(self) -> None:
         self.turns.pass_time(STOP_SECONDS)
+
+
+@dataclass
+class TakenOver:
+    """Stands in for :class:`hindcast.stream.shard_takeover.ShardTakeover`."""
+
+    lease: Lease
+    turns: Turns
+    started: list[Lease]
+
+    @property
+    def app(self) -> str:
+        return str(self.lease.key)
+
+    def prepare(self) -> None: ...
+
+    def seal(self) -> Query:
+        return Query(self.lease, self.turns)
+
+    def start(self, _: str, *, allowed: Callable[[], object]) -> Query:
+        self.started.append(self.lease)
+        self.turns.pass_time(START_SECONDS)
+        allowed()
+        return Query(self.lease, self.turns)
 
 
 class Filed:
@@ -156,8 +163,8 @@ class Rig:
         patch.setattr(worker, "LeaseTable", lambda _: self.store)
         patch.setattr(
             shard_sync,
-            "ShardRunner",
-            lambda _spark, _settings, _pipeline, lease, *_: Query(lease, self.turns, self.started),
+            "ShardTakeover",
+            lambda _spark, _settings, _pipeline, lease, *_, **__: TakenOver(lease, self.turns, self.started),
         )
         patch.setattr(shard_sync, "Audit", Filed)
         patch.setattr(shard_sync, "_check_retained", lambda *_: None)
@@ -272,7 +279,7 @@ def test_a_shard_that_was_lost_and_taken_again_in_one_renewal_is_started_again_a
     while rig.consumers.start_next():
         rig.consumers.tick()
     assert rig.worker._coordinator.held.holds(lease.key, again.epoch)
-    assert rig.consumers._running[lease.key].consumer.lease == again
+    assert rig.consumers._running[lease.key].runner.lease == again
 
 
 def test_a_superseded_shard_that_waits_is_started_to_be_ended(rig: Rig) -> None:

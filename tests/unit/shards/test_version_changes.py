@@ -13,7 +13,13 @@ import pytest
 from support.live_stream import MODULE
 
 from hindcast import catalog
-from hindcast.errors import PipelineError, TryLaterError, UnknownPipelineError, UnknownVersionError, VersionRefusedError
+from hindcast.errors import (
+    PipelineError,
+    TryLaterError,
+    UnknownPipelineError,
+    UnknownVersionError,
+    VersionRefusedError,
+)
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import REMOVED, Lease, StatusType
 from hindcast.leases.store import swap

@@ -13,7 +13,14 @@ from hindcast.errors import VersionRefusedError
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.leases.store import swap
 from hindcast.partitions import ShardId
-from hindcast.shards.pipeline_row import SHADOW, DesiredState, InactiveState, InactiveVersion, PipelineRow, desired_key
+from hindcast.shards.pipeline_row import (
+    SHADOW,
+    DesiredState,
+    InactiveState,
+    InactiveVersion,
+    PipelineRow,
+    desired_key,
+)
 from hindcast.shards.version_changes import Versions
 from hindcast.testing import MemoryStore
 

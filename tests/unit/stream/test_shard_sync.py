@@ -40,9 +40,9 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing:
         app = "p/v1/v1.g0.s0"
 
-        def __init__(self, *_: Any) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def start(self, _: str, *, allowed: Callable[[], object]) -> str:
+        def start(self, _: str, *, allowed: Callable[[], object]) -> None:
             allowed()
             raise CheckpointRefusedError(
                 pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it."
@@ -50,9 +50,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def prepare(self) -> None: ...
 
-        def stop(self) -> None: ...
-
-    monkeypatch.setattr(shard_sync, "ShardRunner", Refusing)
+    monkeypatch.setattr(shard_sync, "ShardTakeover", Refusing)
     monkeypatch.setattr(shard_sync, "_check_retained", lambda *_: None)
 
 
@@ -160,10 +158,10 @@ def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(
     worker = settling(settings, audit)
     (running,) = worker._settling
     worker._settling.clear()
-    lease = running.consumer.lease
+    lease = running.runner.lease
     batches = [SimpleNamespace(batch=number) for number in (1, 2, 3)]
     stopped: list[int] = []
-    running.consumer.__dict__.update(
+    running.runner.__dict__.update(
         stop=lambda: stopped.append(1),
         failure=None,
         progressed=True,
@@ -200,10 +198,10 @@ def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: st
     worker = settling(settings, audit)
     (running,) = worker._settling
     worker._settling.clear()
-    key = running.consumer.lease.key
+    key = running.runner.lease.key
     worker._running[key] = running
     failure = {"its query failed": RuntimeError("no"), "it is refused": OffsetGapError(pipeline="p")}.get(how)
-    running.consumer.__dict__.update(stop=lambda: None, failure=failure, progressed=True)
+    running.runner.__dict__.update(stop=lambda: None, failure=failure, progressed=True)
     held: Any = SimpleNamespace(
         owner="w",
         holds=lambda *_: failure is not None,

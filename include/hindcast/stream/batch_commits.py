@@ -1,0 +1,184 @@
+"""The protocol by which each batch of a shard's query reaches the sink exactly once.
+
+The steps. A crash between any two of them leaves either nothing or a whole batch:
+
+1. the worker still holds the lease, by its own monotonic clock;
+2. the batch's data files are written into the table's folder; no commit names them yet, so no reader sees
+   them;
+3. on one handle of the table: what is recorded for this shard? A later epoch means that the lease is lost:
+   stop;
+4. one atomic commit of the files, the fence (epoch, batch), and where the batch begins and ends;
+5. the ledger row and the lease's checkpoint are queued; the next renewal writes them (if the worker crashes
+   before, the take-over repairs them);
+6. Spark writes its own commit log.
+
+Batches form a chain: batch N must begin at the offsets at which N - 1 left the sink. After a crash between 4
+and 6 the sink already holds the batch: it runs again for Spark's state alone and writes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from pyspark.sql import DataFrame
+
+from hindcast.clock import Clock
+from hindcast.errors import DoubledKeyError, HindcastError
+from hindcast.partitions import Offsets
+from hindcast.pipeline import Mode
+from hindcast.processes.crash_points import reach
+from hindcast.recovery.checkpoint import SparkCheckpoint
+from hindcast.recovery.takeover import ShardPosition
+from hindcast.shards.held_leases import HeldLeases
+from hindcast.shards.shard_row import ShardCheckpoint
+from hindcast.spark import parquet_writer
+from hindcast.stream.batch_cpu import CpuMeter
+from hindcast.stream.shard_progress import ShardProgress
+from hindcast.tables.fenced_sink import BatchCommit, Data, Fence, FencedTable, Upsert
+from hindcast.tables.ledger import LedgerRow
+
+
+class DrainedError(Exception):
+    """A batch that was not begun because the shard is being given up."""
+
+
+class BatchCommits:
+    """Commits the batches of one query, in Spark's thread, one after the other."""
+
+    def __init__(
+        self,
+        progress: ShardProgress,
+        held: HeldLeases,
+        sink: FencedTable,
+        checkpoint: SparkCheckpoint,
+        clock: Clock,
+        meter: CpuMeter,
+        *,
+        draining: threading.Event,
+        give_way: Callable[[], object],
+    ) -> None:
+        """:param draining: once it is set no batch begins any more
+        :param give_way: called before each batch but the first of this owner; may wait
+        """
+        self._progress = progress
+        self._held = held
+        self._sink = sink
+        self._checkpoint = checkpoint
+        self._clock = clock
+        self._meter = meter
+        self._cpu = meter.opened()  # its part of the process's CPU
+        self._draining = draining
+        self._give_way = give_way
+        self.refusal: HindcastError | None = None  # why a batch was not committed
+
+    def close(self) -> None:
+        """The query has stopped."""
+        self._meter.closed(self._cpu)
+
+    def commit_batch(self, frame: DataFrame, spark_batch: int) -> None:
+        """Carry out the protocol for one batch (``foreachBatch``).
+
+        :param spark_batch: Spark's number of it: the first of a checkpoint is 0
+        :raises DrainedError: if the shard is being given up; nothing was done
+        :raises HindcastError: it is kept as :attr:`refusal`, since Spark wraps what a batch raises in text
+        """
+        if self._progress.progressed:
+            self._give_way()
+        if self._draining.is_set():
+            raise DrainedError
+        self._meter.began(self._cpu)
+        try:
+            self._commit(frame, spark_batch)
+        except HindcastError as error:
+            self.refusal = error
+            raise
+        finally:
+            self._meter.ended(self._cpu)
+
+    def _commit(self, frame: DataFrame, spark_batch: int) -> None:
+        progress = self._progress
+        lease = progress.lease
+        position = progress.position
+        incarnation = position.incarnation
+        started = time.monotonic()
+        started_at = self._clock.now()
+        progress.complete_last()
+        reach("sink.1")  # 1. still the owner?
+        self._held.check(lease.key, lease.epoch)
+        fence = Fence(lease.epoch, spark_batch + incarnation.base)
+        plan = self._checkpoint.planned(spark_batch)
+        if fence.batch <= position.fence.batch:
+            # The sink holds this batch, or the batch rebuilds the state: only Spark's state needs it.
+            parquet_writer.run(frame)
+            return
+        start = self._start_of(spark_batch)
+        position.check_follows(progress.pipeline, lease, fence.batch, start)
+        # After a rebuild Spark's own watermark begins at 0 again.
+        watermark_ms = max(plan.watermark_ms, position.watermark_ms)
+        reach("sink.2")  # 2. data files, named by no commit
+        written, output_rows = self._written(frame, fence)
+        commit = BatchCommit(
+            kind="batch",
+            pipeline=progress.pipeline.name,
+            version=progress.pipeline.version,
+            shard=lease.status_value,
+            epoch=lease.epoch,
+            batch=fence.batch,
+            worker=self._held.owner,
+            start_offsets=start,
+            end_offsets=plan.end_offsets,
+            late_watermark_ms=position.watermark_ms,
+            watermark_ms=watermark_ms,
+            checkpoint=incarnation.checkpoint,
+            base=incarnation.base,
+            floors=incarnation.floors,
+            output_rows=output_rows,
+        )
+        self._held.check(lease.key, lease.epoch)
+        # 3. and 4. what is recorded for this shard, and one atomic commit
+        sink_version = self._sink.commit(fence, written, commit.as_metadata(), after=position.fence)
+        if sink_version < 0:
+            sink_version = next(self._sink.commits()).sink_version
+        reach("sink.5")  # 5. for the ledger and the lease, with the next renewal
+        landed = replace(commit, sink_version=sink_version)
+        row = self._ledger_row(landed, started_at, time.monotonic() - started)
+        progress.committed(ShardPosition(fence, plan.end_offsets, watermark_ms, incarnation), row)
+        reach("sink.6")  # 6. Spark's commit log, once this returns
+
+    def _start_of(self, spark_batch: int) -> Offsets:
+        """The offsets at which Spark begins the batch: the end of the one before, or the lease's start."""
+        if spark_batch:
+            return self._checkpoint.planned(spark_batch - 1).end_offsets
+        return ShardCheckpoint.of(self._progress.lease).start_offsets
+
+    def _written(self, frame: DataFrame, fence: Fence) -> tuple[Data, int]:
+        """The batch's rows in the form that the sink takes, and how many there are.
+
+        :raises DoubledKeyError: if two rows of an upsert have the same key
+        """
+        pipeline = self._progress.pipeline
+        if pipeline.sink.mode is Mode.APPEND:
+            prefix = f"{self._progress.lease.status_value}-e{fence.epoch}-b{fence.batch}"
+            files = parquet_writer.write_files(frame, self._sink.url, self._sink.storage_options, prefix)
+            return files, sum(file.rows for file in files)
+        rows = frame.toArrow()
+        if not rows.num_rows:
+            return [], 0
+        keys = pipeline.sink.keys
+        different = rows.group_by(keys).aggregate([])
+        if different.num_rows < rows.num_rows:
+            raise DoubledKeyError(pipeline=pipeline.name, keys=", ".join(keys), batch=fence.batch)
+        return Upsert(rows, keys), rows.num_rows
+
+    def _ledger_row(self, commit: BatchCommit, started_at: datetime, seconds: float) -> LedgerRow:
+        return replace(
+            commit.as_ledger_row(self._progress.pipeline.source.name),
+            batch_seconds=seconds,
+            cpu_seconds=self._meter.taken(self._cpu),
+            started_at=started_at,
+            committed_at=self._clock.now(),
+        )

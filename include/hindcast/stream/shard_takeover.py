@@ -1,0 +1,257 @@
+"""Take one shard over and start its query. The steps are in :mod:`hindcast.recovery.takeover`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, SparkSession
+
+from hindcast.clock import Clock
+from hindcast.errors import CheckpointDamagedError
+from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets, ShardId, app_id
+from hindcast.pipeline import Pipeline, Topic
+from hindcast.processes.crash_points import reach
+from hindcast.recovery import rebuild_state, takeover
+from hindcast.recovery.checkpoint import SparkCheckpoint
+from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
+from hindcast.settings import Settings
+from hindcast.shards.held_leases import HeldLeases
+from hindcast.shards.shard_row import ShardCheckpoint
+from hindcast.spark import batch_metrics, kafka_source, query_signature, session
+from hindcast.stream.batch_commits import BatchCommits
+from hindcast.stream.batch_cpu import CpuMeter
+from hindcast.stream.shard_progress import ShardProgress
+from hindcast.stream.shard_runner import RunningQuery, ShardRunner
+from hindcast.tables.fenced_sink import FencedTable
+from hindcast.tables.ledger import Ledger
+from hindcast.tables.ledger_history import History
+
+
+@dataclass(frozen=True)
+class _Resumption:
+    """Where a query is to begin.
+
+    :param start: the offsets of its first batch
+    :param rebuild: the recorded batches that run into the checkpoint first; None if none have to
+    :param reason: why the state is rebuilt; empty if the query resumes
+    """
+
+    checkpoint: SparkCheckpoint
+    start: Offsets
+    rebuild: RebuildFromBatches | None = None
+    reason: str = ""
+
+
+class ShardTakeover:
+    """Takes over one shard whose lease this worker has gained."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        pipeline: Pipeline,
+        lease: Lease,
+        held: HeldLeases,
+        ledger: Ledger,
+        clock: Clock,
+        meter: CpuMeter,
+        *,
+        most_records: int = 0,
+        give_way: Callable[[], object] = lambda: None,
+    ) -> None:
+        """:param most_records: of one batch and topic; 0 for the bound of all streams
+        :param give_way: called before each batch but the first of this owner; may wait
+        """
+        self.app = app_id(pipeline.name, lease.status_value)
+        self._spark = spark
+        self._settings = settings
+        self._pipeline = pipeline
+        self._lease = lease
+        self._held = held
+        self._ledger = ledger
+        self._clock = clock
+        self._meter = meter
+        self._most_records = most_records
+        self._give_way = give_way
+        sink_url = settings.table("sinks", pipeline.sink.name)
+        self._sink = FencedTable(sink_url, settings.storage_options, self.app)
+        # A start, floors, and the query's frame that was made for them.
+        self._prepared: tuple[tuple[Offsets, Offsets], DataFrame] | None = None
+
+    def prepare(self) -> None:
+        """Make the query's frame for the case that the query resumes from its checkpoint.
+
+        It needs nothing of the sink: another thread may make it while the sink is sealed.
+        """
+        checkpoint = ShardCheckpoint.of(self._lease)
+        start, floors = checkpoint.start_offsets, checkpoint.floors
+        self._prepared = (start, floors), self._frame(start, floors)
+
+    def seal(self) -> ShardRunner:
+        """Steps 2 and 3, for a shard that is only to be ended: it gets no query.
+
+        :raises HindcastError: if the sink is not this shard's any more
+        """
+        _, progress = self._seal()
+        return ShardRunner(progress)
+
+    def start(self, rebuild: str = "", *, allowed: Callable[[], object] = lambda: None) -> ShardRunner:
+        """Steps 2 to 5. It returns once the query runs, or once recorded batches run into its state.
+
+        :param rebuild: why its state is to be rebuilt; empty if the query is to resume from its checkpoint
+        :param allowed: called once the sink is sealed; waits for what is done meanwhile, and raises if
+            nothing must be read
+        :raises HindcastError: if it cannot resume exactly where the sink stands; nothing was read
+        """
+        fingerprint, progress = self._seal()
+        allowed()
+        resumption = self._resumption(progress, fingerprint, rebuild)
+
+        def begin(draining: threading.Event) -> RunningQuery:
+            return self._begin(progress, resumption, draining)
+
+        runner = ShardRunner(progress, begin=begin, rebuild=resumption.rebuild, rebuilt=resumption.reason)
+        try:
+            progress.report_query(fingerprint)
+            if resumption.rebuild is None:
+                runner.begin()
+        except BaseException:
+            runner.stop()
+            raise
+        return runner
+
+    def _seal(self) -> tuple[str, ShardProgress]:
+        """Steps 2 and 3: seal the sink, and add to the ledger what it lacks.
+
+        :returns: the query's fingerprint, and how far the shard is
+        """
+        pipeline = self._pipeline
+        shard = self._lease.status_value
+        signature = query_signature.signature_of(self._spark, pipeline)
+        self._sink.create(signature.schema)
+        batches = self._ledger.newest(pipeline.name, ShardId.parse(shard).version)
+        position, missing = takeover.seal(self._sink, pipeline, self._lease, self._held.owner, batches)
+        history = [row for row in batches if row.shard == shard]
+        history += takeover.repair_ledger(self._ledger, pipeline, missing)
+        progress = ShardProgress(pipeline, self._lease, self._held, self._ledger, position, history)
+        return signature.fingerprint, progress
+
+    def _resumption(self, progress: ShardProgress, fingerprint: str, reason: str) -> _Resumption:
+        """Step 4: where the query begins, and whether its state is rebuilt.
+
+        :raises CheckpointRefusedError: if another query made the checkpoint
+        :raises OffsetsLostError: if the topic no longer holds the rows for a rebuild; nothing was changed
+        """
+        if not reason:
+            takeover.check_query(self._pipeline, self._lease, fingerprint)
+            reason = self._damage(progress)
+        if reason:
+            return self._rebuild(progress, reason)
+        checkpoint = self._checkpoint_in(progress.position.incarnation.checkpoint)
+        return _Resumption(checkpoint, ShardCheckpoint.of(self._lease).start_offsets)
+
+    def _damage(self, progress: ShardProgress) -> str:
+        """Why Spark could not resume from the shard's checkpoint; empty if it can."""
+        folder = progress.position.incarnation.checkpoint
+        if not folder:
+            return "a new generation of shards has begun"
+        try:
+            self._checkpoint_in(folder).check(progress.position.spark_batch)
+        except CheckpointDamagedError as error:
+            return str(error)
+        return ""
+
+    def _rebuild(self, progress: ShardProgress, reason: str) -> _Resumption:
+        """Make a checkpoint from which the state is rebuilt.
+
+        The steps are in :mod:`hindcast.recovery.rebuild_state`, or in
+        :mod:`hindcast.recovery.rebuild_from_batches`.
+
+        :raises OffsetsLostError: if the topic no longer holds the rows for that; nothing was changed
+        """
+        pipeline = self._pipeline
+        name, version = pipeline.name, pipeline.version
+        shard = self._lease.status_value
+        position = progress.position
+        floors = position.floors()
+        ends = position.end_offsets
+        history = History.of(self._ledger.batches(name, version))
+        start = rebuild_state.start_of(pipeline, history, ends, floors)
+        with TopicOffsets(self._settings) as offsets:
+            earliest = across(pipeline, offsets.earliest)
+            rebuild_state.check_retained(pipeline, shard, start, ends, earliest)
+        folder = f"{shard}.r{position.fence.batch}.e{self._lease.epoch}"
+        checkpoint = self._checkpoint_in(folder)
+        rebuild = None
+        if pipeline.re_execute:
+            incarnation = rebuild_state.CheckpointRef(folder, 1, {})
+            checkpoint.remove()
+            recorded = self._ledger.batches(name, version, shard)
+            if recorded:
+                rebuild = RebuildFromBatches(self._spark, self._settings, pipeline, checkpoint, recorded)
+        else:
+            incarnation = rebuild_state.CheckpointRef(folder, position.fence.batch, floors)
+            checkpoint.begin(self._spark, ends)
+        progress.position = replace(position, incarnation=incarnation)
+        return _Resumption(checkpoint, start, rebuild, reason)
+
+    def _begin(
+        self, progress: ShardProgress, resumption: _Resumption, draining: threading.Event
+    ) -> RunningQuery:
+        """Step 5: start the query."""
+        pipeline = self._pipeline
+        checkpoint = resumption.checkpoint
+        commits = BatchCommits(
+            progress,
+            self._held,
+            self._sink,
+            checkpoint,
+            self._clock,
+            self._meter,
+            draining=draining,
+            give_way=self._give_way,
+        )
+        try:
+            frame = self._query_frame(resumption.start, progress.position.incarnation.floors)
+            session.keep_state_for(self._spark, pipeline)
+            reach("takeover.5")
+            query = (
+                frame.writeStream.queryName(f"{pipeline.name}.{self._lease.status_value}")
+                .foreachBatch(commits.commit_batch)
+                .outputMode(kafka_source.output_mode(pipeline))
+                .option("checkpointLocation", checkpoint.url)
+                .trigger(processingTime=f"{self._settings.trigger_seconds} seconds")
+                .start()
+            )
+        except BaseException:
+            commits.close()
+            raise
+        progress.follow(query)
+        return RunningQuery(query, commits)
+
+    def _checkpoint_in(self, folder: str) -> SparkCheckpoint:
+        url = self._settings.checkpoint(self._pipeline.name, folder)
+        shard = self._lease.status_value
+        return SparkCheckpoint(self._spark, url, pipeline=self._pipeline, shard=shard)
+
+    def _query_frame(self, start: Offsets, floors: Offsets) -> DataFrame:
+        """The frame that was prepared, if it was made for this start and these floors; else a new one."""
+        if self._prepared is not None:
+            place, frame = self._prepared
+            if place == (start, floors):
+                return frame
+        return self._frame(start, floors)
+
+    def _frame(self, start: Offsets, floors: Offsets) -> DataFrame:
+        topics = enumerate(self._pipeline.topics)
+        parsed = [self._observed(index, topic, start) for index, topic in topics]
+        return kafka_source.result(parsed, self._pipeline, floors)
+
+    def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
+        pipeline = self._pipeline
+        raw = kafka_source.stream(self._spark, self._settings, pipeline, topic, start, self._most_records)
+        return batch_metrics.observed(kafka_source.parse(raw, pipeline, topic), index)
