@@ -1,1 +1,3 @@
-"""Shards and versions: how partitions are dealt out, what is wanted of a pipeline, and which shards may be consumed now."""
+"""Shards and versions: how partitions are dealt out, what is wanted of a pipeline, and which shards may be
+consumed now.
+"""

@@ -1,7 +1,9 @@
-"""Which versions of a pipeline are wanted at one moment, as the row says that says what is wanted of the pipeline.
+"""Which versions of a pipeline are consumed at one moment, and which one readers get: as the pipeline's row
+says.
 
-A version that began later than the active one lacks windows, or parts of them, up to its *seam* (epoch milliseconds of window end).
-Once it is promoted readers get those from the versions before it: ``earlier`` says from which, and up to which window.
+A version that began later than the active one lacks windows, or parts of them, up to its *seam*: an instant
+in epoch milliseconds, which is the end of a window. Once the version is promoted, readers get those windows
+from the versions before it: ``earlier`` says from which, and up to which window.
 """
 
 from __future__ import annotations
@@ -15,18 +17,32 @@ from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import Pipeline
 from hindcast.shards import resharding
-from hindcast.shards.pipeline_row import SHADOW, Change, InactiveState, InactiveVersion, PipelineRow, ServedUntil, row_of, rows_of
+from hindcast.shards.pipeline_row import (
+    SHADOW,
+    Change,
+    InactiveState,
+    InactiveVersion,
+    PipelineRow,
+    ServedUntil,
+    row_of,
+    rows_of,
+)
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """The versions of one pipeline at one moment."""
+    """The versions of one pipeline at one moment.
+
+    :param shards: into how many shards the active version is dealt
+    :param tables: what the active version writes, if a promotion wrote it down; else empty
+    :param beside: the inactive version
+    """
 
     pipeline: str
     active: int
     shards: int
-    tables: tuple[str, ...] = ()  # of the active version, where a promotion wrote them down
+    tables: tuple[str, ...] = ()
     beside: InactiveVersion | None = None
     earlier: tuple[ServedUntil, ...] = ()
     change: Change | None = None
@@ -46,11 +62,13 @@ class Rollout:
     @property
     def changes(self) -> int:
         """How many changes of its versions there were."""
-        return self.change.number if self.change else 0
+        if self.change is None:
+            return 0
+        return self.change.number
 
     @property
     def warm_sign(self) -> tuple[str, float] | None:
-        """What of a warm version an observer sees unchanged; None where no version is kept warm."""
+        """What an observer sees unchanged as long as a version is warm; None if no version is kept warm."""
         beside = self.beside
         if beside is None or beside.state is not InactiveState.WARM or beside.leaving or self.change is None:
             return None
@@ -58,10 +76,12 @@ class Rollout:
 
     @property
     def warm_seconds_left(self) -> float:
-        """For how long the version beside must yet be seen to be warm; both instants are of the one clock of whoever promoted."""
+        """For how long the inactive version must still be seen to be warm."""
         if self.beside is None or self.beside.until is None or self.change is None:
             return 0.0
-        return (self.beside.until - self.change.at).total_seconds() - self.beside.warmed_seconds
+        # Both instants are of one clock, that of the host that promoted.
+        granted = self.beside.until - self.change.at
+        return granted.total_seconds() - self.beside.warmed_seconds
 
     def written(self, row: Lease, token: str = "") -> Lease:
         """The pipeline's row once it says this.
@@ -69,7 +89,7 @@ class Rollout:
         :param token: marks the writer (:attr:`hindcast.shards.pipeline_row.PipelineRow.written_by`)
         """
         known = PipelineRow.of(row)
-        said = replace(
+        changed = replace(
             known,
             version=self.active,
             shards=self.shards,
@@ -79,8 +99,10 @@ class Rollout:
             change=self.change,
             written_by=token or known.written_by,
         )
-        changed_at = self.change.at if self.change else row.updated_at
-        return row.renewed(detail=said.to_json(), updated_at=changed_at)
+        updated_at = row.updated_at
+        if self.change is not None:
+            updated_at = self.change.at
+        return row.renewed(detail=changed.to_json(), updated_at=updated_at)
 
 
 def rollouts(leases: Iterable[Lease]) -> dict[str, Rollout]:
@@ -90,41 +112,49 @@ def rollouts(leases: Iterable[Lease]) -> dict[str, Rollout]:
 
 def tables_of(pipeline: Pipeline) -> tuple[str, ...]:
     """What a version writes, its sink first, as folder and name below the root of the tables."""
-    return (*(f"sinks/{table.name}" for table in pipeline.tables), f"corrections/{pipeline.sink.name}")
+    sinks = [f"sinks/{table.name}" for table in pipeline.tables]
+    return (*sinks, f"corrections/{pipeline.sink.name}")
 
 
-def tables_at(found: Catalog, standing: Rollout) -> tuple[str, ...]:
-    """The same of the active version."""
-    return standing.tables or tables_of(found.of(standing.pipeline, standing.active))
+def tables_at(catalog: Catalog, rollout: Rollout) -> tuple[str, ...]:
+    """What the active version writes, in the same form."""
+    return rollout.tables or tables_of(catalog.of(rollout.pipeline, rollout.active))
 
 
 def active_pipeline(catalog: Catalog, leases: Iterable[Lease], name: str, version: int = 0) -> Pipeline:
-    """The declaration of a pipeline's active version, or of the one that is given; of its first where nothing was ever wanted of it.
+    """The declaration of a pipeline's active version.
 
-    :raises UnknownPipelineError: where no file declares the pipeline
-    :raises UnknownVersionError: where none declares that version
+    :param version: another version, if it is not 0
+    :returns: the lowest version that is declared if nothing was ever wanted of the pipeline
+    :raises UnknownPipelineError: if no file declares the pipeline
+    :raises UnknownVersionError: if none declares that version
     """
-    declared = catalog[name]
-    standing = rollouts(leases).get(name)
-    return catalog.of(name, version or (standing.active if standing else declared.version))
+    lowest = catalog[name]
+    if version:
+        return catalog.of(name, version)
+    rollout = rollouts(leases).get(name)
+    if rollout is None:
+        return lowest
+    return catalog.of(name, rollout.active)
 
 
 def caught_up(leases: Iterable[Lease]) -> list[Rollout]:
-    """The pipelines whose shadow has just reached the end of its topic: the last plan of each of its shards took all that there was, or it
-    has read as far as the active version.
+    """The pipelines whose shadow has just reached the end of its topic.
+
+    The last plan of each of its shards took all that there was, or has read as far as the active version.
     """
     found = list(leases)
     reached = []
-    for standing in rollouts(found).values():
-        if standing.beside is None or standing.beside.state is not InactiveState.CATCHING_UP or standing.beside.leaving:
+    for rollout in rollouts(found).values():
+        beside = rollout.beside
+        if beside is None or beside.state is not InactiveState.CATCHING_UP or beside.leaving:
             continue
-        own = resharding.newest_of_version(found, standing.pipeline, standing.beside.version)
-        active = resharding.reading(found, standing.pipeline, standing.active)
+        own = resharding.newest_of_version(found, rollout.pipeline, beside.version)
         read: Offsets = {}
-        for lease in active:
+        for lease in resharding.reading(found, rollout.pipeline, rollout.active):
             read.update(ShardCheckpoint.of(lease).read_to)
         if own and all(_at_the_end(lease, read) for lease in own):
-            reached.append(standing)
+            reached.append(rollout)
     return reached
 
 

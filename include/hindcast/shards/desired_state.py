@@ -54,8 +54,16 @@ class DesiredStates:
 
         Nothing is changed if something is wanted of it already. Any number of processes may do it at once.
         """
-        state = DesiredState.PAUSED if pipeline.paused else DesiredState.RUNNING
-        row = PipelineRow(pipeline=pipeline.name, state=state, version=pipeline.version, shards=pipeline.shards, workers=workers)
+        state = DesiredState.RUNNING
+        if pipeline.paused:
+            state = DesiredState.PAUSED
+        row = PipelineRow(
+            pipeline=pipeline.name,
+            state=state,
+            version=pipeline.version,
+            shards=pipeline.shards,
+            workers=workers,
+        )
         key = desired_key(pipeline.name)
 
         def decide(snapshot: Snapshot) -> list[Lease]:
@@ -104,7 +112,9 @@ class DesiredStates:
             return replace(row, rebuild={**row.rebuild, **asked})
 
         def marks(shard: Lease) -> frozenset[str]:
-            return frozenset({REFUSED}) if shard.status_value in asked else frozenset()
+            if shard.status_value in asked:
+                return frozenset({REFUSED})
+            return frozenset()
 
         self._change(name, ask, marks)
         return request
@@ -122,9 +132,12 @@ class DesiredStates:
             if wanted != row:
                 now = datetime.now(UTC)
                 changed.append(lease.renewed(state=wanted.state, detail=wanted.to_json(), updated_at=now))
-            own = [shard for shard in snapshot.leases.values() if shard.stream_id == name]
-            marked = [shard for shard in own if marks(shard) & shard.detail.keys()]
-            changed.extend(without_marks(shard, marks(shard)) for shard in marked)
+            for shard in snapshot.leases.values():
+                if shard.stream_id != name:
+                    continue
+                cleared = marks(shard)
+                if cleared & shard.detail.keys():
+                    changed.append(without_marks(shard, cleared))
             return changed
 
         swap(self._store, decide)

@@ -1,4 +1,5 @@
-"""The one lease row of a pipeline that says what is wanted of it. No other module knows the keys of its detail.
+"""The one lease row of a pipeline that says what is wanted of it. No other module knows the keys of its
+detail.
 
 Commands write it, workers and the supervising DAG make it so. It says whether the pipeline is to run, in how
 many shards, which of its versions readers get, and which other version is consumed at the same time.
@@ -112,8 +113,8 @@ class Change:
     :param at: when, for people
     :param who: the person who did it; empty if it was a worker
     :param despite: why a person promoted a version that was not proved; empty if it was proved
-    :param offsets: those at which the version began or, of a promotion, those up to which it had read when the
-        old version had read no further
+    :param offsets: those at which the version began or, of a promotion, those up to which it had read when
+        the old version had read no further
     :param number: counts the pipeline's changes. What knows of this change, or of a later one, came after it
     """
 
@@ -143,22 +144,28 @@ class Change:
     @property
     def sentence(self) -> str:
         """What an event of this change says."""
-        by = f" by {self.who}" if self.who else ""
+        by = ""
+        if self.who:
+            by = f" by {self.who}"
         match self.kind:
             case ChangeKind.STARTED:
-                where = f"at the offsets {self.offsets}"
-                return f"Version {self.version} begins beside version {self.active}{by}, {where}."
+                started = f"Version {self.version} is started{by} at the offsets {self.offsets}"
+                return f"{started}; version {self.active} stays active."
             case ChangeKind.CAUGHT_UP:
-                return f"Version {self.version} has caught up with its topic beside version {self.active}."
+                caught_up = f"Version {self.version} has caught up with its topic"
+                return f"{caught_up}; version {self.active} stays active."
             case ChangeKind.PROMOTED:
-                despite = f", although it was not proved: {self.despite}" if self.despite else ""
+                despite = ""
+                if self.despite:
+                    despite = f", although it was not proved: {self.despite}"
                 return f"Version {self.version} is active{by} from the offsets {self.offsets} on{despite}."
             case ChangeKind.BACKED_OUT:
-                return f"Version {self.active} is active again{by}; version {self.version} goes on beside it."
+                return f"Version {self.active} is active again{by}; version {self.version} is still consumed."
             case ChangeKind.RETIRED:
-                return f"Version {self.version} is consumed no more; version {self.active} stays active."
+                return f"Version {self.version} is no longer consumed; version {self.active} stays active."
             case ChangeKind.DISCARDED:
-                return f"Version {self.version} is discarded{by}: its shards, checkpoints and tables are gone."
+                gone = "its shards, checkpoints and tables are gone"
+                return f"Version {self.version} is discarded{by}: {gone}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +233,9 @@ class PipelineRow:
 
     @property
     def wanted_versions(self) -> dict[int, int]:
-        """Version -> into how many shards it is dealt, of all that is to be consumed; the active version first."""
+        """Version -> into how many shards it is dealt, of all that is to be consumed; the active version
+        first.
+        """
         wanted = {self.version: self.shards}
         if self.beside is not None and not self.beside.leaving:
             wanted[self.beside.version] = self.beside.shards

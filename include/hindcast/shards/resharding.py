@@ -1,23 +1,26 @@
 """Shards: how a pipeline's partitions are dealt out, and which shards may be consumed now.
 
-A generation of shards covers all partitions of the topic, each partition in exactly one shard. Shard ``v1.g0.s0`` is the first of
-generation 0 of version 1.
+A generation of shards covers all partitions of the topic, each partition in exactly one shard. Shard
+``v1.g0.s0`` is the first of generation 0 of version 1.
 
-Resharding writes a new generation beside the old one:
+Resharding writes a new generation and ends the old one:
 
-1. one commit adds the children, in WAIT, each naming as parents the shards that had its keys: these are *superseded* from now on;
-2. a superseded shard's owner ends the batch in hand, files what was late or poison, and gives the lease up as TERMINATED;
-3. once all parents of a child are TERMINATED, the next step of any worker opens it: it begins at the offsets where they ended, with
-   their watermarks as its *floors*, and rewinds for the state that they leave (:mod:`hindcast.recovery.rebuild_state`).
+1. one commit adds the children, in WAIT. Each names as parents the shards that had its keys: these are
+   *superseded* from now on;
+2. a superseded shard's owner ends the batch in hand, files what was late or poison, and gives the lease up as
+   TERMINATED;
+3. once all parents of a child are TERMINATED, the next renewal of any worker opens the child. It begins at
+   the offsets where its parents ended, with their watermarks as its *floors*, and rebuilds the state that
+   they leave (:mod:`hindcast.recovery.rebuild_state`).
 
-A key must stay within one shard, or two shards would each emit a part of its windows. Kafka's producers put a key into partition
-``hash mod partitions``; when partitions are added, keys move, but ``hash`` modulo the greatest common divisor of the old and the new
-number does not. So partitions are dealt by that residue, and :attr:`hindcast.shards.shard_row.ShardDetail.modulus` remembers it.
+A key must stay within one shard, or two shards would each emit a part of its windows. Kafka's producers put a
+key into partition ``hash mod partitions``. If partitions are added, keys move to other partitions. But
+``hash`` modulo the greatest common divisor of the old and the new number stays the same. So partitions are
+dealt by that residue, and :attr:`hindcast.shards.shard_row.ShardDetail.modulus` remembers it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +36,10 @@ from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaits_rewin
 
 
 def deal(partitions: Iterable[int], shards: int, modulus: int) -> list[list[int]]:
-    """Partition p of each topic goes to shard (p mod modulus) mod n, for as many shards as get at least one partition."""
+    """Deal the partitions: p of each topic goes to shard (p mod modulus) mod n.
+
+    :returns: the partitions of each shard that gets at least one
+    """
     dealt: list[list[int]] = [[] for _ in range(shards)]
     for partition in sorted(partitions):
         dealt[_residue(partition, modulus) % shards].append(partition)
@@ -41,16 +47,20 @@ def deal(partitions: Iterable[int], shards: int, modulus: int) -> list[list[int]
 
 
 def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
-    """Write the first generation of a version's shards, each beginning at its partitions' ``start`` offsets; nothing where it exists.
+    """Write the first generation of a version's shards, if the version has none.
 
     Any number of workers may do it at once: one commit wins and the others find its rows.
 
-    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
+    :param start: the offset at which each partition begins
+    :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
+        partitions
     """
     first = first_generation(pipeline, version, shards, start)
 
     def decide(snapshot: Snapshot) -> list[Lease]:
-        return [] if of_version(snapshot.leases.values(), pipeline, version) else first
+        if of_version(snapshot.leases.values(), pipeline, version):
+            return []
+        return first
 
     return swap(store, decide)
 
@@ -58,7 +68,8 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
 def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
     """The shards of a version that has none yet, beginning at these offsets.
 
-    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
+    :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
+        partitions
     """
     modulus = _modulus(pipeline, shards, start)
     first = []
@@ -70,7 +81,13 @@ def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -
 
 
 def _new_shard(
-    pipeline: str, shard: ShardId, state: ShardState, start: Offsets, partitions: list[int], modulus: int, parents: Iterable[str] = ()
+    pipeline: str,
+    shard: ShardId,
+    state: ShardState,
+    start: Offsets,
+    partitions: list[int],
+    modulus: int,
+    parents: Iterable[str] = (),
 ) -> Lease:
     return Lease(
         stream_id=pipeline,
@@ -85,10 +102,14 @@ def _new_shard(
 
 
 def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
-    """Step 1: write the next generation; nothing where the newest one is dealt so already, or is still waiting for its parents.
+    """Step 1: write the next generation.
 
-    :param start: all partitions of the topic, with the offset at which those begin that no shard has had
-    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
+    Nothing is written if the newest one is dealt in that way already, or if it still waits for its parents.
+
+    :param start: all partitions of the topic; at these offsets those begin that no shard has had
+    :returns: the children
+    :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
+        partitions
     """
 
     def decide(snapshot: Snapshot) -> list[Lease]:
@@ -96,7 +117,7 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
         if not current or any(lease.state == ShardState.WAIT for lease in current):
             return []
         dealt_now = [ShardDetail.of(lease).partitions for lease in current]
-        before = set(itertools.chain.from_iterable(dealt_now))
+        before = _partitions(current)
         known = ShardDetail.of(current[0]).modulus
         modulus = math.gcd(known, _modulus(pipeline, shards, start))
         dealt = deal(before | start.keys(), shards, modulus)
@@ -109,7 +130,8 @@ def reshard(store: LeaseStore, pipeline: str, version: int, shards: int, start: 
             parents = [lease.status_value for lease in current if _residues(lease, modulus) & residues]
             begins = {partition: start[partition] for partition in partitions if partition not in before}
             shard = ShardId(version, generation, number)
-            children.append(_new_shard(pipeline, shard, ShardState.WAIT, begins, partitions, modulus, parents))
+            child = _new_shard(pipeline, shard, ShardState.WAIT, begins, partitions, modulus, parents)
+            children.append(child)
         return children
 
     return swap(store, decide)
@@ -119,7 +141,9 @@ def opened(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
     """Step 3: the children whose parents are all TERMINATED, as they are once open."""
     children = []
     for lease in leases.values():
-        if lease.status_type is not StatusType.SHARD or lease.state != ShardState.WAIT or awaits_rewind(lease):
+        if lease.status_type is not StatusType.SHARD or lease.state != ShardState.WAIT:
+            continue
+        if awaits_rewind(lease):
             continue
         keys = [LeaseKey(lease.stream_id, StatusType.SHARD, name) for name in lease.parent_shard_ids]
         parents = [leases[key] for key in keys]
@@ -134,14 +158,14 @@ def _begun(child: Lease, parents: list[Lease]) -> Lease:
     start: Offsets = {}
     floors: Offsets = {}
     for partition in detail.partitions:
-        had_it = [parent for parent in parents if partition in ShardDetail.of(parent).partitions]
-        if had_it:
-            checkpoint = ShardCheckpoint.of(had_it[0])
+        before = _that_had(partition, parents)
+        if before is not None:
+            checkpoint = ShardCheckpoint.of(before)
             start[partition] = checkpoint.read_to[partition]
-            floors[partition] = max(ShardCheckpoint.of(parent).final_ms(partition) for parent in had_it)
+            floors[partition] = checkpoint.final_ms(partition)
         else:
-            # The partition was added. It takes keys of any parent with its residue, and what was final for one
-            # of them stays final.
+            # The partition was added. It takes keys of any parent with its residue. What was final for one of
+            # them stays final.
             residue = _residue(partition, detail.modulus)
             had_keys = [parent for parent in parents if residue in _residues(parent, detail.modulus)]
             start[partition] = ShardCheckpoint.of(child).start_offsets[partition]
@@ -150,23 +174,32 @@ def _begun(child: Lease, parents: list[Lease]) -> Lease:
     return child.moved(ShardState.OPEN).evolve(checkpoint=begun.to_json(), updated_at=datetime.now(UTC))
 
 
+def _that_had(partition: int, shards: Iterable[Lease]) -> Lease | None:
+    """The one shard that had the partition; None if it was added since."""
+    for shard in shards:
+        if partition in ShardDetail.of(shard).partitions:
+            return shard
+    return None
+
+
 def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
-    """(pipeline, version, shards) of what is wanted to run in another number of shards than its newest generation has."""
+    """(pipeline, version, shards) of what is to run in another number of shards than its newest generation
+    has.
+    """
     found = list(leases)
     due = []
     for name, version, shards in _running(found):
         current = newest_of_version(found, name, version)
         if not current or any(lease.state == ShardState.WAIT for lease in current):
             continue
-        details = [ShardDetail.of(lease) for lease in current]
-        partitions = itertools.chain.from_iterable(detail.partitions for detail in details)
-        if len(deal(partitions, shards, details[0].modulus)) != len(current):
+        modulus = ShardDetail.of(current[0]).modulus
+        if len(deal(_partitions(current), shards, modulus)) != len(current):
             due.append((name, version, shards))
     return due
 
 
 def _running(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
-    """(pipeline, version, shards) of all that is wanted to run."""
+    """(pipeline, version, shards) of all that is to run."""
     running = []
     for row in rows_of(leases):
         if row.state is not DesiredState.RUNNING:
@@ -174,6 +207,14 @@ def _running(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
         for version, shards in row.wanted_versions.items():
             running.append((row.pipeline, version, shards))
     return running
+
+
+def _partitions(shards: Iterable[Lease]) -> set[int]:
+    """All partitions of these shards."""
+    partitions: set[int] = set()
+    for shard in shards:
+        partitions.update(ShardDetail.of(shard).partitions)
+    return partitions
 
 
 def _residues(lease: Lease, modulus: int) -> set[int]:
@@ -185,14 +226,19 @@ def _residue(partition: int, modulus: int) -> int:
 
 
 def _modulus(pipeline: str, shards: int, start: Iterable[int]) -> int:
-    """A key's partitions are equal modulo the greatest common divisor of the topics' sizes. A topic that grew keeps its older records.
+    """What a key's partitions are equal modulo: the greatest common divisor of the topics' numbers of
+    partitions.
 
-    :raises BadInputError: where several shards are asked for and the topics have not as many partitions each
+    A topic that grew keeps its older records in the partitions that they were sent to.
+
+    :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
+        partitions
     """
     counts = Counter(partition // TOPIC_STRIDE for partition in start)
     if shards > 1 and len(set(counts.values())) > 1:
+        numbers = ", ".join(map(str, counts.values()))
         problem = (
-            f"The topics of {pipeline} have {', '.join(map(str, counts.values()))} partitions, so a key is not in the same shard of each"
+            f"The topics of {pipeline} have {numbers} partitions, so a key is not in the same shard of each"
         )
         raise BadInputError(problem=problem, cure="Give the topics as many partitions each, or use shards=1.")
     return math.gcd(*counts.values())
@@ -200,12 +246,12 @@ def _modulus(pipeline: str, shards: int, start: Iterable[int]) -> int:
 
 def superseded(leases: Iterable[Lease]) -> set[LeaseKey]:
     """The shards that others name as parents: they are to be ended, not consumed."""
-    return {
-        LeaseKey(lease.stream_id, StatusType.SHARD, parent)
-        for lease in leases
-        if lease.status_type is StatusType.SHARD
-        for parent in lease.parent_shard_ids
-    }
+    parents = set()
+    for lease in leases:
+        if lease.status_type is StatusType.SHARD:
+            for parent in lease.parent_shard_ids:
+                parents.add(LeaseKey(lease.stream_id, StatusType.SHARD, parent))
+    return parents
 
 
 def newest_generation(shards: Iterable[Lease]) -> list[Lease]:
@@ -223,33 +269,45 @@ def newest_of_version(leases: Iterable[Lease], pipeline: str, version: int) -> l
 
 
 def waiting(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
-    """The shards of a version's newest generation that wait for their parents: what they were dealt is still read by those."""
-    return [lease for lease in newest_of_version(leases, pipeline, version) if lease.state == ShardState.WAIT]
+    """The shards of a version's newest generation that wait for their parents, which still read their
+    partitions.
+    """
+    newest = newest_of_version(leases, pipeline, version)
+    return [lease for lease in newest if lease.state == ShardState.WAIT]
 
 
 def reading(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
-    """The shards whose ends together say how far a version is: its newest generation, and before them the parents of those that wait.
+    """The shards whose ends together say how far a version is.
 
-    A partition may be in one of either. It is read by the later one in the list.
+    They are the parents of those that wait, and after them the newest generation. A partition may be in both:
+    then the later one in the list reads it.
     """
     every = of_version(leases, pipeline, version)
     newest = newest_generation(every)
-    awaited = {parent for lease in newest if lease.state == ShardState.WAIT for parent in lease.parent_shard_ids}
-    return [*(lease for lease in every if lease.status_value in awaited), *newest]
+    awaited: set[str] = set()
+    for lease in newest:
+        if lease.state == ShardState.WAIT:
+            awaited.update(lease.parent_shard_ids)
+    parents = [lease for lease in every if lease.status_value in awaited]
+    return parents + newest
 
 
 def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
     """The shards of one version of a pipeline, in the order of their names."""
-    found = [
-        lease
-        for lease in leases
-        if lease.status_type is StatusType.SHARD and lease.stream_id == pipeline and ShardId.parse(lease.status_value).version == version
-    ]
+    found = []
+    for lease in leases:
+        if lease.status_type is not StatusType.SHARD or lease.stream_id != pipeline:
+            continue
+        if ShardId.parse(lease.status_value).version == version:
+            found.append(lease)
     return sorted(found, key=lambda lease: lease.key)
 
 
 def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -> bool:
-    """Whether a shard is to be held: its pipeline is wanted in its version, nothing refused it, it has begun and is not at its end.
+    """Whether a shard is to be held.
+
+    It is if its version of the pipeline is wanted, no worker refused it, it has begun, and it is not at its
+    end.
 
     :param able: whether this worker has the pipeline in that version
     """
@@ -266,6 +324,10 @@ def wanted(lease: Lease, snapshot: Snapshot, able: Callable[[str, int], bool]) -
 
 
 def pipelines_without_shards(snapshot: Snapshot) -> list[tuple[str, int, int]]:
-    """(pipeline, version, shards) of what is wanted to run and has no shards yet."""
+    """(pipeline, version, shards) of what is to run and has no shards yet."""
     leases = list(snapshot.leases.values())
-    return [(name, version, shards) for name, version, shards in _running(leases) if not of_version(leases, name, version)]
+    missing = []
+    for name, version, shards in _running(leases):
+        if not of_version(leases, name, version):
+            missing.append((name, version, shards))
+    return missing

@@ -21,7 +21,9 @@ _REWIND = "reset"
 
 
 class ReportedCheckpoint(TypedDict, total=False):
-    """The keys of a checkpoint that a worker reports. ``end_offsets`` is as JSON has it: its keys are texts."""
+    """The keys of a checkpoint that a worker reports. ``end_offsets`` is as JSON has it: its keys are
+    texts.
+    """
 
     batch: int
     end_offsets: dict[str, int]
@@ -113,8 +115,8 @@ class ShardDetail:
     :param drained: whether it reached the end that its topic had when its pipeline was to be drained
     :param rebuilt: the last request to rebuild it that was met; empty if there was none
     :param damaged: why its next owner has to rebuild its state; empty if it does not
-    :param rewind: the rewind that the shard waits for, which opens it (:mod:`hindcast.recovery.rewind_point`);
-        None if it waits for no rewind
+    :param rewind: the rewind that the shard waits for, which opens it
+        (:mod:`hindcast.recovery.rewind_point`); None if it waits for no rewind
     """
 
     partitions: list[int]

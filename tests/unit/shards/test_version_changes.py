@@ -278,7 +278,7 @@ def back_out(versions: Versions) -> Rollout:
     ("before", "act", "says"),
     [
         ([], lambda v: begun(v, 1), "version 1 is active"),
-        ([begun], lambda v: begun(v, 3), "version 2 is catching up beside the active one"),
+        ([begun], lambda v: begun(v, 3), "there is an inactive version already: version 2 is catching up"),
         ([begun, leave], lambda v: begun(v, 3), "version 2 is being discarded"),
         ([begun, promoted], lambda v: begun(v, 3, active=2), "it is kept warm until then"),
         ([], lambda v: begun(v, active=9), "version 1 became active meanwhile"),
@@ -294,7 +294,7 @@ def back_out(versions: Versions) -> Rollout:
         ([begun, promoted, lambda v: leave(v, 1)], back_out, "no version before it is kept warm"),
         ([begun, promoted], lambda v: v.back_out(NAME, since="another"), "something changed since that promotion"),
         ([], lambda v: leave(v, 1), "it is the active one"),
-        ([], leave, "it is not beside the active one"),
+        ([], leave, "it is not the inactive version"),
         ([lambda v: begun(v, seam_ms=5), promoted], lambda v: leave(v, 1), "readers get windows that end by"),
     ],
 )
@@ -392,8 +392,8 @@ def test_the_sentence_of_a_change_says_who_did_what(who: str) -> None:
     by = f" by {who}" if who else ""
     change = Change(id="", kind=ChangeKind.STARTED, version=2, active=1, at=NOW, who=who, offsets={0: 3})
     said = {kind: replace(change, kind=kind).sentence for kind in ChangeKind}
-    assert said[ChangeKind.STARTED] == f"Version 2 begins beside version 1{by}, at the offsets {{0: 3}}."
-    assert said[ChangeKind.BACKED_OUT] == f"Version 1 is active again{by}; version 2 goes on beside it."
+    assert said[ChangeKind.STARTED] == f"Version 2 is started{by} at the offsets {{0: 3}}; version 1 stays active."
+    assert said[ChangeKind.BACKED_OUT] == f"Version 1 is active again{by}; version 2 is still consumed."
     assert said[ChangeKind.PROMOTED] == f"Version 2 is active{by} from the offsets {{0: 3}} on."
 
 
@@ -631,7 +631,7 @@ def test_an_event_is_written_once_also_after_a_kill(settings: Settings, tmp_path
         record_changes(tables, versions.of(NAME))
     (event,) = tables.rows(ControlTable.EVENTS)
     assert (event["kind"], event["pipeline"]) == ("reprocess_started", NAME)
-    assert "Version 2 begins beside version 1" in event["message"]
+    assert "Version 2 is started" in event["message"]
 
 
 def test_an_event_says_what_the_change_says(settings: Settings, tmp_path: Path) -> None:

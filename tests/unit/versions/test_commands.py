@@ -114,7 +114,7 @@ def test_the_commands_refuse_with_exit_code_2(
         (["promote", "nothing", "--version", "2"], "There is no pipeline named nothing"),
         (["promote", NAME, "--version", "2"], "it is not a shadow"),
         (["back-out", NAME], "no version before it is kept warm"),
-        (["discard", NAME, "--version", "2"], "it is not beside the active one"),
+        (["discard", NAME, "--version", "2"], "it is not the inactive version"),
         (["versions", "--pipeline", "nothing"], "There is no pipeline named nothing"),
     ):
         assert run(arguments) == 2, arguments

@@ -47,7 +47,7 @@ def test_a_discarded_version_leaves_nothing(two: Settings) -> None:
     assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
     (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_discarded")])
     assert json.loads(event["detail"])["who"] == "ada"
-    with pytest.raises(VersionRefusedError, match="it is not beside the active one"):
+    with pytest.raises(VersionRefusedError, match="it is not the inactive version"):
         discard(two, NAME, 2)
 
 

@@ -467,7 +467,7 @@ def table_there(settings: Settings) -> None:
             VersionRefusedError,
             "they have no offsets in common",
         ),
-        (start, 2, VersionRefusedError, "version 2 is catching up beside the active one"),
+        (start, 2, VersionRefusedError, "there is an inactive version already: version 2 is catching up"),
     ],
 )
 def test_a_version_that_cannot_start_is_refused(
