@@ -36,7 +36,7 @@ class Op(StrEnum):
     CROWD = "crowd"
     OPENED = "opened"
     BARRIER = "barrier"
-    STANDING = "standing"
+    ROLLOUT = "rollout"
     LEAVE = "leave"
     DIE = "die"
     HEAL = "heal"

@@ -314,9 +314,9 @@ def _forget_the_seam_on_back_out(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Versions, name: str, **options: Any) -> Rollout:
         back_out(self, name, **options)
         row = self._store.read().leases[desired_key(name)]
-        standing = Rollout.of(PipelineRow.of(row))
-        assert standing.beside is not None
-        forgotten = replace(standing, beside=replace(standing.beside, seam_ms=None))
+        rollout = Rollout.of(PipelineRow.of(row))
+        assert rollout.beside is not None
+        forgotten = replace(rollout, beside=replace(rollout.beside, seam_ms=None))
         self._store.commit(self._store.read(), [forgotten.written(row)])
         return forgotten
 

@@ -210,10 +210,10 @@ def readers(history: History) -> Found:
     ends: dict[int, dict[int, int]] = defaultdict(dict)
     barrier: dict[int, dict[int, int]] = {}
     active = 1
-    for event in _truths(history, Op.BATCH, Op.OPENED, Op.BARRIER, Op.STANDING):
+    for event in _truths(history, Op.BATCH, Op.OPENED, Op.BARRIER, Op.ROLLOUT):
         if event.op is Op.BARRIER:
             barrier = {version: dict(ends_of) for version, ends_of in ends.items()}
-        elif event.op is Op.STANDING:
+        elif event.op is Op.ROLLOUT:
             said: Versioned = event.places
             for window in {
                 1,

@@ -166,7 +166,7 @@ def has_versions(actions: list[Action]) -> bool:
 
 def changes(world: World) -> set[str]:
     """What became of the versions of a world that was played: kinds of changes."""
-    return {event.places.change for event in world.history if event.op is Op.STANDING}
+    return {event.places.change for event in world.history if event.op is Op.ROLLOUT}
 
 
 def first_breach(seed: str, most: int, steps: int) -> tuple[int, Breach] | None:

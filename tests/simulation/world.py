@@ -299,7 +299,7 @@ class World:
         """An operator wants another number of shards: a new generation, which waits for the newest one to
         end.
 
-        :param newer: of the version beside the active one, if there is one
+        :param newer: of the inactive version, if there is one
         """
         active, *beside = self._row().wanted_versions
         version = beside[0] if newer and beside else active
@@ -326,25 +326,25 @@ class World:
         """An operator takes the next step with a pipeline's versions: begin, promote, back out, and now and
         then let go of one.
         """
-        standing = self.versions.of(PIPELINE)
-        beside = standing.beside
+        rollout = self.versions.of(PIPELINE)
+        beside = rollout.beside
         try:
             if beside is None:
-                self._begin_version(standing, whim)
+                self._begin_version(rollout, whim)
             elif beside.leaving:
                 self._remove_version(beside.version)
             elif beside.state is InactiveState.WARM and whim % 5:
                 self._changed(self.versions.back_out(PIPELINE))
             elif beside.state is InactiveState.WARM:
-                self._changed(self.versions.keep_warm(standing, standing.warm_seconds_left))
+                self._changed(self.versions.keep_warm(rollout, rollout.warm_seconds_left))
             elif whim % 9 == 0:
                 self._changed(self.versions.leave(PIPELINE, beside.version))
             else:
-                self._promote(standing, beside)
+                self._promote(rollout, beside)
         except VersionRefusedError:
             return
 
-    def _begin_version(self, standing: Rollout, whim: int) -> None:
+    def _begin_version(self, rollout: Rollout, whim: int) -> None:
         version, late = max(self.seams) + 1, whim % 3
         at = (0, int(self.at) // 2, int(self.at))[late]
         seam_ms = at * 1000 + 1 if late else None
@@ -352,7 +352,7 @@ class World:
             version=version, state=InactiveState.CATCHING_UP, shards=1 + whim % 4, tables=(), seam_ms=seam_ms
         )
         begun = self.versions.begin(
-            PIPELINE, beside, dict.fromkeys(range(self.partitions), at), columns_from=standing.active
+            PIPELINE, beside, dict.fromkeys(range(self.partitions), at), columns_from=rollout.active
         )
         self.seams[version] = seam_ms or 0
         self.keys += [
@@ -360,15 +360,15 @@ class World:
         ]
         self._changed(begun)
 
-    def _promote(self, standing: Rollout, beside: InactiveVersion) -> None:
+    def _promote(self, rollout: Rollout, beside: InactiveVersion) -> None:
         """As :func:`hindcast.versions.promote.promote` does: wait for a while until the version has read what
         the active one had.
         """
         for seen in caught_up(self.store.rows.values()):
-            standing = self.versions.note_caught_up(seen) or standing
-        check_no_reshard(standing, self.store.rows.values())
-        assert standing.change is not None
-        barrier = self.position(standing.active)
+            rollout = self.versions.note_caught_up(seen) or rollout
+        check_no_reshard(rollout, self.store.rows.values())
+        assert rollout.change is not None
+        barrier = self.position(rollout.active)
         self.record(Event(0.0, "", Op.BARRIER, Kind.TRUTH))
         rounds = 0
         while not self.position(beside.version).covers(barrier) and rounds < WAITING_ROUNDS:
@@ -376,7 +376,7 @@ class World:
             self.look()
             rounds += 1
         if self.position(beside.version).covers(barrier):
-            since = standing.change.id
+            since = rollout.change.id
             promoted = self.versions.promote(
                 PIPELINE, beside.version, (), warm_seconds=60.0, barrier=barrier.offsets, since=since
             )
@@ -396,13 +396,13 @@ class World:
             self.keys = [key for key in self.keys if key in self.store.rows]
             self._changed(gone)
 
-    def _changed(self, standing: Rollout | None) -> None:
-        if standing is not None and standing.change is not None:
-            earlier = tuple((one.version, one.to_ms) for one in standing.earlier)
+    def _changed(self, rollout: Rollout | None) -> None:
+        if rollout is not None and rollout.change is not None:
+            earlier = tuple((one.version, one.to_ms) for one in rollout.earlier)
             said = Versioned(
-                standing.active, standing.change.kind.value, earlier, dict(self.seams), self.discarded
+                rollout.active, rollout.change.kind.value, earlier, dict(self.seams), self.discarded
             )
-            self.record(Event(0.0, "", Op.STANDING, Kind.TRUTH, PIPELINE, places=said))
+            self.record(Event(0.0, "", Op.ROLLOUT, Kind.TRUTH, PIPELINE, places=said))
 
     def _sink_batch(self, key: LeaseKey) -> int:
         recorded = self.sink.recorded.get(key)

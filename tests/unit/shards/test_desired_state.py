@@ -1,4 +1,6 @@
-"""What is wanted of a pipeline: one row, changed by compare-and-swap, that says no more and no less than what was asked for."""
+"""What is wanted of a pipeline: one row, changed by compare-and-swap, that says no more and no less than was
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def states(store: MemoryStore, pipeline: Pipeline) -> DesiredStates:
 
 
 def test_a_declaration_is_wanted_once(store: MemoryStore, pipeline: Pipeline) -> None:
-    """The row has what the file says and how many workers; a second declaration changes nothing of it, and none is lost on a conflict."""
+    """The row has what the file says and the number of workers. A second declaration changes nothing, and
+    none is lost on a conflict.
+    """
     outcomes = [Outcome.CONFLICT]
     store.outcome = lambda: outcomes.pop() if outcomes else Outcome.OK
     wanted = PipelineRow(pipeline="p", version=4, state=DesiredState.RUNNING, shards=2, workers=3)
@@ -67,7 +71,7 @@ def test_a_declaration_is_wanted_once(store: MemoryStore, pipeline: Pipeline) ->
 
 
 def test_a_pipeline_may_be_declared_paused(store: MemoryStore, pipeline: Pipeline) -> None:
-    """It stays so until somebody resumes it."""
+    """It stays paused until a person resumes it."""
     assert DesiredStates(store).declare(replace(pipeline, paused=True), 1).state is DesiredState.PAUSED
 
 
@@ -82,9 +86,15 @@ def test_all_are_listed_by_name(store: MemoryStore, pipeline: Pipeline) -> None:
     assert desired_of(store.read().leases.values())["b"] == states.get("b")
 
 
-def test_what_was_never_wanted_is_said_with_what_was(states: DesiredStates) -> None:
-    """The error names the pipeline and those there are."""
-    for ask in (states.get, lambda name: states.set_shards(name, 1), lambda name: states.request_rebuild(name, [])):
+def test_a_pipeline_that_was_never_wanted_is_an_error_that_names_the_known_ones(
+    states: DesiredStates,
+) -> None:
+    """The error names the pipeline and those that are known."""
+    for ask in (
+        states.get,
+        lambda name: states.set_shards(name, 1),
+        lambda name: states.request_rebuild(name, []),
+    ):
         with pytest.raises(UnknownPipelineError) as unknown:
             ask("q")
         assert unknown.value.fields == {"pipeline": "q", "known": "p"}
@@ -104,7 +114,9 @@ def test_what_was_never_wanted_is_said_with_what_was(states: DesiredStates) -> N
 def test_a_change_leaves_the_rest(
     store: MemoryStore, states: DesiredStates, act: Callable[[DesiredStates], PipelineRow], changes: object
 ) -> None:
-    """The row says what is new, when it was changed, and that it was; wanting it again writes nothing."""
+    """The row has the new value and the time of the change, and its counter moved. Wanting the same again
+    writes nothing.
+    """
     before, began = store.read().leases[ROW], datetime.now(UTC)
     wanted = act(states)
     row = store.read().leases[ROW]
@@ -118,7 +130,7 @@ def test_a_change_leaves_the_rest(
 
 
 def test_only_running_gives_marked_shards_another_try(store: MemoryStore, states: DesiredStates) -> None:
-    """Both marks go, other details and other pipelines' shards stay; pausing and draining clear nothing."""
+    """Both marks go. Other details and other pipelines' shards stay. Pausing and draining clear nothing."""
     first, second = resharding.of_version(store.read().leases.values(), "p", 4)
     (foreign,) = resharding.create(store, "q", 1, 1, {0: 0})
     marked = {
@@ -134,8 +146,10 @@ def test_only_running_gives_marked_shards_another_try(store: MemoryStore, states
     assert [leases[one.key] for one in (first, second, foreign)] == [first, second, marked[foreign.key]]
 
 
-def test_a_rebuild_is_asked_for_shard_by_shard(store: MemoryStore, states: DesiredStates) -> None:
-    """Each shard has its newest request; a refused one gets another try, a drained one and those not asked for stay as they are."""
+def test_a_rebuild_is_requested_shard_by_shard(store: MemoryStore, states: DesiredStates) -> None:
+    """Each shard has its newest request. A refused one gets another try. A drained one, and those not asked
+    for, stay as they are.
+    """
     first, second = resharding.of_version(store.read().leases.values(), "p", 4)
     marks = {REFUSED: "torn", DRAINED: True}
     store.commit(store.read(), [one.evolve(detail={**one.detail, **marks}) for one in (first, second)])
@@ -149,14 +163,19 @@ def test_a_rebuild_is_asked_for_shard_by_shard(store: MemoryStore, states: Desir
     both = states.request_rebuild("p", [second.status_value])
     leases = store.read().leases
     assert [rebuild_request(leases, key) for key in (first.key, second.key)] == [one, both]
-    assert leases[ROW].detail == {"version": 4, "shards": 2, "workers": 3, "rebuild": {first.status_value: one, second.status_value: both}}
+    assert leases[ROW].detail == {
+        "version": 4,
+        "shards": 2,
+        "workers": 3,
+        "rebuild": {first.status_value: one, second.status_value: both},
+    }
     assert {len(one), len(both)} == {12}
     assert one != both
     assert rebuild_request(leases, LeaseKey("q", StatusType.SHARD, first.status_value)) == ""
 
 
-def test_a_version_beside_is_wanted_until_it_leaves(store: MemoryStore, states: DesiredStates) -> None:
-    """With its own number of shards, after the active one."""
+def test_an_inactive_version_is_wanted_until_it_leaves(store: MemoryStore, states: DesiredStates) -> None:
+    """It has its own number of shards, and comes after the active one."""
     row = store.read().leases[ROW]
     wanted = PipelineRow.of(row)
     beside = InactiveVersion(version=5, state=InactiveState.LIVE, shards=7, tables=())

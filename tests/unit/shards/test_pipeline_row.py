@@ -70,7 +70,11 @@ ROWS = st.builds(
 def lease(row: PipelineRow) -> Lease:
     key = desired_key(row.pipeline)
     return Lease(
-        stream_id=key.stream_id, status_type=StatusType.PIPELINE, status_value=key.status_value, state=row.state, detail=row.to_json()
+        stream_id=key.stream_id,
+        status_type=StatusType.PIPELINE,
+        status_value=key.status_value,
+        state=row.state,
+        detail=row.to_json(),
     )
 
 
@@ -90,7 +94,13 @@ def test_the_keys_on_disk_stay() -> None:
     beside = InactiveVersion(version=2, state=InactiveState.LIVE, shards=1, tables=("sinks/t_v2",), until=AT)
     change = Change(id="i", kind=ChangeKind.STARTED, version=2, active=1, at=AT, offsets={10: 1, 9: 2})
     row = replace(
-        NEW, tables=("sinks/t",), beside=beside, earlier=(ServedUntil(1, 60),), change=change, rebuild={"v1.g0.s0": "r"}, written_by="w"
+        NEW,
+        tables=("sinks/t",),
+        beside=beside,
+        earlier=(ServedUntil(1, 60),),
+        change=change,
+        rebuild={"v1.g0.s0": "r"},
+        written_by="w",
     )
     assert row.to_json() == {
         "version": 1,
@@ -138,7 +148,9 @@ def test_only_a_pipelines_own_row_is_one() -> None:
 @pytest.mark.parametrize("kind", ChangeKind)
 def test_each_change_has_its_sentence(kind: ChangeKind) -> None:
     """It names the version, and the person if it was one."""
-    change = Change(id="i", kind=kind, version=2, active=1, at=AT, who="ada", despite="urgent", offsets={0: 7})
+    change = Change(
+        id="i", kind=kind, version=2, active=1, at=AT, who="ada", despite="urgent", offsets={0: 7}
+    )
     sentence = change.sentence
     assert "ersion 2" in sentence
     by_a_person = kind not in {ChangeKind.CAUGHT_UP, ChangeKind.RETIRED}

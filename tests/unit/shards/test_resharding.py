@@ -1,4 +1,6 @@
-"""A new generation of shards: who follows whom, where each begins, and that no key is ever in two of them."""
+"""A new generation of shards: which shard follows which, where each begins, and that no key is ever in two of
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def generation(store: MemoryStore, number: int) -> list[Lease]:
 
 
 def end(store: MemoryStore, lease: Lease, *, watermark_ms: int = 0, **offsets: int) -> None:
-    """End a shard at these offsets, given as ``p0=5``; at its start where none is given."""
+    """End a shard at these offsets, given as ``p0=5``; at its start if none is given."""
     checkpoint = {**lease.checkpoint, "watermark_ms": watermark_ms}
     if offsets:
         checkpoint["end_offsets"] = {name.removeprefix("p"): offset for name, offset in offsets.items()}
@@ -40,7 +42,9 @@ def open_ready(store: MemoryStore) -> list[Lease]:
 
 
 def test_children_wait_for_every_parent_and_begin_where_those_ended() -> None:
-    """Two shards become three: each child opens once its own parents are done, at their offsets and with their watermarks."""
+    """Two shards become three. Each child opens once its own parents are done, at their offsets and with
+    their watermarks.
+    """
     store = MemoryStore()
     first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0, 3: 0})
     children = resharding.reshard(store, "p", 1, 3, dict.fromkeys(range(4), 0))
@@ -63,7 +67,7 @@ def test_children_wait_for_every_parent_and_begin_where_those_ended() -> None:
 
 
 def test_each_row_says_when_it_was_written() -> None:
-    """Shards that are created, that wait and that are opened: an instant of now, in UTC."""
+    """That holds for shards that are created, that wait and that are opened: the instant is now, in UTC."""
     store, began = MemoryStore(), datetime.now(UTC)
     (root,) = resharding.create(store, "p", 1, 1, {0: 0, 1: 0})
     waiting = resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
@@ -78,7 +82,9 @@ def test_each_row_says_when_it_was_written() -> None:
 
 
 def test_resharding_is_written_once() -> None:
-    """The same number again, or a number asked for while a generation still waits, writes nothing."""
+    """The same number again writes nothing. Nor does a number that is asked for while a generation still
+    waits.
+    """
     store = MemoryStore()
     resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     assert resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0}) == []
@@ -87,7 +93,9 @@ def test_resharding_is_written_once() -> None:
 
 
 def test_a_generation_that_never_ran_hands_its_beginning_on() -> None:
-    """Where a shard ends before its first batch, its child begins where it would have begun, with its floors."""
+    """If a shard ends before its first batch, its child begins where the shard would have begun, with its
+    floors.
+    """
     store = MemoryStore()
     (root,) = resharding.create(store, "p", 1, 1, {0: 3, 1: 4})
     resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0})
@@ -100,7 +108,7 @@ def test_a_generation_that_never_ran_hands_its_beginning_on() -> None:
 
 
 def test_each_partition_hands_its_own_floor_on() -> None:
-    """One that the parent had from a slower shard than its others stays open for as long as it was."""
+    """A partition that the parent had from a slower shard stays open for as long as it was there."""
     store = MemoryStore()
     first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0})
@@ -117,14 +125,16 @@ def test_each_partition_hands_its_own_floor_on() -> None:
 
 
 def test_nothing_is_final_for_a_shard_that_has_read_nothing() -> None:
-    """Neither of one of its partitions nor of them all."""
+    """Nothing is final of one of its partitions, nor of all of them."""
     (lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
     checkpoint = ShardCheckpoint.of(lease)
     assert (checkpoint.all_final_ms, checkpoint.final_ms(0)) == (0, 0)
 
 
 def test_an_added_partition_reopens_no_window_that_was_final_for_any_other() -> None:
-    """Its keys come from any partition of the parent, the fastest of them too, though the parent itself has read nothing since."""
+    """Its keys come from any partition of the parent, and so from the fastest. That holds though the parent
+    itself has read nothing since.
+    """
     store = MemoryStore()
     first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0})
@@ -160,7 +170,9 @@ def test_a_topic_that_has_grown_to_the_size_of_the_other_stays_one_shard() -> No
 
 
 def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:
-    """A partition that was added begins at its first offset; windows that its keys' old shard had emitted are final in it."""
+    """A partition that was added begins at its first offset. Windows that its keys' old shard had emitted are
+    final in it.
+    """
     store = MemoryStore()
     first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     resharding.reshard(store, "p", 1, 2, {0: 0, 1: 0, 2: 5, 3: 6})
@@ -173,19 +185,32 @@ def test_a_new_partition_keeps_what_was_final_for_its_keys() -> None:
 
 
 def test_a_new_partition_keeps_what_was_final_for_any_shard_whose_keys_it_may_have() -> None:
-    """With three partitions instead of two a key of either shard may come to the new one: it reopens no window of the faster of them."""
+    """With three partitions instead of two, a key of either shard may come to the new one. It reopens no
+    window of the faster of them.
+    """
     store = MemoryStore()
     first, second = resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     resharding.reshard(store, "p", 1, 1, {0: 0, 1: 0, 2: 5})
     end(store, first, watermark_ms=100, p0=10)
     end(store, second, watermark_ms=200, p1=11)
     (child,) = open_ready(store)
-    assert child.checkpoint == {"start_offsets": {"0": 10, "1": 11, "2": 5}, "floors": {"0": 100, "1": 200, "2": 200}}
+    assert child.checkpoint == {
+        "start_offsets": {"0": 10, "1": 11, "2": 5},
+        "floors": {"0": 100, "1": 200, "2": 200},
+    }
 
 
-@given(st.lists(st.integers(1, 24), min_size=2, max_size=4).map(sorted), st.lists(st.integers(1, 8), min_size=4, max_size=4), st.data())
-def test_a_key_is_in_one_shard_however_the_topic_grew(counts: list[int], numbers: list[int], data: st.DataObject) -> None:
-    """Each partition that ever held a key, at any size of the topic, is in the same shard of the newest generation."""
+@given(
+    st.lists(st.integers(1, 24), min_size=2, max_size=4).map(sorted),
+    st.lists(st.integers(1, 8), min_size=4, max_size=4),
+    st.data(),
+)
+def test_a_key_is_in_one_shard_however_the_topic_grew(
+    counts: list[int], numbers: list[int], data: st.DataObject
+) -> None:
+    """All partitions that ever held a key, at any size of the topic, are in the same shard of the newest
+    generation.
+    """
     store = MemoryStore()
     resharding.create(store, "p", 1, numbers[0], dict.fromkeys(range(counts[0]), 0))
     for count, number in zip(counts[1:], numbers[1:], strict=False):
@@ -195,9 +220,16 @@ def test_a_key_is_in_one_shard_however_the_topic_grew(counts: list[int], numbers
                 end(store, lease)
         open_ready(store)
     newest = resharding.newest_generation(resharding.of_version(store.read().leases.values(), "p", 1))
-    assert sorted(partition for lease in newest for partition in lease.detail["partitions"]) == list(range(counts[-1]))
+    assert sorted(partition for lease in newest for partition in lease.detail["partitions"]) == list(
+        range(counts[-1])
+    )
     digest = data.draw(st.integers(0, 2**31))
-    homes = {lease.status_value for lease in newest for count in counts if digest % count in lease.detail["partitions"]}
+    homes = {
+        lease.status_value
+        for lease in newest
+        for count in counts
+        if digest % count in lease.detail["partitions"]
+    }
     assert len(homes) == 1
 
 
@@ -212,7 +244,9 @@ def wanted_row(count: int) -> Lease:
 
 
 def test_what_is_wanted_says_which_pipelines_to_reshard() -> None:
-    """A pipeline is due while its newest generation has another number of shards than wanted, as far as its partitions allow it."""
+    """A pipeline is due if its newest generation has another number of shards than is wanted, as far as its
+    partitions allow that.
+    """
     store = MemoryStore()
     resharding.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0})
     for count, due in ((2, []), (3, [("p", 1, 3)]), (7, [("p", 1, 7)])):
@@ -222,11 +256,15 @@ def test_what_is_wanted_says_which_pipelines_to_reshard() -> None:
     for lease in generation(store, 0):
         end(store, lease)
     open_ready(store)
-    assert resharding.to_reshard(store.read().leases.values()) == [], "three partitions cannot fill seven shards"
+    assert resharding.to_reshard(store.read().leases.values()) == [], (
+        "three partitions cannot fill seven shards"
+    )
 
 
 def test_what_is_not_ready_for_a_reshard_keeps_nothing_else_from_it() -> None:
-    """A pipeline that has no shards yet, and one whose last reshard has not ended, are passed over; the others are due."""
+    """A pipeline that has no shards yet, and one whose last reshard has not ended, are passed over. The
+    others are due.
+    """
     store = MemoryStore()
     for name in ("o", "p"):
         resharding.create(store, name, 1, 2, {0: 0, 1: 0, 2: 0})
@@ -236,7 +274,7 @@ def test_what_is_not_ready_for_a_reshard_keeps_nothing_else_from_it() -> None:
 
 
 def test_what_runs_without_shards_is_named() -> None:
-    """A worker makes them: of each version that is wanted to run, and has none of its own yet."""
+    """A worker makes them, for each version that is to run and has none of its own yet."""
     store = MemoryStore()
     resharding.create(store, "p", 1, 2, {0: 0, 1: 0})
     resharding.create(store, "other", 2, 1, {0: 0})
@@ -249,7 +287,9 @@ def test_what_runs_without_shards_is_named() -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
-    """The old generation is closed and ended, the new one opened and shared out; a worker that dies on the way changes nothing."""
+    """The old generation is closed and ended, the new one is opened and shared out. A worker that dies on the
+    way changes nothing.
+    """
     clock, store = FakeClock(), MemoryStore()
     resharding.create(store, "p", 1, 2, dict.fromkeys(range(4), 0))
 
@@ -257,7 +297,16 @@ def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
         return lease.state not in {ShardState.WAIT, ShardState.TERMINATED}
 
     coordinators = [
-        LeaseCoordinator(store, clock, owner=f"w{index}", fleet="f", slots=3, lease_seconds=8, wanted=wanted, sleep=lambda _: None)
+        LeaseCoordinator(
+            store,
+            clock,
+            owner=f"w{index}",
+            fleet="f",
+            slots=3,
+            lease_seconds=8,
+            wanted=wanted,
+            sleep=lambda _: None,
+        )
         for index in range(3)
     ]
     coordinators = coordinators[:2] if not dies else coordinators
@@ -267,7 +316,9 @@ def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
     def round_(live: list[LeaseCoordinator]) -> None:
         for coordinator in live:
             for key in coordinator.renew().close:
-                coordinator.held.mark_closed(key, ended=key in resharding.superseded(store.read().leases.values()))
+                coordinator.held.mark_closed(
+                    key, ended=key in resharding.superseded(store.read().leases.values())
+                )
         clock.advance(2)
 
     for _ in range(4):
@@ -279,5 +330,7 @@ def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
     owners = [lease.lease_owner for lease in generation(store, 1)]
     assert len(owners) == 3
     assert {state.state for state in generation(store, 1)} == {"OPEN"}
-    assert set(owners) <= {coordinator.held.owner for coordinator in (coordinators[1:] if dies else coordinators)}
+    assert set(owners) <= {
+        coordinator.held.owner for coordinator in (coordinators[1:] if dies else coordinators)
+    }
     assert len(set(owners)) == 2

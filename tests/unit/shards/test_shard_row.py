@@ -26,7 +26,13 @@ DEALT = {"partitions": [0, 1], "modulus": 4}
 
 
 def shard(checkpoint: dict[str, Any], detail: dict[str, Any]) -> Lease:
-    return Lease(stream_id="p", status_type=StatusType.SHARD, status_value="v1.g0.s0", checkpoint=checkpoint, detail=detail)
+    return Lease(
+        stream_id="p",
+        status_type=StatusType.SHARD,
+        status_value="v1.g0.s0",
+        checkpoint=checkpoint,
+        detail=detail,
+    )
 
 
 def test_a_shard_that_has_read_nothing_says_where_it_begins() -> None:
@@ -47,7 +53,9 @@ def test_a_checkpoint_without_floors_has_no_key_for_them() -> None:
 
 
 @given(OFFSETS, st.integers(1, 9), st.integers(0, 99), st.integers(0, 9))
-def test_what_a_worker_reports_is_read(ends: dict[int, int], batch: int, watermark: int, version: int) -> None:
+def test_what_a_worker_reports_is_read(
+    ends: dict[int, int], batch: int, watermark: int, version: int
+) -> None:
     """Each reported key has its field, and a batch's ends are where the shard is read to."""
     reported = ReportedCheckpoint(
         batch=batch,

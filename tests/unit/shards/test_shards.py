@@ -41,7 +41,7 @@ def test_every_partition_is_in_exactly_one_shard(partitions: set[int], count: in
 @pytest.mark.parametrize("before", ShardState)
 @pytest.mark.parametrize("after", ShardState)
 def test_only_the_table_of_transitions_moves_a_shard(before: ShardState, after: ShardState) -> None:
-    """A step that the table does not have is refused."""
+    """A transition that the table does not have is refused."""
     lease = Lease(stream_id="p", status_type=StatusType.SHARD, status_value="v1.g0.s0", state=before)
     if before is after or after in TRANSITIONS[before]:
         assert lease.moved(after).state == after
@@ -51,10 +51,15 @@ def test_only_the_table_of_transitions_moves_a_shard(before: ShardState, after: 
 
 
 def test_a_shard_has_the_same_partitions_of_each_topic() -> None:
-    """Keys are in the same partition of each topic, so they meet in one shard; topics of unlike size can only be one shard."""
+    """Keys are in the same partition of each topic, so they meet in one shard. Topics that differ in size can
+    only be one shard.
+    """
     second = {TOPIC_STRIDE + number: 0 for number in range(3)}
     created = resharding.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, **second})
-    assert [lease.detail["partitions"] for lease in created] == [[0, 2, TOPIC_STRIDE, TOPIC_STRIDE + 2], [1, TOPIC_STRIDE + 1]]
+    assert [lease.detail["partitions"] for lease in created] == [
+        [0, 2, TOPIC_STRIDE, TOPIC_STRIDE + 2],
+        [1, TOPIC_STRIDE + 1],
+    ]
     with pytest.raises(BadInputError, match="The topics of p have 3, 1 partitions") as caught:
         resharding.create(MemoryStore(), "p", 1, 2, {0: 5, 1: 6, 2: 7, TOPIC_STRIDE: 0})
     assert "shards=1" in str(caught.value.fields["cure"])
@@ -65,14 +70,21 @@ def test_a_shard_has_the_same_partitions_of_each_topic() -> None:
 def test_shards_are_created_once() -> None:
     """A second creation, from another worker, finds the first and writes nothing."""
     store = MemoryStore()
-    assert [lease.detail["partitions"] for lease in resharding.create(store, "p", 1, 2, {0: 5, 1: 6, 2: 7})] == [[0, 2], [1]]
+    assert [
+        lease.detail["partitions"] for lease in resharding.create(store, "p", 1, 2, {0: 5, 1: 6, 2: 7})
+    ] == [[0, 2], [1]]
     assert resharding.create(store, "p", 1, 3, {0: 9, 1: 9, 2: 9}) == []
     first, second = resharding.of_version(store.read().leases.values(), "p", 1)
-    assert (first.checkpoint["start_offsets"], second.checkpoint["start_offsets"]) == ({"0": 5, "2": 7}, {"1": 6})
+    assert (first.checkpoint["start_offsets"], second.checkpoint["start_offsets"]) == (
+        {"0": 5, "2": 7},
+        {"1": 6},
+    )
 
 
 def test_the_shards_of_a_version_come_in_the_order_of_their_names() -> None:
-    """Whatever the order in which the leases were read; those of other versions and pipelines are left out."""
+    """The order in which the leases were read does not matter. Those of other versions and pipelines are left
+    out.
+    """
     store = MemoryStore()
     for name, version in (("p", 1), ("p", 2), ("q", 1)):
         resharding.create(store, name, version, 2, {0: 0, 1: 0})
@@ -84,7 +96,9 @@ def test_the_shards_of_a_version_come_in_the_order_of_their_names() -> None:
         ]
 
 
-def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(settings: Settings, tmp_path: Path) -> None:
+def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(
+    settings: Settings, tmp_path: Path
+) -> None:
     """Paused, refused, of another version, or with a parent still open: not consumed."""
     settings = settings.model_copy(update={"pipelines_dir": tmp_path})
     declare(settings, "t")
@@ -95,7 +109,9 @@ def test_a_shard_is_wanted_while_its_pipeline_runs_and_its_parents_are_done(sett
     (lease,) = resharding.create(store, "stock_stats", 1, 1, {0: 0})
 
     def wanted(**changes: object) -> bool:
-        return resharding.wanted(lease.evolve(**changes), store.read(), lambda name, version: (name, version) == ("stock_stats", 1))
+        return resharding.wanted(
+            lease.evolve(**changes), store.read(), lambda name, version: (name, version) == ("stock_stats", 1)
+        )
 
     assert wanted()
     assert not wanted(detail={REFUSED: "torn"})
@@ -126,7 +142,7 @@ def test_resuming_clears_what_a_worker_refused() -> None:
 
 
 def test_an_unknown_pipeline_has_no_desired_state() -> None:
-    """Pausing what was never wanted is an error that names what is."""
+    """Pausing a pipeline that was never wanted is an error that names the known ones."""
     with pytest.raises(UnknownPipelineError, match="none"):
         DesiredStates(MemoryStore()).set_state("p", DesiredState.PAUSED)
 
@@ -160,7 +176,9 @@ def row(batch: int, **changes: object) -> LedgerRow:
 
 
 def test_the_ledger_is_read_in_order_and_a_repaired_batch_once(settings: Settings) -> None:
-    """Batches come back sorted by number; of a batch written twice the row with Spark's measurements counts."""
+    """Batches come back sorted by number. Of a batch that was written twice, the row with Spark's
+    measurements counts.
+    """
     ledger = Ledger(ControlTables(settings))
     ledger.append([row(10), row(2)])
     ledger.append([row(9, input_rows=None), row(9), row(10, input_rows=None)])
@@ -170,11 +188,18 @@ def test_the_ledger_is_read_in_order_and_a_repaired_batch_once(settings: Setting
 
 @hypothesis_settings(deadline=None, max_examples=40)
 @given(
-    written=st.lists(st.tuples(st.sampled_from(["v1.g0.s0", "v1.g0.s1"]), st.integers(-5, 6), st.sampled_from([1, None])), max_size=12),
+    written=st.lists(
+        st.tuples(st.sampled_from(["v1.g0.s0", "v1.g0.s1"]), st.integers(-5, 6), st.sampled_from([1, None])),
+        max_size=12,
+    ),
     after=st.integers(0, 6),
 )
-def test_the_end_of_the_ledger_is_that_of_the_whole(written: list[tuple[str, int, int | None]], after: int) -> None:
-    """Whether it was repaired or reset: the newest batches, and those after one, are the ones that a reader of all rows would pick."""
+def test_the_end_of_the_ledger_is_that_of_the_whole(
+    written: list[tuple[str, int, int | None]], after: int
+) -> None:
+    """Whether the ledger was repaired or reset: the newest batches, and those after one, are those that a
+    reader of all rows would pick.
+    """
     with TemporaryDirectory() as home:
         ledger = Ledger(ControlTables(Settings(home=Path(home))))
         ledger.append([row(batch, shard=shard, input_rows=rows) for shard, batch, rows in written])
@@ -204,7 +229,14 @@ def test_an_event_is_a_row_with_its_cure(settings: Settings) -> None:
     """What happened, how bad it is, to what, and what to do: all of it is in the table."""
     tables = ControlTables(settings)
     EventLog(tables, "w").record(
-        EventKind.QUERY_FAILED, "It broke.", severity=Severity.ERROR, cure="Mend it.", pipeline="p", shard="s", epoch=3, tries=2
+        EventKind.QUERY_FAILED,
+        "It broke.",
+        severity=Severity.ERROR,
+        cure="Mend it.",
+        pipeline="p",
+        shard="s",
+        epoch=3,
+        tries=2,
     )
     (event,) = tables.rows(ControlTable.EVENTS, [("pipeline", "=", "p")])
     assert (event["kind"], event["severity"], event["message"], event["cure"], event["detail"]) == (

@@ -1,4 +1,7 @@
-"""The versions of a pipeline: one row, one active version, and readers who see each window once, whatever is done in whatever order."""
+"""The versions of a pipeline: one row, one active version, and readers that get each window once.
+
+That holds whatever is done in whatever order.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,13 @@ def wanting(store: MemoryStore, folder: Path) -> Versions:
 
 
 def shadow(version: int = 2, seam_ms: int | None = None) -> InactiveVersion:
-    return InactiveVersion(version=version, state=InactiveState.CATCHING_UP, shards=1, tables=(f"sinks/p_{version}",), seam_ms=seam_ms)
+    return InactiveVersion(
+        version=version,
+        state=InactiveState.CATCHING_UP,
+        shards=1,
+        tables=(f"sinks/p_{version}",),
+        seam_ms=seam_ms,
+    )
 
 
 def begun(versions: Versions, version: int = 2, seam_ms: int | None = None, active: int = 1) -> Rollout:
@@ -81,7 +90,7 @@ def promoted(versions: Versions, version: int = 2) -> Rollout:
 
 
 def test_a_folder_may_hold_several_versions_of_a_name(tmp_path: Path) -> None:
-    """The lowest is the one that is wanted first; each has tables of its own, and the same version twice is refused as before."""
+    """The lowest is wanted first. Each has tables of its own. The same version twice is refused as before."""
     declare(tmp_path)
     declare(tmp_path, 2)
     (tmp_path / "p_9.py").write_text((tmp_path / "p_1.py").read_text())
@@ -94,7 +103,7 @@ def test_a_folder_may_hold_several_versions_of_a_name(tmp_path: Path) -> None:
 
 
 def test_two_versions_never_share_a_table(tmp_path: Path) -> None:
-    """The later file is refused, and told how to write it."""
+    """The later file is refused. The error says how to write it."""
     declare(tmp_path, table="same")
     with pytest.raises(UnknownVersionError, match="its table same is that of version 1"):
         declare(tmp_path, 2, table="same")
@@ -103,7 +112,9 @@ def test_two_versions_never_share_a_table(tmp_path: Path) -> None:
 
 
 def test_the_active_version_is_the_wanted_one(tmp_path: Path) -> None:
-    """Whatever is deployed: the row decides, the lowest where there is none, and one that is not deployed is said to be so."""
+    """The row decides, whatever is deployed; the lowest version if there is no row. An active version that is
+    not deployed is an error.
+    """
     store, folder = MemoryStore(), tmp_path
     versions = wanting(store, folder)
     declare(folder, 2)
@@ -121,14 +132,16 @@ def test_the_active_version_is_the_wanted_one(tmp_path: Path) -> None:
         active_pipeline(catalog.load(folder), store.read().leases.values(), NAME)
 
 
-def test_a_shadow_is_consumed_beside_the_active_version(tmp_path: Path) -> None:
-    """Its shards come with it in one commit; both versions are wanted until one is discarded or retired."""
+def test_a_shadow_is_consumed_at_the_same_time_as_the_active_version(tmp_path: Path) -> None:
+    """Its shards come with it in one commit. Both versions are wanted until one is discarded or retired."""
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     commits = store.commits
     begun(versions)
     assert store.commits == commits + 1
-    (first, second) = (resharding.of_version(store.read().leases.values(), NAME, version)[0] for version in (1, 2))
+    (first, second) = (
+        resharding.of_version(store.read().leases.values(), NAME, version)[0] for version in (1, 2)
+    )
 
     def wanted() -> tuple[bool, ...]:
         return tuple(resharding.wanted(lease, store.read(), lambda *_: True) for lease in (first, second))
@@ -148,7 +161,7 @@ def test_a_shadow_is_consumed_beside_the_active_version(tmp_path: Path) -> None:
 
 
 def test_a_promotion_leaves_every_lease_as_it_is(tmp_path: Path) -> None:
-    """Workers of both versions hold on to what they hold: only the wanted row changes, and it changes once."""
+    """Workers of both versions keep what they hold: only the pipeline's row changes, and it changes once."""
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     begun(versions)
@@ -166,11 +179,15 @@ def test_a_promotion_leaves_every_lease_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_no_version_is_promoted_in_the_middle_of_a_reshard(tmp_path: Path, version: int) -> None:
-    """Whoever looked before the new generation was written is refused by the row itself; for a reason it is promoted all the same."""
+    """A command that looked before the new generation was written is refused by the row itself. With a reason
+    given it is promoted all the same.
+    """
     versions = wanting(store := MemoryStore(), tmp_path)
     begun(versions)
     (child,) = resharding.reshard(store, NAME, version, 2, {0: 0, 1: 0})
-    with pytest.raises(VersionRefusedError, match=f"version {version} is being resharded: {child.status_value} must wait"):
+    with pytest.raises(
+        VersionRefusedError, match=f"version {version} is being resharded: {child.status_value} must wait"
+    ):
         promoted(versions)
     since = versions.of(NAME).change
     assert since is not None
@@ -178,20 +195,22 @@ def test_no_version_is_promoted_in_the_middle_of_a_reshard(tmp_path: Path, versi
     assert versions.of(NAME).active == 2
 
 
-def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
-    """What is active, what is beside it, where older windows come from, and who changed what: each as it was given."""
+def test_each_change_writes_the_whole_rollout(tmp_path: Path) -> None:
+    """The row says what is active, what is inactive, where older windows come from, and who changed what:
+    each as it was given.
+    """
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     ids: set[str] = set()
 
     def seen() -> Rollout:
-        """What a reader finds, with the change's own id and time, which nobody gives, taken out."""
-        standing = versions.of(NAME)
-        assert standing.change is not None
-        assert abs((datetime.now(UTC) - standing.change.at).total_seconds()) < 600
-        assert len(standing.change.id) == 12
-        ids.add(standing.change.id)
-        return replace(standing, change=replace(standing.change, id="", at=NOW))
+        """What a reader finds, without the change's own id and time, which are never given."""
+        rollout = versions.of(NAME)
+        assert rollout.change is not None
+        assert abs((datetime.now(UTC) - rollout.change.at).total_seconds()) < 600
+        assert len(rollout.change.id) == 12
+        ids.add(rollout.change.id)
+        return replace(rollout, change=replace(rollout.change, id="", at=NOW))
 
     def change(kind: ChangeKind, version: int, active: int, number: int, **fields: Any) -> Change:
         return Change(id="", kind=kind, version=version, active=active, at=NOW, number=number, **fields)
@@ -201,16 +220,39 @@ def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
         assert found is not None
         return found
 
-    two = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=3, tables=("sinks/p_2",), seam_ms=5)
+    two = InactiveVersion(
+        version=2, state=InactiveState.CATCHING_UP, shards=3, tables=("sinks/p_2",), seam_ms=5
+    )
     versions.begin(NAME, two, {0: 3}, columns_from=1, who="me")
-    expected = Rollout(pipeline=NAME, active=1, shards=1, beside=two, change=change(ChangeKind.STARTED, 2, 1, 1, who="me", offsets={0: 3}))
+    expected = Rollout(
+        pipeline=NAME,
+        active=1,
+        shards=1,
+        beside=two,
+        change=change(ChangeKind.STARTED, 2, 1, 1, who="me", offsets={0: 3}),
+    )
     assert seen() == expected
     versions.note_caught_up(versions.of(NAME))
     two = replace(two, state=InactiveState.LIVE)
     expected = replace(expected, beside=two, change=change(ChangeKind.CAUGHT_UP, 2, 1, 2))
     assert seen() == expected
-    versions.promote(NAME, 2, ("sinks/p_1",), warm_seconds=60.0, barrier={0: 7}, since=last().id, who="me", despite="it is late")
-    one = InactiveVersion(version=1, state=InactiveState.WARM, shards=1, tables=("sinks/p_1",), until=last().at + timedelta(seconds=60))
+    versions.promote(
+        NAME,
+        2,
+        ("sinks/p_1",),
+        warm_seconds=60.0,
+        barrier={0: 7},
+        since=last().id,
+        who="me",
+        despite="it is late",
+    )
+    one = InactiveVersion(
+        version=1,
+        state=InactiveState.WARM,
+        shards=1,
+        tables=("sinks/p_1",),
+        until=last().at + timedelta(seconds=60),
+    )
     expected = Rollout(
         pipeline=NAME,
         active=2,
@@ -226,7 +268,12 @@ def test_each_change_writes_the_whole_standing(tmp_path: Path) -> None:
     assert seen() == replace(expected, beside=replace(one, warmed_seconds=40.0))
     versions.back_out(NAME, who="me", since=last().id)
     expected = Rollout(
-        pipeline=NAME, active=1, shards=1, tables=("sinks/p_1",), beside=two, change=change(ChangeKind.BACKED_OUT, 2, 1, 4, who="me")
+        pipeline=NAME,
+        active=1,
+        shards=1,
+        tables=("sinks/p_1",),
+        beside=two,
+        change=change(ChangeKind.BACKED_OUT, 2, 1, 4, who="me"),
     )
     assert seen() == expected
     versions.leave(NAME, 2)
@@ -244,10 +291,10 @@ def test_the_end_of_a_warm_version_is_a_change(tmp_path: Path) -> None:
     begun(versions)
     promoted(versions)
     assert retired(versions) is not None
-    standing = versions.of(NAME)
-    assert standing.change is not None
-    assert (standing.active, standing.beside) == (2, None)
-    assert (standing.change.kind, standing.change.version, standing.change.active) == (ChangeKind.RETIRED, 1, 2)
+    rollout = versions.of(NAME)
+    assert rollout.change is not None
+    assert (rollout.active, rollout.beside) == (2, None)
+    assert (rollout.change.kind, rollout.change.version, rollout.change.active) == (ChangeKind.RETIRED, 1, 2)
     assert retired(versions) is None
 
 
@@ -283,7 +330,11 @@ def back_out(versions: Versions) -> Rollout:
         ([begun, promoted], lambda v: begun(v, 3, active=2), "it is kept warm until then"),
         ([], lambda v: begun(v, active=9), "version 1 became active meanwhile"),
         ([begun], lambda v: promoted(v, 3), "it is not a shadow"),
-        ([begun], lambda v: v.promote(NAME, 2, (), warm_seconds=0.0, barrier={}, since="old"), "something changed while it was looked at"),
+        (
+            [begun],
+            lambda v: v.promote(NAME, 2, (), warm_seconds=0.0, barrier={}, since="old"),
+            "something changed while it was looked at",
+        ),
         ([begun, promoted], promoted, "it is active already"),
         ([begun, promoted], lambda v: promoted(v, 1), "it is not a shadow"),
         ([begun, leave], promoted, "it is not a shadow"),
@@ -292,7 +343,11 @@ def back_out(versions: Versions) -> Rollout:
         ([begun], back_out, "no version before it is kept warm"),
         ([begun, promoted, retired], back_out, "no version before it is kept warm"),
         ([begun, promoted, lambda v: leave(v, 1)], back_out, "no version before it is kept warm"),
-        ([begun, promoted], lambda v: v.back_out(NAME, since="another"), "something changed since that promotion"),
+        (
+            [begun, promoted],
+            lambda v: v.back_out(NAME, since="another"),
+            "something changed since that promotion",
+        ),
         ([], lambda v: leave(v, 1), "it is the active one"),
         ([], leave, "it is not the inactive version"),
         ([lambda v: begun(v, seam_ms=5), promoted], lambda v: leave(v, 1), "readers get windows that end by"),
@@ -316,7 +371,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert isinstance(caught.value.fields["version"], int)
 
 
-def test_what_stands_in_the_way_is_said_with_what_makes_room(tmp_path: Path) -> None:
+def test_a_refused_start_names_what_makes_room(tmp_path: Path) -> None:
     """A shadow may be discarded, a warm version ends by itself."""
     versions = wanting(MemoryStore(), tmp_path)
     begun(versions)
@@ -341,7 +396,9 @@ def test_all_shards_that_wait_are_named(tmp_path: Path) -> None:
     versions = Versions(store)
     begun(versions)
     resharding.reshard(store, NAME, 1, 2, {0: 0, 1: 0})
-    with pytest.raises(VersionRefusedError, match=r"version 1 is being resharded: v1\.g1\.s0, v1\.g1\.s1 must wait") as caught:
+    with pytest.raises(
+        VersionRefusedError, match=r"version 1 is being resharded: v1\.g1\.s0, v1\.g1\.s1 must wait"
+    ) as caught:
         promoted(versions)
     fields = caught.value.fields
     assert (fields["pipeline"], fields["version"], fields["action"]) == (NAME, 2, "promoted")
@@ -349,7 +406,7 @@ def test_all_shards_that_wait_are_named(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_of_which_nothing_is_wanted_is_unknown(tmp_path: Path) -> None:
-    """The error names those of which something is, in order."""
+    """The error names the known pipelines, in order."""
     store = MemoryStore()
     for known in ("none", "a, p"):
         with pytest.raises(UnknownPipelineError) as caught:
@@ -359,8 +416,10 @@ def test_a_pipeline_of_which_nothing_is_wanted_is_unknown(tmp_path: Path) -> Non
             DesiredStates(store).declare(replace(declare(tmp_path), name=name), 1)
 
 
-def test_nothing_has_caught_up_of_what_is_no_more(tmp_path: Path) -> None:
-    """Whoever saw a shadow at its topic's end, that was discarded meanwhile, says so of no other."""
+def test_a_discarded_shadow_makes_no_other_live(tmp_path: Path) -> None:
+    """A process saw a shadow at its topic's end, and the shadow was discarded meanwhile. That makes no other
+    shadow live.
+    """
     versions = wanting(store := MemoryStore(), tmp_path)
     seen = begun(versions)
     leave(versions)
@@ -375,7 +434,7 @@ def test_nothing_has_caught_up_of_what_is_no_more(tmp_path: Path) -> None:
 
 
 def test_a_warm_version_that_is_being_discarded_is_not_ended(tmp_path: Path) -> None:
-    """Its shards and tables go first; the same holds for a shadow, which has no time that could be over."""
+    """Its shards and tables go first. The same holds for a shadow, which has no time that could be over."""
     versions = wanting(store := MemoryStore(), tmp_path)
     begun(versions)
     commits = store.commits
@@ -388,17 +447,20 @@ def test_a_warm_version_that_is_being_discarded_is_not_ended(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("who", ["", "ada"])
 def test_the_sentence_of_a_change_says_who_did_what(who: str) -> None:
-    """Each kind has its own; nobody is named who is not known."""
+    """Each kind has its own sentence. No person is named who is not known."""
     by = f" by {who}" if who else ""
     change = Change(id="", kind=ChangeKind.STARTED, version=2, active=1, at=NOW, who=who, offsets={0: 3})
     said = {kind: replace(change, kind=kind).sentence for kind in ChangeKind}
-    assert said[ChangeKind.STARTED] == f"Version 2 is started{by} at the offsets {{0: 3}}; version 1 stays active."
+    assert (
+        said[ChangeKind.STARTED]
+        == f"Version 2 is started{by} at the offsets {{0: 3}}; version 1 stays active."
+    )
     assert said[ChangeKind.BACKED_OUT] == f"Version 1 is active again{by}; version 2 is still consumed."
     assert said[ChangeKind.PROMOTED] == f"Version 2 is active{by} from the offsets {{0: 3}} on."
 
 
 def test_a_version_is_discarded_once_and_no_other_with_it(tmp_path: Path) -> None:
-    """Leaving twice and removing what does not leave, or is not there, write nothing."""
+    """Leaving twice writes nothing. Nor does removing what does not leave, or is not there."""
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     assert versions.remove(NAME, 2) is None
@@ -424,12 +486,20 @@ def test_nobody_is_named_who_did_not_say_who_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.CONFLICT, Outcome.UNKNOWN_LOST, Outcome.UNKNOWN_WRITTEN])
 def test_a_commit_of_unknown_outcome_is_made_once(outcome: Outcome) -> None:
-    """Conflicts and lost answers: the version is begun, promoted and backed out of once each, without a refusal of its own work."""
+    """After conflicts and lost answers the version is started, promoted and backed out of once each, and
+    never refused because of its own commit.
+    """
     plan: list[Outcome] = []
     store = MemoryStore(lambda: plan.pop(0) if plan else Outcome.OK)
     detail = {"version": 1, "shards": 1, "workers": 1}
 
-    row = Lease(stream_id=NAME, status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail=detail)
+    row = Lease(
+        stream_id=NAME,
+        status_type=StatusType.PIPELINE,
+        status_value="active",
+        state=DesiredState.RUNNING,
+        detail=detail,
+    )
     swap(store, lambda _: [row])
     versions = Versions(store)
     for act, active in ((begun, 1), (promoted, 2), (lambda one: one.back_out(NAME), 1)):
@@ -439,8 +509,10 @@ def test_a_commit_of_unknown_outcome_is_made_once(outcome: Outcome) -> None:
         plan.clear()
 
 
-def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -> None:
-    """Its last plan took all of the topic, or it is as far as the active version is; a shard without a batch has not."""
+def test_a_shadow_has_caught_up_once_it_has_read_what_there_is(tmp_path: Path) -> None:
+    """Its last plan took all of the topic, or it is as far as the active version. A shard without a batch has
+    not caught up.
+    """
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     begun(versions)
@@ -451,8 +523,11 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
         ends = {"0": end}
         if added is not None:
             ends["1"] = added
-        told = lease.evolve(checkpoint={**lease.checkpoint, "end_offsets": ends, "batch": 1}, detail={**lease.detail, **detail})
-        swap(store, lambda _: [told])
+        changed = lease.evolve(
+            checkpoint={**lease.checkpoint, "end_offsets": ends, "batch": 1},
+            detail={**lease.detail, **detail},
+        )
+        swap(store, lambda _: [changed])
         return bool(caught_up(store.read().leases.values()))
 
     assert not caught_up(store.read().leases.values())
@@ -462,7 +537,9 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
     assert not at(2, 46, lag_records=5)
     assert at(2, 50, lag_records=5)
     for added in (0, 7):
-        assert at(2, 50, lag_records=5, added=added), "a partition that the active version does not know yet keeps it from nothing"
+        assert at(2, 50, lag_records=5, added=added), (
+            "a partition that the active version does not know yet keeps it from nothing"
+        )
     (seen,) = caught_up(store.read().leases.values())
     noted = versions.note_caught_up(seen)
     assert noted is not None
@@ -473,7 +550,7 @@ def test_a_shadow_has_caught_up_when_it_has_read_what_there_is(tmp_path: Path) -
 
 
 def test_a_shadow_has_caught_up_whatever_other_pipelines_do(tmp_path: Path) -> None:
-    """One that has no version beside, and one whose shadow is being discarded, are passed over."""
+    """A pipeline without an inactive version, and one whose shadow is being discarded, are passed over."""
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     begun(versions)
@@ -483,34 +560,47 @@ def test_a_shadow_has_caught_up_whatever_other_pipelines_do(tmp_path: Path) -> N
     row = leases[desired_key(NAME)]
     idle = row.evolve(stream_id="idle", detail={"version": 1, "shards": 1, "workers": 1})
     beside = {**row.detail["beside"], "leaving": True}
-    leaving = [row.evolve(stream_id="leaving", detail={**row.detail, "beside": beside}), own.evolve(stream_id="leaving")]
-    assert [standing.pipeline for standing in caught_up([idle, *leaving, row, own])] == [NAME]
+    leaving = [
+        row.evolve(stream_id="leaving", detail={**row.detail, "beside": beside}),
+        own.evolve(stream_id="leaving"),
+    ]
+    assert [rollout.pipeline for rollout in caught_up([idle, *leaving, row, own])] == [NAME]
 
 
-def test_a_standing_is_written_as_it_was_read(tmp_path: Path) -> None:
-    """Also if no change of its versions ever came: the row stays what it was, and as old."""
+def test_a_rollout_is_written_as_it_was_read(tmp_path: Path) -> None:
+    """That holds too if no change of its versions ever came: the row stays what it was, and as old."""
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     for written_down in (False, True):
         if written_down:
             begun(versions)
         row = store.read().leases[desired_key(NAME)]
-        standing = Rollout.of(PipelineRow.of(row))
-        again = standing.written(row)
-        assert (Rollout.of(PipelineRow.of(again)), again.updated_at) == (standing, row.updated_at)
+        rollout = Rollout.of(PipelineRow.of(row))
+        again = rollout.written(row)
+        assert (Rollout.of(PipelineRow.of(again)), again.updated_at) == (rollout, row.updated_at)
 
 
 def test_a_shadow_has_not_caught_up_with_a_part_of_what_is_being_resharded() -> None:
-    """What a shard is to take over once its parents end was read by those: the shadow has to reach that, too."""
+    """What a shard is to take over once its parents end was read by its parents. The shadow has to reach
+    that, too.
+    """
     store = MemoryStore()
     detail = {"version": 1, "shards": 2, "workers": 1}
-    row = Lease(stream_id=NAME, status_type=StatusType.PIPELINE, status_value="active", state=DesiredState.RUNNING, detail=detail)
+    row = Lease(
+        stream_id=NAME,
+        status_type=StatusType.PIPELINE,
+        status_value="active",
+        state=DesiredState.RUNNING,
+        detail=detail,
+    )
     swap(store, lambda _: [row])
     first, second = resharding.create(store, NAME, 1, 2, {0: 0, 1: 0})
     Versions(store).begin(NAME, shadow(), {0: 0, 1: 0}, columns_from=1)
     (own,) = resharding.of_version(store.read().leases.values(), NAME, 2)
     detail = {**own.detail, "lag_records": 990}
-    own = own.evolve(checkpoint={**own.checkpoint, "end_offsets": {"0": 50, "1": 10}, "batch": 1}, detail=detail)
+    own = own.evolve(
+        checkpoint={**own.checkpoint, "end_offsets": {"0": 50, "1": 10}, "batch": 1}, detail=detail
+    )
     first = first.evolve(checkpoint={"end_offsets": {"0": 50}})
     second = second.evolve(checkpoint={"end_offsets": {"1": 1000}})
     swap(store, lambda _: [first, second, own])
@@ -532,7 +622,7 @@ class Observers:
         self.observers = [WarmTime(clock) for clock in self.clocks]
 
     def look(self, *who: int) -> bool:
-        """These look twice, and note what they see; whether the version is still kept warm."""
+        """These workers observe twice and note what they see; whether the version is still kept warm."""
         for number in who * 2:
             for seen, seconds in self.observers[number].seen(self.store.read().leases.values()):
                 self.versions.keep_warm(seen, seconds)
@@ -554,7 +644,9 @@ def warm(tmp_path: Path, seconds: float, workers: int = 2) -> Observers:
 
 
 def test_a_warm_version_is_ended_by_time_that_was_seen_to_pass(tmp_path: Path) -> None:
-    """Not by what the clock of the host that promoted says, nor by that of the host that looks."""
+    """It is ended neither by the clock of the host that promoted, nor by the wall clock of the host that
+    observes.
+    """
     workers = warm(tmp_path, 100.0)
     assert workers.look(0, 1)
     workers.wait(99.0)
@@ -564,7 +656,9 @@ def test_a_warm_version_is_ended_by_time_that_was_seen_to_pass(tmp_path: Path) -
 
 
 def test_a_warm_version_outlives_every_worker_that_sees_it(tmp_path: Path) -> None:
-    """What was seen is noted in the row every ten minutes, once, however many see it; a restart loses what came after the last note."""
+    """What was seen is noted in the row every ten minutes, once, however many see it. A restart loses what
+    came after the last note.
+    """
     workers = warm(tmp_path, 3000.0, workers=4)
     assert workers.look(0, 1)
     commits = workers.store.commits
@@ -585,7 +679,7 @@ def test_a_warm_version_outlives_every_worker_that_sees_it(tmp_path: Path) -> No
 
 
 def test_each_warm_version_has_its_own_time(tmp_path: Path) -> None:
-    """Whatever other pipelines there are, with and without a version that is kept warm."""
+    """Other pipelines do not matter, with or without a version that is kept warm."""
     workers = warm(tmp_path, 100.0)
     row = workers.store.read().leases[desired_key(NAME)]
     swap(workers.store, lambda _: [row.evolve(stream_id="q")])
@@ -594,11 +688,16 @@ def test_each_warm_version_has_its_own_time(tmp_path: Path) -> None:
     (seeing, _) = workers.observers
     assert seeing.seen(leases) == []
     workers.wait(100.0)
-    assert {(standing.pipeline, seconds) for standing, seconds in seeing.seen(leases)} == {(NAME, 100.0), ("q", 100.0)}
+    assert {(rollout.pipeline, seconds) for rollout, seconds in seeing.seen(leases)} == {
+        (NAME, 100.0),
+        ("q", 100.0),
+    }
 
 
 def test_the_time_of_another_promotion_counts_for_none(tmp_path: Path) -> None:
-    """Backed out and promoted again while nobody looked: the old version is kept warm for the whole time again."""
+    """The version is backed out of and promoted again while nobody observes. The old version is kept warm for
+    the whole time again.
+    """
     workers = warm(tmp_path, 100.0)
     assert workers.look(0)
     workers.wait(100.0)
@@ -614,7 +713,9 @@ def test_the_time_of_another_promotion_counts_for_none(tmp_path: Path) -> None:
 
 
 def test_a_removed_row_is_gone_from_the_table(settings: Settings) -> None:
-    """In memory and in Delta: a row that is committed as removed is in no later read, and may be made again."""
+    """In memory and in Delta: a row that is committed as removed is in no later read, and may be written
+    again.
+    """
     for store in (MemoryStore(), LeaseTable(settings)):
         (lease,) = resharding.create(store, NAME, 1, 1, {0: 0})
         swap(store, lambda snapshot: [one.evolve(state=REMOVED) for one in snapshot.leases.values()])
@@ -623,7 +724,7 @@ def test_a_removed_row_is_gone_from_the_table(settings: Settings) -> None:
 
 
 def test_an_event_is_written_once_also_after_a_kill(settings: Settings, tmp_path: Path) -> None:
-    """Whoever comes next writes the event of a change whose author was killed; nobody writes it twice."""
+    """The next process writes the event of a change whose author was killed. Nobody writes it twice."""
     store, tables = MemoryStore(), ControlTables(settings)
     versions = wanting(store, tmp_path)
     begun(versions)
@@ -635,15 +736,21 @@ def test_an_event_is_written_once_also_after_a_kill(settings: Settings, tmp_path
 
 
 def test_an_event_says_what_the_change_says(settings: Settings, tmp_path: Path) -> None:
-    """Who did what, at which offsets; what nobody gave is left out. A promotion without a proof is a warning, with the way back."""
+    """It says who did what, at which offsets, and leaves out what is not known. A promotion without a proof
+    is a warning, with the way back.
+    """
     tables = ControlTables(settings)
     versions = wanting(MemoryStore(), tmp_path)
     started = record_changes(tables, begun(versions)).change
     assert started is not None
-    versions.promote(NAME, 2, (), warm_seconds=0.0, barrier={0: 7}, since=started.id, who="me", despite="it is late")
+    versions.promote(
+        NAME, 2, (), warm_seconds=0.0, barrier={0: 7}, since=started.id, who="me", despite="it is late"
+    )
     promotion = record_changes(tables, versions.of(NAME)).change
     assert promotion is not None
-    first, second = sorted(tables.rows(ControlTable.EVENTS), key=lambda event: json.loads(event["detail"])["number"])
+    first, second = sorted(
+        tables.rows(ControlTable.EVENTS), key=lambda event: json.loads(event["detail"])["number"]
+    )
     assert json.loads(first["detail"]) == {
         "change": started.id,
         "version": 2,
@@ -663,19 +770,24 @@ def test_an_event_says_what_the_change_says(settings: Settings, tmp_path: Path) 
         "number": 2,
     }
     assert (first["severity"], first["cure"]) == ("info", "")
-    assert (second["severity"], second["cure"]) == ("warning", "`hindcast back-out p` returns to the version before.")
+    assert (second["severity"], second["cure"]) == (
+        "warning",
+        "`hindcast back-out p` returns to the version before.",
+    )
 
 
-def test_nothing_is_told_of_a_pipeline_whose_versions_never_changed(settings: Settings, tmp_path: Path) -> None:
+def test_no_event_is_written_for_a_pipeline_whose_versions_never_changed(
+    settings: Settings, tmp_path: Path
+) -> None:
     """It is wanted, and that is all."""
     versions = wanting(MemoryStore(), tmp_path)
-    standing = versions.of(NAME)
-    assert record_changes(ControlTables(settings), standing) == standing
+    rollout = versions.of(NAME)
+    assert record_changes(ControlTables(settings), rollout) == rollout
     assert ControlTables(settings).rows(ControlTable.EVENTS) == []
 
 
 def test_a_version_that_is_deployed_while_a_worker_runs_is_loaded_once_it_is_wanted(tmp_path: Path) -> None:
-    """What was loaded stays as it was: a query that runs goes on with the code that it was started with."""
+    """What was loaded stays as it was: a query that runs keeps the code that it was started with."""
     store = MemoryStore()
     versions = wanting(store, tmp_path)
     deployed = LoadedPipelines(tmp_path)
@@ -724,9 +836,13 @@ def row(shard: str, batch: int, start: int, end: int, **measured: int | None) ->
 
 
 def test_the_seam_lies_after_every_window_that_lacks_rows(tmp_path: Path) -> None:
-    """No window that ends after it has a row before the start: it is a window's length past the newest event before the start."""
+    """No window that ends after the seam has a row before the start: the seam is a window's length past the
+    newest event before the start.
+    """
     old, new = declare(tmp_path), declare(tmp_path, 2)
-    history = History.of([row("v1.g0.s0", 1, 0, 10, max_event_ms=20_000), row("v1.g0.s0", 2, 10, 20, max_event_ms=90_000)])
+    history = History.of(
+        [row("v1.g0.s0", 1, 0, 10, max_event_ms=20_000), row("v1.g0.s0", 2, 10, 20, max_event_ms=90_000)]
+    )
     assert seam_of(new, old, history, {0: 0}) is None
     assert seam_of(new, old, history, {0: 5}) == 25_000
     assert seam_of(new, old, history, {0: 10}) == 25_000
@@ -739,7 +855,9 @@ def test_the_seam_lies_after_every_window_that_lacks_rows(tmp_path: Path) -> Non
 
 
 def test_the_longer_window_of_both_versions_makes_the_seam(tmp_path: Path) -> None:
-    """Whichever has it: a row before the start may be in windows of either that end as much later."""
+    """It does not matter which version has it: a row before the start may be in windows of either that end as
+    much later.
+    """
     old, new = declare(tmp_path), declare(tmp_path, 2)
     assert old.window is not None
     longer = replace(old.window, duration="60 seconds")
@@ -750,7 +868,7 @@ def test_the_longer_window_of_both_versions_makes_the_seam(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("which", ["old", "new"])
 def test_a_version_without_windows_begins_where_the_active_one_did(tmp_path: Path, which: str) -> None:
-    """There is nothing at which readers could change over from one to the other."""
+    """There is no window at which readers could switch from one version to the other."""
     old, new = declare(tmp_path), declare(tmp_path, 2)
     if which == "old":
         old = replace(old, window=None)
@@ -758,33 +876,50 @@ def test_a_version_without_windows_begins_where_the_active_one_did(tmp_path: Pat
         new = replace(new, window=None)
     history = History.of([row("v1.g0.s0", 1, 3, 10, max_event_ms=20_000)])
     assert seam_of(new, old, history, {0: 3}) is None
-    with pytest.raises(VersionRefusedError, match="without windows it must begin where the active version did") as caught:
+    with pytest.raises(
+        VersionRefusedError, match="without windows it must begin where the active version did"
+    ) as caught:
         seam_of(new, old, history, {0: 4})
     fields = caught.value.fields
     assert (fields["pipeline"], fields["version"], fields["action"]) == (NAME, 2, "started")
     assert "Version 1 began at {0: 3}" in str(fields["cure"])
 
 
-def test_a_seam_follows_from_the_next_watermark_where_nothing_was_measured(tmp_path: Path) -> None:
-    """A worker that died took its last batch's measurements with it: the next batch's watermark is the newest event less the delay."""
+def test_a_seam_follows_from_the_next_watermark_if_nothing_was_measured(tmp_path: Path) -> None:
+    """A worker that died took its last batch's measurements with it. The next batch's watermark is the newest
+    event less the delay.
+    """
     old, new = declare(tmp_path), declare(tmp_path, 2)
     lost = row("v1.g0.s0", 1, 0, 10, input_rows=None, poison_rows=None)
     with pytest.raises(TryLaterError, match="not known yet"):
         seam_of(new, old, History.of([lost]), {0: 5})
     known = History.of([lost, row("v1.g0.s0", 2, 10, 20, watermark_ms=30_000, max_event_ms=50_000)])
     assert seam_of(new, old, known, {0: 5}) == 30_000 + 10_000 + 5_000
-    others = [row("v1.g0.s1", 2, 0, 0, watermark_ms=70_000), row("v1.g0.s0", 2, 10, 20, watermark_ms=30_000, max_event_ms=50_000)]
-    assert seam_of(new, old, History.of([lost, *(replace(one, sink_version=2 + n) for n, one in enumerate(others))]), {0: 5}) == 45_000
+    others = [
+        row("v1.g0.s1", 2, 0, 0, watermark_ms=70_000),
+        row("v1.g0.s0", 2, 10, 20, watermark_ms=30_000, max_event_ms=50_000),
+    ]
+    assert (
+        seam_of(
+            new,
+            old,
+            History.of([lost, *(replace(one, sink_version=2 + n) for n, one in enumerate(others))]),
+            {0: 5},
+        )
+        == 45_000
+    )
 
 
 def test_a_batch_that_read_nothing_usable_moves_no_seam(tmp_path: Path) -> None:
-    """Its records were poison, each of them: no event happened in it."""
+    """All of its records were poison: no event happened in it."""
     old, new = declare(tmp_path), declare(tmp_path, 2)
     assert seam_of(new, old, History.of([row("v1.g0.s0", 1, 0, 10, poison_rows=10)]), {0: 5}) == 5_000
 
 
 def test_what_was_backed_out_of_lacks_what_it_lacked_before(tmp_path: Path) -> None:
-    """Promoted again, it is given no window that ends by its seam: readers get those from the version that has them."""
+    """If it is promoted again, readers get no window from it that ends by its seam. They get those from the
+    version that has them.
+    """
     versions = wanting(MemoryStore(), tmp_path)
     begun(versions, 2, 50)
     assert promoted(versions).earlier == (ServedUntil(1, 50),)
@@ -795,7 +930,9 @@ def test_what_was_backed_out_of_lacks_what_it_lacked_before(tmp_path: Path) -> N
 
 
 def test_earlier_windows_come_from_the_version_that_has_them(tmp_path: Path) -> None:
-    """Version 3 began before version 2 did: readers get the oldest windows from 1, and none from 2."""
+    """Version 3 began before version 2 did: readers get the oldest windows from version 1, and none from
+    version 2.
+    """
     versions = wanting(MemoryStore(), tmp_path)
     begun(versions, 2, 50)
     assert promoted(versions).earlier == (ServedUntil(1, 50),)
