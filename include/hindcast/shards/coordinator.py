@@ -186,9 +186,9 @@ class LeaseCoordinator:
         """Whether another worker of the fleet may have died of late: its shards will soon be taken over."""
         with self.held.lock:
             still = self._observer.still_seconds(self._fleet, StatusType.SLOT)
-        still.pop(self.held.owner, None)
         least, most = SUSPECTED
-        return any(least < seconds / self.held.lease_seconds < most for seconds in still.values())
+        others = [seconds for owner, seconds in still.items() if owner != self.held.owner]
+        return any(least < seconds / self.held.lease_seconds < most for seconds in others)
 
     # -- renewals --------------------------------------------------------------------------------------------
 

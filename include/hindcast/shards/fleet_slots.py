@@ -108,8 +108,7 @@ class SlotAcquisition:
             if slot.free or self._observer.expired(slot):
                 taken = slot.given_to(self._held.owner, detail=self._detail, updated_at=now)
                 dead = {slot.lease_owner for slot in differing}
-                changes = {row.key: row for row in missing}
-                changes |= {row.key: row for row in self._freed(snapshot, dead)}
+                changes = {row.key: row for row in (*missing, *self._freed(snapshot, dead))}
                 changes[taken.key] = taken
                 return list(changes.values())
         return missing

@@ -179,8 +179,8 @@ class PipelineRow:
     :param beside: the version that is consumed at the same time
     :param earlier: from which versions readers get older windows
     :param rebuild: by the name of a shard, the newest request to rebuild it
-    :param written_by: a token of the last change of versions. If the outcome of a commit is unknown, its writer
-        finds out by it
+    :param written_by: a token of the last change of versions. A writer finds out by it whether a commit of
+        unknown outcome has landed
     """
 
     pipeline: str
