@@ -132,12 +132,9 @@ class DesiredStates:
             if wanted != row:
                 now = datetime.now(UTC)
                 changed.append(lease.renewed(state=wanted.state, detail=wanted.to_json(), updated_at=now))
-            for shard in snapshot.leases.values():
-                if shard.stream_id != name:
-                    continue
-                cleared = marks(shard)
-                if cleared & shard.detail.keys():
-                    changed.append(without_marks(shard, cleared))
+            own = [shard for shard in snapshot.leases.values() if shard.stream_id == name]
+            marked = [shard for shard in own if marks(shard) & shard.detail.keys()]
+            changed.extend(without_marks(shard, marks(shard)) for shard in marked)
             return changed
 
         swap(self._store, decide)

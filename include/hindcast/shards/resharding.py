@@ -141,15 +141,20 @@ def opened(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
     """Step 3: the children whose parents are all TERMINATED, as they are once open."""
     children = []
     for lease in leases.values():
-        if lease.status_type is not StatusType.SHARD or lease.state != ShardState.WAIT:
-            continue
-        if awaits_rewind(lease):
+        if not _waits_for_parents(lease):
             continue
         keys = [LeaseKey(lease.stream_id, StatusType.SHARD, name) for name in lease.parent_shard_ids]
         parents = [leases[key] for key in keys]
         if all(parent.state == ShardState.TERMINATED for parent in parents):
             children.append(_begun(lease, parents))
     return children
+
+
+def _waits_for_parents(lease: Lease) -> bool:
+    """Whether it is a shard that waits for its parents and for nothing else."""
+    if lease.status_type is not StatusType.SHARD or lease.state != ShardState.WAIT:
+        return False
+    return not awaits_rewind(lease)
 
 
 def _begun(child: Lease, parents: list[Lease]) -> Lease:
