@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+#: The file name of an entry: its version.
+_ENTRY = re.compile(r"([0-9]+)\.json")
 #: The last whole overwrite is among so many of the newest entries: a vacuum writes two, and two vacuums
 #: seldom follow each other.
 ENTRIES = 5
@@ -56,17 +59,18 @@ def newer(folder: Path, version: int) -> LogEnd | None:
     :param version: one that was the newest so short a time ago that no entry after it is deleted yet
     :returns: None if only Delta's own reader can tell
     """
-    file: Path | None = None
-    while True:
-        try:
-            name = _whole_file(folder, version + 1)
-        except FileNotFoundError:
-            return LogEnd(version, file)
-        except _NOT_OURS:
-            return None
-        version += 1
-        if name:
-            file = folder / name
+    end = LogEnd(version, None)
+    try:
+        while True:
+            name = _whole_file(folder, end.version + 1)
+            file = end.file
+            if name:
+                file = folder / name
+            end = LogEnd(end.version + 1, file)
+    except FileNotFoundError:
+        return end
+    except _NOT_OURS:
+        return None
 
 
 def _versions(folder: Path) -> list[int]:
@@ -74,9 +78,9 @@ def _versions(folder: Path) -> list[int]:
     versions: list[int] = []
     with os.scandir(folder / "_delta_log") as log:
         for entry in log:
-            version, _, ending = entry.name.partition(".")
-            if ending == "json" and version.isdigit():
-                versions.append(int(version))
+            match = _ENTRY.fullmatch(entry.name)
+            if match:
+                versions.append(int(match[1]))
     return versions
 
 

@@ -24,13 +24,6 @@ from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.tables.schema import INSTANT, SCHEMA_VERSION, SCHEMAS, ControlTable
 
 _SCHEMA = SCHEMAS[ControlTable.LEASES]
-#: The columns that neither name the lease, nor hold JSON, nor say how the row is written.
-_OTHERS = [
-    name
-    for name in _SCHEMA.names
-    if name not in {*LeaseKey._fields, "checkpoint", "detail", "schema_version"}
-]
-_others = attrgetter(*_OTHERS)
 _json = attrgetter("checkpoint", "detail")
 _to_json = json.JSONEncoder(sort_keys=True).encode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -41,6 +34,21 @@ class _Texts(NamedTuple):
 
     checkpoint: str
     detail: str
+
+
+class _Others(NamedTuple):
+    """The other columns of a row, besides its name and the version of its schema."""
+
+    lease_counter: int
+    lease_owner: str
+    lease_stealer: str
+    parent_shard_ids: list[str] | None
+    epoch: int
+    state: str
+    updated_at: datetime | None
+
+
+_others = attrgetter(*_Others._fields)
 
 
 class _Column(NamedTuple):
@@ -73,13 +81,12 @@ class LeaseRows:
         leases: dict[LeaseKey, Lease] = {}
         texts: dict[LeaseKey, _Texts] = {}
         keys = map(LeaseKey, *(columns[name].values for name in LeaseKey._fields))
-        all_texts = map(_Texts, columns["checkpoint"].values, columns["detail"].values)
-        all_others = zip(*(columns[name].values for name in _OTHERS), strict=True)
+        all_texts = map(_Texts, *(columns[name].values for name in _Texts._fields))
+        all_others = map(_Others, *(columns[name].values for name in _Others._fields))
         versions = columns["schema_version"].values
-        rows = zip(keys, all_texts, all_others, versions, strict=True)
-        for index, (key, text, others, version) in enumerate(rows):
+        for index, (key, text, others) in enumerate(zip(keys, all_texts, all_others, strict=True)):
             lease = self.leases.get(key)
-            if lease is None or text != self._texts[key] or version != SCHEMA_VERSION:
+            if lease is None or text != self._texts[key] or versions[index] != SCHEMA_VERSION:
                 row = {name: column.values[index] for name, column in columns.items()}
                 lease = Lease.from_row(row, table)
             elif others != _others(lease):
@@ -95,7 +102,7 @@ class LeaseRows:
         for key in sorted(leases):
             written[key], texts[key] = self._write_json(leases[key])
         columns: dict[str, _Column] = {}
-        for name in [*LeaseKey._fields, *_OTHERS]:
+        for name in [*LeaseKey._fields, *_Others._fields]:
             columns[name] = self._write_column(name, tuple(map(attrgetter(name), written.values())))
         for name in _Texts._fields:
             columns[name] = self._write_column(name, tuple(map(attrgetter(name), texts.values())))
@@ -123,13 +130,13 @@ class LeaseRows:
         known = self._columns.get(name)
         if known is not None and known.values == values:
             return known
-        return _Column(values, pa.array(values, type=_SCHEMA.field(name).type))
+        return _Column(values, pa.array(values))
 
 
-def _changed(lease: Lease, others: tuple[Any, ...]) -> Lease:
-    """The lease with the values that a row has in :data:`_OTHERS`."""
-    changes = dict(zip(_OTHERS, others, strict=True))
-    changes["parent_shard_ids"] = list(changes["parent_shard_ids"] or [])
+def _changed(lease: Lease, others: _Others) -> Lease:
+    """The lease with the values that a row has in its other columns."""
+    changes = others._asdict()
+    changes["parent_shard_ids"] = list(others.parent_shard_ids or [])
     return lease.evolve(**changes)
 
 

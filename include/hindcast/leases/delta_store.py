@@ -51,7 +51,7 @@ class LeaseTable:
     commit.
 
     The rows are kept as they were last read or written: a read of a version that this process has written
-    reads no file.
+    reads no file. Also of a version that is not the newest any more they say which rows are the same.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -97,7 +97,9 @@ class LeaseTable:
             return False
         if end.file is not None:
             try:
-                data = _read_file(end.file)
+                with pq.ParquetFile(end.file) as file:
+                    # It is small: to start threads would take longer than to read it.
+                    data = file.read(use_threads=False)
             except (OSError, pa.ArrowException):
                 return False
             if data.schema.names != _SCHEMA.names:
@@ -211,14 +213,7 @@ class LeaseTable:
     def _forget(self) -> None:
         """The next read opens the table again: it is not known what the table holds."""
         self._handle = None
-        self._rows = LeaseRows()
         self._rows_version = _UNKNOWN
-
-
-def _read_file(file: Path) -> pa.Table:
-    """All rows of a small Parquet file, in one read and without threads."""
-    content = pa.BufferReader(file.read_bytes())
-    return pq.ParquetFile(content, pre_buffer=False).read(use_threads=False)
 
 
 def read_leases(settings: Settings) -> list[Lease]:

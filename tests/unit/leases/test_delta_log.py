@@ -145,10 +145,21 @@ def test_a_client_that_read_a_moment_ago_reads_on_from_there(
     monkeypatch.setattr(delta_store, "newest", lambda _: pytest.fail("the log was listed"))
     for _ in range(2):
         renew(one)
-        clock.advance(BELIEVED_SECONDS - 1)
+        clock.advance(BELIEVED_SECONDS)
         assert two.read().leases == one.read().leases
     renew(two)
     assert two.leases() == one.leases()
+
+
+def test_a_commit_lands_in_time_until_the_log_may_be_deleted(
+    pair: tuple[LeaseTable, LeaseTable], clock: FakeClock
+) -> None:
+    """A commit is believed for as long after its read as a client reads on from there."""
+    one, two = pair
+    snapshot = two.read()
+    clock.advance(BELIEVED_SECONDS)
+    two.commit(snapshot, [shard(1)])
+    assert one.leases() == [shard(0), shard(1)]
 
 
 def test_a_client_that_has_read_a_table_without_leases_follows_its_log(
@@ -172,7 +183,7 @@ def test_a_new_client_needs_no_other_reader(
     monkeypatch.setattr(LeaseTable, "_read_by_delta", lambda _: pytest.fail("Delta's reader was asked"))
     for step in (renew, tidy, tidy, renew):
         step(pair[0])
-        assert LeaseTable(settings).read() == pair[0].read()
+        assert LeaseTable(settings, FakeClock()).read() == pair[0].read()
     renew(LeaseTable(settings))
     assert [lease.lease_counter for lease in LeaseTable(settings).leases()] == [3]
 
@@ -196,6 +207,19 @@ def test_only_entries_are_read(pair: tuple[LeaseTable, LeaseTable], name: str) -
     assert newest(folder) == (3, file)
     (folder / "_delta_log" / name).write_text("")
     assert newest(folder) == (3, file)
+
+
+def test_a_vacuum_after_a_renewal_hides_no_row(pair: tuple[LeaseTable, LeaseTable]) -> None:
+    """A client that reads both at once finds the file of the renewal."""
+    one, two = pair
+    version = one.read().token
+    renew(one)
+    tidy(one)
+    end = newer(Path(one._url), version)
+    assert end is not None
+    assert end.version == version + 3
+    assert end == newest(Path(one._url))
+    assert two.read().leases == one.read().leases
 
 
 def test_a_vacuum_that_was_cut_short_changes_no_row(pair: tuple[LeaseTable, LeaseTable]) -> None:

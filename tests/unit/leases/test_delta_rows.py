@@ -118,7 +118,7 @@ def test_rows_in_another_order_are_read_as_they_are_and_written_in_ours(
         assert [*after.leases.items()] == [*fresh(written).items()]
 
 
-A = lease("a")
+A = lease("a", updated_at=BEGIN)
 B = lease("b", checkpoint={"batch": 1})
 C = lease("c", parent_shard_ids=["p"])
 

@@ -44,4 +44,6 @@ def test_a_lease_counts_from_when_it_was_first_seen_as_it_is(clock: FakeClock) -
         clock.advance(LEASE)
         assert (observer.expired(other), observer.alive(other)) == (True, False)
         observer.observe([OWNED])
+        clock.advance(3)
+        assert observer.unchanged_seconds(OWNED) == 3.0
     assert (observer.expired(OWNED.given_to("")), observer.alive(OWNED.given_to(""))) == (False, False)
