@@ -237,6 +237,18 @@ def test_an_expired_lease_is_nobodys_load() -> None:
     assert balance.loads([promised, renewed, leases[2]], "ab", observer) == {"a": 1, "b": 0}
 
 
+def test_a_promised_lease_is_already_the_takers() -> None:
+    """Both in the loads and for a worker that finds nothing to ask for: all that one owner could spare is
+    promised, and the other has its share.
+    """
+    leases = _leases({"a": 6})
+    for index in range(4):
+        leases[index] = leases[index].evolve(lease_stealer="b")
+    observer = _observer(leases)
+    assert balance.loads(leases, "abc", observer) == {"a": 2, "b": 4, "c": 0}
+    assert balance.to_steal(leases, "c", "abc", observer) == []
+
+
 @pytest.mark.parametrize(
     ("decide", "owner", "live"),
     [(balance.to_take, "", ["a", "b", "c", "d"]), (balance.to_steal, "rich", ["a", "b", "c", "rich"])],

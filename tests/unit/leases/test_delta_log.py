@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 
-from hindcast.errors import CommitConflictError
+from hindcast.errors import CommitConflictError, CommitUnknownError
 from hindcast.leases import delta_store
 from hindcast.leases.delta_log import newer, newest
 from hindcast.leases.delta_store import BELIEVED_SECONDS, LeaseTable
@@ -162,6 +162,20 @@ def test_a_commit_lands_in_time_until_the_log_may_be_deleted(
     assert one.leases() == [shard(0), shard(1)]
 
 
+def test_a_commit_that_lands_later_is_not_believed(
+    pair: tuple[LeaseTable, LeaseTable], clock: FakeClock
+) -> None:
+    """The error names the table and says how late it was. The next read finds what the table holds."""
+    one, two = pair
+    snapshot = two.read()
+    clock.advance(RESTED)
+    with pytest.raises(CommitUnknownError) as caught:
+        two.commit(snapshot, [shard(1)])
+    reason = f"it landed {RESTED:.0f} s after it was decided"
+    assert caught.value.fields == {"table": two._url, "reason": reason}
+    assert two.leases() == one.leases()
+
+
 def test_a_client_that_has_read_a_table_without_leases_follows_its_log(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +282,7 @@ def test_a_client_that_rested_lists_the_log(pair: tuple[LeaseTable, LeaseTable],
 
 
 def test_a_commit_of_a_client_that_follows_the_log_is_still_a_compare_and_swap(
-    pair: tuple[LeaseTable, LeaseTable], settings: Settings
+    pair: tuple[LeaseTable, LeaseTable], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client whose handle lags behind what it has read commits on just that version, or not at all."""
     one, two = pair
@@ -281,6 +295,7 @@ def test_a_commit_of_a_client_that_follows_the_log_is_still_a_compare_and_swap(
     renew(one)
     with pytest.raises(CommitConflictError):
         two.commit(snapshot, [shard(8)])
+    monkeypatch.setattr(two, "_read_by_delta", lambda: pytest.fail("Delta's reader was asked"))
     assert two.read().leases == one.read().leases
     assert shard(8).key not in one.read().leases
 

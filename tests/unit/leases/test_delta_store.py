@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.leases.store import swap
 from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
-from hindcast.tables.schema import SCHEMA_VERSION, SCHEMAS, ControlTable
+from hindcast.tables.schema import LEASES_CHECKPOINT_EVERY, SCHEMA_VERSION, SCHEMAS, ControlTable
 from hindcast.testing import FakeClock
 
 KEY = LeaseKey("trades", "shard", "v1.g0.s0")
@@ -337,6 +338,19 @@ def test_each_version_is_one_plain_file(settings: Settings) -> None:
         assert set(column.encodings) == {"PLAIN", "RLE"}
     assert len(DeltaTable(folder).file_uris()) == 1
     assert [path.name for path in log.glob("*.checkpoint.parquet")] == [f"{4:020d}.checkpoint.parquet"]
+
+
+def test_no_commit_deletes_old_entries_of_the_log(settings: Settings) -> None:
+    """The upkeep deletes them, so that no renewal waits for that."""
+    store = LeaseTable(settings)
+    log = Path(settings.table("control", "leases")) / "_delta_log"
+    for _ in range(3):
+        store.commit(store.read(), [lease()])
+    for entry in log.glob("*.json"):
+        os.utime(entry, (0, 0))
+    for _ in range(2 * LEASES_CHECKPOINT_EVERY):
+        store.commit(store.read(), [lease()])
+    assert len(list(log.glob("*.json"))) == 1 + 3 + 2 * LEASES_CHECKPOINT_EVERY
 
 
 def test_every_access_to_the_leases_has_the_stores_options(

@@ -81,13 +81,16 @@ def test_every_step_of_a_shards_life_is_in_the_table(first: str, second: str) ->
 @pytest.mark.parametrize("state", [ShardState.OPEN, ShardState.CLOSING, ShardState.CLOSED])
 def test_only_a_rewind_that_is_called_off_brings_an_ended_shard_back(state: ShardState) -> None:
     """The shard that was to follow it is removed in the same commit. The removal of a shard of another stream
-    or of another parent is no reason.
+    or of another parent is no reason. The ended shard may also stay as it is, or be removed too.
     """
     ended = lease(state=ShardState.TERMINATED)
     back = ended.evolve(state=state)
     follower = lease(status_value="v1.g1.s0", state=ShardState.WAIT, parent_shard_ids=[ended.status_value])
     rows = {row.key: row for row in (ended, follower)}
-    assert after(rows, [follower.evolve(state=REMOVED), back]) == {back.key: back}
+    removed = follower.evolve(state=REMOVED)
+    assert after(rows, [removed, back]) == {back.key: back}
+    assert after(rows, [removed, ended]) == {ended.key: ended}
+    assert after(rows, [removed, ended.evolve(state=REMOVED)]) == {}
     for other in (
         follower,
         follower.evolve(state=REMOVED, parent_shard_ids=["v1.g0.s1"]),
@@ -96,7 +99,7 @@ def test_only_a_rewind_that_is_called_off_brings_an_ended_shard_back(state: Shar
         with pytest.raises(ValueError, match="TERMINATED"):
             after(rows, [other, back])
     with pytest.raises(ValueError, match="TERMINATED to WAIT"):
-        after(rows, [follower.evolve(state=REMOVED), ended.evolve(state=ShardState.WAIT)])
+        after(rows, [removed, ended.evolve(state=ShardState.WAIT)])
 
 
 def test_the_state_of_a_pipeline_is_no_state_of_a_shard() -> None:
