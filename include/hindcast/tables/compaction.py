@@ -116,9 +116,11 @@ def _small_files(table: DeltaTable, bounded: Sequence[str]) -> Iterator[list[_Sm
     """The small files in the order of their lowest values; those with the same first value come together. A
     file without bounds is left out.
     """
+    bounds = [f"min.{column}" for column in bounded]
+    actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes", *bounds])
     small = []
-    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        lowest = tuple(action[f"min.{column}"] for column in bounded)
+    for action in actions.to_pylist():
+        lowest = tuple(action[bound] for bound in bounds)
         if action["size_bytes"] < COMPACTED_BYTES and None not in lowest:
             small.append(_SmallFile(lowest, action["path"], action["size_bytes"]))
     for _, alike in groupby(sorted(small), key=lambda file: file.lowest[:1]):

@@ -218,7 +218,7 @@ class FencedTable:
             data.merge_into(table, properties)
             return
         actions: list[AddAction | RemoveAction] = [file.as_action() for file in data]
-        table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=properties)
+        table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
 
     def _check_own(self, fence: Fence, metadata: str) -> None:
         """Refuse a fence that another worker has recorded.

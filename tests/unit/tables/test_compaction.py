@@ -600,21 +600,23 @@ def test_bounded_files_are_joined_in_order_and_by_their_first_value(
     file without bounds stays as it is.
     """
     url = str(tmp_path / "archive")
-    for partition, offset in ((1, 30), (0, 20), (1, 10), (0, 40), (1, 20)):
+    for partition, offset in ((1, 30), (0, 20), (1, 10), (0, 40), (1, 20), (0, 50)):
         write_deltalake(url, pa.table({"partition": [partition], "offset": [offset]}), mode="append")
     nulls = pa.table({"partition": pa.array([None], pa.int64()), "offset": [5]})
     write_deltalake(url, nulls, mode="append")
-    monkeypatch.setattr(
-        compaction,
-        "GROUP_BYTES",
-        2 * min(pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist()),
-    )
+    sizes = pa.table(DeltaTable(url).get_add_actions())["size_bytes"].to_pylist()
+    monkeypatch.setattr(compaction, "GROUP_BYTES", 2 * min(sizes))
     compaction.compact(DeltaTable(url), {}, ("partition", "offset"))
     files = pa.table(DeltaTable(url).get_add_actions(flatten=True)).to_pylist()
-    found = [
-        (file["min.partition"], file["min.offset"], file["max.offset"], file["num_records"]) for file in files
+    names = ("min.partition", "min.offset", "max.offset", "num_records")
+    found = [tuple(file[name] for name in names) for file in files]
+    assert sorted(found, key=str) == [
+        (0, 20, 40, 2),
+        (0, 50, 50, 1),
+        (1, 10, 20, 2),
+        (1, 30, 30, 1),
+        (None, 5, 5, 1),
     ]
-    assert sorted(found, key=str) == [(0, 20, 40, 2), (1, 10, 20, 2), (1, 30, 30, 1), (None, 5, 5, 1)]
 
 
 def test_every_access_of_the_upkeep_has_the_stores_options(

@@ -28,6 +28,13 @@ def test_a_gap_ends_the_chain_of_its_partition_alone() -> None:
     assert History.of(rows).first == {0: 0, 1: 0}
 
 
+def test_a_partition_that_a_batch_found_new_begins_at_its_first_offset() -> None:
+    """The batch has no start for it."""
+    history = History.of([batch(1, {0: 3}, {0: 5, 1: 2})])
+    assert history.first == {0: 3, 1: 0}
+    assert history.committed == {0: 5, 1: 2}
+
+
 def test_a_window_is_open_until_a_watermark_reaches_its_end() -> None:
     """The last batch after which it was open counts. A window that was final from the first batch on was open
     only before it.
