@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from support.crashes import CrashError, crash_at  # noqa: F401 - tests with a shard import them from here
 from support.live_stream import check_answer, check_filed, ends, produce
 from support.shapes import APPEND, Shape
 from support.simulated_stream import Clockwork, Record, Simulated, trades
@@ -16,7 +16,6 @@ from hindcast.leases.lease import Lease
 from hindcast.leases.store import LeaseStore, Snapshot
 from hindcast.partitions import ShardId, app_id
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
-from hindcast.processes import crash_points
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
 WAIT_SECONDS = (
     180.0  # how long is no promise: a session of its own may start Python workers on a busy machine
 )
-
-
-class CrashError(Exception):
-    """Stands in for SIGKILL inside this process: nothing after it runs."""
 
 
 @dataclass
@@ -190,16 +185,6 @@ def parts(count: int = 500) -> tuple[list[Record], list[Record]]:
     """Two halves of one feed with late and poison rows."""
     records = trades(7, count=count, partitions=2, rate_ms=100.0)
     return records[: count // 2], records[count // 2 :]
-
-
-def crash_at(monkeypatch: pytest.MonkeyPatch, step: str, time: int) -> None:
-    def die(*_: object) -> None:
-        raise CrashError(step)
-
-    monkeypatch.setattr(crash_points, "_step", step)
-    monkeypatch.setattr(crash_points, "_count", str(time))
-    monkeypatch.setattr(crash_points.os, "kill", die)
-    crash_points._reached.clear()
 
 
 def newest_file(folder: Path, log: str) -> Path:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from kafka import KafkaProducer
 from support.simulated_stream import Answer, Key, Record, Simulated
 
 from hindcast.partitions import offsets_to_json
@@ -52,6 +51,8 @@ def publish(settings: Settings, topic: str, records: Iterable[Record]) -> None:
     """Send the records to their partitions in order; the topic must be new, so that offsets come out as
     simulated.
     """
+    from kafka import KafkaProducer
+
     producer = KafkaProducer(
         bootstrap_servers=settings.bootstrap_servers,
         linger_ms=50,

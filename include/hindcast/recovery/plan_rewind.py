@@ -65,7 +65,6 @@ class RewindPlan:
         partitions = {}
         for partition, offset in self.point.offsets.items():
             partitions[str(partition)] = [offset, self._read_to(partition)]
-        final_ms = min(self.point.floors.values(), default=0)
         return {
             "pipeline": self.request.pipeline,
             "to": self.to,
@@ -75,8 +74,15 @@ class RewindPlan:
             "sink_version": self.point.sink_version,
             "rows_replaced": self.rows_before - self.rows_kept,
             "rows_kept": self.rows_kept,
-            "windows_after": utc_from_ms(final_ms).isoformat() if final_ms else None,
+            "windows_after": self._windows_after(),
         }
+
+    def _windows_after(self) -> str | None:
+        """The instant after which windows end that are computed again; None if all are."""
+        if not self.point.floors:
+            return None
+        final_ms = min(self.point.floors.values())
+        return utc_from_ms(final_ms).isoformat() if final_ms else None
 
     def _read_to(self, partition: int) -> int:
         """Up to where the partition is read now; if no batch has read it, where the rewind leads."""

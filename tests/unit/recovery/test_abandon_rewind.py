@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.paused_pipeline import EPOCH, Paused, die_before
+from support.crashes import die_before
+from support.paused_pipeline import EPOCH, Paused
 
 from hindcast.errors import LeaseLostError, RewindRefusedError
 from hindcast.recovery import plan_rewind

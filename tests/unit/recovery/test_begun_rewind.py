@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from support.paused_pipeline import EPOCH, Paused, die_before
+from support.crashes import die_before
+from support.paused_pipeline import EPOCH, Paused
 
 from hindcast.leases.lease import Lease, ShardState, StatusType
 from hindcast.recovery.begun_rewind import BegunRewind, find_begun

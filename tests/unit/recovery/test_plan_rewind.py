@@ -6,10 +6,12 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from support.paused_pipeline import EPOCH, Paused, die_before, write_as
+from support.crashes import die_before
+from support.paused_pipeline import EPOCH, Paused, write_as
 from support.simulated_platform import SINK_SCHEMA
 
 from hindcast.delta.application_ids import applications
@@ -163,6 +165,15 @@ def test_what_the_topic_has_dropped_is_not_read_again(paused: Paused, archive: b
     assert named is archive
 
 
+def test_each_topic_that_has_an_archive_is_named(paused: Paused) -> None:
+    """In the order of their names; one without an archive is not."""
+    source = replace(paused.pipeline.source, archive=True)
+    joined = (replace(source, name="quotes"), replace(source, name="news", archive=False))
+    paused.pipeline = replace(paused.pipeline, source=source, joined=joined)
+    paused.broker.earliest[3] = 1
+    assert "What the archive of quotes, trades holds" in paused.refusal(None)["cure"]
+
+
 def test_rows_of_open_windows_must_be_read_again_too(paused: Paused) -> None:
     """Reading begins before the place by the records that its open windows need: those must still be
     there.
@@ -291,11 +302,10 @@ def test_files_near_the_retention_are_refused(paused: Paused, hours: float, refu
     if not refused:
         assert paused.rewind(paused.middle)["rows_kept"] == found.rows_kept == paused.rows().total()
         return
-    with pytest.raises(
-        RewindRefusedError,
-        match=f"version {found.point.sink_version} of its sink is too near to Delta's retention",
-    ):
-        paused.plan(paused.middle)
+    refusal = paused.refusal(paused.middle)
+    expected = f"version {found.point.sink_version} of its sink is too near to Delta's retention"
+    assert expected in refusal["problem"]
+    assert refusal["cure"] == "Rewind to a later place, or to the beginning."
     assert paused.rewind(None)["rows_kept"] == 0, "the beginning needs no file"
 
 
@@ -314,3 +324,22 @@ def test_the_retention_of_the_table_itself_counts(paused: Paused) -> None:
                 paused.plan(paused.middle)
         else:
             assert paused.plan(paused.middle).rows_kept > 0
+
+
+def test_a_version_whose_files_are_gone_is_refused(paused: Paused) -> None:
+    """A vacuum has deleted them; the beginning needs no file."""
+    paused.replace_files(hours=0)
+    paused.vacuum()
+    refusal = paused.refusal(paused.middle)
+    assert "of its sink is gone (Delta's retention)" in refusal["problem"]
+    assert refusal["cure"] == "Rewind to a later place, or to the beginning."
+    assert paused.plan(None).rows_kept == 0
+
+
+def test_each_access_has_the_stores_options(paused: Paused, options_seen: list[Any]) -> None:
+    """To the ledger, to the sink and its older version, to late and poison rows."""
+    paused.settings = paused.settings.model_copy(update={"storage_options": {"allow_http": "true"}})
+    options_seen.clear()
+    paused.plan(paused.middle)
+    assert len(options_seen) > 10
+    assert set(map(str, options_seen)) == {"{'allow_http': 'true'}"}

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
-from support.paused_pipeline import EPOCH, Paused, die_before, write_as
+from support.crashes import die_before
+from support.paused_pipeline import EPOCH, Paused, write_as
 from support.simulated_platform import SINK_SCHEMA
 
 from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError

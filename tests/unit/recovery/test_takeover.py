@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
-from support.shard_harness import CrashError, crash_at
+from support.crashes import CrashError, crash_at
 
 from hindcast.errors import (
     CheckpointRefusedError,
