@@ -275,7 +275,7 @@ def other_writers(settings: Settings, pipeline: Pipeline) -> dict[tuple[str, int
     found = {}
     for table in pipeline.tables:
         url = settings.table("sinks", table.name)
-        for application in applications(url, settings.storage_options):
+        for application in sorted(applications(url, settings.storage_options)):
             shard = _SHARD.fullmatch(application)
             if shard is None:
                 continue  # a compaction, for instance

@@ -24,6 +24,7 @@ from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.compaction import COMPACTION, compact
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
+from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 
@@ -45,8 +46,9 @@ def test_a_table_that_another_writes_to_is_not_restored(paused: Paused, app: str
     write_as(url, app)
     before = DeltaTable(url).version()
     name, version, _ = app.split("/")
-    with pytest.raises(RewindRefusedError, match=f"{name}, version {version[1:]}, has written to {url}"):
-        paused.plan(None)
+    refusal = paused.refusal(None)
+    assert refusal["problem"].startswith(f"{name}, version {version[1:]}, has written to {url}")
+    assert "a table of its own" in refusal["cure"]
     assert DeltaTable(url).version() == before
 
 
@@ -62,10 +64,10 @@ def test_who_wrote_before_a_checkpoint_is_still_known(paused: Paused) -> None:
     assert len(old) > 10
     for commit in old:
         commit.unlink()
-    write_as(paused.sink_url, "baz/v3/v3.g0.s0")
-    assert applications(paused.sink_url, {}) >= {"bar/v1/v1.g0.s0", "baz/v3/v3.g0.s0", COMPACTION}
+    write_as(paused.sink_url, "zed/v3/v3.g0.s0")
+    assert applications(paused.sink_url, {}) >= {"bar/v1/v1.g0.s0", "zed/v3/v3.g0.s0", COMPACTION}
     found = other_writers(paused.settings, paused.pipeline)
-    assert found == {("bar", 1): paused.sink_url, ("baz", 3): paused.sink_url}
+    assert found == {("bar", 1): paused.sink_url, ("zed", 3): paused.sink_url}
 
 
 def test_what_is_not_exact_is_refused_with_the_cure(paused: Paused) -> None:
@@ -239,6 +241,15 @@ def test_a_pipeline_that_runs_is_not_rewound(paused: Paused) -> None:
     DesiredStates(paused.store).set_state("stock_stats", DesiredState.RUNNING)
     refusal = paused.refusal(None)
     assert (refusal["to"], refusal["problem"]) == ("the beginning", "it is not paused")
+
+
+def test_batches_of_others_are_no_matter(paused: Paused) -> None:
+    """Neither another pipeline's nor those of another version are read again."""
+    plan = paused.plan(paused.middle)
+    row = plan.point.undone[-1]
+    others = [replace(row, pipeline="bar"), replace(row, version=2, shard="v2.g0.s0")]
+    Ledger(ControlTables(paused.settings)).append(others)
+    assert paused.plan(paused.middle).point == plan.point
 
 
 def test_a_plan_has_the_shards_of_its_own_version(paused: Paused) -> None:
