@@ -64,10 +64,7 @@ def find(
     :param begun: the offset at which a partition begins that no batch has read
     """
     ordered = History.of(rows).rows
-    number = 0
-    if target is not None:
-        while number < len(ordered) and not _reads_past(ordered[number], target):
-            number += 1
+    number = _first_past(ordered, target)
     kept = ordered[:number]
     chains = History.of(kept).chains
     offsets = {**begun, **History.of(ordered).first}
@@ -79,7 +76,7 @@ def find(
         floors[partition] = chain[-1].watermark_ms
     last = {row.shard: 0 for row in ordered}
     for row in kept:
-        last[row.shard] = max(last[row.shard], row.batch)
+        last[row.shard] = row.batch
     return RewindPoint(
         sink_version=kept[-1].sink_version if kept else -1,
         offsets=dict(sorted(offsets.items())),
@@ -88,6 +85,17 @@ def find(
         kept=kept,
         undone=ordered[number:],
     )
+
+
+def _first_past(rows: Sequence[LedgerRow], target: Mapping[int, int] | None) -> int:
+    """The index of the first batch that had read past ``target``; how many there are if none had.
+
+    Each batch is past a target that is None.
+    """
+    for number, row in enumerate(rows):
+        if target is None or _reads_past(row, target):
+            return number
+    return len(rows)
 
 
 def _reads_past(row: LedgerRow, target: Mapping[int, int]) -> bool:

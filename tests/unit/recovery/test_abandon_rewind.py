@@ -104,6 +104,11 @@ def test_what_was_called_off_is_said(paused: Paused, monkeypatch: pytest.MonkeyP
     assert record["to"] == found.to
     assert record["sink_version"] == found.point.sink_version
     assert record["last"] == found.point.last
+    rows = ControlTables(paused.settings).rows(
+        ControlTable.EVENTS, [("kind", "=", "pipeline_rewind_abandoned")]
+    )
+    assert [row["message"].startswith("me called off") for row in rows] == [True]
+    assert rows[0]["message"].endswith(": a test.")
 
 
 def test_of_calling_off_and_restoring_only_one_lands(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from support.paused_pipeline import STOCK_STATS, write_as
 
-from hindcast.errors import LeaseLostError
+from hindcast.errors import LeaseLostError, StoreUnavailableError
 from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline, Table
 from hindcast.recovery.begun_rewind import BegunRewind
@@ -99,6 +99,9 @@ def test_the_last_filed_batch_is_in_both_tables(settings: Settings) -> None:
 
 def test_a_seal_keeps_the_batch_and_is_set_once(settings: Settings) -> None:
     """No older owner files any more; nothing is committed if the fence is there or beyond."""
+    unused = fenced(settings, TABLES[1])
+    seal(unused, 1)
+    assert unused.recorded() == Fence(1, 0)
     table = fenced(settings, TABLES[0])
     table.commit(Fence(1, 4), [])
     seal(table, 2)
@@ -144,6 +147,23 @@ def test_a_late_sink_that_has_no_row_yet_is_not_made(settings: Settings) -> None
     empty_late_sink(settings, pipeline, {SHARD: 5})
     empty_late_sink(settings, STOCK_STATS, {SHARD: 5})
     assert not Path(settings.table("sinks", "too_late")).exists()
+
+
+def test_a_store_that_fails_is_named(
+    settings: Settings, with_late_sink: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table whose rows could not be deleted, with the store's own reason."""
+
+    def fails(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(DeltaTable, "delete", fails)
+    with pytest.raises(StoreUnavailableError, match="could not be written: the disk is full") as caught:
+        empty_late_sink(settings, with_late_sink, {SHARD: 5})
+    assert caught.value.fields["table"] == settings.table("sinks", "too_late")
+    with pytest.raises(StoreUnavailableError, match="could not be written: the disk is full") as caught:
+        delete_late_and_dead_rows(settings, STOCK_STATS, BegunRewind({"last": {SHARD: 2}}, {}, {}))
+    assert caught.value.fields["table"] == ControlTables(settings).url(TABLES[0])
 
 
 def test_each_access_has_the_stores_options(

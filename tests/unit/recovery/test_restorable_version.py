@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -129,6 +130,22 @@ def test_a_file_that_is_still_named_has_no_age(url: str) -> None:
     removed = [RemoveAction(file.path, False, 0) for file in old]
     table.create_write_transaction(removed, "append", table.schema())
     version.check_age(DeltaTable(url), WEEK, refused)
+
+
+def test_a_file_that_the_log_has_forgotten_is_near_the_retention(url: str) -> None:
+    """A vacuum deletes each old file of the folder that no commit names, also if the commit that replaced it
+    is not in the log any more.
+    """
+    version = find_version(url, {}, 0, refused)
+    remove_all(url, WEEK + 1)
+    old = time.time() - (WEEK + 2) * 3600
+    for file in version.files:
+        os.utime(Path(url) / file.path, (old, old))
+    DeltaTable(url).create_checkpoint()
+    for commit in sorted((Path(url) / "_delta_log").glob("*.json")):
+        commit.unlink()
+    problem = refusal(partial(version.check_age, DeltaTable(url), 1, refused))
+    assert "too near to Delta's retention" in problem
 
 
 def test_another_old_file_is_no_matter(url: str) -> None:

@@ -262,6 +262,31 @@ def test_a_sink_that_does_not_answer_is_named(sink: SinkRestore, url: str, actio
     assert caught.value.fields["table"] == url
 
 
+@pytest.mark.parametrize("action", ["restore", "call_off"])
+def test_a_store_that_fails_meanwhile_is_named(
+    sink: SinkRestore, url: str, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """With its own reason; the same call commits later."""
+
+    def fails(*_: object) -> int:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(SinkRestore, "_commit", fails)
+    with pytest.raises(StoreUnavailableError, match="could not be written: the disk is full") as caught:
+        getattr(sink, action)()
+    assert caught.value.fields["table"] == url
+    monkeypatch.undo()
+    getattr(sink, action)()
+    assert DeltaTable(url).version() == 4
+
+
+def test_a_shard_that_no_worker_has_held_is_fenced(settings: Settings, url: str) -> None:
+    """Its new epoch is the first one, and the sink knows nothing of it."""
+    begun = replace(BEGUN, epochs={"v1.g0.s1": 1})
+    assert SinkRestore(settings, STOCK_STATS, begun).restore() == 4
+    assert FencedTable(url, {}, app_id("stock_stats", "v1.g0.s1")).recorded() == Fence(1, 0)
+
+
 def test_each_access_has_the_stores_options(settings: Settings, url: str, options_seen: list[Any]) -> None:
     """To the sink, to its older version and to its files."""
     distant = settings.model_copy(update={"storage_options": {"allow_http": "true"}})

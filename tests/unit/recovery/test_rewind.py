@@ -137,6 +137,11 @@ def test_a_rewind_follows_a_rewind(paused: Paused) -> None:
     second = paused.rewind({int(p): ends[0] // 2 for p, ends in first["partitions"].items()})
     assert second["rows_kept"] + second["rows_replaced"] == first["rows_kept"]
     assert paused.rows().total() == second["rows_kept"]
+    rows = ControlTables(paused.settings).rows(ControlTable.CHECKPOINTS)
+    taken_back = [(row["shard"], row["epoch"]) for row in rows if row["batch"] < 0]
+    # Once by the first rewind, and once by the second: of an older generation no epoch is raised.
+    assert taken_back.count(("v1.g0.s0", EPOCH + 1)) == 1
+    assert taken_back.count(("v1.g0.s0", 0)) == 1
     opened = [name for name, state in paused.states().items() if state == "OPEN"]
     assert {ShardId.parse(name).generation for name in opened} == {2}
 
