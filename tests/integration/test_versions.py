@@ -193,7 +193,9 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
         start_version(lambda: pair.first.spark, settings, NAME, 3, "earliest")
     assert pair.told() == []
     assert pair.begin(new_table=True)["seam_ms"] is None
-    with pytest.raises(VersionRefusedError, match="there is an inactive version already: version 2 is catching up"):
+    with pytest.raises(
+        VersionRefusedError, match="there is an inactive version already: version 2 is catching up"
+    ):
         pair.begin(new_table=True)
     with pytest.raises(VersionRefusedError, match="has not caught up"):
         promote(settings, NAME, 2)

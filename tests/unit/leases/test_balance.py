@@ -156,7 +156,9 @@ def test_a_newcomer_among_three_has_its_quarter_of_100_leases_in_two_periods() -
         fleet.period()
     assert Counter(row.lease_owner for row in fleet.rows) == dict.fromkeys(fleet.workers, 25)
     assert sum(fleet.epochs.values()) - sum(before.values()) == 25
-    assert len([key for key in fleet.workers[newcomer].held.leases if key.status_type == StatusType.SHARD]) == 25
+    assert (
+        len([key for key in fleet.workers[newcomer].held.leases if key.status_type == StatusType.SHARD]) == 25
+    )
 
 
 def test_two_newcomers_at_once_do_not_empty_one_owner() -> None:
