@@ -1,3 +1,1 @@
-"""Shards and versions: how partitions are dealt out, what is wanted of a pipeline, and which shards may be
-consumed now.
-"""
+"""Shards and versions: how partitions are dealt out, what is wanted, and which shards a worker holds."""

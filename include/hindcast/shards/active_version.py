@@ -1,5 +1,6 @@
-"""Which versions of a pipeline are consumed at one moment, and which one readers get: as the pipeline's row
-says.
+"""Which versions of a pipeline are consumed at one moment, and which one readers get.
+
+The pipeline's row says it (:mod:`hindcast.shards.pipeline_row`).
 
 A version that began later than the active one lacks windows, or parts of them, up to its *seam*: an instant
 in epoch milliseconds, which is the end of a window. Once the version is promoted, readers get those windows

@@ -71,9 +71,7 @@ class HeldLeases:
     # -- what consumers ask and report -----------------------------------------------------------------------
 
     def holds(self, key: LeaseKey, epoch: int) -> bool:
-        """Whether this worker may act as the owner in that epoch, by its own clock, without asking the
-        store.
-        """
+        """Whether this worker may act as the owner in that epoch, by its own clock. It asks no store."""
         with self.lock:
             held = self._of_epoch(key, epoch)
             if held is None or held.closed:
@@ -94,8 +92,7 @@ class HeldLeases:
         checkpoint: Mapping[str, Any] | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Give the next renewal something to write into the lease. The fields are merged into those that it
-        has.
+        """Let the next renewal write these fields into the lease, which keeps its other fields.
 
         A report of a consumer of an earlier epoch comes too late and is dropped: others have owned the lease
         since, and are further.
@@ -119,9 +116,7 @@ class HeldLeases:
             self._changed.set()
 
     def mark_started(self, key: LeaseKey, epoch: int) -> None:
-        """The consumer of this shard has started, or has failed to: the next poll may find room for another
-        shard.
-        """
+        """The consumer of this shard has started, or has failed to: there is room for another shard."""
         with self.lock:
             held = self._of_epoch(key, epoch)
             if held is not None:

@@ -1,5 +1,6 @@
-"""The one lease row of a pipeline that says what is wanted of it. No other module knows the keys of its
-detail.
+"""The one lease row of a pipeline that says what is wanted of it.
+
+No other module knows the keys of its detail.
 
 Commands write it, workers and the supervising DAG make it so. It says whether the pipeline is to run, in how
 many shards, which of its versions readers get, and which other version is consumed at the same time.
@@ -21,8 +22,11 @@ ACTIVE = "active"
 
 
 class DesiredState(StrEnum):
-    """running: consume. paused: stop after the batch in hand. drained: consume to the topic's end of this
-    moment, then stop.
+    """What workers do with a pipeline.
+
+    - running: consume.
+    - paused: stop after the batch in hand.
+    - drained: consume to the topic's end of this moment, then stop.
     """
 
     RUNNING = "running"
@@ -233,9 +237,7 @@ class PipelineRow:
 
     @property
     def wanted_versions(self) -> dict[int, int]:
-        """Version -> into how many shards it is dealt, of all that is to be consumed; the active version
-        first.
-        """
+        """Version -> its number of shards, of all that are to be consumed; the active version first."""
         wanted = {self.version: self.shards}
         if self.beside is not None and not self.beside.leaving:
             wanted[self.beside.version] = self.beside.shards

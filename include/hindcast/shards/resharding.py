@@ -188,9 +188,7 @@ def _that_had(partition: int, shards: Iterable[Lease]) -> Lease | None:
 
 
 def to_reshard(leases: Iterable[Lease]) -> list[tuple[str, int, int]]:
-    """(pipeline, version, shards) of what is to run in another number of shards than its newest generation
-    has.
-    """
+    """(pipeline, version, shards) of what is to run in another number of shards than it has."""
     found = list(leases)
     due = []
     for name, version, shards in _running(found):
@@ -231,8 +229,7 @@ def _residue(partition: int, modulus: int) -> int:
 
 
 def _modulus(pipeline: str, shards: int, start: Iterable[int]) -> int:
-    """What a key's partitions are equal modulo: the greatest common divisor of the topics' numbers of
-    partitions.
+    """What a key's partitions are equal modulo: the greatest common divisor of the topics' sizes.
 
     A topic that grew keeps its older records in the partitions that they were sent to.
 
@@ -274,8 +271,9 @@ def newest_of_version(leases: Iterable[Lease], pipeline: str, version: int) -> l
 
 
 def waiting(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
-    """The shards of a version's newest generation that wait for their parents, which still read their
-    partitions.
+    """The shards of a version's newest generation that wait until their parents have ended.
+
+    Until then the parents read what these were dealt.
     """
     newest = newest_of_version(leases, pipeline, version)
     return [lease for lease in newest if lease.state == ShardState.WAIT]

@@ -21,9 +21,7 @@ _REWIND = "reset"
 
 
 class ReportedCheckpoint(TypedDict, total=False):
-    """The keys of a checkpoint that a worker reports. ``end_offsets`` is as JSON has it: its keys are
-    texts.
-    """
+    """The keys of a checkpoint that a worker reports. As in JSON, the keys of ``end_offsets`` are texts."""
 
     batch: int
     end_offsets: dict[str, int]

@@ -1,8 +1,7 @@
-"""Change which versions of a pipeline are consumed: the active one, which readers get, and at most one
-inactive version.
+"""Change which versions of a pipeline are consumed: the active one and at most one inactive one.
 
-All of it is in the pipeline's one row (:mod:`hindcast.shards.active_version`). So each change is one
-compare-and-swap, and every reader of that row gets a consistent answer:
+Readers get the active one. All of it is in the pipeline's one row (:mod:`hindcast.shards.active_version`). So
+each change is one compare-and-swap, and every reader of that row gets a consistent answer:
 
 - *begin* adds an inactive version, with its shards; it is ``CATCHING_UP``, then ``LIVE``;
 - *promote* makes it the active one. The old version becomes the inactive one, ``WARM``: it is consumed as
@@ -48,8 +47,9 @@ class _Decision:
 
 
 class Versions:
-    """Reads and changes the versions of pipelines. Each refusal is decided on the snapshot that would be
-    changed.
+    """Reads and changes the versions of pipelines.
+
+    Each refusal is decided on the snapshot that would be changed.
     """
 
     def __init__(self, store: LeaseStore) -> None:
