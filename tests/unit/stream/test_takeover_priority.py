@@ -94,3 +94,15 @@ def test_a_worker_is_suspected_once_a_renewal_is_overdue_and_until_its_shards_ar
     clock.advance(0.2 * LEASE)
     one.poll()
     assert not one.suspects(), "nobody waits for a worker that is gone"
+
+
+def test_a_worker_does_not_suspect_itself(
+    clock: FakeClock, coordinator_factory: Callable[..., LeaseCoordinator]
+) -> None:
+    """Its own renewal is overdue: its shards wait for no other worker that may have died."""
+    one = coordinator_factory("a")
+    one.renew()
+    one.poll()
+    clock.advance(0.5 * LEASE)
+    one.poll()
+    assert not one.suspects()
