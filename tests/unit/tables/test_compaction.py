@@ -442,6 +442,7 @@ def test_files_of_refused_commits_are_deleted_with_the_old_ones(
         done = store.upkeep.run()
     assert (done["skipped"], done["files_deleted"]) == ("", 2)
     assert len(data_files(settings)) == 2, "the newest, and the one that was replaced just now"
+    assert isinstance(done["seconds"], float)
     assert 0 <= done["seconds"] < 60
     assert done["seconds"] == round(done["seconds"], 3)
     (logged,) = [entry for entry in logs if "was tidied" in entry["event"]]
