@@ -17,7 +17,14 @@ from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.replay_trigger import ConsumedTrigger, Wait
 from hindcast.airflow.spark_subprocess import Ended, SparkSubprocess
-from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
+from hindcast.errors import (
+    BadInputError,
+    BadRangeError,
+    ChildFailedError,
+    StoreUnavailableError,
+    TryLaterError,
+    VerdictFailedError,
+)
 from hindcast.pipeline import Pipeline, Policy, check_name, check_topic
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.wait_for_stream import Awaited, read_progress
@@ -492,7 +499,10 @@ class ArchiveOperator(AppOperator):
 
 
 class MaintainOperator(BaseOperator):
-    """Compact, vacuum and tidy what Hindcast keeps, so that a listing never slows down as history grows."""
+    """Compact, vacuum and tidy what Hindcast keeps, so that a listing never slows down as history grows.
+
+    A table that cannot be read keeps no other one from being maintained. The task fails once all are done.
+    """
 
     operator_extra_links = (ControlRoomLink(),)
 
@@ -501,4 +511,8 @@ class MaintainOperator(BaseOperator):
         for row in done:
             figures = {key: value for key, value in row.items() if key != "table"}
             _log.info(f"Maintained {row.get('table')}.", **figures)
+        unread = [row for row in done if row["version"] is None]
+        if unread:
+            names = ", ".join(row["table"] for row in unread)
+            raise StoreUnavailableError(table=names, action="maintained", reason=unread[0]["skipped"])
         return done

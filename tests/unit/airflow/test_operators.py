@@ -26,13 +26,14 @@ from hindcast.airflow.operators import (
     BenchmarkOperator,
     FindHindcastsOperator,
     HindcastReplayOperator,
+    MaintainOperator,
     RangeChoice,
     ValidateOperator,
 )
 from hindcast.airflow.supervision import operators
 from hindcast.airflow.supervision.operators import ReconcileOperator, WatchFleetOperator, starting_workers
 from hindcast.clock import SystemClock
-from hindcast.errors import ChildFailedError, TryLaterError
+from hindcast.errors import ChildFailedError, StoreUnavailableError, TryLaterError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.processes.background_services import Service
 from hindcast.replay.run_table import newest_by_run
@@ -629,3 +630,21 @@ def test_corrections_and_benchmarks_follow_the_active_version(
     two_versions(3)
     with pytest.raises(AirflowFailException, match="No file declares version 3"):
         task.execute(context)
+
+
+def test_a_table_that_cannot_be_read_fails_the_task_once_all_others_are_maintained(home: Settings) -> None:
+    """A green task would hide it: the log of a table that nobody can read only grows."""
+    tables = ControlTables(home)
+    for table in (ControlTable.EVENTS, ControlTable.RUNS):
+        tables.append(table, [])
+        tables.open(table)
+    task = MaintainOperator(task_id="maintain")
+    maintained = {row["table"] for row in task.execute({})}
+    assert {"events", "runs"} <= maintained
+    log = Path(home.table("control", "events")) / "_delta_log"
+    torn = log / f"{tables.open(ControlTable.EVENTS).version() + 1:020d}.json"
+    torn.write_text("no commit")
+    with capture_logs() as logs, pytest.raises(StoreUnavailableError, match="events could not be maintained"):
+        task.execute({})
+    said = [entry["event"] for entry in logs]
+    assert "Maintained runs." in said
