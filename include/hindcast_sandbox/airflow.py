@@ -45,7 +45,7 @@ _MIGRATE_SECONDS = 180.0
 #: How soon a DAG file that was added or changed is seen.
 _REFRESH_SECONDS = 15
 #: How soon a pipeline that was added or changed is seen: its DAGs come from files that have not changed
-#: themselves. Reading one of them anew takes more than a second of CPU, so every 15 s it took most of a
+#: themselves. Reading one of them again takes more than a second of CPU, so every 15 s it took most of a
 #: core, all day.
 _PARSE_SECONDS = 60
 _PARALLELISM = 4
@@ -273,7 +273,7 @@ def spark_drivers(settings: Settings, cores: int, memory_mib: int) -> int:
 
 
 def _make_pool(settings: Settings) -> None:
-    """Make the pool of Spark drivers. One that is there stays as it is: somebody may have given it other
+    """Make the pool of Spark drivers. One that is there stays as it is: a person may have given it other
     slots.
     """
     token = login(settings)

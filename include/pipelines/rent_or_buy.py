@@ -2,9 +2,10 @@
 batch in hindsight.
 
 The ski-rental problem of *Stream Processing with Apache Spark* (chapter 3). A day's rent costs 1, a pair of
-skis 10. Whoever rents until the rent paid would equal the price pays at most 2 - 1/10 times the optimum,
-whoever buys on the first day at most 10 times. The stream keeps what each rule has cost so far; in hindsight
-the days are known and the cheaper way is taken. A verdict's ratios are the competitive ratios.
+skis 10. A skier who rents until the rent paid would equal the price pays at most 2 - 1/10 times the
+optimum. One who buys on the first day pays at most 10 times that. The stream keeps what each rule has cost so
+far; in hindsight the days are known and the cheaper way is taken. A verdict's ratios are the competitive
+ratios.
 """
 
 from pyspark.sql import Column, DataFrame

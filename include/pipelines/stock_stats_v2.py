@@ -1,8 +1,8 @@
 """Version 2 of the stock statistics: the greatest ask as well, and an odd lot (fewer than a hundred shares)
 counts nowhere.
 
-It stands beside version 1 and is consumed once somebody asks for it: `hindcast reprocess stock_stats
---version 2 --from earliest --new-table`. Readers get it once it is promoted.
+A file may declare it while version 1 runs: `hindcast reprocess stock_stats --version 2 --from earliest
+--new-table` starts it. Readers get it once it is promoted.
 """
 
 from pyspark.sql import DataFrame

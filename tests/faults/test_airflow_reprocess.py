@@ -134,8 +134,8 @@ def test_a_version_is_promoted_by_a_person_and_backed_out_by_a_verdict(
     before = windows(settings)
     run.asked("PATCH", {"chosen_options": ["Promote"], "params_input": {"despite": ""}})
     run.wait("watch", "deferred")
-    standing = versions.of(PIPELINE)
-    assert (standing.active, standing.change.who if standing.change else "") == (2, airflow.ADMIN)
+    rollout = versions.of(PIPELINE)
+    assert (rollout.active, rollout.change.who if rollout.change else "") == (2, airflow.ADMIN)
     after = windows(settings)
     assert {window for window, _ in before} <= {window for window, _ in after}
     assert max(after.values()) == 1

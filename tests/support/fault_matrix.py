@@ -175,14 +175,14 @@ class Matrix:
     def pytest_sessionstart(self) -> None:
         """What is tested is what stands here now."""
         if self.record:
-            self._began = fault_runs.standing()
+            self._began = fault_runs.work_tree()
 
     def pytest_sessionfinish(self) -> None:
         if not self.record:
             return
         commit, dirty = self._began
         dirty = (
-            dirty or fault_runs.standing() != self._began
+            dirty or fault_runs.work_tree() != self._began
         )  # workers that started later have read other code
         at = datetime.now(UTC).isoformat(timespec="seconds")
         form = "quick" if self.quick else "long"

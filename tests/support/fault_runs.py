@@ -56,7 +56,7 @@ class Run:
         return self.counts and self.state == "failed"
 
 
-def standing(root: Path = ROOT) -> tuple[str, bool]:
+def work_tree(root: Path = ROOT) -> tuple[str, bool]:
     """The short hash of the commit that is checked out, and whether the work tree differs from it."""
     commit = _git(root, "rev-parse", "--short=8", "HEAD").strip()
     changed = [line[3:] for line in _git(root, "status", "--porcelain").splitlines()]

@@ -77,7 +77,7 @@ class _VersionOperator(AppOperator):
     def number(self) -> int:
         return int(self.version)
 
-    def standing(self) -> Rollout:
+    def rollout(self) -> Rollout:
         with refusals():
             return Versions(Hindcast().lease_table).of(self.pipeline)
 
@@ -126,7 +126,7 @@ class StartVersionOperator(_VersionOperator):
         return {**self.result_of(ended), "begun": True}
 
     def _is_shadow(self) -> bool:
-        beside = self.standing().beside
+        beside = self.rollout().beside
         if beside is None or beside.leaving:
             return False
         return beside.version == self.number and beside.state in SHADOW
@@ -238,18 +238,18 @@ class PromoteVersionOperator(_VersionOperator):
             raise AirflowFailException(
                 "Nobody approved the promotion. Clear the task that asks, and answer it."
             )
-        standing = self.standing()
+        rollout = self.rollout()
         result: dict[str, Any] = {"pipeline": self.pipeline, "version": self.number, "promoted": False}
-        if standing.active != self.number:
+        if rollout.active != self.number:
             ended = self._promote()
-            standing = self.standing()
+            rollout = self.rollout()
             # A child that failed is no fault if the version is active: another one was faster.
-            if standing.active != self.number or not ended.exit_code:
+            if rollout.active != self.number or not ended.exit_code:
                 result = self.result_of(ended)
-        change = record_changes(Hindcast().tables, standing).change
+        change = record_changes(Hindcast().tables, rollout).change
         promotion: dict[str, Any] = {
             "change": "",
-            "since": standing.changes,
+            "since": rollout.changes,
             "at": datetime.now(UTC).isoformat(),
         }
         promoted = change is not None and change.kind is ChangeKind.PROMOTED
@@ -272,16 +272,16 @@ class DiscardVersionOperator(_VersionOperator):
     """Remove the shadow and all that it wrote. It is no fault if it is gone already."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        standing = self.standing()
-        beside = standing.beside
+        rollout = self.rollout()
+        beside = rollout.beside
         is_beside = beside is not None and beside.version == self.number
-        if standing.active != self.number and not is_beside:
-            record_changes(Hindcast().tables, standing)
+        if rollout.active != self.number and not is_beside:
+            record_changes(Hindcast().tables, rollout)
             _log.info(f"Version {self.number} of {self.pipeline} is gone already.")
             return {
                 "pipeline": self.pipeline,
                 "version": self.number,
-                "active": standing.active,
+                "active": rollout.active,
                 "deleted": [],
             }
         with refusals():
@@ -339,13 +339,12 @@ class WatchPromotedOperator(JudgeVersionOperator):
 
         Such a try may have been killed before it wrote the event.
         """
-        standing = record_changes(Hindcast().tables, self.standing())
+        rollout = record_changes(Hindcast().tables, self.rollout())
         last = ""
-        if standing.change is not None:
-            last = standing.change.sentence
+        if rollout.change is not None:
+            last = rollout.change.sentence
         raise AirflowFailException(
-            f"Version {self.number} of {self.pipeline} is active no more, "
-            f"version {standing.active} is. {last}"
+            f"Version {self.number} of {self.pipeline} is active no more, version {rollout.active} is. {last}"
         )
 
     def _back_out(self, why: str) -> NoReturn:
@@ -354,10 +353,10 @@ class WatchPromotedOperator(JudgeVersionOperator):
         with refusals():
             versions = Versions(hindcast.lease_table)
             since = self.promoted["change"]
-            standing = versions.back_out(self.pipeline, who=f"the watch: {why}", since=since)
-        record_changes(hindcast.tables, standing)
+            rollout = versions.back_out(self.pipeline, who=f"the watch: {why}", since=since)
+        record_changes(hindcast.tables, rollout)
         raise AirflowFailException(
-            f"{self.pipeline} was backed out to version {standing.active}: "
+            f"{self.pipeline} was backed out to version {rollout.active}: "
             f"version {self.number} was promoted, and {why}. "
             f"It stays a shadow: correct it, or `hindcast discard {self.pipeline} --version {self.number}`."
         )

@@ -50,15 +50,15 @@ def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str,
     :returns: {news: live, since: the id of the change that made it live} or {news: gone}
     """
     store = LeaseTable(settings)
-    standing = Versions(store).of(pipeline)
-    beside = standing.beside
+    rollout = Versions(store).of(pipeline)
+    beside = rollout.beside
     if beside is None or beside.version != version:
         return {"news": News.GONE.value}
     if beside.leaving or beside.state is InactiveState.WARM:
         return {"news": News.GONE.value}
     if beside.state is InactiveState.LIVE:
-        assert standing.change is not None
-        return {"news": News.LIVE.value, "since": standing.change.id}
+        assert rollout.change is not None
+        return {"news": News.LIVE.value, "since": rollout.change.id}
 
     lag = 0
     held = 0

@@ -178,10 +178,10 @@ def caught_up(settings: Settings, pipeline: str, version: int) -> Look:
     store = LeaseTable(settings)
 
     def look() -> str:
-        standing = rollouts(store.leases())[pipeline]
-        if standing.active == version:
+        rollout = rollouts(store.leases())[pipeline]
+        if rollout.active == version:
             return ""
-        inactive = standing.beside
+        inactive = rollout.beside
         if inactive and inactive.version == version and inactive.state is InactiveState.LIVE:
             return ""
         return f"version {version} is catching up"

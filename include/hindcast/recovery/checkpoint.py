@@ -2,7 +2,7 @@
 
 Spark writes ``offsets/N`` before batch N runs and ``commits/N`` after it (its write-ahead and commit logs). A
 batch that is run again after a crash is planned from ``offsets/N``, so it is the same batch. The files are
-read through Hadoop, wherever they are.
+read through Hadoop, on a local disk and on an object store alike.
 """
 
 from __future__ import annotations

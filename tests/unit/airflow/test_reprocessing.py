@@ -162,7 +162,7 @@ def told(settings: Settings, kind: str) -> list[dict[str, Any]]:
     return ControlTables(settings).rows(ControlTable.EVENTS, [("kind", "=", kind)])
 
 
-def standing(settings: Settings) -> Rollout:
+def rollout(settings: Settings) -> Rollout:
     return versions(settings).of(NAME)
 
 
@@ -219,7 +219,7 @@ def test_waiting_holds_no_slot_and_ends_live_or_gone(home: Settings, context: di
     with pytest.raises(TaskDeferred) as deferred:
         wait.execute(context)
     assert deferred.value.trigger.serialize()[1] == {"pipeline": NAME, "version": 2}
-    versions(home).note_caught_up(standing(home))
+    versions(home).note_caught_up(rollout(home))
     assert (
         wait.execute(context)
         == wait.settled(context, wait.execute(context))
@@ -287,7 +287,7 @@ def test_a_promotion_repeated_is_no_second_one(
     app.ends(0, code=SWAP, promoted=True)
     task = promote()
     first = task.execute(context)
-    made = standing(home)
+    made = rollout(home)
     assert (made.active, made.change.who, first["change"], first["since"]) == (
         2,
         "mira",
@@ -301,7 +301,7 @@ def test_a_promotion_repeated_is_no_second_one(
         first[name] for name in ("change", "since", "at")
     ]
     assert len(app.calls) == 1
-    assert standing(home) == made
+    assert rollout(home) == made
 
 
 def test_the_reason_is_used_only_where_it_is_needed(
@@ -314,12 +314,12 @@ def test_the_reason_is_used_only_where_it_is_needed(
     app.ends(2, 0, code=SWAP, last_words="its newest verdict failed")
     promote("--by=me; rm -rf ~").execute(context)
     assert [any(part.startswith("--despite") for part in call) for call in app.calls] == [False, True]
-    assert (standing(home).change.despite, standing(home).change.who) == ("--by=me; rm -rf ~", "mira")
+    assert (rollout(home).change.despite, rollout(home).change.who) == ("--by=me; rm -rf ~", "mira")
     app.calls_file.unlink()
     versions(home).back_out(NAME)
     app.ends(0, code=SWAP)
     promote("a reason").execute(context)
-    assert standing(home).change.despite == ""
+    assert rollout(home).change.despite == ""
 
 
 def test_what_an_outlived_child_did_counts(
@@ -330,10 +330,10 @@ def test_what_an_outlived_child_did_counts(
     """
     app.ends(0, code=BEGIN + "sys.exit(2)")
     assert StartVersionOperator(**TASK).execute(context)["begun"] is False
-    versions(home).note_caught_up(standing(home))
+    versions(home).note_caught_up(rollout(home))
     app.ends(0, code=SWAP + "sys.exit(1)")
     done = promote().execute(context)
-    assert (standing(home).active, done["promoted"], done["change"]) == (2, False, change(home))
+    assert (rollout(home).active, done["promoted"], done["change"]) == (2, False, change(home))
     assert len(told(home, "version_promoted")) == 1
 
 
@@ -349,10 +349,10 @@ def test_a_refused_promotion_fails_at_once(
     """It says why; nothing has changed."""
     live(home)
     app.ends(*endings, last_words="something changed since it was approved")
-    before = standing(home)
+    before = rollout(home)
     with pytest.raises(AirflowFailException, match="something changed"):
         promote(despite).execute(context)
-    assert standing(home) == before
+    assert rollout(home) == before
 
 
 def test_only_what_was_approved_is_promoted(
@@ -370,10 +370,10 @@ def test_discarding_twice_is_discarding_once(home: Settings, context: dict[str, 
     live(home)
     task = DiscardVersionOperator(**TASK)
     assert task.execute(context)["active"] == 1
-    made = standing(home)
+    made = rollout(home)
     assert made.beside is None
     assert task.execute(context)["deleted"] == []
-    assert standing(home) == made
+    assert rollout(home) == made
     assert len(told(home, "version_discarded")) == 1
     with pytest.raises(AirflowFailException, match="it is the active one"):
         DiscardVersionOperator(**{**TASK, "version": 1}).execute(context)
@@ -399,7 +399,7 @@ def test_the_watch_is_counted_from_the_promotion(
             watch().execute(context)
         ends.append(deferred.value.trigger.serialize()[1])
     assert ends[0] == ends[1]
-    change = standing(home).change
+    change = rollout(home).change
     assert datetime.fromisoformat(ends[0]["until"]) - change.at == timedelta(minutes=30)
     assert ends[0]["since"] == change.number
     ControlTables(home).append(ControlTable.VERDICTS, [verdict(version=2, change=change.number)])
@@ -412,17 +412,17 @@ def test_a_failed_verdict_returns_to_the_old_version_once(
     """A try that was killed after the back-out finds it done; the event says who did it and why."""
     ControlTables(home).append(
         ControlTable.VERDICTS,
-        [verdict("bad", version=2, passed=False, unexplained=4, change=standing(home).changes)],
+        [verdict("bad", version=2, passed=False, unexplained=4, change=rollout(home).changes)],
     )
     with pytest.raises(AirflowFailException, match=r"backed out to version 1: .* verdict bad failed with 4"):
         watch().execute(context)
-    made = standing(home)
+    made = rollout(home)
     assert (made.active, made.beside.version, made.beside.state) == (1, 2, "live")
     with pytest.raises(
         AirflowFailException, match=r"active no more, version 1 is\. .* by the watch: its verdict bad failed"
     ):
         watch().execute(context)
-    assert standing(home) == made
+    assert rollout(home) == made
     (event,) = told(home, "version_backed_out")
     assert "the watch: its verdict bad failed" in event["message"]
 
@@ -440,7 +440,7 @@ def test_killed_between_the_back_out_and_its_event(
         patch.setattr(reprocessing, "record_changes", die)
         with pytest.raises(KeyboardInterrupt):
             watch().seen(context, {"news": "failed", "run_id": "bad", "unexplained": 4})
-    assert (standing(home).active, told(home, "version_backed_out")) == (1, [])
+    assert (rollout(home).active, told(home, "version_backed_out")) == (1, [])
     for _ in range(2):
         with pytest.raises(AirflowFailException, match="active no more"):
             watch().execute(context)
@@ -464,7 +464,7 @@ def test_the_watch_undoes_no_other_promotion(
     )
     with pytest.raises(AirflowFailException, match="something changed since that promotion"):
         task.seen(context, {"news": "failed", "run_id": "bad", "unexplained": 4})
-    assert standing(home) == again
+    assert rollout(home) == again
 
 
 def test_a_watch_without_a_verdict_ends_with_its_own(
@@ -481,4 +481,4 @@ def test_a_watch_without_a_verdict_ends_with_its_own(
     app.ends(3, name="replay.py", passed=False, run_id="own", failed=["captured is 0.5"], last_words="failed")
     with pytest.raises(AirflowFailException, match=r"backed out .* verdict own failed: captured is 0\.5"):
         watch("0").execute(context)
-    assert standing(home).active == 1
+    assert rollout(home).active == 1

@@ -83,7 +83,7 @@ def test_whether_the_work_tree_is_dirty(tmp_path: Path, changed: str, dirty: boo
         subprocess.run([*git, *command], cwd=tmp_path, check=True)
     if changed:
         (tmp_path / changed).write_text("2")
-    assert fault_runs.standing(tmp_path)[1] is dirty
+    assert fault_runs.work_tree(tmp_path)[1] is dirty
 
 
 def test_the_page_in_the_docs_is_that_of_the_record() -> None:

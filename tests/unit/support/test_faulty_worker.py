@@ -30,7 +30,7 @@ from hindcast.leases.store import swap
 from hindcast.tables.control_tables import ControlTables
 from hindcast.errors import StoreUnavailableError
 from hindcast.settings import Settings
-from hindcast.stream.shard_runner import reach
+from hindcast.stream.batch_commits import reach
 from hindcast.tables.fenced_sink import Fence, FencedTable, Upsert
 settings = Settings(home=Path(sys.argv[2]))
 tables = ControlTables(settings)

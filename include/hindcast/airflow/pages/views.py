@@ -124,7 +124,7 @@ class Views:
         return str(verdict["data_docs"] or "")
 
     def _pipeline(
-        self, desired: PipelineRow, standing: Rollout, shards: Iterable[Row], verdicts: Iterable[Row]
+        self, desired: PipelineRow, rollout: Rollout, shards: Iterable[Row], verdicts: Iterable[Row]
     ) -> Row:
         """The active version, with the newest of its verdicts."""
         newest = None
@@ -139,9 +139,9 @@ class Views:
         limit = self._settings.lag_limit_records
         watermark_ms = min((shard["watermark_ms"] for shard in own), default=0)
         beside = ""
-        if standing.beside is not None:
-            state = standing.beside.state.value.replace("_", " ")
-            beside = f"{standing.beside.version} {state}"
+        if rollout.beside is not None:
+            state = rollout.beside.state.value.replace("_", " ")
+            beside = f"{rollout.beside.version} {state}"
         return {
             "name": desired.pipeline,
             "state": desired.state.value,
