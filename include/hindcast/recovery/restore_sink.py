@@ -146,5 +146,5 @@ class SinkRestore:
             app_transactions=fences + transactions,
         )
         version = table.version() + 1
-        table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=properties)
+        table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
         return version

@@ -57,6 +57,16 @@ def test_a_rewind_that_has_begun_is_found_by_its_waiting_shards() -> None:
     assert find_begun(store, "baz") is None
 
 
+def test_a_rewind_of_one_shard_is_found_too() -> None:
+    """Its one waiting shard has the record."""
+    store = stored(
+        shard("v1.g0.s0", ShardState.TERMINATED, epoch=4), waiting("v1.g1.s0", "v1.g0.s0", {"0": 5})
+    )
+    begun = find_begun(store, "bar")
+    assert begun is not None
+    assert (begun.id, begun.epochs, begun.offsets) == ("one", {"v1.g0.s0": 4}, {0: 5})
+
+
 def test_each_shard_has_a_last_batch_that_is_kept() -> None:
     """0 for a shard that ended without a batch; a shard of an older generation has batches and no new
     epoch.
