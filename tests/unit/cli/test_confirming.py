@@ -129,6 +129,19 @@ def test_what_was_promoted_can_be_backed_out_of_and_discarded(
             capsys.readouterr()
 
 
+def test_without_a_terminal_a_back_out_needs_a_yes(
+    home: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leads readers elsewhere, as the promotion before it did."""
+    assert run(["promote", NAME, "--version", "2", "--despite", "why", "--yes"]) == 0
+    before = leases(home)
+    capsys.readouterr()
+    assert run(["back-out", NAME]) == 2
+    printed = capsys.readouterr()
+    assert "--yes" in printed.err and "Nothing has changed" in printed.err
+    assert leases(home) == before
+
+
 @pytest.mark.parametrize(("answer", "code", "state"), [("n", 1, "running"), ("y", 0, "drained")])
 def test_on_a_terminal_a_person_is_asked(home: Settings, answer: str, code: int, state: str) -> None:
     """A no ends with 1 and changes nothing; a yes does it."""
