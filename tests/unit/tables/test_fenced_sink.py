@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from support.opened_tables import record_opened_tables
 from support.shard_harness import CrashError, crash_at
 
 from hindcast.delta import commit
@@ -342,27 +343,22 @@ def test_a_table_that_does_not_exist_is_no_store_that_is_away(settings: Settings
 def test_every_access_has_the_stores_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them an object store would refuse to open, create or write the table."""
     options = {"allow_http": "true"}
-    seen = []
-    opens = DeltaTable.__init__
     makes = DeltaTable.create
-
-    def opened(
-        self: DeltaTable, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any
-    ) -> None:
-        seen.append(storage_options)
-        opens(self, *arguments, storage_options=storage_options, **others)
+    made_with = []
 
     def made(*arguments: Any, storage_options: dict[str, str] | None = None, **others: Any) -> DeltaTable:
-        seen.append(storage_options)
+        made_with.append(storage_options)
         return makes(*arguments, storage_options=storage_options, **others)
 
-    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    seen = record_opened_tables(monkeypatch)
     monkeypatch.setattr(DeltaTable, "create", made)
     url = settings.table("sinks", "t")
     FencedTable(url, options, APP).create(SCHEMA)
     assert FencedTable(url, options, APP).recorded() is None
-    assert len(seen) > 3
-    assert set(map(str, seen)) == {str(options)}
+    used = [*made_with, *(given for _, given in seen)]
+    assert len(used) > 3
+    assert made_with
+    assert set(map(str, used)) == {str(options)}
 
 
 def test_an_upserted_row_replaces_the_one_with_its_keys(settings: Settings) -> None:

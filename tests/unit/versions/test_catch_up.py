@@ -5,11 +5,10 @@ there is one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from support.opened_tables import record_opened_tables
 
 from hindcast.leases.lease import Lease, ShardState
 from hindcast.leases.store import swap
@@ -161,16 +160,7 @@ def test_the_versions_own_table_is_read(settings: Settings) -> None:
 def test_a_table_is_read_with_the_stores_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them an object store refuses the request."""
     options = {"allow_http": "true"}
-    seen = []
-    opens = DeltaTable.__init__
-
-    def opened(
-        self: DeltaTable, *arguments: Any, storage_options: dict[str, str] | None = None, **others: Any
-    ) -> None:
-        seen.append(storage_options)
-        opens(self, *arguments, storage_options=storage_options, **others)
-
-    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    seen = record_opened_tables(monkeypatch)
     leases = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
     position(settings.model_copy(update={"storage_options": options}), "t", leases, "p", 1)
-    assert seen == [options]
+    assert [given for _, given in seen] == [options]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from support.inactive_version import NAME, at, begin, caught_up, event_kinds, put, seen
+from support.opened_tables import record_opened_tables
 from support.shard_harness import CrashError, crash_at
 
 from hindcast import catalog
@@ -199,22 +200,9 @@ def test_a_discard_opens_tables_with_the_stores_options(
     begin(store)
     put(store, f"{NAME}_v2", range(5, 10), "two")
     options = {"allow_http": "true"}
-    seen = []
-    opens = DeltaTable.__init__
-
-    def opened(
-        self: DeltaTable,
-        table_uri: str,
-        *arguments: Any,
-        storage_options: dict[str, str] | None = None,
-        **others: Any,
-    ) -> None:
-        seen.append((table_uri.split("/")[-2], storage_options))
-        opens(self, table_uri, *arguments, storage_options=storage_options, **others)
-
-    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    seen = record_opened_tables(monkeypatch)
     discard(store.model_copy(update={"storage_options": options}), NAME, 2)
-    assert [given for folder, given in seen if folder in {"sinks", "corrections"}] == [options] * 2
+    assert [given for url, given in seen if url.split("/")[-2] in {"sinks", "corrections"}] == [options] * 2
 
 
 def test_an_object_store_deletes_the_files_itself(

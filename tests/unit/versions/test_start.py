@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from support.live_stream import MODULE
+from support.opened_tables import record_opened_tables
 from support.shapes import SHAPES
 
 from hindcast import catalog
@@ -366,23 +367,11 @@ def test_the_active_versions_table_is_compared_with_the_new_versions_query(
 def test_tables_are_opened_with_the_stores_options(live: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them an object store refuses the request."""
     options = {"allow_http": "true"}
-    seen = []
-    opens = DeltaTable.__init__
-
-    def opened(
-        self: DeltaTable,
-        table_uri: str,
-        *arguments: Any,
-        storage_options: dict[str, str] | None = None,
-        **others: Any,
-    ) -> None:
-        seen.append((table_uri.split("/")[-2], storage_options))
-        opens(self, table_uri, *arguments, storage_options=storage_options, **others)
 
     analysed(monkeypatch)
-    monkeypatch.setattr(DeltaTable, "__init__", opened)
+    seen = record_opened_tables(monkeypatch)
     start_by_analysis(live.model_copy(update={"storage_options": options}), monkeypatch)
-    assert [given for folder, given in seen if folder == "sinks"] == [options] * 2
+    assert [given for url, given in seen if url.split("/")[-2] == "sinks"] == [options] * 2
 
 
 @pytest.mark.parametrize(
