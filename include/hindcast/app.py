@@ -22,9 +22,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from hindcast import catalog
-from hindcast.catalog import Catalog
 from hindcast.errors import ReshardRefusedError, StoreUnavailableError
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline, Policy, check, check_name
 from hindcast.replay.request import RangeFields, ReplayRequest, new_run_id
 from hindcast.settings import Settings
@@ -32,7 +31,6 @@ from hindcast.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from hindcast.leases.delta_store import LeaseTable
     from hindcast.leases.lease import Lease
     from hindcast.recovery.plan_rewind import RewindPlan
     from hindcast.replay.planner import ReplayPlan
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from hindcast.serving.reading import Reading
     from hindcast.shards.desired_state import DesiredStates
     from hindcast.shards.pipeline_row import PipelineRow
-    from hindcast.tables.control_tables import ControlTables
-    from hindcast.tables.event_log import EventLog
-    from hindcast.tables.ledger import Ledger
 
 #: One row of a control table: column -> value.
 Row = dict[str, Any]
@@ -58,8 +53,8 @@ _ATTEMPTS = 3
 FEW_RECORDS = 100_000
 
 
-class Hindcast:
-    """One installation: its pipelines, tables, leases and events.
+class Hindcast(Installation):
+    """One installation, and all that can be done with it.
 
     Pipelines are loaded once, at their first use; make a new object to load them again. Reads see the newest
     version of a table each time, and may run beside workers. What was never written is empty, and reading it
@@ -73,36 +68,8 @@ class Hindcast:
     """
 
     def __init__(self, settings: Settings | None = None, spark: SparkSession | None = None) -> None:
-        self.settings = settings or Settings()
+        super().__init__(settings)
         self._spark = spark
-
-    # Where everything is
-
-    @cached_property
-    def catalog(self) -> Catalog:
-        """The declared pipelines, and the files that were refused."""
-        return catalog.load(self.settings.pipelines_dir)
-
-    @cached_property
-    def tables(self) -> ControlTables:
-        """The control tables."""
-        from hindcast.tables.control_tables import ControlTables
-
-        return ControlTables(self.settings)
-
-    @cached_property
-    def lease_table(self) -> LeaseTable:
-        """The table of leases and desired states."""
-        from hindcast.leases.delta_store import LeaseTable
-
-        return LeaseTable(self.settings)
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        """The committed batches of all streams."""
-        from hindcast.tables.ledger import Ledger
-
-        return Ledger(self.tables)
 
     @cached_property
     def run_table(self) -> Runs:
@@ -110,13 +77,6 @@ class Hindcast:
         from hindcast.replay.run_table import Runs
 
         return Runs(self.tables)
-
-    @cached_property
-    def event_log(self) -> EventLog:
-        """Records what happened, for people."""
-        from hindcast.tables.event_log import EventLog
-
-        return EventLog(self.tables)
 
     # Pipelines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ PAPER = Path(__file__).resolve().parents[2] / "docs/reference/python.md"
 
 _HEAD = """# Python reference
 
-`make reference` writes this page from the docstrings in `include/hindcast/app.py`.
+`make reference` writes this page from the docstrings in `include/hindcast/app.py` and `installation.py`.
 
 An installation is an object. It reads the same settings as the commands do, and each command is a thin caller of it:
 
@@ -46,11 +47,17 @@ def reference() -> str:
 
 def _class(name: str, described: type) -> list[str]:
     parts = [f"## {name}", "", _text(inspect.getdoc(described) or ""), ""]
-    for member, value in vars(described).items():
+    for member, value in _members(described):
         if member.startswith("_"):
             continue
         parts += [f"### `{_heading(member, value)}`", "", _text(_doc(value)), ""]
     return parts
+
+
+def _members(described: type) -> Iterator[tuple[str, Any]]:
+    """What a class and its bases define, the bases first."""
+    for base in reversed(described.__mro__[:-1]):
+        yield from vars(base).items()
 
 
 def _heading(name: str, value: Any) -> str:
