@@ -70,10 +70,10 @@ class DesiredStates:
             if key in snapshot.leases:
                 return []
             first = Lease(
-                stream_id=pipeline.name,
+                stream_id=row.pipeline,
                 status_type=StatusType.PIPELINE,
                 status_value=ACTIVE,
-                state=state,
+                state=row.state,
                 detail=row.to_json(),
                 updated_at=datetime.now(UTC),
             )

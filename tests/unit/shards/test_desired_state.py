@@ -87,7 +87,7 @@ def test_all_are_listed_by_name(store: MemoryStore, pipeline: Pipeline) -> None:
 
 
 def test_a_pipeline_that_was_never_wanted_is_an_error_that_names_the_known_ones(
-    states: DesiredStates,
+    states: DesiredStates, pipeline: Pipeline
 ) -> None:
     """The error names the pipeline and those that are known."""
     for ask in (
@@ -98,6 +98,10 @@ def test_a_pipeline_that_was_never_wanted_is_an_error_that_names_the_known_ones(
         with pytest.raises(UnknownPipelineError) as unknown:
             ask("q")
         assert unknown.value.fields == {"pipeline": "q", "known": "p"}
+    states.declare(replace(pipeline, name="a"), 1)
+    with pytest.raises(UnknownPipelineError) as unknown:
+        states.get("q")
+    assert unknown.value.fields["known"] == "a, p"
     with pytest.raises(UnknownPipelineError) as unknown:
         DesiredStates(MemoryStore()).get("q")
     assert unknown.value.fields["known"] == "none"

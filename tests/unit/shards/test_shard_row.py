@@ -79,6 +79,11 @@ def test_a_shard_says_what_it_was_dealt() -> None:
     assert detail.to_json() == DEALT
 
 
+def test_a_row_that_says_nothing_of_a_shard_is_read() -> None:
+    """It consumes nothing, and its keys may go to any partition."""
+    assert ShardDetail.of(shard({}, {})) == ShardDetail(partitions=[], modulus=1)
+
+
 def test_what_is_reported_of_a_shard_is_read() -> None:
     """A lag of 0 is a lag, and an empty text says that nothing is wrong any more."""
     reported = ReportedDetail(lag_records=0, refused="torn", drained=True, rebuild="r", damaged="gone")
