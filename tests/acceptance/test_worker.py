@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from support.commands import run_command
 from support.fleet import START_SECONDS, Stream, Worker, feed
 from support.live_stream import delete_records, ends, ledger
 from support.waiting import wait_until
@@ -88,7 +89,7 @@ def costs(stream: Stream, worker: Worker) -> Costs:
 
 def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
     """With one slot, a second start takes no lease, starts no JVM and exits 0 with a sentence; pausing frees
-    the shards.
+    the shards. A rewind asks first.
 
     The one worker consumes both shards meanwhile, and what their batches cost adds up to what it used.
     """
@@ -124,6 +125,9 @@ def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
 
     stream.want(DesiredState.PAUSED)
     stream.wait_free()
+    refused = run_command(stream.settings, "rewind", stream.name)
+    assert refused.returncode == 2 and "--yes" in refused.stderr and "Nothing has changed" in refused.stderr
+    assert stream.events("pipeline_rewinding") == []
     assert one.poll() is None
     stream.want()
     stream.wait_owned_by(one)

@@ -114,4 +114,7 @@ def test_an_example_lives_on_a_cluster(live: Live, cluster_settings: Settings, e
         outcome
     )
     assert outcome["sink_rows"] > 0
+    assert outcome["executors_avro_limit"] == "20000000", (
+        "a record that says it is huge would end an executor"
+    )
     assert [path.name for path in Path(cluster_settings.scratch()).iterdir()] == [LIVING]

@@ -314,10 +314,11 @@ def _forget_the_seam_on_back_out(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Versions, name: str, **options: Any) -> Rollout:
         back_out(self, name, **options)
         row = self._store.read().leases[desired_key(name)]
-        rollout = Rollout.of(PipelineRow.of(row))
+        known = PipelineRow.of(row)
+        rollout = Rollout.of(known)
         assert rollout.beside is not None
         forgotten = replace(rollout, beside=replace(rollout.beside, seam_ms=None))
-        self._store.commit(self._store.read(), [forgotten.written(row)])
+        self._store.commit(self._store.read(), [forgotten.written(row, known.written_by)])
         return forgotten
 
     patch.setattr(Versions, "back_out", forgetful)

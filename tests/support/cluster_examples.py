@@ -2,7 +2,7 @@
 
 Spark allows one session a process, and that of the tests is a local one; so this is a program. It reads the
 names of examples, one a line, and answers each with a JSON object in one line: what failed, or what was not
-rehearsed, the rows of the sink, and the verdict.
+rehearsed, the rows of the sink, a limit that executors have, and the verdict.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ PARTITIONS = 2
 #: Two parts of a feed in which windows of minutes end.
 PARTS, PART_ROWS, ROWS_PER_SECOND = 2, 120, 0.25
 WAIT_SECONDS, OWNERS = 240.0, 3
+#: What an executor's JVM says; Spark does not compute it on the driver.
+_AVRO_LIMIT = "reflect('java.lang.System', 'getProperty', 'org.apache.avro.limits.bytes.maxLength')"
 
 
 def generated(topic: Topic) -> Iterator[Record]:
@@ -98,6 +100,7 @@ def run(spark: Any, settings: Settings, name: str) -> dict[str, Any]:
         "unrehearsed": unrehearsed,
         "sink_rows": len(workload.rows()),
         "sent": PARTS * PART_ROWS,
+        "executors_avro_limit": spark.range(1).selectExpr(_AVRO_LIMIT).first()[0],
         **workload.verdict(),
     }
 

@@ -79,3 +79,14 @@ def test_what_is_imported_is_declared() -> None:
     }
     assert undeclared == set()
     assert {"airflow", "pyspark", "delta", "kafka", "great_expectations"} <= foreign
+
+
+def test_the_package_has_its_licence_and_says_that_it_is_typed() -> None:
+    """Its metadata names the file of the licence, and a type checker of those who install it finds the types."""
+    assert PROJECT["license"] == "Apache-2.0"
+    (licence,) = PROJECT["license-files"]
+    assert "Apache License" in (ROOT / licence).read_text()
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for name in packaged["hindcast"]:
+        assert (ROOT / "include/hindcast" / name).is_file()
+    assert "py.typed" in packaged["hindcast"]

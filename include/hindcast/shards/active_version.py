@@ -84,7 +84,7 @@ class Rollout:
         granted = self.beside.until - self.change.at
         return granted.total_seconds() - self.beside.warmed_seconds
 
-    def written(self, row: Lease, token: str = "") -> Lease:
+    def written(self, row: Lease, token: str) -> Lease:
         """The pipeline's row once it says this.
 
         :param token: marks the writer (:attr:`hindcast.shards.pipeline_row.PipelineRow.written_by`)
@@ -98,7 +98,7 @@ class Rollout:
             beside=self.beside,
             earlier=self.earlier,
             change=self.change,
-            written_by=token or known.written_by,
+            written_by=token,
         )
         updated_at = row.updated_at
         if self.change is not None:

@@ -167,13 +167,17 @@ class Versions:
             warm = rollout.beside
             refused = Refusal(name, rollout.active, "backed out")
             if warm is None or warm.state is not InactiveState.WARM or warm.leaving:
-                listed = f"`hindcast versions --pipeline {name}` lists what there is"
-                cure = f"{listed}; the old rules can be started as a new version."
-                raise refused("no version before it is kept warm", cure)
+                raise refused(
+                    "no version before it is kept warm",
+                    f"`hindcast versions --pipeline {name}` lists what there is; "
+                    "the old rules can be started as a new version.",
+                )
             if since and (rollout.change is None or rollout.change.id != since):
-                listed = "See `hindcast versions`"
-                cure = f"{listed}; `hindcast back-out` undoes the last promotion, whichever that was."
-                raise refused("something changed since that promotion", cure)
+                raise refused(
+                    "something changed since that promotion",
+                    "See `hindcast versions`; "
+                    "`hindcast back-out` undoes the last promotion, whichever that was.",
+                )
             # What it lacks that the warm version has: the windows that readers had from others while it was
             # active.
             seam_ms = None
@@ -343,8 +347,11 @@ def check_no_reshard(rollout: Rollout, leases: Iterable[Lease]) -> None:
         if waits:
             names = ", ".join(lease.status_value for lease in waits)
             problem = f"version {version} is being resharded: {names} must wait for the shards before to end"
-            retry = "Try again in a moment; `hindcast leases` shows what is not TERMINATED yet."
-            raise Refusal(rollout.pipeline, new, "promoted")(problem, f'{retry} Or give --despite "reason".')
+            raise Refusal(rollout.pipeline, new, "promoted")(
+                problem,
+                "Try again in a moment; `hindcast leases` shows what is not TERMINATED yet. "
+                'Or give --despite "reason".',
+            )
 
 
 class Refusal:

@@ -248,6 +248,10 @@ def test_what_is_wanted_says_which_pipelines_to_reshard() -> None:
     partitions allow that.
     """
     store = MemoryStore()
+    resharding.create(store, "p", 1, 1, {0: 0, 1: 0, 2: 0})
+    store.commit(store.read(), [wanted_row(2)])
+    assert resharding.to_reshard(store.read().leases.values()) == [("p", 1, 2)]
+    store = MemoryStore()
     resharding.create(store, "p", 1, 2, {0: 0, 1: 0, 2: 0})
     for count, due in ((2, []), (3, [("p", 1, 3)]), (7, [("p", 1, 7)])):
         store.commit(store.read(), [wanted_row(count)])

@@ -533,6 +533,10 @@ def test_a_shadow_has_caught_up_once_it_has_read_what_there_is(tmp_path: Path) -
     assert not caught_up(store.read().leases.values())
     assert not at(1, 50)
     assert not at(2, 40, lag_records=10)
+    leases = store.read().leases
+    alone = [lease for key, lease in leases.items() if not key.status_value.startswith("v1.")]
+    assert len(alone) == len(leases) - 1
+    assert not caught_up(alone), "an active version without a shard has read nothing that could be reached"
     assert at(2, 45, lag_records=0)
     assert not at(2, 46, lag_records=5)
     assert at(2, 50, lag_records=5)
@@ -576,7 +580,8 @@ def test_a_rollout_is_written_as_it_was_read(tmp_path: Path) -> None:
             begun(versions)
         row = store.read().leases[desired_key(NAME)]
         rollout = Rollout.of(PipelineRow.of(row))
-        again = rollout.written(row)
+        again = rollout.written(row, "t")
+        assert PipelineRow.of(again).written_by == "t"
         assert (Rollout.of(PipelineRow.of(again)), again.updated_at) == (rollout, row.updated_at)
 
 
