@@ -25,6 +25,17 @@ def test_a_lease_has_no_other_fields() -> None:
     assert old.key != old.evolve(status_value="other").key == lease(status_value="other").key
 
 
+def test_a_lease_that_is_given_to_another_owner_is_in_its_next_epoch() -> None:
+    """Nobody asks for it any more, and its counter has moved."""
+    asked = lease(lease_owner="a", lease_stealer="b", epoch=3, lease_counter=7)
+    given = asked.given_to("b")
+    assert (given.lease_owner, given.lease_stealer, given.epoch) == ("b", "", 4)
+    assert given == asked.evolve(
+        lease_owner="b", lease_stealer="", epoch=4, lease_counter=given.lease_counter
+    )
+    assert given.lease_counter > 7
+
+
 def test_a_row_of_a_newer_schema_is_refused(settings: Settings) -> None:
     """The error names the table, both schemas and the cure."""
     with pytest.raises(SchemaVersionError, match="Upgrade") as refused:
