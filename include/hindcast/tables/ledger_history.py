@@ -120,7 +120,12 @@ class History:
         batch that is wholly below ``offsets``. The result never falls as offsets rise. So ranges that follow
         each other judge each window exactly once: (horizon of start, horizon of end].
         """
-        horizons = [_last_watermark_ms(self.chains.get(partition, ()), offsets) for partition in partitions]
+        horizons = []
+        for partition in partitions:
+            chain = self.chains.get(partition)
+            if chain is None:
+                return 0
+            horizons.append(_last_watermark_ms(chain, offsets))
         return min(horizons, default=0)
 
     def reading(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[Segment]:
@@ -181,8 +186,6 @@ def _next_segment(chain: Sequence[Segment], partition: int, row: LedgerRow) -> S
 
 def _last_watermark_ms(chain: Sequence[Segment], offsets: Mapping[int, int]) -> int:
     """The watermark after the last batch of the chain that is wholly below the offsets."""
-    if not chain:
-        return 0
     # A partition that was added later begins with what was final for the partitions that had its keys before.
     first = chain[0]
     watermark_ms = first.row.floors.get(first.partition, 0)

@@ -339,6 +339,10 @@ class Analysed:
         return self.plan
 
 
+#: Stands for the session: what Spark would do with it is told by the stand-ins below.
+SESSION = "the session"
+
+
 @pytest.fixture
 def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A pipeline of one topic whose transformation has this result, or fails."""
@@ -355,7 +359,11 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise result
             return result
 
-        monkeypatch.setattr(query_signature.kafka_source, "empty", lambda _, pipeline: pipeline.topics)
+        monkeypatch.setattr(
+            query_signature.kafka_source,
+            "empty",
+            lambda spark, pipeline: pipeline.topics if spark == SESSION else [],
+        )
         monkeypatch.setattr(
             query_signature.kafka_source,
             "assign_windows",
@@ -381,7 +389,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def refusal(pipeline: Any) -> dict[str, Any]:
     """What the refusal of the pipeline tells; nothing if it is not refused."""
-    spark: Any = None
+    spark: Any = SESSION
     try:
         query_signature._empty_result(spark, pipeline)
     except PipelineError as error:

@@ -68,6 +68,8 @@ def test_what_was_final_before_the_first_batch_stays_final() -> None:
     assert history.horizon_ms({0: 3, 1: 0}, [0]) == 70
     assert history.horizon_ms({0: 3, 1: 0}, [1]) == 0
     assert history.horizon_ms({0: 5, 1: 2}, [0]) == 100
+    history = History.of([batch(1, {0: 3}, {0: 5}, 60, floors={0: 70})])
+    assert history.horizon_ms({0: 5}, [0]) == 70, "its watermark was behind what was final already"
 
 
 def test_a_batch_that_has_read_of_a_partition_that_is_not_requested_is_not_whole() -> None:
