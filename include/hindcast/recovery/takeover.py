@@ -144,7 +144,7 @@ def _check_known(
 
 def _check_version(pipeline: Pipeline, lease: Lease, sink: FencedTable, batches: Sequence[LedgerRow]) -> None:
     """:raises SinkCommitsLostError: if the sink is at an older version than a batch of the ledger"""
-    reached = max((row.sink_version for row in batches), default=-1)
+    reached = max((row.sink_version for row in batches), default=0)
     version = sink.version()
     if version < reached:
         raise SinkCommitsLostError(

@@ -4,6 +4,8 @@ stands.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,7 +111,7 @@ def test_no_shard_is_sealed_where_another_shards_batch_is_lost(settings: Setting
     newest = max((Path(sink.url) / "_delta_log").glob("*.json"))
     text = newest.read_text()
     newest.unlink()
-    with pytest.raises(SinkCommitsLostError, match="Restore the table") as caught:
+    with pytest.raises(SinkCommitsLostError, match=f"Restore the table {re.escape(sink.url)}") as caught:
         taken(settings, other)
     assert (
         caught.value.fields.items()
@@ -132,13 +134,13 @@ def test_a_seal_says_where_the_shard_stands(settings: Settings, lease: Lease) ->
     hands.
     """
     sink = taken(settings, lease)
-    last = commit(sink, lease, watermark_ms=500, late_watermark_ms=300, checkpoint="c", base=1, floors={0: 7})
+    last = commit(sink, lease, watermark_ms=500, late_watermark_ms=300, checkpoint="c", base=0, floors={0: 7})
     filed = last.as_ledger_row("trades")
     new = lease
     for owner in ("one", "another"):
         new = new.given_to(owner)
         position, missing = takeover.seal(sink, PIPELINE, new, owner, [filed])
-        assert position == ShardPosition(Fence(new.epoch, 1), {0: 9}, 500, CheckpointRef("c", 1, {0: 7}))
+        assert position == ShardPosition(Fence(new.epoch, 1), {0: 9}, 500, CheckpointRef("c", 0, {0: 7}))
         assert missing == []
         found = next(sink.commits())
         sealed = replace(last, kind="seal", epoch=new.epoch, worker=owner, start_offsets={0: 9})
@@ -199,6 +201,27 @@ def test_batches_that_the_ledger_lacks_are_filed_the_oldest_first(settings: Sett
     assert ledger.batches("p", 1) == [*filed, *(batch.as_ledger_row("trades") for batch in missing)]
 
 
+def test_no_more_of_a_sinks_log_is_read_than_the_ledger_lacks(
+    settings: Settings, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log may hold a million commits: the reading ends at the batch that the ledger has."""
+    sink = taken(settings, lease)
+    for number in (1, 2, 3):
+        commit(sink, lease, number)
+    filed = [batch.as_ledger_row("trades") for batch in sink.commits() if batch.batch == 2]
+    read, commits = [], sink.commits
+
+    def counted(stop_after: int | None = None) -> Iterator[BatchCommit]:
+        for found in commits(stop_after):
+            read.append(found.batch)
+            yield found
+
+    monkeypatch.setattr(sink, "commits", counted)
+    _, missing = takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", filed)
+    assert read == [3, 2]
+    assert [batch.batch for batch in missing] == [3]
+
+
 def test_a_sink_that_lacks_a_batch_of_the_shard_is_not_sealed(settings: Settings, lease: Lease) -> None:
     """The refusal says which batch is lost and where the sink ends; a seal would stay on top when the lost
     commit is restored.
@@ -207,7 +230,7 @@ def test_a_sink_that_lacks_a_batch_of_the_shard_is_not_sealed(settings: Settings
     commit(sink, lease)
     known = replace(next(sink.commits()).as_ledger_row("trades"), batch=3, end_offsets={0: 27})
     version = sink.version()
-    with pytest.raises(OffsetGapError, match="Restore the table") as caught:
+    with pytest.raises(OffsetGapError, match=f"Restore the table {re.escape(sink.url)}") as caught:
         takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [known])
     fields = {
         "pipeline": "p",
