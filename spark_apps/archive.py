@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from hindcast.errors import ArchiveDiffersError, HindcastError
+from hindcast.installation import Installation
 from hindcast.processes.end_with_parent import end_with_parent, exit_now
 from hindcast.settings import Settings
 
@@ -25,21 +26,22 @@ from hindcast.settings import Settings
 def main(arguments: list[str] | None = None) -> int:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asked = _parser().parse_args(arguments)
-    settings = Settings()
+    installation = Installation()
+    settings = installation.settings
     try:
         from hindcast.archive import copy_topic, verify
 
         if asked.command == "run":
             result = copy_topic.archive_topic(
                 lambda: _session(settings),
-                settings,
+                installation,
                 asked.topic,
                 accept_gap=asked.accept_gap,
                 step_offsets=asked.step_offsets,
             )
             print(json.dumps(result))
         else:
-            found = verify.verify(lambda: _session(settings), settings, asked.topic)
+            found = verify.verify(lambda: _session(settings), installation, asked.topic)
             print(json.dumps(found))
             if not found["equal"]:
                 sample = json.dumps(found["samples"][0])

@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 from support.check_all_oracles import CheckAllOracles
 from support.evidence import COMPACTION, actions, log_files
 from support.fleet import SHARDS, Worker
+from support.upkeep import maintain_all
 from support.warm_fleet import WarmStream
 
 from hindcast.settings import project_root
 from hindcast.tables.compaction import compact
-from hindcast.tables.retention import maintain
 from hindcast.tables.schema import ControlTable
 
 REPLAY_SECONDS = 240.0
@@ -87,7 +87,7 @@ def test_a_verdict_during_compaction_and_vacuum(
             while replay.poll() is None:
                 assert time.monotonic() < deadline, "the replay has not ended"
                 stream.send_more(20)
-                done = {row["table"]: row for row in maintain(stream.settings)}
+                done = {row["table"]: row for row in maintain_all(stream.settings)}
                 of_sink = done[f"sinks/{stream.name}"]
                 deleted += of_sink["files_deleted"]
                 most_files = max(most_files, of_sink["files_before"])

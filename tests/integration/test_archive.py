@@ -23,6 +23,7 @@ from support.workload_harness import Workload, at
 from hindcast.archive.copy_topic import archive_topic
 from hindcast.archive.verify import verify
 from hindcast.errors import ArchiveRefusedError, BadRangeError
+from hindcast.installation import Installation
 from hindcast.replay.batch import answers_url, side_rows_url
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import Replayed, run_replay
@@ -54,10 +55,10 @@ class Archive:
         self.spark, self.settings, self.topic = spark, settings, topic
 
     def run(self, **options: Any) -> dict[str, Any]:
-        return archive_topic(lambda: self.spark, self.settings, self.topic, **options)
+        return archive_topic(lambda: self.spark, Installation(self.settings), self.topic, **options)
 
     def verify(self, **options: Any) -> dict[str, Any]:
-        return verify(lambda: self.spark, self.settings, self.topic, **options)
+        return verify(lambda: self.spark, Installation(self.settings), self.topic, **options)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return ControlTables(self.settings).rows(ControlTable.EVENTS, [("kind", "=", kind)])

@@ -507,7 +507,8 @@ class MaintainOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
-        done = maintain(Settings())
+        hindcast = Hindcast()
+        done = maintain(hindcast.settings, hindcast.tables, hindcast.catalog.every())
         for row in done:
             figures = {key: value for key, value in row.items() if key != "table"}
             _log.info(f"Maintained {row.get('table')}.", **figures)

@@ -33,15 +33,14 @@ from hindcast.archive.manifest import Gap, Manifest
 from hindcast.archive.table import ArchiveTable
 from hindcast.delta.files import DataFile
 from hindcast.errors import ArchiveFailedError, ArchiveRefusedError, BadInputError, HindcastError, innermost
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.partitions import Offsets
 from hindcast.processes.crash_points import reach
-from hindcast.settings import Settings
 from hindcast.spark.kafka_source import kafka_range
 from hindcast.spark.parquet_writer import write_files
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.event_log import EventKind, Severity
 
 _log = structlog.get_logger(__name__)
 
@@ -53,7 +52,7 @@ LONGEST_REASON = 500
 
 def archive_topic(
     session: Callable[[], SparkSession],
-    settings: Settings,
+    installation: Installation,
     topic: str,
     *,
     accept_gap: str = "",
@@ -73,10 +72,10 @@ def archive_topic(
     if len(accept_gap) > LONGEST_REASON:
         cure = f"Say it in {LONGEST_REASON} characters."
         raise BadInputError(problem="The reason for the gap is too long", cure=cure)
-    events = EventLog(ControlTables(settings))
+    events = installation.event_log
     try:
-        with TopicOffsets(settings) as offsets:
-            copy = _Copy(session, settings, topic, offsets, events)
+        with TopicOffsets(installation.settings) as offsets:
+            copy = _Copy(session, installation, topic, offsets)
             return copy.run(accept_gap.strip(), step_offsets)
     except BadInputError:
         raise
@@ -93,17 +92,16 @@ class _Copy:
     def __init__(
         self,
         session: Callable[[], SparkSession],
-        settings: Settings,
+        installation: Installation,
         topic: str,
         offsets: TopicOffsets,
-        events: EventLog,
     ) -> None:
         self._session = session
-        self._settings = settings
+        self._settings = installation.settings
         self._topic = topic
         self._offsets = offsets
-        self._events = events
-        self._table = ArchiveTable(settings, topic)
+        self._events = installation.event_log
+        self._table = ArchiveTable(self._settings, topic)
         self._end = offsets.latest(topic)
         self._topic_id = offsets.identity(topic)
         self._table.create()

@@ -14,13 +14,13 @@ from hindcast.archive.copy_topic import STEP_OFFSETS
 from hindcast.archive.manifest import Manifest
 from hindcast.archive.table import ArchiveTable
 from hindcast.errors import ArchiveFailedError, HindcastError, innermost
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.partitions import Offsets
 from hindcast.settings import Settings
 from hindcast.spark.kafka_source import archived_range, kafka_range
 from hindcast.spark.session import cached
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.event_log import EventKind, Severity
 
 _log = structlog.get_logger(__name__)
 
@@ -32,7 +32,11 @@ _SAMPLE_COLUMNS = ("partition", "offset", "kind", "columns")
 
 
 def verify(
-    session: Callable[[], SparkSession], settings: Settings, topic: str, *, step_offsets: int = STEP_OFFSETS
+    session: Callable[[], SparkSession],
+    installation: Installation,
+    topic: str,
+    *,
+    step_offsets: int = STEP_OFFSETS,
 ) -> dict[str, Any]:
     """Compare what both hold, in steps; a difference also leaves an event.
 
@@ -42,6 +46,7 @@ def verify(
     :raises UnknownArchiveError: if the topic has no archive
     :raises ArchiveFailedError: if Spark failed
     """
+    settings = installation.settings
     with TopicOffsets(settings) as offsets:
         account = ArchiveTable(settings, topic).account()
         start, end = _common(account, offsets.earliest(topic))
@@ -64,7 +69,7 @@ def verify(
             )
             reached = stop
     if found["differences"]:
-        _record(settings, topic, found)
+        _record(installation, topic, found)
     return {
         "topic": topic,
         "equal": not found["differences"],
@@ -78,13 +83,13 @@ def _as_json(offsets: Offsets) -> dict[str, int]:
     return {str(partition): offset for partition, offset in offsets.items()}
 
 
-def _record(settings: Settings, topic: str, found: dict[str, Any]) -> None:
+def _record(installation: Installation, topic: str, found: dict[str, Any]) -> None:
     differ = f"{found['differences']} of {found['compared']} records"
-    EventLog(ControlTables(settings)).record(
+    installation.event_log.record(
         EventKind.ARCHIVE_DIFFERS,
         f"The archive of {topic} differs from the topic in {differ}.",
         severity=Severity.ERROR,
-        cure=differs_cure(settings, topic),
+        cure=differs_cure(installation.settings, topic),
         topic=topic,
         samples=found["samples"],
     )

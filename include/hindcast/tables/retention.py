@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from hindcast import catalog
 from hindcast.delta.open_table import find_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
+from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
 from hindcast.tables.compaction import compact
@@ -46,17 +46,19 @@ _Find = Callable[[], DeltaTable | None]
 _Join = Callable[[DeltaTable], None]
 
 
-def maintain(settings: Settings) -> list[dict[str, Any]]:
+def maintain(
+    settings: Settings, tables: ControlTables, pipelines: Iterable[Pipeline]
+) -> list[dict[str, Any]]:
     """Maintain the control tables, the sinks of all pipelines and the archives of topics. Delete old
     hindcasts.
 
+    :param pipelines: every declared version of each
     :returns: for each table {table, version, files_before, files_after, files_deleted, seconds, skipped};
         ``skipped`` is the reason if the table was not maintained, else empty. ``version`` is None if the
         table could not be read.
     """
-    tables = ControlTables(settings)
     reports = []
-    for name, find, join in _tables(settings, tables):
+    for name, find, join in _tables(settings, tables, pipelines):
         report = _maintain(name, find, join)
         if report is not None:
             reports.append(report)
@@ -64,7 +66,9 @@ def maintain(settings: Settings) -> list[dict[str, Any]]:
     return reports
 
 
-def _tables(settings: Settings, tables: ControlTables) -> Iterator[tuple[str, _Find, _Join | None]]:
+def _tables(
+    settings: Settings, tables: ControlTables, pipelines: Iterable[Pipeline]
+) -> Iterator[tuple[str, _Find, _Join | None]]:
     """Each table's name, how it is found, and how its small files are joined."""
     options = settings.storage_options
     join = partial(compact, storage_options=options)
@@ -74,7 +78,6 @@ def _tables(settings: Settings, tables: ControlTables) -> Iterator[tuple[str, _F
             yield control_table.value, find, None
         else:
             yield control_table.value, find, join
-    pipelines = catalog.load(settings.pipelines_dir).every()
     sinks = sorted({pipeline.sink.name for pipeline in pipelines})
     for folder in ("sinks", "corrections"):
         for sink in sinks:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from support.shard_harness import CrashError, crash_at
+from support.upkeep import maintain_all
 
 from hindcast.archive import copy_topic
 from hindcast.archive.copy_topic import archive_topic
@@ -33,12 +34,12 @@ from hindcast.errors import (
     BadNameError,
     UnknownArchiveError,
 )
+from hindcast.installation import Installation
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file
 from hindcast.tables import compaction
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url, archived_topics
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.retention import maintain
 from hindcast.tables.schema import ControlTable
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -114,7 +115,7 @@ def no_spark() -> Any:
 
 
 def archive(settings: Settings, **options: Any) -> dict[str, Any]:
-    return archive_topic(no_spark, settings, "t", **options)
+    return archive_topic(no_spark, Installation(settings), "t", **options)
 
 
 def places(settings: Settings) -> list[tuple[int, int]]:
@@ -266,7 +267,7 @@ def test_a_topic_that_drops_records_under_the_reader_says_so(
 def test_bad_names_and_reasons_are_refused(settings: Settings, topic: FakeTopic) -> None:
     """Before anything is looked up."""
     with pytest.raises(BadNameError):
-        archive_topic(no_spark, settings, "../t")
+        archive_topic(no_spark, Installation(settings), "../t")
     with pytest.raises(BadInputError, match="too long"):
         archive(settings, accept_gap="x" * 501)
     with pytest.raises(UnknownArchiveError, match="hindcast archive run"):
@@ -349,7 +350,7 @@ def test_upkeep_keeps_an_archive_exact_and_in_order(
     topic.latest_ = {0: 60, 1: 40}
     archive(settings, step_offsets=9)
     account = ArchiveTable(settings, "t").account()
-    (done,) = [row for row in maintain(settings) if row["table"] == "archive/t"]
+    (done,) = [row for row in maintain_all(settings) if row["table"] == "archive/t"]
     assert (done["files_after"], done["skipped"]) == (2, "")
     assert done["files_before"] > 10
     assert places(settings) == topic.held()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.live_stream import declare
+from support.upkeep import maintain_all
 
 from hindcast import catalog
 from hindcast.errors import BadInputError, UnknownPipelineError
@@ -24,7 +25,6 @@ from hindcast.shards.shard_row import DRAINED, REFUSED
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.retention import maintain
 from hindcast.tables.schema import ControlTable
 from hindcast.testing import MemoryStore
 
@@ -219,7 +219,7 @@ def test_maintenance_changes_no_row(settings: Settings, tmp_path: Path) -> None:
     for batch in range(1, 13):
         ledger.append([row(batch)])
     before = ledger.batches("p")
-    done = {entry["table"]: entry for entry in maintain(settings)}
+    done = {entry["table"]: entry for entry in maintain_all(settings)}
     assert ledger.batches("p") == before
     assert (done["checkpoints"]["files_before"], done["checkpoints"]["files_after"]) == (12, 1)
     assert {entry["skipped"] for entry in done.values()} == {""}

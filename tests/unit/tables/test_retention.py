@@ -13,12 +13,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from structlog.testing import capture_logs
+from support.upkeep import maintain_all
 
 from hindcast.settings import Settings, project_root
 from hindcast.tables import retention
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.retention import HINDCAST_DAYS, maintain
+from hindcast.tables.retention import HINDCAST_DAYS
 from hindcast.tables.schema import ControlTable
 
 NOW = datetime.now(UTC)
@@ -72,7 +73,7 @@ def test_the_newest_benchmark_of_each_version_stays_whatever_its_age(settings: S
         run(settings, f"{kind}-before-recent", days=old, kind=kind, version=3)
     run(settings, "replay", days=old, kind="replay")
     run(settings, "replay-recent", days=1, kind="replay")
-    maintain(settings)
+    maintain_all(settings)
     kept = {
         f"{kind}-{name}"
         for kind in ("benchmark", "re-execution")
@@ -86,7 +87,7 @@ def test_a_folder_of_another_pipeline_with_the_same_run_id_is_not_kept(settings:
     old = HINDCAST_DAYS + 1
     run(settings, "same", days=old)
     run(settings, "same", days=old, pipeline="q", kind="replay")
-    maintain(settings)
+    maintain_all(settings)
     assert [
         str(folder.relative_to(settings.table("hindcasts")))
         for folder in Path(settings.table("hindcasts")).glob("*/*")
@@ -113,7 +114,7 @@ def test_only_folders_are_hindcasts(settings: Settings) -> None:
     stray = Path(settings.table("hindcasts")) / "p" / "stray"
     stray.write_text("")
     os.utime(stray, (0, 0))
-    maintain(settings)
+    maintain_all(settings)
     assert left(settings) == {"stray"}
 
 
@@ -169,7 +170,7 @@ def test_every_table_is_joined_and_loses_the_files_of_no_commit(
         compact(table, storage_options, bounded)
 
     monkeypatch.setattr(retention, "compact", noted)
-    done = {row["table"]: row for row in maintain(busy)}
+    done = {row["table"]: row for row in maintain_all(busy)}
     ours = ("checkpoints", "sinks/stock_stats", "corrections/stock_stats", "archive/trades")
     assert set(done) == {*ours, *(name.value for name in ControlTable)}
     found = {
@@ -209,7 +210,7 @@ def test_a_table_that_cannot_be_maintained_now_is_left_to_the_next_time(
         compact(table, *arguments, **options)
 
     monkeypatch.setattr(retention, "compact", refused)
-    done = {row["table"]: row for row in maintain(busy)}
+    done = {row["table"]: row for row in maintain_all(busy)}
     left_alone = done["sinks/stock_stats"]
     assert (left_alone["skipped"], left_alone["files_after"], left_alone["files_deleted"]) == (
         str(error),
@@ -223,7 +224,7 @@ def test_a_torn_file_keeps_no_other_table_from_being_maintained(busy: Settings) 
     """A machine that lost its power may leave one. The report of its table says why it was skipped."""
     torn = Path(DeltaTable(busy.table("sinks", "stock_stats")).file_uris()[0])
     torn.write_bytes(b"no Parquet")
-    done = {row["table"]: row for row in maintain(busy)}
+    done = {row["table"]: row for row in maintain_all(busy)}
     assert "Parquet" in done["sinks/stock_stats"]["skipped"]
     assert done["sinks/stock_stats"]["files_after"] == 3
     assert (done["archive/trades"]["skipped"], done["archive/trades"]["files_after"]) == ("", 2)
@@ -232,7 +233,7 @@ def test_a_torn_file_keeps_no_other_table_from_being_maintained(busy: Settings) 
 def test_a_folder_that_is_no_archive_ends_nothing(busy: Settings) -> None:
     """Nor does a pipeline that has not run yet."""
     Path(archive_url(busy, "a-folder")).mkdir(parents=True)
-    names = [row["table"] for row in maintain(busy)]
+    names = [row["table"] for row in maintain_all(busy)]
     assert "archive/trades" in names
     assert "archive/a-folder" not in names
 
@@ -241,7 +242,7 @@ def test_the_log_says_what_was_done(busy: Settings) -> None:
     """For each table, and for each hindcast that was deleted."""
     run(busy, "old", days=HINDCAST_DAYS + 1, kind="replay")
     with capture_logs() as logs:
-        done = maintain(busy)
+        done = maintain_all(busy)
     found = [entry for entry in logs if "maintained" in entry["event"]]
     names = ("table", "files_before", "files_deleted", "seconds", "skipped")
     assert [{name: entry[name] for name in names} for entry in found] == [
@@ -255,7 +256,7 @@ def test_a_hindcast_is_deleted_once_it_is_a_week_old(settings: Settings) -> None
     """To the second."""
     for name, more in (("before", -600), ("after", 2)):
         run(settings, name, days=HINDCAST_DAYS + more / 86_400, kind="replay")
-    maintain(settings)
+    maintain_all(settings)
     assert left(settings) == {"before"}
 
 
@@ -263,7 +264,7 @@ def test_every_access_of_the_maintenance_has_the_stores_options(
     busy: Settings, options_seen: list[Any]
 ) -> None:
     """To the control tables, the sinks, the corrections and the archives."""
-    maintain(busy.model_copy(update={"storage_options": {"allow_http": "true"}}))
+    maintain_all(busy.model_copy(update={"storage_options": {"allow_http": "true"}}))
     assert len(options_seen) > len(ControlTable)
     assert set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
 
@@ -273,14 +274,14 @@ def test_a_table_that_cannot_be_opened_keeps_no_other_table_from_being_maintaine
     busy: Settings, broken: str
 ) -> None:
     """Its row says why it was skipped. The error names the table."""
-    before = {row["table"] for row in maintain(busy)}
+    before = {row["table"] for row in maintain_all(busy)}
     url = url_of(busy, broken)
     log = Path(url) / "_delta_log"
     newest = DeltaTable(url).version()
     (log / f"{newest + 1:020d}.json").write_text("no commit")
     write_deltalake(busy.table("corrections", "stock_stats"), pa.table({"n": [3]}), mode="append")
     with capture_logs() as logs:
-        done = {row["table"]: row for row in maintain(busy)}
+        done = {row["table"]: row for row in maintain_all(busy)}
     assert set(done) == before
     skipped = done[broken]
     assert url in skipped["skipped"]
@@ -299,7 +300,7 @@ def test_a_table_that_cannot_be_opened_keeps_no_other_table_from_being_maintaine
 def test_a_table_of_another_schema_keeps_no_other_table_from_being_maintained(busy: Settings) -> None:
     """A control table that lacks columns was not written by this Hindcast: it is skipped."""
     DeltaTable.create(busy.table("control", "events"), pa.schema([("x", pa.string())]))
-    done = {row["table"]: row for row in maintain(busy)}
+    done = {row["table"]: row for row in maintain_all(busy)}
     assert "without event_id" in done["events"]["skipped"]
     assert done["sinks/stock_stats"]["files_after"] == 1
     assert done["archive/trades"]["files_after"] == 2
@@ -318,7 +319,7 @@ def test_a_table_that_breaks_during_its_upkeep_keeps_no_other_table_from_being_m
             (log / f"{table.version() + 1:020d}.json").write_text("no commit")
 
     monkeypatch.setattr(retention, "compact", torn_after)
-    done = {row["table"]: row for row in maintain(busy)}
+    done = {row["table"]: row for row in maintain_all(busy)}
     assert done["sinks/stock_stats"]["skipped"] != ""
     assert done["sinks/stock_stats"]["files_before"] == 3
     assert done["archive/trades"]["files_after"] == 2
@@ -331,7 +332,7 @@ def test_no_hindcast_is_deleted_if_the_runs_cannot_be_read(busy: Settings) -> No
     newest = DeltaTable(url).version()
     (Path(url) / "_delta_log" / f"{newest + 1:020d}.json").write_text("no commit")
     with capture_logs() as logs:
-        done = {row["table"]: row for row in maintain(busy)}
+        done = {row["table"]: row for row in maintain_all(busy)}
     assert done["sinks/stock_stats"]["files_after"] == 1
     assert left(busy) == {"old"}
     (warning,) = [entry for entry in logs if "hindcast was deleted" in entry["event"]]
