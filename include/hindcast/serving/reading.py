@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hindcast import catalog
-from hindcast.catalog import Catalog
 from hindcast.delta.open_table import find_table, open_table
 from hindcast.errors import BadInputError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline
 from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, Corrections
@@ -180,15 +179,14 @@ def read(pipeline: str, settings: Settings | None = None) -> Reading:
     :raises UnknownVersionError: if no file declares a version that readers get
     :raises BadInputError: if it has no table yet
     """
-    settings = settings or Settings()
-    found = catalog.load(settings.pipelines_dir)
-    rollout = _rollout(settings, pipeline)
+    installation = Installation(settings)
+    rollout = _rollout(installation.settings, pipeline)
     while True:
         try:
-            return _pinned(settings, found, pipeline, rollout)
+            return _pinned(installation, pipeline, rollout)
         except BadInputError:
             before = rollout
-            rollout = _rollout(settings, pipeline)
+            rollout = _rollout(installation.settings, pipeline)
             # If it differs, another version was promoted and the table of the former one discarded: retry.
             if rollout == before:
                 raise
@@ -198,7 +196,9 @@ def _rollout(settings: Settings, pipeline: str) -> Rollout | None:
     return rollouts(read_leases(settings)).get(pipeline)
 
 
-def _pinned(settings: Settings, found: Catalog, name: str, rollout: Rollout | None) -> Reading:
+def _pinned(installation: Installation, name: str, rollout: Rollout | None) -> Reading:
+    settings = installation.settings
+    found = installation.catalog
     if rollout is None:
         return Reading.pin(settings, found[name])
     parts: list[Part] = []
