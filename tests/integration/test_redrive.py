@@ -15,6 +15,7 @@ from support.shard_harness import CrashError, crash_at
 
 from hindcast import catalog
 from hindcast.errors import BadInputError, LettersUnprovenError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.kafka.redrive import LETTER_HEADER, MARKS, Repaired, redrive, settle
 from hindcast.pipeline import Pipeline
@@ -92,8 +93,8 @@ def arrived(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes, str
 def test_a_letter_is_sent_back_once(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
     """To its own partition, with its own key; the second time it is left out."""
     settings, topic = dead
-    assert redrive(settings, stock_stats, mended(topic, (0, 1), (1, 0))) == (2, 0)
-    assert redrive(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (1, 2)
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 1), (1, 0))) == (2, 0)
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (1, 2)
     assert arrived(settings, topic) == [
         (0, b"k0", b'{"offset": 0}', f"{topic}/0/0"),
         (0, b"k0", b'{"offset": 1}', f"{topic}/0/1"),
@@ -111,7 +112,7 @@ def killed_at(step: int, settings: Settings, pipeline: Pipeline, letters: list[R
     with pytest.MonkeyPatch.context() as patch:
         crash_at(patch, f"letters.{step}", 1)
         with pytest.raises(CrashError):
-            redrive(settings, pipeline, letters)
+            redrive(Installation(settings), pipeline, letters)
 
 
 @pytest.mark.parametrize("expired", [False, True])
@@ -129,10 +130,10 @@ def test_whoever_is_killed_before_a_step_sends_nothing_twice(
     assert [letter for *_, letter in arrived(settings, topic)] == [f"{topic}/0/0"] * sent
     if expired:
         expire(settings, topic)
-    assert redrive(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
     there = [f"{topic}/0/0"] if not (sent and expired) else []
     assert [letter for *_, letter in arrived(settings, topic)] == there
-    assert redrive(settings, stock_stats, mended(topic, (0, 0))) == (0, 1)
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 0))) == (0, 1)
 
 
 @pytest.mark.parametrize("step", [4, 5, 6, 7])
@@ -148,7 +149,7 @@ def test_one_that_takes_over_from_a_killed_one_may_be_killed_too(
     killed_at(step, settings, stock_stats, mended(topic, (0, 0), (0, 1)))
     seen = [letter for *_, letter in arrived(settings, topic)]
     expire(settings, topic)
-    assert redrive(settings, stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 0), (0, 1), (1, 0))) == (
         3 - 1 - len(seen),
         1 + len(seen),
     )
@@ -165,7 +166,7 @@ def test_two_sets_of_tables_on_one_broker_do_not_take_each_others_proof(
     rows = ControlTables(settings).rows(ControlTable.DEAD_LETTERS)
     ControlTables(other).append(ControlTable.DEAD_LETTERS, rows)
     for one in (settings, other):
-        assert redrive(one, stock_stats, mended(topic, (0, 0))) == (1, 0)
+        assert redrive(Installation(one), stock_stats, mended(topic, (0, 0))) == (1, 0)
     keys = [
         tables.open(ControlTable.MENDED_LETTERS).metadata().id
         for tables in (ControlTables(settings), ControlTables(other))
@@ -200,12 +201,12 @@ def test_a_proof_that_was_deleted_is_asked_of_a_person(
     with KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers) as admin:
         admin.delete_topics([MARKS])
     with pytest.raises(LettersUnprovenError, match="deadletters settle") as refused:
-        redrive(settings, stock_stats, mended(topic, (0, 0)))
+        redrive(Installation(settings), stock_stats, mended(topic, (0, 0)))
     run_id = refused.value.fields["run_id"]
     with pytest.raises(BadInputError, match="waits to be settled"):
-        settle(settings, stock_stats, "no-such-run", sent=sent)
-    settle(settings, stock_stats, run_id, sent=sent)
-    assert redrive(settings, stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
+        settle(Installation(settings), stock_stats, "no-such-run", sent=sent)
+    settle(Installation(settings), stock_stats, run_id, sent=sent)
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 0))) == (int(not sent), int(sent))
 
 
 def test_marks_that_retention_would_delete_are_refused(
@@ -213,13 +214,13 @@ def test_marks_that_retention_would_delete_are_refused(
 ) -> None:
     """A topic of marks that somebody made otherwise proves nothing a week later."""
     settings, topic = dead
-    redrive(settings, stock_stats, mended(topic, (0, 0)))
+    redrive(Installation(settings), stock_stats, mended(topic, (0, 0)))
     with KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers) as admin:
         resource = ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "delete"})
         admin.alter_configs([resource])
         try:
             with pytest.raises(BadInputError, match=r"cleanup\.policy=delete"):
-                redrive(settings, stock_stats, mended(topic, (0, 1)))
+                redrive(Installation(settings), stock_stats, mended(topic, (0, 1)))
         finally:
             admin.alter_configs(
                 [ConfigResource(ConfigResourceType.TOPIC, MARKS, {"cleanup.policy": "compact"})]
@@ -234,7 +235,7 @@ def test_what_is_no_dead_letter_is_refused(dead: tuple[Settings, str], stock_sta
         (mended(topic, (0, 0), (0, 0)), "is named twice"),
     ):
         with pytest.raises(BadInputError, match=says):
-            redrive(settings, stock_stats, wrong)
+            redrive(Installation(settings), stock_stats, wrong)
     with pytest.raises(BadInputError, match="Line 3"):
         Repaired.parse('{"topic": "t", "partition": 0}', 3)
     assert arrived(settings, topic) == []

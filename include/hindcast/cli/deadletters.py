@@ -94,14 +94,13 @@ def replay(
     from hindcast.kafka.redrive import check_letters, letters_of, redrive
 
     hindcast = Hindcast()
-    settings = hindcast.settings
     declared = hindcast.catalog[pipeline]
     repaired = letters_of(_text(file))
     if dry_run:
-        check_letters(settings, declared, repaired)
+        check_letters(hindcast.tables, declared, repaired)
         Output(output).row({"pipeline": pipeline, "letters": len(repaired), "dry_run": True})
         return
-    sent, before = redrive(settings, declared, repaired)
+    sent, before = redrive(hindcast, declared, repaired)
     Output(output).row({"pipeline": pipeline, "sent": sent, "sent_before": before})
 
 
@@ -135,7 +134,7 @@ def settle(pipeline: PipelineArgument, run_id: RunArgument, sent: SentOption) ->
 
     hindcast = Hindcast()
     declared = hindcast.catalog[pipeline]
-    redrive.settle(hindcast.settings, declared, run_id, sent=sent)
+    redrive.settle(hindcast, declared, run_id, sent=sent)
     outcome = "sent"
     if not sent:
         outcome = "not sent"

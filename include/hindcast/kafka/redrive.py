@@ -40,6 +40,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from hindcast.errors import BadInputError, BrokerUnavailableError, LettersUnprovenError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes.crash_points import reach
@@ -159,7 +160,7 @@ def _skip_space(text: str, at: int) -> int:
     return match.end()
 
 
-def redrive(settings: Settings, pipeline: Pipeline, mended: Sequence[Repaired]) -> tuple[int, int]:
+def redrive(installation: Installation, pipeline: Pipeline, mended: Sequence[Repaired]) -> tuple[int, int]:
     """Send the letters that were not sent before.
 
     :returns: how many were sent now, and how many had been sent before
@@ -168,33 +169,34 @@ def redrive(settings: Settings, pipeline: Pipeline, mended: Sequence[Repaired]) 
     :raises LettersUnprovenError: if nothing proves whether an earlier run was sent; nothing was sent
     :raises BrokerUnavailableError: the same command again finishes what was begun
     """
-    tables = ControlTables(settings)
-    keys = _keys(tables, pipeline, mended)
-    _make_marks(settings)  # step 1
-    with _producer(settings, pipeline) as producer:  # step 2
-        before = _sent_before(settings, tables, pipeline)
+    servers = installation.settings.bootstrap_servers
+    keys = _keys(installation.tables, pipeline, mended)
+    _make_marks(servers)  # step 1
+    with _producer(servers, pipeline) as producer:  # step 2
+        before = _sent_before(installation, pipeline)
         fresh = [letter for letter in mended if letter.place not in before]
         if fresh:
-            _send(settings, tables, pipeline, producer, fresh, keys)
+            _send(installation, pipeline, producer, fresh, keys)
     return len(fresh), len(mended) - len(fresh)
 
 
-def check_letters(settings: Settings, pipeline: Pipeline, mended: Sequence[Repaired]) -> None:
+def check_letters(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired]) -> None:
     """Check that the letters could be sent back; nothing is sent.
 
     :raises BadInputError: as :func:`redrive`
     """
-    _keys(ControlTables(settings), pipeline, mended)
+    _keys(tables, pipeline, mended)
 
 
-def settle(settings: Settings, pipeline: Pipeline, run_id: str, *, sent: bool) -> None:
+def settle(installation: Installation, pipeline: Pipeline, run_id: str, *, sent: bool) -> None:
     """Record what a person found out about a run that nothing proves.
 
     :raises BadInputError: if no such run is open
     """
-    tables = ControlTables(settings)
-    _make_marks(settings)
-    with _producer(settings, pipeline):  # from here on, an earlier process of the run can commit no more
+    servers = installation.settings.bootstrap_servers
+    tables = installation.tables
+    _make_marks(servers)
+    with _producer(servers, pipeline):  # from here on, an earlier process of the run can commit no more
         row = _find_open_run(_rows(tables, pipeline), run_id)
         if row is None:
             problem = f"No run {run_id} of repaired letters of {pipeline.name} waits to be settled"
@@ -239,13 +241,12 @@ def _text_of(place: Place) -> str:
     return f"{topic}/{partition}/{offset}"
 
 
-def _make_marks(settings: Settings) -> None:
+def _make_marks(servers: str) -> None:
     """Step 1.
 
     :raises BadInputError: if the topic is there, but retention may delete marks
     """
     reach("letters.1")
-    servers = settings.bootstrap_servers
     try:
         with KafkaAdminClient(bootstrap_servers=servers.split(",")) as admin:
             _create_marks(admin)
@@ -290,14 +291,15 @@ def _find_open_run(rows: Sequence[dict[str, Any]], run_id: str) -> dict[str, Any
     return None
 
 
-def _sent_before(settings: Settings, tables: ControlTables, pipeline: Pipeline) -> set[Place]:
+def _sent_before(installation: Installation, pipeline: Pipeline) -> set[Place]:
     """Step 3: every letter of the pipeline that was sent back."""
     reach("letters.3")
+    tables = installation.tables
     rows = _rows(tables, pipeline)
     settled = []
     for row in _open_runs(rows):
         state = UNDONE
-        if _was_sent(settings, pipeline, row):
+        if _was_sent(installation.settings, pipeline, row):
             state = SENT
         settled.append(_note(tables, pipeline, row["run_id"], state, row["letters"], row["ends"]))
     sent: set[Place] = set()
@@ -324,17 +326,17 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
             letters=row["letters"],
             header=RUN_HEADER,
         )
+    servers = settings.bootstrap_servers
     try:
-        return _has_mark(settings, row["run_id"], int(began["offset"]))
+        return _has_mark(servers, row["run_id"], int(began["offset"]))
     except (KafkaError, OSError) as error:
-        servers = settings.bootstrap_servers
         raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=error) from error
 
 
-def _has_mark(settings: Settings, run_id: str, offset: int) -> bool:
+def _has_mark(servers: str, run_id: str, offset: int) -> bool:
     """Whether the run's mark is in the topic at the offset or after it."""
     consumer = KafkaConsumer(
-        bootstrap_servers=settings.bootstrap_servers.split(","),
+        bootstrap_servers=servers.split(","),
         isolation_level="read_committed",
         enable_auto_commit=False,
         auto_offset_reset="earliest",  # the topic may begin after the offset by now
@@ -354,16 +356,16 @@ def _has_mark(settings: Settings, run_id: str, offset: int) -> bool:
 
 
 def _send(
-    settings: Settings,
-    tables: ControlTables,
+    installation: Installation,
     pipeline: Pipeline,
     producer: KafkaProducer,
     letters: Sequence[Repaired],
     keys: Mapping[Place, bytes | None],
 ) -> None:
     """Steps 4 to 7."""
+    tables = installation.tables
     run_id = uuid.uuid4().hex
-    with TopicOffsets(settings) as offsets:
+    with TopicOffsets(installation.settings) as offsets:
         end = offsets.latest(MARKS)[_MARKS.partition]
         ends = json.dumps({"marks": offsets.identity(MARKS), "offset": end})
     places = json.dumps([letter.place for letter in letters])
@@ -411,13 +413,12 @@ def _note(
 
 
 @contextmanager
-def _producer(settings: Settings, pipeline: Pipeline) -> Iterator[KafkaProducer]:
+def _producer(servers: str, pipeline: Pipeline) -> Iterator[KafkaProducer]:
     """Step 2.
 
     :raises BrokerUnavailableError: from the body of the ``with`` statement, too
     """
     reach("letters.2")
-    servers = settings.bootstrap_servers
     producer = None
     try:
         producer = KafkaProducer(

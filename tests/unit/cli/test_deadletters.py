@@ -16,6 +16,7 @@ import pytest
 from hindcast import catalog
 from hindcast.cli.main import run
 from hindcast.errors import BadInputError
+from hindcast.installation import Installation
 from hindcast.kafka import redrive
 from hindcast.kafka.redrive import Repaired, check_letters, letters_of
 from hindcast.settings import Settings, project_root
@@ -67,8 +68,8 @@ def replay(dead: Settings, monkeypatch: pytest.MonkeyPatch) -> Replay:
     """Give a text to `deadletters replay` on stdin; what would be sent."""
     sent: list[Repaired] = []
 
-    def take(settings: Settings, pipeline: Any, mended: list[Repaired]) -> tuple[int, int]:
-        check_letters(settings, pipeline, mended)
+    def take(installation: Installation, pipeline: Any, mended: list[Repaired]) -> tuple[int, int]:
+        check_letters(installation.tables, pipeline, mended)
         sent.extend(mended)
         return len(mended), 0
 
@@ -156,9 +157,11 @@ def test_a_letter_keeps_its_key(dead: Settings) -> None:
     """Its key chose its partition: another one would be lost among the others of that partition."""
     pipeline = catalog.load(project_root() / "include/pipelines")[NAME]
     with pytest.raises(BadInputError, match="another key"):
-        check_letters(dead, pipeline, [Repaired(("trades", 0, 0), b"x", key=b"OTHER")])
+        check_letters(ControlTables(dead), pipeline, [Repaired(("trades", 0, 0), b"x", key=b"OTHER")])
     check_letters(
-        dead, pipeline, [Repaired(("trades", 0, 0), b"x", key=b"ACME"), Repaired(("trades", 0, 1), b"x")]
+        ControlTables(dead),
+        pipeline,
+        [Repaired(("trades", 0, 0), b"x", key=b"ACME"), Repaired(("trades", 0, 1), b"x")],
     )
 
 
@@ -168,4 +171,4 @@ def test_two_values_for_one_letter_are_refused(dead: Settings) -> None:
     line = '{"topic": "trades", "partition": 0, "offset": 0, "value": "%s"}\n'
     assert len(letters_of(line % "x" + line % "x")) == 1
     with pytest.raises(BadInputError, match="named twice"):
-        check_letters(dead, pipeline, letters_of(line % "x" + line % "y"))
+        check_letters(ControlTables(dead), pipeline, letters_of(line % "x" + line % "y"))
