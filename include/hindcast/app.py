@@ -533,7 +533,7 @@ class InstalledPipeline:
         """
         from hindcast.recovery import plan_rewind
 
-        return plan_rewind.make_plan(self._settings, self._hindcast.lease_table, self.declared, to)
+        return plan_rewind.make_plan(self._hindcast, self.declared, to)
 
     def rewind(self, plan: RewindPlan, *, by: str = "", reason: str = "") -> Row:
         """Take back the output of the paused pipeline as planned, so that it reads from there again.
@@ -545,15 +545,13 @@ class InstalledPipeline:
         """
         from hindcast.recovery import rewind
 
-        return rewind.run(
-            self._settings, self._hindcast.lease_table, self.declared, plan, by=by, reason=reason
-        )
+        return rewind.run(self._hindcast, self.declared, plan, by=by, reason=reason)
 
     def complete_rewind(self) -> Row | None:
         """Complete a rewind that was cut short; None if there is none."""
         from hindcast.recovery import rewind
 
-        return rewind.complete(self._settings, self._hindcast.lease_table, self.declared)
+        return rewind.complete(self._hindcast, self.declared)
 
     def abandon_rewind(self, *, by: str = "", reason: str = "") -> Row | None:
         """Call off a rewind that was cut short, as long as its table is not restored yet; None if there is
@@ -561,7 +559,7 @@ class InstalledPipeline:
         """
         from hindcast.recovery.abandon_rewind import abandon
 
-        return abandon(self._settings, self._hindcast.lease_table, self.declared, by=by, reason=reason)
+        return abandon(self._hindcast, self.declared, by=by, reason=reason)
 
     # Versions
 

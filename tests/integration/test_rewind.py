@@ -20,6 +20,8 @@ from support.simulated_stream import Clockwork, Simulated
 from support.workload_harness import Workload, at
 
 from hindcast.errors import LeaseLostError, RewindRefusedError
+from hindcast.installation import Installation
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import ShardState
 from hindcast.partitions import app_id
 from hindcast.recovery import rewind
@@ -41,6 +43,13 @@ pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}")
     for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
 ]
+
+
+@pytest.fixture
+def shard(shard: Shard) -> Shard:
+    """A shard whose lease is in the table that a rewind reads."""
+    shard.store = LeaseTable(shard.settings)
+    return shard
 
 
 def pause(shard: Shard) -> None:
@@ -72,14 +81,14 @@ def file(shard: Shard) -> None:
 
 
 def plan(shard: Shard, target: dict[int, int] | datetime | None) -> RewindPlan:
-    return make_plan(shard.settings, shard.store, shard.pipeline, target)
+    return make_plan(Installation(shard.settings), shard.pipeline, target)
 
 
 def rewound(shard: Shard, target: dict[int, int] | None) -> dict[str, Any]:
     file(shard)
     pause(shard)
     return rewind.run(
-        shard.settings, shard.store, shard.pipeline, plan(shard, target), by="me", reason="a test"
+        Installation(shard.settings), shard.pipeline, plan(shard, target), by="me", reason="a test"
     )
 
 
@@ -151,7 +160,7 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
         crash_at(monkeypatch, f"reset.{step}", 1)
         what = partial(rewind.run, plan=planned, by="me", reason="") if step <= 2 else rewind.complete
         with pytest.raises(CrashError):
-            what(shard.settings, shard.store, shard.pipeline)
+            what(Installation(shard.settings), shard.pipeline)
         begun = bool(rewind.rewind_point.unfinished(shard.store.read().leases, shard.pipeline.name))
         assert begun is (step > 1), "the old state, or one that the same call goes on from"
         assert (sorted(sink_rows(shard.settings)) == before) is (step <= 2)
@@ -165,8 +174,8 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
     Ledger(ControlTables(shard.settings)).append(
         [replace(late, batch=old.batch + 1, sink_version=99)]
     )  # as an owner that wakes files it
-    assert rewind.complete(shard.settings, shard.store, shard.pipeline) is not None
-    assert rewind.complete(shard.settings, shard.store, shard.pipeline) is None
+    assert rewind.complete(Installation(shard.settings), shard.pipeline) is not None
+    assert rewind.complete(Installation(shard.settings), shard.pipeline) is None
     shard.serve(second)
     read_once(shard)
     check(shard)
@@ -208,7 +217,7 @@ def test_a_rewind_that_could_not_be_refilled_changes_nothing(shard: Shard) -> No
         plan(shard, last)
     states.set_state(shard.pipeline.name, DesiredState.RUNNING)
     with pytest.raises(RewindRefusedError, match="not paused"):
-        rewind.run(shard.settings, shard.store, shard.pipeline, planned, by="me", reason="")
+        rewind.run(Installation(shard.settings), shard.pipeline, planned, by="me", reason="")
     assert shard.sink.version() == version
     shards = {
         key: (lease.state, lease.epoch)
@@ -221,6 +230,7 @@ def test_a_rewind_that_could_not_be_refilled_changes_nothing(shard: Shard) -> No
 def test_running_results_are_rewound(workload: Callable[..., Workload]) -> None:
     """Rows that later batches had replaced are as they were, and counted on from there."""
     words = workload("word_count", 1)
+    words.store = LeaseTable(words.settings)
     for spoken in (["a", "b", "a"], ["a", "c"]):
         words.put([{"word": word, "ts": at(0)} for word in spoken])
         words.read()

@@ -21,7 +21,9 @@ from support.simulated_platform import SINK_SCHEMA, store
 from support.simulated_stream import Simulated, simulate, trades
 
 from hindcast.errors import RewindRefusedError
+from hindcast.installation import Installation
 from hindcast.leases.lease import ShardState
+from hindcast.leases.store import LeaseStore
 from hindcast.partitions import Offsets, app_id
 from hindcast.pipeline import Pipeline, Table, Topic, Window
 from hindcast.recovery import rewind
@@ -35,7 +37,6 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
-from hindcast.testing import MemoryStore
 
 #: The epoch in which the shards were given up.
 EPOCH = 1
@@ -95,11 +96,18 @@ class BrokerAnswers:
 class Paused:
     """The pipeline, what it has streamed, and what its broker answers."""
 
-    settings: Settings
-    store: MemoryStore
+    installation: Installation
     pipeline: Pipeline
     stream: Simulated
     broker: BrokerAnswers
+
+    @property
+    def settings(self) -> Settings:
+        return self.installation.settings
+
+    @property
+    def store(self) -> LeaseStore:
+        return self.installation.lease_table
 
     @property
     def sink(self) -> DeltaTable:
@@ -122,7 +130,7 @@ class Paused:
         return {key.status_value: lease.state for key, lease in leases.items() if key.status_type == "shard"}
 
     def plan(self, target: Offsets | datetime | None) -> RewindPlan:
-        return make_plan(self.settings, self.store, self.pipeline, target)
+        return make_plan(self.installation, self.pipeline, target)
 
     def refusal(self, target: Offsets | datetime | None) -> dict[str, Any]:
         """What a plan is refused with: problem, cure, pipeline and place."""
@@ -132,16 +140,16 @@ class Paused:
         return caught.value.fields
 
     def run(self, plan: RewindPlan) -> dict[str, Any]:
-        return rewind.run(self.settings, self.store, self.pipeline, plan, by="me", reason="a test")
+        return rewind.run(self.installation, self.pipeline, plan, by="me", reason="a test")
 
     def rewind(self, target: Offsets | None) -> dict[str, Any]:
         return self.run(self.plan(target))
 
     def complete(self) -> dict[str, Any] | None:
-        return rewind.complete(self.settings, self.store, self.pipeline)
+        return rewind.complete(self.installation, self.pipeline)
 
     def abandon(self) -> dict[str, Any] | None:
-        return abandon(self.settings, self.store, self.pipeline, by="me", reason="a test")
+        return abandon(self.installation, self.pipeline, by="me", reason="a test")
 
     def app(self, name: str = "v1.g0.s0", table: str = "") -> FencedTable:
         """A table, the sink by default, as a shard sees it."""
@@ -184,7 +192,8 @@ def paused_pipeline(settings: Settings) -> Paused:
     """Write the tables and the leases of a stream that was paused after 15 batches."""
     stream = simulate(trades(4, count=400, partitions=4, rate_ms=100.0), seed=4, shards=2, even=True)
     stream.ledger = [replace(row, batch=row.batch + 1) for row in stream.ledger]
-    leases = MemoryStore()
+    installation = Installation(settings)
+    leases = installation.lease_table
     store(settings, stream, "stock_stats")
     made = resharding.create(leases, "stock_stats", 1, 2, dict.fromkeys(range(4), 0))
     leases.commit(leases.read(), [lease.evolve(epoch=EPOCH, state=ShardState.CLOSED) for lease in made])
@@ -193,7 +202,7 @@ def paused_pipeline(settings: Settings) -> Paused:
     states.set_state("stock_stats", DesiredState.PAUSED)
     ends = History.of(stream.ledger).committed
     broker = BrokerAnswers(dict.fromkeys(ends, 0), dict(ends), {})  # it has dropped nothing
-    return Paused(settings, leases, STOCK_STATS, stream, broker)
+    return Paused(installation, STOCK_STATS, stream, broker)
 
 
 def write_as(url: str, app: str, schema: pa.Schema = SINK_SCHEMA) -> None:

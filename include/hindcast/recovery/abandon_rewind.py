@@ -14,29 +14,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from hindcast.leases.store import LeaseStore
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rewind_events, rewind_point
 from hindcast.recovery.begun_rewind import find_begun
 from hindcast.recovery.restore_sink import SinkRestore
-from hindcast.settings import Settings
 
 
-def abandon(
-    settings: Settings, store: LeaseStore, pipeline: Pipeline, *, by: str, reason: str
-) -> dict[str, Any] | None:
+def abandon(installation: Installation, pipeline: Pipeline, *, by: str, reason: str) -> dict[str, Any] | None:
     """Call off the rewind; return what it recorded of itself, or None if no rewind was cut short.
 
     :raises RewindRefusedError: if its table is restored already
     :raises StoreUnavailableError: if a store does not answer; the same call completes what is left
     """
+    store = installation.lease_table
     begun = find_begun(store, pipeline.name)
     if begun is None:
         return None
     reach("abandon.1")  # 1. the sink: step 2 of the rewind lands no more
-    SinkRestore(settings, pipeline, begun).call_off()
+    SinkRestore(installation.settings, pipeline, begun).call_off()
     reach("abandon.2")  # 2. the leases as they were
     rewind_point.undo(store, pipeline.name, begun.id)
-    rewind_events.record_abandonment(settings, begun.record, by=by, reason=reason)
+    rewind_events.record_abandonment(installation.event_log, begun.record, by=by, reason=reason)
     return dict(begun.record)

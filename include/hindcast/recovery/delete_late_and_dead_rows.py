@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from hindcast.delta.open_table import find_table, open_table
 from hindcast.errors import FenceMovedError
+from hindcast.installation import Installation
 from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline
 from hindcast.recovery.begun_rewind import BegunRewind
@@ -20,16 +21,16 @@ from hindcast.tables.schema import ControlTable
 _TABLES = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 
 
-def last_filed_batch(settings: Settings, pipeline: str, shard: str) -> int:
+def last_filed_batch(installation: Installation, pipeline: str, shard: str) -> int:
     """The last batch whose late rows and whose poison rows are both in their tables; 0 for none."""
     batches = []
     for name in _TABLES:
-        recorded = _fenced_table(settings, name, pipeline, shard).recorded()
+        recorded = _fenced_table(installation, name, pipeline, shard).recorded()
         batches.append(recorded.batch if recorded else 0)
     return min(batches)
 
 
-def delete_late_and_dead_rows(settings: Settings, pipeline: Pipeline, begun: BegunRewind) -> None:
+def delete_late_and_dead_rows(installation: Installation, pipeline: Pipeline, begun: BegunRewind) -> None:
     """Fence both tables, and delete the rows of the batches that are taken back.
 
     :raises StoreUnavailableError: if the store does not answer
@@ -37,8 +38,8 @@ def delete_late_and_dead_rows(settings: Settings, pipeline: Pipeline, begun: Beg
     for shard, kept in begun.kept_batches.items():
         for name in _TABLES:
             if shard in begun.epochs:
-                seal(_fenced_table(settings, name, pipeline.name, shard), begun.epochs[shard])
-            _delete_after(settings, name, pipeline.name, shard, kept)
+                seal(_fenced_table(installation, name, pipeline.name, shard), begun.epochs[shard])
+            _delete_after(installation.tables, name, pipeline.name, shard, kept)
 
 
 def empty_late_sink(settings: Settings, pipeline: Pipeline, epochs: Mapping[str, int]) -> None:
@@ -73,16 +74,15 @@ def seal(table: FencedTable, epoch: int) -> None:
             continue
 
 
-def _fenced_table(settings: Settings, name: ControlTable, pipeline: str, shard: str) -> FencedTable:
-    tables = ControlTables(settings)
+def _fenced_table(installation: Installation, name: ControlTable, pipeline: str, shard: str) -> FencedTable:
+    tables = installation.tables
     tables.open(name)  # makes it on first use
-    return FencedTable(tables.url(name), settings.storage_options, app_id(pipeline, shard))
+    return FencedTable(tables.url(name), installation.settings.storage_options, app_id(pipeline, shard))
 
 
-def _delete_after(settings: Settings, name: ControlTable, pipeline: str, shard: str, kept: int) -> None:
+def _delete_after(tables: ControlTables, name: ControlTable, pipeline: str, shard: str, kept: int) -> None:
     """Delete the shard's rows of all batches after ``kept``. No name holds a quote
     (hindcast.pipeline.NAME).
     """
-    tables = ControlTables(settings)
     predicate = f"pipeline = '{pipeline}' AND shard = '{shard}' AND batch > {kept}"
     retry_commit(tables.url(name), lambda: tables.open(name).delete(predicate))

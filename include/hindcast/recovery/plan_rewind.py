@@ -15,9 +15,9 @@ from typing import Any
 from hindcast.delta.application_ids import applications
 from hindcast.delta.open_table import open_table
 from hindcast.errors import OffsetsLostError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
-from hindcast.leases.store import LeaseStore
 from hindcast.partitions import Offsets, app_id, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.recovery import rebuild_state, rewind_point
@@ -26,9 +26,9 @@ from hindcast.recovery.restorable_version import find_version, live_files
 from hindcast.recovery.rewind_point import RewindPoint, RewindRequest
 from hindcast.settings import Settings
 from hindcast.shards.resharding import newest_of_version
-from hindcast.tables.control_tables import ControlTables, utc_from_ms
+from hindcast.tables.control_tables import utc_from_ms
 from hindcast.tables.fenced_sink import FencedTable
-from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
 
 #: How far from the sink's retention a file must be that the rewind is to name again: a rewind that is cut
@@ -104,7 +104,7 @@ class RewindPlan:
 
 
 def make_plan(
-    settings: Settings, store: LeaseStore, pipeline: Pipeline, target: Mapping[int, int] | datetime | None
+    installation: Installation, pipeline: Pipeline, target: Mapping[int, int] | datetime | None
 ) -> RewindPlan:
     """What it would take to rewind a pipeline.
 
@@ -113,7 +113,7 @@ def make_plan(
         could not be read again
     """
     request = RewindRequest(pipeline.name, _named(target))
-    leases = store.read().leases
+    leases = installation.lease_table.read().leases
     if rewind_point.unfinished(leases, pipeline.name):
         command = f"`hindcast rewind {pipeline.name}"
         cure = (
@@ -122,7 +122,7 @@ def make_plan(
         raise request.refused("an earlier rewind was cut short", cure)
     rewind_point.check_still(pipeline.name, pipeline.version, request.to, leases)
     shards = tuple(newest_of_version(leases.values(), pipeline.name, pipeline.version))
-    return _Planner(settings, pipeline, request, shards).plan(target)
+    return _Planner(installation, pipeline, request, shards).plan(target)
 
 
 def _named(target: Mapping[int, int] | datetime | None) -> str:
@@ -137,14 +137,19 @@ class _Planner:
     """Plans one rewind of a pipeline that is paused."""
 
     def __init__(
-        self, settings: Settings, pipeline: Pipeline, request: RewindRequest, shards: tuple[Lease, ...]
+        self,
+        installation: Installation,
+        pipeline: Pipeline,
+        request: RewindRequest,
+        shards: tuple[Lease, ...],
     ) -> None:
-        self._settings = settings
+        self._installation = installation
+        self._settings = installation.settings
         self._pipeline = pipeline
         self._request = request
         self._shards = shards
-        self._sink_url = settings.table("sinks", pipeline.sink.name)
-        self._batches = Ledger(ControlTables(settings)).batches(pipeline.name, pipeline.version)
+        self._sink_url = self._settings.table("sinks", pipeline.sink.name)
+        self._batches = installation.ledger.batches(pipeline.name, pipeline.version)
         self._committed = History.of(self._batches).committed
 
     def plan(self, target: Mapping[int, int] | datetime | None) -> RewindPlan:
@@ -241,7 +246,7 @@ class _Planner:
             recorded = sink.recorded()
             if recorded is not None and recorded.batch > in_ledger.get(shard, 0):
                 raise self._request.refused(f"the ledger lacks the last batch of {shard}", cure)
-            if last_filed_batch(self._settings, name, shard) < point.last.get(shard, 0):
+            if last_filed_batch(self._installation, name, shard) < point.last.get(shard, 0):
                 problem = f"late and poison rows of {shard} are not all filed yet"
                 raise self._request.refused(problem, cure)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from hindcast.leases.store import LeaseStore
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rewind_events, rewind_point
@@ -32,53 +32,54 @@ from hindcast.recovery.begun_rewind import BegunRewind, find_begun
 from hindcast.recovery.delete_late_and_dead_rows import delete_late_and_dead_rows, empty_late_sink
 from hindcast.recovery.plan_rewind import RewindPlan, check_only_writer
 from hindcast.recovery.restore_sink import SinkRestore
-from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
 
 
 def run(
-    settings: Settings, store: LeaseStore, pipeline: Pipeline, plan: RewindPlan, *, by: str, reason: str
+    installation: Installation, pipeline: Pipeline, plan: RewindPlan, *, by: str, reason: str
 ) -> dict[str, Any]:
     """Carry out a plan; return what the rewind recorded of itself.
 
     :raises RewindRefusedError: if the pipeline was resumed since, or another has written to its tables
     :raises StoreUnavailableError: if a store does not answer; :func:`complete` takes the steps that are left
     """
-    check_only_writer(settings, pipeline, plan.request)
+    check_only_writer(installation.settings, pipeline, plan.request)
     record = {**plan.as_dict(), "by": by, "reason": reason, "id": uuid.uuid4().hex}
-    rewind_events.record_begin(settings, record)
+    rewind_events.record_begin(installation.event_log, record)
     reach("reset.1")  # 1. the leases: nobody can take what is to be taken back
+    store = installation.lease_table
     rewind_point.begin(store, pipeline.name, pipeline.version, plan.shards, plan.point, record)
-    done = complete(settings, store, pipeline)
+    done = complete(installation, pipeline)
     assert done is not None
     return done
 
 
-def complete(settings: Settings, store: LeaseStore, pipeline: Pipeline) -> dict[str, Any] | None:
+def complete(installation: Installation, pipeline: Pipeline) -> dict[str, Any] | None:
     """Take steps 2 to 5 of a rewind that has begun; return what it recorded, or None if there is none.
 
     :raises RewindRefusedError: if files of the version that is kept are gone, or may go meanwhile;
         :mod:`hindcast.recovery.abandon_rewind` is the way back
     :raises StoreUnavailableError: if a store does not answer; the same call takes the steps that are left
     """
+    settings = installation.settings
+    store = installation.lease_table
     begun = find_begun(store, pipeline.name)
     if begun is None:
         return None
     reach("reset.2")  # 2. the sink as it was, and no batch of an older owner any more
     sink_version = SinkRestore(settings, pipeline, begun).restore()
     reach("reset.3")  # 3. late and poison rows
-    delete_late_and_dead_rows(settings, pipeline, begun)
+    delete_late_and_dead_rows(installation, pipeline, begun)
     empty_late_sink(settings, pipeline, begun.epochs)
     reach("reset.4")  # 4. the ledger
-    _take_back_batches(settings, pipeline, begun, sink_version)
+    _take_back_batches(installation.ledger, pipeline, begun, sink_version)
     reach("reset.5")  # 5. the shards that read it again
     rewind_point.end(store, pipeline.name, begun.id)
-    rewind_events.record_end(settings, begun.record)
+    rewind_events.record_end(installation.event_log, begun.record)
     return dict(begun.record)
 
 
-def _take_back_batches(settings: Settings, pipeline: Pipeline, begun: BegunRewind, sink_version: int) -> None:
+def _take_back_batches(ledger: Ledger, pipeline: Pipeline, begun: BegunRewind, sink_version: int) -> None:
     rows = []
     for shard, kept in begun.kept_batches.items():
         # A shard of an older generation has batches, and no owner that could write.
@@ -95,4 +96,4 @@ def _take_back_batches(settings: Settings, pipeline: Pipeline, begun: BegunRewin
                 sink_version,
             )
         )
-    Ledger(ControlTables(settings)).append(rows)
+    ledger.append(rows)

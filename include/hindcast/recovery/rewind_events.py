@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 
 #: Too long for an event, or in a column of its own.
 _NOT_IN_DETAIL = frozenset({"pipeline", "last", "states"})
 
 
-def record_begin(settings: Settings, record: Mapping[str, Any]) -> None:
+def record_begin(events: EventLog, record: Mapping[str, Any]) -> None:
     """Warn before the first step, with the ways out: a rewind that is cut short must not go unnoticed.
 
     :param record: what the rewind records of itself
@@ -24,19 +22,19 @@ def record_begin(settings: Settings, record: Mapping[str, Any]) -> None:
         f"Nothing, if a {EventKind.PIPELINE_REWOUND} or {EventKind.PIPELINE_REWIND_ABANDONED} follows. "
         f"Otherwise `hindcast rewind {name}` completes it; `hindcast rewind {name} --abandon` calls it off."
     )
-    _record(settings, EventKind.PIPELINE_REWINDING, message, record, Severity.WARNING, cure)
+    _record(events, EventKind.PIPELINE_REWINDING, message, record, Severity.WARNING, cure)
 
 
-def record_end(settings: Settings, record: Mapping[str, Any]) -> None:
+def record_end(events: EventLog, record: Mapping[str, Any]) -> None:
     by = record["by"]
     message = f"{record['pipeline']} was rewound to {record['to']} by {by}: {_reason(record['reason'])}."
-    _record(settings, EventKind.PIPELINE_REWOUND, message, record)
+    _record(events, EventKind.PIPELINE_REWOUND, message, record)
 
 
-def record_abandonment(settings: Settings, record: Mapping[str, Any], *, by: str, reason: str) -> None:
+def record_abandonment(events: EventLog, record: Mapping[str, Any], *, by: str, reason: str) -> None:
     """:param by: who called the rewind off; another one may have begun it"""
     message = f"{by} called off the rewind of {record['pipeline']} to {record['to']}: {_reason(reason)}."
-    _record(settings, EventKind.PIPELINE_REWIND_ABANDONED, message, record)
+    _record(events, EventKind.PIPELINE_REWIND_ABANDONED, message, record)
 
 
 def _reason(given: str) -> str:
@@ -44,7 +42,7 @@ def _reason(given: str) -> str:
 
 
 def _record(
-    settings: Settings,
+    events: EventLog,
     kind: EventKind,
     message: str,
     record: Mapping[str, Any],
@@ -52,5 +50,4 @@ def _record(
     cure: str = "",
 ) -> None:
     detail = {name: value for name, value in record.items() if name not in _NOT_IN_DETAIL}
-    events = EventLog(ControlTables(settings))
     events.record(kind, message, severity=severity, cure=cure, pipeline=record["pipeline"], **detail)

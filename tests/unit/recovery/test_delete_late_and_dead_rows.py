@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from support.paused_pipeline import STOCK_STATS, write_as
 
 from hindcast.errors import LeaseLostError, StoreUnavailableError
+from hindcast.installation import Installation
 from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline, Table
 from hindcast.recovery.begun_rewind import BegunRewind
@@ -68,7 +69,7 @@ def test_the_rows_of_batches_that_are_taken_back_are_deleted(settings: Settings)
         append(settings, name, *others, *(("stock_stats", SHARD, batch) for batch in (2, 3, 4)))
         append(settings, name, ("stock_stats", "v1.g0.s1", 1))
     begun = BegunRewind({"last": {SHARD: 2}}, {SHARD: 5, "v1.g0.s1": 7}, {})
-    delete_late_and_dead_rows(settings, STOCK_STATS, begun)
+    delete_late_and_dead_rows(Installation(settings), STOCK_STATS, begun)
     for name in TABLES:
         assert left(settings, name) == {*others, ("stock_stats", SHARD, 2)}
         assert fenced(settings, name).recorded() == Fence(5, 0)
@@ -80,7 +81,7 @@ def test_rows_of_an_older_generation_are_deleted_without_a_fence(settings: Setti
     for name in TABLES:
         append(settings, name, ("stock_stats", "v1.g0.s1", 3), ("stock_stats", "v1.g0.s1", 4))
     begun = BegunRewind({"last": {"v1.g0.s1": 3}}, {}, {})
-    delete_late_and_dead_rows(settings, STOCK_STATS, begun)
+    delete_late_and_dead_rows(Installation(settings), STOCK_STATS, begun)
     for name in TABLES:
         assert left(settings, name) == {("stock_stats", "v1.g0.s1", 3)}
         assert fenced(settings, name, "v1.g0.s1").recorded() is None
@@ -88,13 +89,13 @@ def test_rows_of_an_older_generation_are_deleted_without_a_fence(settings: Setti
 
 def test_the_last_filed_batch_is_in_both_tables(settings: Settings) -> None:
     """0 before the first; a table that nobody has made is made."""
-    assert last_filed_batch(settings, "stock_stats", SHARD) == 0
+    assert last_filed_batch(Installation(settings), "stock_stats", SHARD) == 0
     fenced(settings, TABLES[0]).commit(Fence(1, 4), [])
-    assert last_filed_batch(settings, "stock_stats", SHARD) == 0
+    assert last_filed_batch(Installation(settings), "stock_stats", SHARD) == 0
     fenced(settings, TABLES[1]).commit(Fence(1, 3), [])
-    assert last_filed_batch(settings, "stock_stats", SHARD) == 3
-    assert last_filed_batch(settings, "stock_stats", "v1.g0.s1") == 0
-    assert last_filed_batch(settings, "bar", SHARD) == 0
+    assert last_filed_batch(Installation(settings), "stock_stats", SHARD) == 3
+    assert last_filed_batch(Installation(settings), "stock_stats", "v1.g0.s1") == 0
+    assert last_filed_batch(Installation(settings), "bar", SHARD) == 0
 
 
 def test_a_seal_keeps_the_batch_and_is_set_once(settings: Settings) -> None:
@@ -162,7 +163,9 @@ def test_a_store_that_fails_is_named(
         empty_late_sink(settings, with_late_sink, {SHARD: 5})
     assert caught.value.fields["table"] == settings.table("sinks", "too_late")
     with pytest.raises(StoreUnavailableError, match="could not be written: the disk is full") as caught:
-        delete_late_and_dead_rows(settings, STOCK_STATS, BegunRewind({"last": {SHARD: 2}}, {}, {}))
+        delete_late_and_dead_rows(
+            Installation(settings), STOCK_STATS, BegunRewind({"last": {SHARD: 2}}, {}, {})
+        )
     assert caught.value.fields["table"] == ControlTables(settings).url(TABLES[0])
 
 
@@ -173,8 +176,8 @@ def test_each_access_has_the_stores_options(
     distant = settings.model_copy(update={"storage_options": {"allow_http": "true"}})
     options_seen.clear()
     begun = BegunRewind({"last": {SHARD: 2}}, {SHARD: 5}, {})
-    delete_late_and_dead_rows(distant, STOCK_STATS, begun)
-    assert last_filed_batch(distant, "stock_stats", SHARD) == 0
+    delete_late_and_dead_rows(Installation(distant), STOCK_STATS, begun)
+    assert last_filed_batch(Installation(distant), "stock_stats", SHARD) == 0
     seen = len(options_seen)
     empty_late_sink(distant, with_late_sink, {SHARD: 5})
     assert len(options_seen) == seen + 3

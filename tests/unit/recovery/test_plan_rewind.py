@@ -16,6 +16,7 @@ from support.simulated_platform import SINK_SCHEMA
 
 from hindcast.delta.application_ids import applications
 from hindcast.errors import RewindRefusedError
+from hindcast.installation import Installation
 from hindcast.partitions import offsets_to_json
 from hindcast.pipeline import Table
 from hindcast.recovery.plan_rewind import other_writers
@@ -349,7 +350,8 @@ def test_a_version_whose_files_are_gone_is_refused(paused: Paused) -> None:
 
 def test_each_access_has_the_stores_options(paused: Paused, options_seen: list[Any]) -> None:
     """To the ledger, to the sink and its older version, to late and poison rows."""
-    paused.settings = paused.settings.model_copy(update={"storage_options": {"allow_http": "true"}})
+    options = {"allow_http": "true"}
+    paused.installation = Installation(paused.settings.model_copy(update={"storage_options": options}))
     options_seen.clear()
     paused.plan(paused.middle)
     assert len(options_seen) > 10

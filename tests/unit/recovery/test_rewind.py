@@ -18,6 +18,7 @@ from support.paused_pipeline import EPOCH, Paused, write_as
 from support.simulated_platform import SINK_SCHEMA
 
 from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError
+from hindcast.installation import Installation
 from hindcast.partitions import ShardId, app_id, offsets_to_json
 from hindcast.pipeline import Table
 from hindcast.recovery.abandon_rewind import abandon
@@ -199,7 +200,7 @@ def test_each_end_of_a_rewind_is_an_event(paused: Paused, monkeypatch: pytest.Mo
     """Its beginning, that it was called off, and the end of another one; each with the record of its rewind."""
     found = paused.plan(paused.middle)
     die_before(monkeypatch, "reset.2", partial(paused.rewind, paused.middle))
-    abandon(paused.settings, paused.store, paused.pipeline, by="you", reason="")
+    abandon(paused.installation, paused.pipeline, by="you", reason="")
     record = paused.rewind(paused.middle)
     assert (record["by"], record["reason"], record["rows_kept"]) == ("me", "a test", found.rows_kept)
     rows = sorted(ControlTables(paused.settings).rows(ControlTable.EVENTS), key=lambda row: row["at"])
@@ -228,7 +229,8 @@ def test_every_access_of_a_rewind_has_the_stores_options(
     paused: Paused, options_seen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of its plan, its steps and the commit that calls it off; those to a table for late rows, too."""
-    paused.settings = paused.settings.model_copy(update={"storage_options": {"allow_http": "true"}})
+    options = {"allow_http": "true"}
+    paused.installation = Installation(paused.settings.model_copy(update={"storage_options": options}))
     url = paused.settings.table("sinks", "too_late")
     DeltaTable.create(url, SINK_SCHEMA)
     options_seen.clear()

@@ -10,6 +10,7 @@ import pytest
 from hindcast.recovery import rewind_events
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.event_log import EventLog
 from hindcast.tables.schema import ControlTable
 
 RECORD = {
@@ -33,7 +34,7 @@ def event(settings: Settings) -> dict[str, Any]:
 
 def test_a_rewind_that_begins_is_a_warning(settings: Settings) -> None:
     """With the ways out, if no event of its end follows."""
-    rewind_events.record_begin(settings, RECORD)
+    rewind_events.record_begin(EventLog(ControlTables(settings)), RECORD)
     row = event(settings)
     assert (row["kind"], row["severity"]) == ("pipeline_rewinding", "warning")
     assert row["message"] == "me rewinds bar to the place: a test."
@@ -45,7 +46,7 @@ def test_a_rewind_that_begins_is_a_warning(settings: Settings) -> None:
 
 def test_a_rewind_that_has_ended_needs_no_cure(settings: Settings) -> None:
     """It is named with who began it, and why."""
-    rewind_events.record_end(settings, RECORD)
+    rewind_events.record_end(EventLog(ControlTables(settings)), RECORD)
     row = event(settings)
     assert (row["kind"], row["severity"], row["cure"]) == ("pipeline_rewound", "info", "")
     assert row["message"] == "bar was rewound to the place by me: a test."
@@ -53,7 +54,7 @@ def test_a_rewind_that_has_ended_needs_no_cure(settings: Settings) -> None:
 
 def test_a_rewind_that_was_called_off_names_who_did_it(settings: Settings) -> None:
     """Another one may have begun it, who is in the detail."""
-    rewind_events.record_abandonment(settings, RECORD, by="you", reason="too far")
+    rewind_events.record_abandonment(EventLog(ControlTables(settings)), RECORD, by="you", reason="too far")
     row = event(settings)
     assert (row["kind"], row["severity"], row["cure"]) == ("pipeline_rewind_abandoned", "info", "")
     assert row["message"] == "you called off the rewind of bar to the place: too far."
@@ -64,10 +65,10 @@ def test_a_missing_reason_is_said(settings: Settings, kind: str) -> None:
     """A reason is never required."""
     record = {**RECORD, "reason": ""}
     if kind == "begin":
-        rewind_events.record_begin(settings, record)
+        rewind_events.record_begin(EventLog(ControlTables(settings)), record)
     elif kind == "end":
-        rewind_events.record_end(settings, record)
+        rewind_events.record_end(EventLog(ControlTables(settings)), record)
     else:
-        rewind_events.record_abandonment(settings, record, by="you", reason="")
+        rewind_events.record_abandonment(EventLog(ControlTables(settings)), record, by="you", reason="")
     (row,) = ControlTables(settings).rows(ControlTable.EVENTS)
     assert row["message"].endswith(": no reason given.")
