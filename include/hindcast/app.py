@@ -112,7 +112,9 @@ class Hindcast(Installation):
         """The versions of pipelines: state, lag and table of each."""
         from hindcast.versions.listing import list_versions
 
-        return [row for row in list_versions(self.settings) if pipeline in ("", row["pipeline"])]
+        # A listing that is repeated shows a version that was declared meanwhile.
+        newest = Installation(self.settings)
+        return [row for row in list_versions(newest) if pipeline in ("", row["pipeline"])]
 
     def checkpoints(
         self, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
@@ -575,7 +577,7 @@ class InstalledPipeline:
         from hindcast.versions.start import start_version
 
         return start_version(
-            self._quick_session, self._settings, self.name, version, start, new_table=new_table, who=by
+            self._quick_session, self._hindcast, self.name, version, start, new_table=new_table, who=by
         )
 
     def compare_versions(self) -> Row:
@@ -586,7 +588,7 @@ class InstalledPipeline:
         """
         from hindcast.versions.compare_versions import compare_versions
 
-        return compare_versions(self._quick_session, self._settings, self.name)
+        return compare_versions(self._quick_session, self._hindcast, self.name)
 
     def promote(self, version: int, *, despite: str = "", by: str = "", since: str = "") -> Row:
         """Make the inactive version the active one. Readers switch at once; the old one is kept warm.
@@ -597,7 +599,7 @@ class InstalledPipeline:
         """
         from hindcast.versions.promote import promote
 
-        return promote(self._settings, self.name, version, despite=despite, who=by, since=since)
+        return promote(self._hindcast, self.name, version, despite=despite, who=by, since=since)
 
     def back_out(self, *, by: str = "") -> Row:
         """Return to the version that was active before the last promotion. Readers switch at once.
@@ -606,7 +608,7 @@ class InstalledPipeline:
         """
         from hindcast.versions.promote import back_out
 
-        return back_out(self._settings, self.name, who=by)
+        return back_out(self._hindcast, self.name, who=by)
 
     def discard(self, version: int, *, by: str = "") -> Row:
         """Discard the inactive version: its shards, checkpoints and tables.
@@ -615,7 +617,7 @@ class InstalledPipeline:
         """
         from hindcast.versions.discard import discard
 
-        return discard(self._settings, self.name, version, who=by)
+        return discard(self._hindcast, self.name, version, who=by)
 
     def _quick_session(self) -> SparkSession:
         return self._hindcast.spark("hindcast-versions", quick=lambda: True)

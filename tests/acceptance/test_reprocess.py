@@ -13,6 +13,7 @@ from support.fleet import START_SECONDS, Stream, feed
 from support.live_stream import MODULE
 from support.waiting import wait_until
 
+from hindcast.installation import Installation
 from hindcast.serving.reading import read
 from hindcast.versions.listing import list_versions
 
@@ -30,7 +31,9 @@ def hindcast(stream: Stream, *arguments: str, code: int = 0) -> Any:
 
 def state(stream: Stream, version: int) -> str:
     return next(
-        str(row["state"]) for row in list_versions(stream.settings, stream.name) if row["version"] == version
+        str(row["state"])
+        for row in list_versions(Installation(stream.settings), stream.name)
+        if row["version"] == version
     )
 
 

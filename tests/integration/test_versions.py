@@ -20,6 +20,7 @@ from support.waiting import wait_until
 
 from hindcast import catalog
 from hindcast.errors import BadRangeError, TryLaterError, UnknownVersionError, VersionRefusedError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
@@ -77,7 +78,7 @@ class Two:
         return Versions(LeaseTable(self.settings))
 
     def begin(self, start: str = "earliest", **given: Any) -> dict[str, Any]:
-        return start_version(lambda: self.first.spark, self.settings, NAME, 2, start, **given)
+        return start_version(lambda: self.first.spark, Installation(self.settings), NAME, 2, start, **given)
 
     def catch_up(self) -> None:
         """Version 2 reads all that was sent, and what it set aside is filed."""
@@ -113,7 +114,7 @@ class Two:
         return judge(lambda: self.first.spark, self.settings, pipeline, run_id)
 
     def compare(self) -> dict[str, Any]:
-        return compare_versions(lambda: self.first.spark, self.settings, NAME)
+        return compare_versions(lambda: self.first.spark, Installation(self.settings), NAME)
 
     def told(self) -> list[str]:
         events = ControlTables(self.settings).rows(ControlTable.EVENTS, [("pipeline", "=", NAME)])
@@ -124,7 +125,9 @@ class Two:
         ]
 
     def state(self, version: int) -> str:
-        (row,) = [row for row in list_versions(self.settings, NAME) if row["version"] == version]
+        (row,) = [
+            row for row in list_versions(Installation(self.settings), NAME) if row["version"] == version
+        ]
         return str(row["state"])
 
 
@@ -190,7 +193,7 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     with pytest.raises(BadRangeError, match="in the future"):
         pair.begin("2999-01-01T00:00:00+00:00", new_table=True)
     with pytest.raises(UnknownVersionError, match="No file declares version 3"):
-        start_version(lambda: pair.first.spark, settings, NAME, 3, "earliest")
+        start_version(lambda: pair.first.spark, Installation(settings), NAME, 3, "earliest")
     assert pair.told() == []
     assert pair.begin(new_table=True)["seam_ms"] is None
     with pytest.raises(
@@ -198,14 +201,14 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     ):
         pair.begin(new_table=True)
     with pytest.raises(VersionRefusedError, match="has not caught up"):
-        promote(settings, NAME, 2)
+        promote(Installation(settings), NAME, 2)
     pair.catch_up()
     with pytest.raises(VersionRefusedError, match="no verdict"):
-        promote(settings, NAME, 2)
+        promote(Installation(settings), NAME, 2)
     verdict = pair.judge("second")
     assert (verdict["unexplained"], verdict["version"]) == (0, 2)
     with pytest.raises(VersionRefusedError, match="not compared"):
-        promote(settings, NAME, 2)
+        promote(Installation(settings), NAME, 2)
     compared = pair.compare()
     assert compared["passed"], compared["failed"]
     assert compared["columns_only_new"] == ["max_ask"]
@@ -216,10 +219,10 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     pair.first.serve([])
     monkeypatch.setattr("hindcast.versions.promote.WAIT_SECONDS", 0.3)
     with pytest.raises(VersionRefusedError, match="records behind version 1"):
-        promote(settings, NAME, 2)
+        promote(Installation(settings), NAME, 2)
     pair.catch_up()
     assert read(NAME, settings).pipeline.version == 1
-    promoted = promote(settings, NAME, 2, who="ada")
+    promoted = promote(Installation(settings), NAME, 2, who="ada")
     assert promoted["promoted"]
     assert promoted["seconds"] < 5
     after = read(NAME, settings)
@@ -227,17 +230,17 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     assert max(windows(after.arrow().to_pylist()).values()) == 1
     assert windows(before).total() <= windows(after.arrow().to_pylist()).total()
     assert (pair.state(1), pair.state(2)) == ("warm", "active")
-    assert not promote(settings, NAME, 2)["promoted"]
+    assert not promote(Installation(settings), NAME, 2)["promoted"]
     with pytest.raises(VersionRefusedError, match="version 2 is active"):
         pair.begin(new_table=True)
-    back = back_out(settings, NAME)
+    back = back_out(Installation(settings), NAME)
     assert (back["version"], back["seconds"] < 5) == (1, True)
     assert "max_ask" not in read(NAME, settings).arrow().column_names
     assert (pair.state(1), pair.state(2)) == ("active", "live")
     with pytest.raises(VersionRefusedError, match="it is the active one"):
-        discard(settings, NAME, 1)
+        discard(Installation(settings), NAME, 1)
     clock = FakeClock()  # the lease of its last owner, which has stopped without giving it back, expires
-    gone = discard(settings, NAME, 2, clock=clock, sleep=lambda _: clock.advance(5.0))
+    gone = discard(Installation(settings), NAME, 2, clock=clock, sleep=lambda _: clock.advance(5.0))
     assert gone["deleted"]
     assert not Path(settings.table("sinks", f"{NAME}_v2")).exists()
     assert not list(Path(settings.checkpoint(NAME)).glob("v2.*"))
@@ -273,7 +276,7 @@ def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two])
     assert compared["causes"]["version"] == 0
     assert pair.judge("seam")["unexplained"] == 0
     old = read(NAME, settings).arrow().to_pylist()
-    promote(settings, NAME, 2)
+    promote(Installation(settings), NAME, 2)
     reading = read(NAME, settings)
     rows = reading.arrow().to_pylist()
     new = DeltaTable(settings.table("sinks", f"{NAME}_v2")).to_pyarrow_table().to_pylist()
@@ -283,6 +286,6 @@ def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two])
     )
     assert reading.spark(pair.first.spark).count() == len(rows)
     with pytest.raises(VersionRefusedError, match="readers get windows that end by"):
-        discard(settings, NAME, 1)
-    back_out(settings, NAME)
+        discard(Installation(settings), NAME, 1)
+    back_out(Installation(settings), NAME)
     assert windows(read(NAME, settings).arrow().to_pylist()) == windows(old)

@@ -266,6 +266,16 @@ def test_pipelines_are_loaded_once(hindcast: Hindcast, settings: Settings) -> No
     assert list(Hindcast(settings).catalog) == list(catalog.load(settings.pipelines_dir)) == ["p", "q"]
 
 
+def test_a_listing_of_versions_shows_those_that_were_declared_meanwhile(
+    hindcast: Hindcast, settings: Settings
+) -> None:
+    """`hindcast versions --watch` lists again and again with one object."""
+    assert [row["version"] for row in hindcast.versions("p")] == [1, 2]
+    third = MODULE.format(topic="t", name="p", version=3, shards=1)
+    (settings.pipelines_dir / "p_3.py").write_text(third.replace('Table("p"', 'Table("p_v3"'))
+    assert [row["version"] for row in hindcast.versions("p")] == [1, 2, 3]
+
+
 def test_a_declaration_and_the_object_import_no_heavy_library() -> None:
     """A pipeline's file loads no settings; the object loads neither Spark nor delta-rs nor pandas."""
     code = (

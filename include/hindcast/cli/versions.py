@@ -142,7 +142,7 @@ def promote(
     hindcast = Hindcast()
     why = despite.strip()
     name = check_name("pipeline", pipeline)
-    plan = plan_promotion(hindcast.settings, name, version, despite=why)
+    plan = plan_promotion(hindcast, name, version, despite=why)
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return
@@ -163,7 +163,7 @@ def back_out(
     from hindcast.versions.dry_run import plan_back_out
 
     hindcast = Hindcast()
-    plan = plan_back_out(hindcast.settings, check_name("pipeline", pipeline))
+    plan = plan_back_out(hindcast, check_name("pipeline", pipeline))
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return
@@ -185,7 +185,7 @@ def discard(
     from hindcast.versions.dry_run import plan_discard
 
     hindcast = Hindcast()
-    plan = plan_discard(hindcast.settings, check_name("pipeline", pipeline), version)
+    plan = plan_discard(hindcast, check_name("pipeline", pipeline), version)
     if dry_run:
         Output(output).row({**plan.row, "dry_run": True})
         return

@@ -21,9 +21,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from hindcast import catalog
 from hindcast.errors import TryLaterError
-from hindcast.leases.delta_store import LeaseTable
+from hindcast.installation import Installation
 from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.inputs import audited_batches
@@ -34,7 +33,6 @@ from hindcast.shards.version_events import record_changes
 from hindcast.spark.session import cached
 from hindcast.tables.control_tables import ControlTables, utc_from_ms
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 from hindcast.verdict.compare import Comparison, Kind, Sides, compare
@@ -66,7 +64,9 @@ class _Compared:
     columns_only_new: list[str]
 
 
-def compare_versions(session: Callable[[], SparkSession], settings: Settings, name: str) -> dict[str, Any]:
+def compare_versions(
+    session: Callable[[], SparkSession], installation: Installation, name: str
+) -> dict[str, Any]:
     """Compare, and keep the result in an event. Counts are exact; up to 20 rows that differ are kept.
 
     :returns: {pipeline, version, with, offsets, windows_after_ms, windows_to_ms, until, windows, rows, same,
@@ -76,8 +76,9 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     :raises VersionRefusedError: if the pipeline has no inactive version, or the keys of the two differ
     :raises TryLaterError: if there is nothing yet that both have read
     """
-    found = catalog.load(settings.pipelines_dir)
-    rollout = record_changes(ControlTables(settings), Versions(LeaseTable(settings)).of(name))
+    found = installation.catalog
+    tables = installation.tables
+    rollout = record_changes(tables, Versions(installation.lease_table).of(name))
     if rollout.beside is None:
         cure = f"`hindcast reprocess {name}` starts a new version."
         raise Refusal(name, rollout.active, "compared")("there is no inactive version", cure)
@@ -86,27 +87,22 @@ def compare_versions(session: Callable[[], SparkSession], settings: Settings, na
     if new.sink.keys != old.sink.keys:
         problem = f"its keys are {new.sink.keys}, those of version {old.version} {old.sink.keys}"
         raise Refusal(name, new.version, "compared")(problem, 'It can be promoted with --despite "reason".')
-    tables = ControlTables(settings)
-    barrier = _barrier(tables, new, old, rollout)
-    compared = _compare(session(), settings, tables, new, old, barrier)
+    barrier = _barrier(installation, new, old, rollout)
+    compared = _compare(session(), installation, new, old, barrier)
     row = _row(new, old, barrier, compared.result, compared.missing_windows)
     row["change"] = rollout.changes
     row["number"] = _next_number(tables, name)
     row["columns_only_old"] = compared.columns_only_old
     row["columns_only_new"] = compared.columns_only_new
-    _record(tables, row)
+    _record(installation.event_log, row)
     return row
 
 
 def _compare(
-    spark: SparkSession,
-    settings: Settings,
-    tables: ControlTables,
-    new: Pipeline,
-    old: Pipeline,
-    barrier: _Barrier,
+    spark: SparkSession, installation: Installation, new: Pipeline, old: Pipeline, barrier: _Barrier
 ) -> _Compared:
     """Compare the windows (without windows: all rows) of both sinks."""
+    settings = installation.settings
     with ExitStack() as caches:
         new_rows = caches.enter_context(cached(_closed(spark, settings, new, barrier)))
         old_rows = caches.enter_context(cached(_closed(spark, settings, old, barrier)))
@@ -115,7 +111,7 @@ def _compare(
         common = [column for column in old_types if new_types.get(column) == old_types[column]]
         late = None
         if new.window is not None:
-            late = caches.enter_context(cached(_late_for_one(spark, tables, new, old, barrier)))
+            late = caches.enter_context(cached(_late_for_one(spark, installation.tables, new, old, barrier)))
         columns = [f"`{column}`" for column in common]
         stream = new_rows.select(*columns)
         hindsight = old_rows.select(*columns)
@@ -142,7 +138,7 @@ def _keys(pipeline: Pipeline) -> list[str]:
     return []
 
 
-def _record(tables: ControlTables, row: dict[str, Any]) -> None:
+def _record(events: EventLog, row: dict[str, Any]) -> None:
     """Keep the comparison in an event."""
     name = row["pipeline"]
     versions = f"version {row['version']} was compared with version {row['with']}"
@@ -155,7 +151,7 @@ def _record(tables: ControlTables, row: dict[str, Any]) -> None:
         severity = Severity.WARNING
         cure = f"Find out why: {'; '.join(row['failed'])}."
     kind = EventKind.VERSIONS_COMPARED
-    EventLog(tables).record(kind, message, severity=severity, cure=cure, pipeline=name, comparison=row)
+    events.record(kind, message, severity=severity, cure=cure, pipeline=name, comparison=row)
 
 
 def newest_comparison(
@@ -187,10 +183,10 @@ def _comparisons(tables: ControlTables, name: str) -> list[dict[str, Any]]:
     return [json.loads(event["detail"])["comparison"] for event in events]
 
 
-def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, rollout: Rollout) -> _Barrier:
+def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: Rollout) -> _Barrier:
     assert rollout.beside is not None
-    new_history = _filed_history(tables, new)
-    old_history = _filed_history(tables, old)
+    new_history = _filed_history(installation, new)
+    old_history = _filed_history(installation, old)
     new_read = new_history.committed
     old_read = old_history.committed
     offsets: Offsets = {}
@@ -215,10 +211,10 @@ def _barrier(tables: ControlTables, new: Pipeline, old: Pipeline, rollout: Rollo
     return _Barrier(offsets, after_ms, to_ms)
 
 
-def _filed_history(tables: ControlTables, pipeline: Pipeline) -> History:
+def _filed_history(installation: Installation, pipeline: Pipeline) -> History:
     """What the version has read, up to the last batch whose late and poison rows are filed."""
-    rows = Ledger(tables).batches(pipeline.name, pipeline.version)
-    filed = audited_batches(tables, rows)
+    rows = installation.ledger.batches(pipeline.name, pipeline.version)
+    filed = audited_batches(installation.tables, rows)
     return History.of(row for row in rows if row.batch <= filed[row.shard])
 
 

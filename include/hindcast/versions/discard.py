@@ -21,6 +21,7 @@ from typing import Any
 from hindcast.clock import Clock, SystemClock
 from hindcast.delta.open_table import find_table
 from hindcast.errors import StoreUnavailableError, TryLaterError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.expired_owners import Observer
 from hindcast.leases.lease import Lease
@@ -29,7 +30,6 @@ from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.version_changes import Versions
 from hindcast.shards.version_events import record_changes
-from hindcast.tables.control_tables import ControlTables
 
 POLL_SECONDS = 0.1
 #: How long a batch in hand may take to end. The lease of a worker that died takes its own time in addition.
@@ -40,7 +40,7 @@ _EXPIRY_LEASES = 1.25
 
 
 def discard(
-    settings: Settings,
+    installation: Installation,
     name: str,
     version: int,
     *,
@@ -57,15 +57,15 @@ def discard(
     :raises TryLaterError: if a worker keeps holding one of its shards
     :raises StoreUnavailableError: if some of its data cannot be deleted
     """
-    tables = ControlTables(settings)
-    store = LeaseTable(settings)
-    versions = Versions(store)
+    settings = installation.settings
+    tables = installation.tables
+    versions = Versions(installation.lease_table)
     record_changes(tables, versions.of(name))
     reach("discard.1")  # 1. its shards are wanted no more
     rollout = versions.leave(name, version)
     assert rollout.beside is not None
     reach("discard.2")  # 2. no live worker holds one
-    _wait_until_free(store, settings, name, version, clock or SystemClock(), sleep)
+    _wait_until_free(installation, name, version, clock or SystemClock(), sleep)
     reach("discard.3")  # 3. the data
     deleted = _delete_checkpoints(settings, name, version)
     for table in rollout.beside.tables:
@@ -81,17 +81,13 @@ def discard(
 
 
 def _wait_until_free(
-    store: LeaseTable,
-    settings: Settings,
-    name: str,
-    version: int,
-    clock: Clock,
-    sleep: Callable[[float], None],
+    installation: Installation, name: str, version: int, clock: Clock, sleep: Callable[[float], None]
 ) -> None:
-    observer = Observer(clock, settings.lease_seconds)
-    deadline = clock.monotonic() + settings.lease_seconds * _EXPIRY_LEASES + BATCH_SECONDS
+    lease_seconds = installation.settings.lease_seconds
+    observer = Observer(clock, lease_seconds)
+    deadline = clock.monotonic() + lease_seconds * _EXPIRY_LEASES + BATCH_SECONDS
     while True:
-        held = _held_shards(store, observer, name, version)
+        held = _held_shards(installation.lease_table, observer, name, version)
         if not held:
             return
         if clock.monotonic() >= deadline:

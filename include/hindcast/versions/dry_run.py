@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hindcast import catalog
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot
-from hindcast.settings import Settings
 from hindcast.shards.active_version import tables_at
 from hindcast.shards.pipeline_row import desired_key
 from hindcast.shards.version_changes import Refusal, Versions, check_shadow
-from hindcast.tables.control_tables import ControlTables
 from hindcast.versions.promote import check_proved, is_backed_out, is_promoted, position_of
 
 
@@ -47,13 +45,14 @@ class DryRun:
     done: bool = False
 
 
-def plan_promotion(settings: Settings, name: str, version: int, *, despite: str = "") -> DryRun:
+def plan_promotion(installation: Installation, name: str, version: int, *, despite: str = "") -> DryRun:
     """Whether the version reads fast enough to be promoted is not decided: that shows in the promotion
     itself.
 
     :raises VersionRefusedError: if it would be refused
     """
-    store = _read_store(settings, name, "promoted", version)
+    settings = installation.settings
+    store = _read_store(installation, name, "promoted", version)
     versions = Versions(store)
     rollout = versions.of(name)
     row = {"pipeline": name, "version": version, "before": rollout.active}
@@ -61,9 +60,9 @@ def plan_promotion(settings: Settings, name: str, version: int, *, despite: str 
         row["promoted"] = False
         return DryRun(f"{name}: version {version} is active already", row, done=True)
     shadow = check_shadow(rollout, version, "promoted")
-    active_tables = tables_at(catalog.load(settings.pipelines_dir), rollout)
+    active_tables = tables_at(installation.catalog, rollout)
     if not despite:
-        check_proved(ControlTables(settings), rollout, shadow)
+        check_proved(installation.tables, rollout, shadow)
     leases = list(store.snapshot.leases.values())
     reached = position_of(settings, leases, rollout, version, shadow.tables)
     barrier = position_of(settings, leases, rollout, rollout.active, active_tables)
@@ -85,9 +84,9 @@ def plan_promotion(settings: Settings, name: str, version: int, *, despite: str 
     return DryRun(f"{name}: version {version} becomes the active one, readers switch at once, {warm}", row)
 
 
-def plan_back_out(settings: Settings, name: str) -> DryRun:
+def plan_back_out(installation: Installation, name: str) -> DryRun:
     """:raises VersionRefusedError: if it would be refused"""
-    versions = Versions(_read_store(settings, name, "backed out"))
+    versions = Versions(_read_store(installation, name, "backed out"))
     rollout = versions.of(name)
     if is_backed_out(rollout):
         assert rollout.beside is not None
@@ -100,9 +99,9 @@ def plan_back_out(settings: Settings, name: str) -> DryRun:
     return DryRun(f"{name}: {readers}, version {rollout.active} runs on as the inactive one", row)
 
 
-def plan_discard(settings: Settings, name: str, version: int) -> DryRun:
+def plan_discard(installation: Installation, name: str, version: int) -> DryRun:
     """:raises VersionRefusedError: if it would be refused"""
-    versions = Versions(_read_store(settings, name, "discarded", version))
+    versions = Versions(_read_store(installation, name, "discarded", version))
     rollout = versions.leave(name, version)
     assert rollout.beside is not None
     tables = list(rollout.beside.tables)
@@ -111,16 +110,16 @@ def plan_discard(settings: Settings, name: str, version: int) -> DryRun:
     return DryRun(f"{name}: {parts} are deleted ({', '.join(tables)})", row)
 
 
-def _read_store(settings: Settings, name: str, action: str, version: int = 0) -> _SnapshotStore:
+def _read_store(installation: Installation, name: str, action: str, version: int = 0) -> _SnapshotStore:
     """The leases of this moment.
 
     :param version: which one the action is for; 0 if none is named
     :raises VersionRefusedError: if the pipeline is declared and was never started
     :raises UnknownPipelineError: if it is not declared either
     """
-    leases = {lease.key: lease for lease in read_leases(settings)}
+    leases = {lease.key: lease for lease in read_leases(installation.settings)}
     if desired_key(name) not in leases:
-        declared = catalog.load(settings.pipelines_dir)[name].version
+        declared = installation.catalog[name].version
         cure = f"`hindcast resume {name}` starts version {declared}."
         raise Refusal(name, version or declared, action)("the pipeline was never started", cure)
     return _SnapshotStore(Snapshot(leases))

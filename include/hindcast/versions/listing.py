@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hindcast import catalog
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, as_json_object
-from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.active_version import Rollout, rollouts, tables_of
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
@@ -19,7 +18,7 @@ OLDER = "older"
 DECLARED = "declared"
 
 
-def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
+def list_versions(installation: Installation, name: str = "") -> list[dict[str, Any]]:
     """A row for each version that is declared or has a state.
 
     The row: {pipeline, version, state, lag_records, offsets, watermark_ms, table, warm_until, seam_ms,
@@ -29,8 +28,8 @@ def list_versions(settings: Settings, name: str = "") -> list[dict[str, Any]]:
 
     :raises UnknownPipelineError: if there is no pipeline of that name
     """
-    found = catalog.load(settings.pipelines_dir)
-    leases = read_leases(settings)
+    found = installation.catalog
+    leases = read_leases(installation.settings)
     known = rollouts(leases)
     table_of = {(one.name, one.version): tables_of(one)[0] for one in found.every()}
     if name:

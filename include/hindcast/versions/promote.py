@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hindcast import catalog
 from hindcast.errors import VersionRefusedError
-from hindcast.leases.delta_store import LeaseTable
+from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.partitions import as_json_object
 from hindcast.processes.crash_points import reach
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 
 def promote(
-    settings: Settings,
+    installation: Installation,
     name: str,
     version: int,
     *,
@@ -68,8 +67,9 @@ def promote(
         changed
     """
     started = time.monotonic()
-    tables = ControlTables(settings)
-    store = LeaseTable(settings)
+    settings = installation.settings
+    tables = installation.tables
+    store = installation.lease_table
     versions = Versions(store)
     rollout = record_changes(tables, versions.of(name))
     if is_promoted(rollout, version):
@@ -80,7 +80,7 @@ def promote(
     if since and rollout.change.id != since:
         cure = "Compare it again, and approve that."
         raise Refusal(name, version, "promoted")("something changed since it was approved", cure)
-    active_tables = tables_at(catalog.load(settings.pipelines_dir), rollout)
+    active_tables = tables_at(installation.catalog, rollout)
     if not despite:
         check_proved(tables, rollout, shadow)
 
@@ -136,7 +136,7 @@ def promote(
     }
 
 
-def back_out(settings: Settings, name: str, *, who: str = "") -> dict[str, Any]:
+def back_out(installation: Installation, name: str, *, who: str = "") -> dict[str, Any]:
     """Return to the version that was active before the last promotion. Nothing changes if the last change did
     that.
 
@@ -145,8 +145,8 @@ def back_out(settings: Settings, name: str, *, who: str = "") -> dict[str, Any]:
     :raises VersionRefusedError: if no version is kept warm; nothing was changed
     """
     started = time.monotonic()
-    tables = ControlTables(settings)
-    versions = Versions(LeaseTable(settings))
+    tables = installation.tables
+    versions = Versions(installation.lease_table)
     rollout = record_changes(tables, versions.of(name))
     done = is_backed_out(rollout)
     if not done:

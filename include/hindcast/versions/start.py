@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from deltalake import Schema
 
-from hindcast import catalog
 from hindcast.delta.open_table import find_table
 from hindcast.errors import BadRangeError, TryLaterError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
-from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, as_json_object
 from hindcast.pipeline import Pipeline, parse_start
@@ -27,8 +26,7 @@ from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.shards.version_changes import Refusal, Versions, check_room
 from hindcast.shards.version_events import record_changes
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History, may_hold
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ START_FORM = (
 
 def start_version(
     session: Callable[[], SparkSession],
-    settings: Settings,
+    installation: Installation,
     name: str,
     version: int,
     start: str,
@@ -61,17 +59,18 @@ def start_version(
     :raises BadInputError: if any part of it is wrong; nothing was changed
     :raises TryLaterError: if its seam is not known yet; nothing was changed
     """
-    found = catalog.load(settings.pipelines_dir)
-    tables = ControlTables(settings)
-    store = LeaseTable(settings)
+    settings = installation.settings
+    found = installation.catalog
+    tables = installation.tables
+    store = installation.lease_table
     versions = Versions(store)
     rollout = record_changes(tables, versions.of(name))
     pipeline = found.of(name, version)
     active = found.of(name, rollout.active)
     check_room(rollout, version)
-    _check_unused(settings, tables, pipeline)
+    _check_unused(installation, pipeline)
     _check_topics(pipeline, active)
-    history = History.of(Ledger(tables).batches(name, active.version))
+    history = History.of(installation.ledger.batches(name, active.version))
     offsets = start_offsets(settings, pipeline, start, datetime.now(UTC))
     shards_began = began_at(store.leases(), active)
     seam_ms = seam_of(pipeline, active, history, offsets, shards_began)
@@ -108,10 +107,11 @@ def _refused(pipeline: Pipeline) -> Refusal:
     return Refusal(pipeline.name, pipeline.version, "started")
 
 
-def _check_unused(settings: Settings, tables: ControlTables, pipeline: Pipeline) -> None:
+def _check_unused(installation: Installation, pipeline: Pipeline) -> None:
     """Check that neither the version's number nor any of its tables was ever used."""
+    settings = installation.settings
     refused = _refused(pipeline)
-    if Ledger(tables).batches(pipeline.name, pipeline.version):
+    if installation.ledger.batches(pipeline.name, pipeline.version):
         cure = f"Declare it as version {pipeline.version + 1} or higher, with a table of its own."
         raise refused("it was consumed before, and the ledger keeps that as history", cure)
     for table in pipeline.tables:

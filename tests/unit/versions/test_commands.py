@@ -14,6 +14,7 @@ from support.simulated_platform import SINK_SCHEMA, instant
 from hindcast import catalog, read
 from hindcast.cli.main import run
 from hindcast.errors import HindcastError, VersionRefusedError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.serving.corrected_windows import CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
@@ -32,20 +33,20 @@ def test_readers_switch_at_once_and_back(two: Settings) -> None:
     """
     caught_up(two)
     assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
-    done = promote(two, NAME, 2, who="ada")
+    done = promote(Installation(two), NAME, 2, who="ada")
     assert (done["promoted"], done["before"], done["barrier"]) == (True, 1, {"0": 50})
     assert done["seconds"] < 5
     assert seen(two) == {(end, "two"): 1 for end in range(5, 10)}
     assert "max_ask" in read(NAME, two).pandas().columns
-    assert not promote(two, NAME, 2)["promoted"]
-    back = back_out(two, NAME)
+    assert not promote(Installation(two), NAME, 2)["promoted"]
+    back = back_out(Installation(two), NAME)
     assert (back["version"], back["backed_out"], back["seconds"] < 5) == (1, True, True)
     assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
-    assert not back_out(two, NAME)["backed_out"]
+    assert not back_out(Installation(two), NAME)["backed_out"]
     assert event_kinds(two)[-2:] == ["version_promoted", "version_backed_out"]
     assert event_kinds(two).count("version_promoted") == 1
     with pytest.raises(VersionRefusedError, match="no verdict since it caught up"):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
 
 
 def test_readers_get_each_window_once_across_the_seam(two: Settings) -> None:
@@ -64,15 +65,15 @@ def test_readers_get_each_window_once_across_the_seam(two: Settings) -> None:
     by = CorrectedRange(5_000, 6_000, "run", {0: 50})
     assert Corrections(two, found.of(NAME, 1)).replace(corrected, by)
     assert not Corrections(two, found.of(NAME, 2)).current().ranges
-    promote(two, NAME, 2)
+    promote(Installation(two), NAME, 2)
     assert seen(two) == {(5, "one"): 1, (6, "batch"): 1, (7, "one"): 1, (8, "two"): 1, (9, "two"): 1}
     asks = {}
     for row in read(NAME, two).arrow().to_pylist():
         asks[row["window"]["end"].timestamp()] = row["max_ask"]
     assert asks == {5.0: None, 6.0: None, 7.0: None, 8.0: 1.0, 9.0: 1.0}
-    (old,) = [row for row in list_versions(two, NAME) if row["version"] == 1]
+    (old,) = [row for row in list_versions(Installation(two), NAME) if row["version"] == 1]
     assert (old["state"], old["readers_to_ms"]) == ("warm", 7_000)
-    back_out(two, NAME)
+    back_out(Installation(two), NAME)
     assert seen(two) == {(5, "one"): 1, (6, "batch"): 1, (7, "one"): 1, (8, "one"): 1, (9, "one"): 1}
 
 
@@ -97,8 +98,8 @@ def test_a_reader_between_a_promotion_and_a_discard_reads_again(
     monkeypatch.setattr(
         reading, "read_leases", lambda settings: answers.pop() if answers else LeaseTable(settings).leases()
     )
-    promote(two, NAME, 2)
-    discard(two, NAME, 1)
+    promote(Installation(two), NAME, 2)
+    discard(Installation(two), NAME, 1)
     assert seen(two) == {(end, "two"): 1 for end in range(5, 10)}
 
 
@@ -130,13 +131,13 @@ def test_the_commands_refuse_with_exit_code_2(
 def test_a_warm_version_is_listed_until_its_time_is_over(two: Settings) -> None:
     """Then it is older than the active one and no longer consumed. Its table stays."""
     caught_up(two)
-    promote(two, NAME, 2)
-    assert list_versions(two, NAME)[0]["warm_until"] is not None
+    promote(Installation(two), NAME, 2)
+    assert list_versions(Installation(two), NAME)[0]["warm_until"] is not None
     versions = Versions(LeaseTable(two))
     assert versions.keep_warm(versions.of(NAME), two.warm_seconds) is not None
-    assert [row["state"] for row in list_versions(two, NAME)] == ["older", "active"]
+    assert [row["state"] for row in list_versions(Installation(two), NAME)] == ["older", "active"]
     with pytest.raises(HindcastError, match="no version before it is kept warm"):
-        back_out(two, NAME)
+        back_out(Installation(two), NAME)
     assert Path(two.table("sinks", NAME)).exists()
 
 
@@ -160,7 +161,7 @@ def test_a_worker_notes_what_becomes_of_versions(two: Settings) -> None:
     at(two, 2, 50, 9_000)
     assert state_after_look() == "live"
     assert event_kinds(two) == ["reprocess_started", "reprocess_caught_up"]
-    promote(two, NAME, 2, despite="a drill")
+    promote(Installation(two), NAME, 2, despite="a drill")
     assert state_after_look() == "warm"
     clock.advance(NOTED_SECONDS)
     assert state_after_look() == "warm"

@@ -17,6 +17,7 @@ from support.shard_harness import CrashError, crash_at
 
 from hindcast import catalog
 from hindcast.errors import StoreUnavailableError, TryLaterError, VersionRefusedError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot, swap
@@ -39,7 +40,7 @@ def test_a_discarded_version_leaves_nothing(two: Settings) -> None:
     folders = [Path(two.checkpoint(NAME, name)) for name in ("v1.g0.s0", "v2.g0.s0", "v2.g0.s0.r1.e2")]
     for folder in folders:
         folder.mkdir(parents=True)
-    done = discard(two, NAME, 2, who="ada")
+    done = discard(Installation(two), NAME, 2, who="ada")
     deleted = [f"checkpoints/{NAME}/v2.g0.s0", f"checkpoints/{NAME}/v2.g0.s0.r1.e2", f"sinks/{NAME}_v2"]
     assert done == {"pipeline": NAME, "version": 2, "active": 1, "deleted": deleted}
     assert [folder.exists() for folder in folders] == [True, False, False]
@@ -49,7 +50,7 @@ def test_a_discarded_version_leaves_nothing(two: Settings) -> None:
     (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_discarded")])
     assert json.loads(event["detail"])["who"] == "ada"
     with pytest.raises(VersionRefusedError, match="it is not the inactive version"):
-        discard(two, NAME, 2)
+        discard(Installation(two), NAME, 2)
 
 
 @pytest.mark.parametrize("step", [f"discard.{number}" for number in range(1, 6)])
@@ -59,17 +60,17 @@ def test_a_discard_that_was_killed_is_finished_by_the_next(two: Settings, step: 
     with pytest.MonkeyPatch.context() as patched:
         crash_at(patched, step, 1)
         with pytest.raises(CrashError):
-            discard(two, NAME, 2)
+            discard(Installation(two), NAME, 2)
     assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
     if step != "discard.1":
         with pytest.raises(VersionRefusedError, match="it is not a shadow"):
-            promote(two, NAME, 2)
+            promote(Installation(two), NAME, 2)
     if step == "discard.5":
         versions = Versions(LeaseTable(two))
         assert versions.keep_warm(versions.of(NAME), 0.0) is None
-        assert list_versions(two, NAME)[1]["state"] == "declared"
+        assert list_versions(Installation(two), NAME)[1]["state"] == "declared"
     else:
-        discard(two, NAME, 2)
+        discard(Installation(two), NAME, 2)
         assert event_kinds(two).count("version_discarded") == 1
     assert not Path(two.table("sinks", f"{NAME}_v2")).exists()
 
@@ -81,7 +82,7 @@ def test_a_shard_that_is_held_is_waited_for_until_its_lease_has_expired(two: Set
     caught_up(two)
     at(two, 2, 50, 9_000, owner="dead")
     clock = FakeClock()
-    discard(two, NAME, 2, clock=clock, sleep=lambda _: clock.advance(1.0))
+    discard(Installation(two), NAME, 2, clock=clock, sleep=lambda _: clock.advance(1.0))
     assert two.lease_seconds <= clock.monotonic() <= two.lease_seconds + 2
 
 
@@ -107,7 +108,7 @@ def test_a_shard_whose_owner_keeps_renewing_is_not_deleted(two: Settings) -> Non
         renew_held(two)
 
     with pytest.raises(TryLaterError, match=f"{NAME} version 2 are still held by alive"):
-        discard(two, NAME, 2, clock=clock, sleep=renew)
+        discard(Installation(two), NAME, 2, clock=clock, sleep=renew)
     assert clock.monotonic() == two.lease_seconds * 1.25 + BATCH_SECONDS
     assert Path(two.table("sinks", f"{NAME}_v2")).exists()
 
@@ -127,7 +128,7 @@ def test_all_owners_of_held_shards_are_named(two: Settings) -> None:
         renew_held(two)
 
     with pytest.raises(TryLaterError, match=f"Shards of {NAME} version 2 are still held by one, two"):
-        discard(two, NAME, 2, clock=clock, sleep=renew)
+        discard(Installation(two), NAME, 2, clock=clock, sleep=renew)
 
 
 def test_the_later_of_two_discards_at_once_finds_the_version_gone(
@@ -141,7 +142,7 @@ def test_the_later_of_two_discards_at_once_finds_the_version_gone(
             Versions(LeaseTable(two)).remove(NAME, 2, who="ada")
 
     monkeypatch.setattr(discard_module, "reach", finish)
-    assert discard(two, NAME, 2, who="bob")["active"] == 1
+    assert discard(Installation(two), NAME, 2, who="bob")["active"] == 1
     (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_discarded")])
     assert json.loads(event["detail"])["who"] == "ada"
 
@@ -163,7 +164,7 @@ def test_two_discards_may_delete_the_same_folder(two: Settings, monkeypatch: pyt
     monkeypatch.setattr(shutil, "rmtree", interrupted_once)
     table = Path(two.table("sinks", f"{NAME}_v2"))
     deleted = [f"checkpoints/{NAME}/v2.g0.s0", f"sinks/{NAME}_v2"]
-    assert discard(two, NAME, 2)["deleted"] == deleted
+    assert discard(Installation(two), NAME, 2)["deleted"] == deleted
     assert interrupted == [checkpoint, table]
     assert not checkpoint.exists()
     assert not table.exists()
@@ -183,12 +184,12 @@ def test_a_discard_fails_if_a_file_cannot_be_deleted(two: Settings, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", unlink)
         with pytest.raises(StoreUnavailableError, match=f"The table {table} could not be deleted: .*parquet"):
-            discard(two, NAME, 2)
+            discard(Installation(two), NAME, 2)
     assert Path(table).exists()
     inactive = Versions(LeaseTable(two)).of(NAME).beside
     assert inactive is not None
     assert inactive.leaving
-    assert discard(two, NAME, 2)["deleted"] == [f"sinks/{NAME}_v2"]
+    assert discard(Installation(two), NAME, 2)["deleted"] == [f"sinks/{NAME}_v2"]
 
 
 def test_a_discard_opens_tables_with_the_stores_options(
@@ -201,7 +202,7 @@ def test_a_discard_opens_tables_with_the_stores_options(
     put(store, f"{NAME}_v2", range(5, 10), "two")
     options = {"allow_http": "true"}
     seen = record_opened_tables(monkeypatch)
-    discard(store.model_copy(update={"storage_options": options}), NAME, 2)
+    discard(Installation(store.model_copy(update={"storage_options": options})), NAME, 2)
     assert [given for url, given in seen if url.split("/")[-2] in {"sinks", "corrections"}] == [options] * 2
 
 
@@ -221,6 +222,6 @@ def test_an_object_store_deletes_the_files_itself(
     put(store, f"{NAME}_v2", range(5, 10), "two")
     folder = tmp_path / "checkpoints" / NAME / "v2.g0.s0"
     folder.mkdir(parents=True)
-    assert discard(store, NAME, 2)["deleted"] == [f"sinks/{NAME}_v2"]
+    assert discard(Installation(store), NAME, 2)["deleted"] == [f"sinks/{NAME}_v2"]
     assert DeltaTable(store.table("sinks", f"{NAME}_v2")).to_pyarrow_table().num_rows == 0
     assert folder.exists()

@@ -22,6 +22,7 @@ from support.inactive_version import (
 from support.shard_harness import CrashError, crash_at
 
 from hindcast.errors import VersionRefusedError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards.version_changes import Versions
@@ -41,7 +42,7 @@ def test_a_promotion_says_what_it_did(two: Settings) -> None:
     begin(two)
     at(two, 1, 60, 9_000)
     at(two, 2, 50, 9_000)
-    done = promote(two, NAME, 2, despite="version 1 is wrong")
+    done = promote(Installation(two), NAME, 2, despite="version 1 is wrong")
     warm = Versions(LeaseTable(two)).of(NAME).beside
     assert warm is not None
     assert warm.until is not None
@@ -55,13 +56,13 @@ def test_a_promotion_says_what_it_did(two: Settings) -> None:
         "behind_records": 10,
         "warm_until": warm.until.isoformat(),
     }
-    again = promote(two, NAME, 2)
+    again = promote(Installation(two), NAME, 2)
     assert 0 <= again.pop("seconds") < 60
     assert again == {"pipeline": NAME, "version": 2, "promoted": False}
-    back = back_out(two, NAME, who="ada")
+    back = back_out(Installation(two), NAME, who="ada")
     assert 0 <= back.pop("seconds") < 60
     assert back == {"pipeline": NAME, "version": 1, "before": 2, "backed_out": True}
-    again = back_out(two, NAME)
+    again = back_out(Installation(two), NAME)
     assert 0 <= again.pop("seconds") < 60
     assert again == {"pipeline": NAME, "version": 1, "before": 2, "backed_out": False}
     (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_backed_out")])
@@ -87,19 +88,19 @@ def test_a_promotion_and_a_back_out_say_to_the_millisecond_how_long_they_took(
     caught_up(two)
     clock = TickingClock(1.23456)
     monkeypatch.setattr(promote_module, "time", clock)
-    done = promote(two, NAME, 2)
+    done = promote(Installation(two), NAME, 2)
     assert (done["swap_seconds"], done["seconds"]) == (1.235, round(1.23456 * (clock.read - 1), 3))
-    assert promote(two, NAME, 2)["seconds"] == 1.235
+    assert promote(Installation(two), NAME, 2)["seconds"] == 1.235
     for _ in ("now", "already"):
-        assert back_out(two, NAME)["seconds"] == 1.235
+        assert back_out(Installation(two), NAME)["seconds"] == 1.235
 
 
 def test_events_name_nobody_if_no_name_was_given(two: Settings) -> None:
     """Those of a promotion, a back-out and a discard."""
     caught_up(two)
-    promote(two, NAME, 2)
-    back_out(two, NAME)
-    discard(two, NAME, 2)
+    promote(Installation(two), NAME, 2)
+    back_out(Installation(two), NAME)
+    discard(Installation(two), NAME, 2)
     kinds = ("version_promoted", "version_backed_out", "version_discarded")
     events = [row for row in ControlTables(two).rows(ControlTable.EVENTS) if row["kind"] in kinds]
     assert len(events) == 3
@@ -122,12 +123,15 @@ def test_a_promotion_waits_for_what_the_active_version_has_read(
         waits.append(seconds)
         at(two, 2, 50 + 5 * len(waits), 9_000 + 250 * len(waits))
 
-    done = promote(two, NAME, 2, sleep=read_on)
+    done = promote(Installation(two), NAME, 2, sleep=read_on)
     assert (done["barrier"], done["behind_records"]) == ({"0": 60}, 0)
     assert waits == [POLL_SECONDS] * 2
-    back_out(two, NAME)
+    back_out(Installation(two), NAME)
     at(two, 1, 99, 9_900)
-    assert promote(two, NAME, 2, despite="version 1 is wrong", sleep=read_on)["behind_records"] == 39
+    assert (
+        promote(Installation(two), NAME, 2, despite="version 1 is wrong", sleep=read_on)["behind_records"]
+        == 39
+    )
     assert len(waits) == 2
 
 
@@ -146,7 +150,7 @@ def test_a_promotion_gives_up_once_its_time_is_over(two: Settings, monkeypatch: 
     monkeypatch.setattr(promote_module, "WAIT_SECONDS", 15.0)
     monkeypatch.setattr(promote_module, "POLL_SECONDS", 5.0)
     with pytest.raises(VersionRefusedError, match="it is 10 records behind version 1"):
-        promote(two, NAME, 2, sleep=wait)
+        promote(Installation(two), NAME, 2, sleep=wait)
     assert waits == [5.0] * 3
 
 
@@ -167,7 +171,7 @@ def test_a_verdict_that_fails_while_a_promotion_waits_counts(
     caught_up(two)
     at_step(monkeypatch, "promote.3", lambda: proved(two, passed=False, number=2))
     with pytest.raises(VersionRefusedError, match="its newest verdict, of run r, failed"):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     assert Versions(LeaseTable(two)).of(NAME).active == 1
 
 
@@ -186,7 +190,7 @@ def test_a_change_while_a_promotion_waits_is_seen_by_the_swap(
 
     at_step(monkeypatch, "promote.4", meanwhile)
     with pytest.raises(VersionRefusedError, match="something changed while it was looked at"):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     assert Versions(LeaseTable(two)).of(NAME).active == 1
 
 
@@ -199,12 +203,12 @@ def test_a_kill_between_any_two_steps_leaves_one_active_version(two: Settings, s
     with pytest.MonkeyPatch.context() as patched:
         crash_at(patched, step, 1)
         with pytest.raises(CrashError):
-            promote(two, NAME, 2)
+            promote(Installation(two), NAME, 2)
     ticker = "one"
     if step == "promote.5":
         ticker = "two"
     assert seen(two) == {(end, ticker): 1 for end in range(5, 10)}
-    promote(two, NAME, 2)
+    promote(Installation(two), NAME, 2)
     assert seen(two) == {(end, "two"): 1 for end in range(5, 10)}
     assert event_kinds(two).count("version_promoted") == 1
 
@@ -212,13 +216,13 @@ def test_a_kill_between_any_two_steps_leaves_one_active_version(two: Settings, s
 def test_a_back_out_that_was_killed_is_finished_by_the_next_command(two: Settings) -> None:
     """Readers are back. The next command writes the missing event, once."""
     caught_up(two)
-    promote(two, NAME, 2)
+    promote(Installation(two), NAME, 2)
     with pytest.MonkeyPatch.context() as patched:
         crash_at(patched, "back_out.2", 1)
         with pytest.raises(CrashError):
-            back_out(two, NAME)
+            back_out(Installation(two), NAME)
     assert seen(two) == {(end, "one"): 1 for end in range(5, 10)}
-    assert not back_out(two, NAME)["backed_out"]
+    assert not back_out(Installation(two), NAME)["backed_out"]
     assert event_kinds(two).count("version_backed_out") == 1
 
 
@@ -237,11 +241,11 @@ def test_a_promotion_waits_for_a_reshard_of_either_version(two: Settings, versio
     with pytest.raises(
         VersionRefusedError, match=f"version {version} is being resharded: v{version}.g1.s0 must wait"
     ):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     assert LeaseTable(two).leases() == before
     end_reshard(two, version)
     with pytest.raises(VersionRefusedError, match="it is 990 records behind version 1"):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
 
 
 def test_a_promotion_resumes_once_the_reshard_is_done(two: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +261,7 @@ def test_a_promotion_resumes_once_the_reshard_is_done(two: Settings, monkeypatch
         waits.append(seconds)
         end_reshard(two, 1)
 
-    assert promote(two, NAME, 2, sleep=end_it)["barrier"] == {"0": 50, "1": 0}
+    assert promote(Installation(two), NAME, 2, sleep=end_it)["barrier"] == {"0": 50, "1": 0}
     assert waits == [POLL_SECONDS]
 
 
@@ -269,7 +273,7 @@ def test_a_promotion_with_a_reason_waits_for_no_reshard(two: Settings) -> None:
     at(two, 1, 1000, 9_000)
     at(two, 2, 10, 9_000)
     reshard(two, 1)
-    done = promote(two, NAME, 2, despite="version 1 never ends")
+    done = promote(Installation(two), NAME, 2, despite="version 1 never ends")
     assert (done["barrier"], done["behind_records"]) == ({"0": 1000, "1": 0}, 990)
 
 
@@ -281,14 +285,14 @@ def test_what_was_approved_is_promoted_and_nothing_else(two: Settings) -> None:
     versions = Versions(LeaseTable(two))
     approved = versions.of(NAME).change
     assert approved is not None
-    promote(two, NAME, 2, since=approved.id)
+    promote(Installation(two), NAME, 2, since=approved.id)
     promoted = versions.of(NAME).change
-    back_out(two, NAME)
+    back_out(Installation(two), NAME)
     with pytest.raises(VersionRefusedError, match="something changed since it was approved") as caught:
-        promote(two, NAME, 2, despite="never mind", since=approved.id)
+        promote(Installation(two), NAME, 2, despite="never mind", since=approved.id)
     assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == PROMOTED
     assert "Compare it again" in str(caught.value.fields["cure"])
-    promote(two, NAME, 2, despite="never mind")
+    promote(Installation(two), NAME, 2, despite="never mind")
     assert promoted is not None
     with pytest.raises(VersionRefusedError, match="something changed since that promotion"):
         versions.back_out(NAME, since=promoted.id)
@@ -305,12 +309,12 @@ def test_a_seam_that_is_still_open_in_the_old_version_is_waited_for(two: Setting
         VersionRefusedError,
         match=r"end by 1970-01-01T00:00:09\.5.* from version 1, and some of them are open there",
     ) as caught:
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == PROMOTED
     assert "--despite" in str(caught.value.fields["cure"])
     for version in (1, 2):
         at(two, version, 60, 9_500)
-    assert promote(two, NAME, 2)["promoted"]
+    assert promote(Installation(two), NAME, 2)["promoted"]
 
 
 @pytest.mark.parametrize("act", [plan_promotion, promote])
@@ -329,9 +333,9 @@ def test_only_the_last_promotion_is_done_already(
     caught_up(two)
     with pytest.raises(VersionRefusedError, match="it is active already"):
         act(two, NAME, 1)
-    promote(two, NAME, 2)
+    promote(Installation(two), NAME, 2)
     with pytest.raises(VersionRefusedError, match="it is not a shadow"):
         act(two, NAME, 1)
-    back_out(two, NAME)
+    back_out(Installation(two), NAME)
     with pytest.raises(VersionRefusedError, match="it is active already"):
         act(two, NAME, 1)

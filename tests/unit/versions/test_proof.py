@@ -23,6 +23,7 @@ from support.inactive_version import (
 )
 
 from hindcast.errors import VersionRefusedError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards.version_changes import Versions
@@ -76,11 +77,11 @@ def test_what_is_not_proved_is_promoted_only_with_a_reason(
     prepare(two)
     before = LeaseTable(two).leases()
     with pytest.raises(VersionRefusedError, match=says) as caught:
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == PROMOTED
     assert "--despite" in str(caught.value.fields["cure"])
     assert LeaseTable(two).leases() == before
-    promote(two, NAME, 2, despite="version 1 is wrong", who="ada")
+    promote(Installation(two), NAME, 2, despite="version 1 is wrong", who="ada")
     (event,) = ControlTables(two).rows(ControlTable.EVENTS, [("kind", "=", "version_promoted")])
     assert "although it was not proved: version 1 is wrong" in event["message"]
     assert json.loads(event["detail"])["who"] == "ada"
@@ -104,12 +105,12 @@ def test_what_was_judged_before_it_caught_up_is_no_proof(two: Settings, passed: 
     compare(two, failed=[], change=1, number=7)
     proved(two, judged=False, compared=False)
     with pytest.raises(VersionRefusedError, match="it has no verdict since it caught up"):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     proved(two, compared=False)
     with pytest.raises(VersionRefusedError, match="it was not compared with version 1"):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     proved(two)
-    assert promote(two, NAME, 2)["promoted"]
+    assert promote(Installation(two), NAME, 2)["promoted"]
 
 
 def test_the_refusal_of_a_version_without_a_verdict_says_how_to_judge_it(two: Settings) -> None:
@@ -117,7 +118,7 @@ def test_the_refusal_of_a_version_without_a_verdict_says_how_to_judge_it(two: Se
     begin(two)
     proved(two, judged=False)
     with pytest.raises(VersionRefusedError, match="it has no verdict since it caught up") as caught:
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     assert f"`hindcast validate {NAME} --version 2 --all` judges it" in str(caught.value.fields["cure"])
 
 
@@ -127,7 +128,7 @@ def test_a_verdict_of_another_version_or_pipeline_does_not_count(two: Settings) 
     changes = Versions(LeaseTable(two)).of(NAME).changes
     for pipeline, version in ((NAME, 1), ("other", 2)):
         judge(two, pipeline=pipeline, version=version, passed=False, unexplained=1, change=changes, number=9)
-    assert promote(two, NAME, 2)["promoted"]
+    assert promote(Installation(two), NAME, 2)["promoted"]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +149,9 @@ def test_the_newest_proof_is_that_of_the_highest_number(
     judge(two, run_id="bad", passed=False, unexplained=1, change=changes, number=bad, judged_at=bad_at)
     if says:
         with pytest.raises(VersionRefusedError, match=says):
-            promote(two, NAME, 2)
+            promote(Installation(two), NAME, 2)
     else:
-        assert promote(two, NAME, 2)["promoted"]
+        assert promote(Installation(two), NAME, 2)["promoted"]
 
 
 def test_verdicts_that_an_older_hindcast_gave_are_kept_and_prove_nothing(two: Settings) -> None:
@@ -167,8 +168,8 @@ def test_verdicts_that_an_older_hindcast_gave_are_kept_and_prove_nothing(two: Se
     at(two, 2, 50, 9_000)
     proved(two, judged=False)
     with pytest.raises(VersionRefusedError, match="it has no verdict since it caught up"):
-        promote(two, NAME, 2)
+        promote(Installation(two), NAME, 2)
     proved(two)
     rows = ControlTables(two).rows(ControlTable.VERDICTS, [("version", "=", 2)])
     assert [row["run_id"] for row in rows].count("old") == 1
-    assert promote(two, NAME, 2)["promoted"]
+    assert promote(Installation(two), NAME, 2)["promoted"]

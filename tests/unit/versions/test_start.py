@@ -26,6 +26,7 @@ from hindcast.errors import (
     UnknownVersionError,
     VersionRefusedError,
 )
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import ShardState
 from hindcast.leases.store import swap
@@ -137,7 +138,7 @@ def start(settings: Settings, version: int = 2, text: str = "earliest", **given:
     def session() -> Any:
         raise AssertionError("no JVM is needed here")
 
-    return start_version(session, settings, NAME, version, text, **given)
+    return start_version(session, Installation(settings), NAME, version, text, **given)
 
 
 def test_a_version_starts_with_its_shards_and_an_event(live: Settings) -> None:
@@ -334,7 +335,9 @@ def start_by_analysis(settings: Settings, monkeypatch: pytest.MonkeyPatch, **giv
     monkeypatch.setattr(start_module, "stored_columns", stored_columns)
     monkeypatch.setattr(start_module, "query_columns", query_columns)
     session: Any = "a session"
-    changes: list[str] = start_version(lambda: session, settings, NAME, 2, "earliest", **given)["changes"]
+    changes: list[str] = start_version(lambda: session, Installation(settings), NAME, 2, "earliest", **given)[
+        "changes"
+    ]
     return changes
 
 
@@ -499,4 +502,4 @@ def test_the_refusal_of_other_topics_names_those_of_both_versions(live: Settings
 def test_no_version_starts_of_a_pipeline_that_was_never_started(live: Settings) -> None:
     """There is no active version to compare it with."""
     with pytest.raises(UnknownPipelineError):
-        start_version(lambda: None, live, "other", 2, "earliest")  # type: ignore[arg-type, return-value]
+        start_version(lambda: None, Installation(live), "other", 2, "earliest")  # type: ignore[arg-type, return-value]
