@@ -319,23 +319,23 @@ def test_a_seam_that_is_still_open_in_the_old_version_is_waited_for(two: Setting
 
 @pytest.mark.parametrize("act", [plan_promotion, promote])
 def test_only_the_last_promotion_is_done_already(
-    two: Settings, act: Callable[[Settings, str, int], object]
+    two: Settings, act: Callable[[Installation, str, int], object]
 ) -> None:
     """The last change did not promote a version that is active from the start or again, nor the one that was
     active before.
     """
     with pytest.raises(VersionRefusedError, match="it is active already") as caught:
-        act(two, NAME, 1)
+        act(Installation(two), NAME, 1)
     assert {name: caught.value.fields[name] for name in ("pipeline", "version", "action")} == {
         **PROMOTED,
         "version": 1,
     }
     caught_up(two)
     with pytest.raises(VersionRefusedError, match="it is active already"):
-        act(two, NAME, 1)
+        act(Installation(two), NAME, 1)
     promote(Installation(two), NAME, 2)
     with pytest.raises(VersionRefusedError, match="it is not a shadow"):
-        act(two, NAME, 1)
+        act(Installation(two), NAME, 1)
     back_out(Installation(two), NAME)
     with pytest.raises(VersionRefusedError, match="it is active already"):
-        act(two, NAME, 1)
+        act(Installation(two), NAME, 1)
