@@ -20,6 +20,7 @@ from support.waiting import wait_until
 
 from hindcast import catalog
 from hindcast.errors import BadRangeError, TryLaterError, UnknownVersionError, VersionRefusedError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
@@ -106,11 +107,11 @@ class Two:
         pipeline = catalog.load(self.settings.pipelines_dir).of(NAME, 2)
         run_replay(
             lambda: self.first.spark,
-            self.settings,
+            Installation(self.settings),
             pipeline,
             ReplayRequest(pipeline=NAME, run_id=run_id, everything=True),
         )
-        return judge(lambda: self.first.spark, self.settings, pipeline, run_id)
+        return judge(lambda: self.first.spark, Installation(self.settings), pipeline, run_id)
 
     def compare(self) -> dict[str, Any]:
         return compare_versions(lambda: self.first.spark, self.settings, NAME)
