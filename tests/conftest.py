@@ -21,6 +21,7 @@ import structlog
 from support.failure_report import failure_report
 from support.fleet import Stream
 
+from hindcast.installation import Installation
 from hindcast.settings import Settings, project_root
 from hindcast_sandbox import broker as broker_service
 from hindcast_sandbox import jars
@@ -138,6 +139,12 @@ def settings_factory(tmp_path: Path, jars_dir: Path) -> Callable[..., Settings]:
 def settings(settings_factory: Callable[..., Settings]) -> Settings:
     """Settings in a home of this test's own, with no broker behind them."""
     return settings_factory()
+
+
+@pytest.fixture
+def installation(settings: Settings) -> Installation:
+    """The installation of these settings."""
+    return Installation(settings)
 
 
 @dataclass(frozen=True)

@@ -428,7 +428,7 @@ class InstalledPipeline:
         """
         from hindcast.replay.run_replay import plan_replay
 
-        _, plan = plan_replay(self._settings, self.declared, request)
+        _, plan = plan_replay(self._hindcast, self.declared, request)
         return plan
 
     def replay(self, *, run_id: str = "", **range_: Unpack[RangeFields]) -> Replayed:
@@ -461,7 +461,7 @@ class InstalledPipeline:
         def session() -> SparkSession:
             return self._session(named.run_id)
 
-        return run_replay(session, self._settings, self.declared, named, tried_again=tried_again)
+        return run_replay(session, self._hindcast, self.declared, named, tried_again=tried_again)
 
     def judge(self, run_id: str, *, policy: Policy | None = None) -> Row:
         """Judge the stream by one of the pipeline's replays: the row of ``verdicts``.
@@ -481,7 +481,7 @@ class InstalledPipeline:
         def session() -> SparkSession:
             return self._session(run_id)
 
-        row = judge(session, self._settings, self.declared, run_id)
+        row = judge(session, self._hindcast, self.declared, run_id)
         shown = {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
         corrects = (policy or self.declared.policy) is Policy.CORRECT
         if corrects and not row["unexplained"]:
@@ -503,7 +503,7 @@ class InstalledPipeline:
         """
         from hindcast.verdict.apply_correction import correct
 
-        return correct(self._settings, self.declared, run_id)
+        return correct(self._hindcast, self.declared, run_id)
 
     def benchmark(self) -> tuple[Replayed, Replayed]:
         """Replay the reference range, as a batch and with its recorded batches.
@@ -512,7 +512,7 @@ class InstalledPipeline:
         """
         from hindcast.replay.benchmark import run_reference
 
-        batch, recorded = run_reference(self._hindcast.spark, self._settings, self.declared)
+        batch, recorded = run_reference(self._hindcast.spark, self._hindcast, self.declared)
         return batch, recorded
 
     def _session(self, run_id: str) -> SparkSession:

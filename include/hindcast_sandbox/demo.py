@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from hindcast import catalog
 from hindcast.errors import HindcastError, ServiceError, VerdictFailedError
-from hindcast.leases.delta_store import LeaseTable
+from hindcast.installation import Installation
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline
@@ -29,7 +28,7 @@ from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import Severity
-from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.schema import ControlTable
 from hindcast_sandbox import airflow, doctor, stack
 from hindcast_sandbox.demo_schedules import pause_remembered, remember
@@ -84,9 +83,9 @@ def run(
     :raises VerdictFailedError: if the verdict does not pass, or its counts are not those that were sent
     :raises HindcastError: if a part does not start or does not answer in time
     """
-    declared = catalog.load(settings.pipelines_dir)[pipeline]
-    progress = Progress(settings)
-    demo = Demo(settings, declared, progress)
+    installation = Installation(settings)
+    progress = Progress(installation)
+    demo = Demo(installation, installation.catalog[pipeline], progress)
     try:
         with _interruptible():
             summary = judge(demo, seconds, rows_per_second, seed, stop_load=once)
@@ -142,13 +141,14 @@ def check(summary: Mapping[str, Any]) -> None:
 class Progress:
     """What a demo tells its terminal, and the memory that its services took at most."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, installation: Installation) -> None:
         from rich.console import Console
 
         self.console = Console(stderr=True, highlight=False)
         self.peak_mib = 0
         self.peak_worker_mib = 0
-        self._settings = settings
+        self._settings = installation.settings
+        self._tables = installation.tables
         self._began = time.monotonic()
         self._faults_told_until = datetime.now(UTC)
         self._measured_at = 0.0
@@ -173,7 +173,7 @@ class Progress:
     def tell_faults(self) -> None:
         """Tell the errors that were recorded since the last call."""
         newer = [("severity", "=", Severity.ERROR.value), ("at", ">", self._faults_told_until)]
-        events = ControlTables(self._settings).rows(ControlTable.EVENTS, newer)
+        events = self._tables.rows(ControlTable.EVENTS, newer)
         for event in sorted(events, key=lambda event: event["at"]):
             self.say(f"{event['message']} {event['cure']}")
             self._faults_told_until = event["at"]
@@ -230,12 +230,16 @@ class Wait:
 
 @dataclass
 class Demo:
-    """One demo of one pipeline. ``settings`` gets the addresses of the services once they run."""
+    """One demo of one pipeline. ``installation`` gets the addresses of the services once they run."""
 
-    settings: Settings
+    installation: Installation
     pipeline: Pipeline
     progress: Progress
     failover_seconds: float | None = None
+
+    @property
+    def settings(self) -> Settings:
+        return self.installation.settings
 
 
 def judge(
@@ -248,9 +252,9 @@ def judge(
     topic = demo.pipeline.source.name
     # The load starts after the workers: otherwise the first batch would be all that was sent while Spark
     # started.
-    demo.settings = stack.up(demo.settings, topic=None, say=say)
+    demo.installation = Installation(stack.up(demo.settings, topic=None, say=say))
     pause_remembered(demo.settings, say)
-    run_only(demo.settings, demo.pipeline)
+    run_only(demo.installation, demo.pipeline)
     unpause(demo, "supervise", "maintain")
     _wait_owned(demo)
     stack.start_load(demo.settings, topic, rows_per_second, seed)
@@ -276,12 +280,13 @@ def judge(
     return summary
 
 
-def run_only(settings: Settings, running: Pipeline) -> None:
+def run_only(installation: Installation, running: Pipeline) -> None:
     """Run this pipeline and pause all others: a small machine has workers for one. Makes its topics."""
+    settings = installation.settings
     for topic in running.topics:
         ensure_topic(settings.bootstrap_servers, topic.name)
-    states = DesiredStates(LeaseTable(settings))
-    for pipeline in catalog.load(settings.pipelines_dir).values():
+    states = DesiredStates(installation.lease_table)
+    for pipeline in installation.catalog.values():
         states.declare(pipeline, settings.workers)
         state = DesiredState.PAUSED
         if pipeline.name == running.name:
@@ -326,7 +331,7 @@ def _refusal(settings: Settings, dag: str, token: str) -> str:
 
 def _wait_owned(demo: Demo) -> None:
     """Wait until every shard has an owner, and every worker has shards."""
-    store = LeaseTable(demo.settings)
+    store = demo.installation.lease_table
     expected = demo.pipeline.shards
     with demo.progress.waiting("the workers to take all shards", _OWNED_SECONDS) as wait:
         shards = shard_leases(store.leases(), demo.pipeline.name)
@@ -342,7 +347,7 @@ def _wait_owned(demo: Demo) -> None:
 
 def _stream(demo: Demo, seconds: float) -> None:
     """Stream for so long, kill a worker half-way, and measure how long its shards have no owner."""
-    ledger = Ledger(ControlTables(demo.settings))
+    ledger = demo.installation.ledger
     path = report_path(demo.settings, demo.pipeline.source.name)
     end = time.monotonic() + seconds
     killed: Killed | None = None
@@ -365,7 +370,7 @@ def _stream(demo: Demo, seconds: float) -> None:
 
 
 def _kill_a_worker(demo: Demo) -> Killed | None:
-    leases = LeaseTable(demo.settings).leases()
+    leases = demo.installation.lease_table.leases()
     killed = kill_an_owner(demo.settings, demo.pipeline.name, leases)
     if killed is not None:
         shards = ", ".join(killed.epochs)
@@ -383,8 +388,8 @@ def _wait_committed(demo: Demo, account: LoadReport) -> None:
     """Wait until the ledger has the account's end offsets, and the audit has filed the rows that those
     batches left out.
     """
-    tables = ControlTables(demo.settings)
-    ledger = Ledger(tables)
+    tables = demo.installation.tables
+    ledger = demo.installation.ledger
     pipeline = demo.pipeline
     with demo.progress.waiting("the stream to commit what was sent", _CAUGHT_UP_SECONDS) as wait:
         while True:
@@ -430,7 +435,7 @@ def _replay(demo: Demo, account: LoadReport) -> tuple[dict[str, Any], dict[str, 
             _raise_if_failed(demo, token, validate_dag, asked_at)
             drivers = count_drivers(settings, token)
             wait.poll(drivers.text, drivers)
-    rows = ControlTables(settings).rows(ControlTable.RUNS, [("run_id", "=", verdict["run_id"])])
+    rows = demo.installation.tables.rows(ControlTable.RUNS, [("run_id", "=", verdict["run_id"])])
     newest = max(rows, key=lambda row: row["finished_at"] or row["started_at"])
     return verdict, newest
 
@@ -438,7 +443,7 @@ def _replay(demo: Demo, account: LoadReport) -> tuple[dict[str, Any], dict[str, 
 def _replay_conf(demo: Demo, account: LoadReport) -> dict[str, Any]:
     """The values of the replay DAG's form. A partition that got no row has the range from 0 to 0."""
     start: dict[int, int] = {}
-    for row in Ledger(ControlTables(demo.settings)).batches(demo.pipeline.name):
+    for row in demo.installation.ledger.batches(demo.pipeline.name):
         start |= dict.fromkeys(row.end_offsets, 0)
     end = start | account.end_offsets
     start |= account.start_offsets
@@ -494,7 +499,7 @@ def _verdict(demo: Demo, account: LoadReport, since: datetime) -> dict[str, Any]
 
 def _verdicts(demo: Demo, since: datetime) -> list[dict[str, Any]]:
     newer = [("pipeline", "=", demo.pipeline.name), ("judged_at", ">=", since)]
-    return ControlTables(demo.settings).rows(ControlTable.VERDICTS, newer)
+    return demo.installation.tables.rows(ControlTable.VERDICTS, newer)
 
 
 def _raise_if_failed(demo: Demo, token: str, dag: str, since: datetime, dag_run: str = "") -> None:

@@ -19,15 +19,13 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from hindcast import catalog
 from hindcast.errors import HindcastError, ServiceError
-from hindcast.leases.delta_store import LeaseTable
+from hindcast.installation import Installation
 from hindcast.serving.reading import Reading, read
 from hindcast.settings import Settings
 from hindcast.shards.pipeline_row import InactiveState
 from hindcast.shards.version_changes import Versions
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger import LedgerRow
 from hindcast_sandbox import doctor, stack
 from hindcast_sandbox.demo import all_owned, run_only, shard_leases
 from hindcast_sandbox.load import LoadReport, report_path
@@ -47,10 +45,14 @@ _SEED = 1
 class Reprocessing:
     """One demo: where it runs, and how long it streams before the new version begins."""
 
-    settings: Settings
+    installation: Installation
     seconds: float
     rows_per_second: float
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def settings(self) -> Settings:
+        return self.installation.settings
 
     def say(self, line: str) -> None:
         """One line of progress on stderr."""
@@ -114,10 +116,10 @@ def _start(demo: Reprocessing) -> str:
     """Start the services, the workers of version 1 and the load; returns the topic."""
     for warning in doctor.require(demo.settings):
         demo.say(f"{warning.what}: {warning.found}. {warning.cure}")
-    demo.settings = stack.up(demo.settings, with_airflow=False, topic=None, say=demo.say)
-    pipeline = catalog.load(demo.settings.pipelines_dir)[PIPELINE]
-    run_only(demo.settings, pipeline)
-    stack.start_workers(demo.settings, demo.settings.workers, demo.say)
+    demo.installation = Installation(stack.up(demo.settings, with_airflow=False, topic=None, say=demo.say))
+    pipeline = demo.installation.catalog[PIPELINE]
+    run_only(demo.installation, pipeline)
+    stack.start_workers(demo.installation, demo.settings.workers, demo.say)
     _until(demo, lambda: _owned(demo), "the workers to take all shards")
     topic = pipeline.source.name
     stack.start_load(demo.settings, topic, demo.rows_per_second, _SEED)
@@ -149,7 +151,7 @@ def _catch_up(demo: Reprocessing, began_at: datetime) -> CatchUp:
 
 
 def _owned(demo: Reprocessing) -> bool:
-    shards = shard_leases(LeaseTable(demo.settings).leases(), PIPELINE)
+    shards = shard_leases(demo.installation.lease_table.leases(), PIPELINE)
     expected = max(len(shards), 1)
     return all_owned(shards, expected, demo.settings.workers)
 
@@ -158,7 +160,7 @@ def _caught_up(demo: Reprocessing) -> bool:
     """Read from the table and not by the command: a new Python twice a second would take the versions'
     processor time.
     """
-    beside = Versions(LeaseTable(demo.settings)).of(PIPELINE).beside
+    beside = Versions(demo.installation.lease_table).of(PIPELINE).beside
     return beside is not None and beside.state is InactiveState.LIVE
 
 
@@ -179,7 +181,7 @@ def _judged(demo: Reprocessing) -> bool:
 
 
 def _batches(demo: Reprocessing, version: int) -> list[LedgerRow]:
-    return Ledger(ControlTables(demo.settings)).batches(PIPELINE, version)
+    return demo.installation.ledger.batches(PIPELINE, version)
 
 
 def _rows_read(demo: Reprocessing, version: int) -> int:
@@ -292,7 +294,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rows-per-second", type=float, default=2000.0)
     asked = parser.parse_args()
-    demo = Reprocessing(Settings(), asked.seconds, asked.rows_per_second)
+    demo = Reprocessing(Installation(), asked.seconds, asked.rows_per_second)
     try:
         summary = run(demo)
     except HindcastError as error:

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from hindcast import catalog
 from hindcast.errors import BadInputError, ServiceError
+from hindcast.installation import Installation
 from hindcast.processes.background_services import (
     Service,
     Services,
@@ -64,24 +64,24 @@ def up(
         address = broker.address(broker.start(settings))
         settings = settings.model_copy(update={"bootstrap_servers": address})
         say(f"The broker answers at {settings.bootstrap_servers}.")
-        _make_topics(settings)
+        _make_topics(Installation(settings))
         if with_airflow:
             settings = _start_airflow(settings, say)
         keep(settings)
         if workers:
-            start_workers(settings, workers, say)
+            start_workers(Installation(settings), workers, say)
         if topic is not None:
             start_load(settings, topic, rows_per_second, seed)
             say(f"The load sends {rows_per_second:g} rows a second to the topic {topic}.")
         return settings
 
 
-def _make_topics(settings: Settings) -> None:
-    for pipeline in catalog.load(settings.pipelines_dir).values():
+def _make_topics(installation: Installation) -> None:
+    for pipeline in installation.catalog.values():
         if pipeline.paused:
             continue
         for source in pipeline.topics:
-            ensure_topic(settings.bootstrap_servers, source.name)
+            ensure_topic(installation.settings.bootstrap_servers, source.name)
 
 
 def _start_airflow(settings: Settings, say: Say) -> Settings:
@@ -94,13 +94,13 @@ def _start_airflow(settings: Settings, say: Say) -> Settings:
     return settings
 
 
-def start_workers(settings: Settings, count: int, say: Say = print) -> list[Service]:
+def start_workers(installation: Installation, count: int, say: Say = print) -> list[Service]:
     """Declare every loadable pipeline, and launch workers until ``count`` of this home run."""
-    from hindcast.leases.delta_store import LeaseTable
     from hindcast.shards.desired_state import DesiredStates
 
-    states = DesiredStates(LeaseTable(settings))
-    for pipeline in catalog.load(settings.pipelines_dir).values():
+    settings = installation.settings
+    states = DesiredStates(installation.lease_table)
+    for pipeline in installation.catalog.values():
         states.declare(pipeline, count)
     running = sum(service.running for service in Services(settings.home).workers())
     launched = [launch_worker(settings) for _ in range(count - running)]

@@ -31,6 +31,7 @@ from support.live_stream import ledger
 from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
+from hindcast.installation import Installation
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.replay.batch import run_batch
 from hindcast.replay.cost import Meter
@@ -110,7 +111,9 @@ def measure(spark: SparkSession, settings: Settings, name: str, rows: int, pairs
     workload.file()
     busy = sum(row.batch_seconds or 0.0 for row in ledger(settings, name))
     _, plan = plan_replay(
-        settings, workload.pipeline, ReplayRequest(pipeline=name, run_id="benchmark", everything=True)
+        Installation(settings),
+        workload.pipeline,
+        ReplayRequest(pipeline=name, run_id="benchmark", everything=True),
     )
     found = defaultdict[str, list[tuple[float, float]]](list)
     for number in range(pairs + 1):

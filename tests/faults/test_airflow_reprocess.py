@@ -18,6 +18,7 @@ from support.fleet_sample import verdict
 from support.real_airflow import ENDED, Platform, until
 
 from hindcast import read
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
@@ -53,7 +54,7 @@ def platform(tmp_path: Path, jars_dir: Path) -> Iterator[Platform]:
     try:
         settings = stack.up(settings, topic=None)
         ensure_topic(settings.bootstrap_servers, TOPIC)
-        stack.start_workers(settings, settings.workers)
+        stack.start_workers(Installation(settings), settings.workers)
         stack.start_load(settings, TOPIC, 100.0, seed=2)
         made = Platform(settings, datetime.now(UTC))
         until("the first batches", lambda: made.committed() >= 6)

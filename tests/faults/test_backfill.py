@@ -49,7 +49,7 @@ spark = build(settings, "uninterrupted")
 pipeline = catalog.load(settings.pipelines_dir)["stock_stats"]
 for number, (first, last) in enumerate(zip(sys.argv[1:], sys.argv[2:])):
     request = ReplayRequest.parse(pipeline="stock_stats", run_id=f"whole-{number}", from_time=first, to_time=last)
-    run_replay(lambda: spark, settings, pipeline, request)
+    run_replay(lambda: spark, Installation(settings), pipeline, request)
 spark.stop()
 """
 

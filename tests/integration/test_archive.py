@@ -289,7 +289,7 @@ def app(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def replayed(shard: Shard, run_id: str, **asked: Any) -> Replayed:
     request = ReplayRequest(pipeline=shard.pipeline.name, run_id=run_id, **(asked or {"everything": True}))
-    return run_replay(lambda: shard.spark, shard.settings, shard.pipeline, request)
+    return run_replay(lambda: shard.spark, Installation(shard.settings), shard.pipeline, request)
 
 
 def rows_of(shard: Shard, run_id: str) -> list[list[str]]:
@@ -335,7 +335,7 @@ def test_a_range_whose_beginning_is_gone_is_replayed_exactly(shard: Shard) -> No
         == ({0: 0, 1: 0}, ends(first))
     )
     assert rows_of(shard, "early-after") == rows_of(shard, "early")
-    verdict = judge(lambda: shard.spark, shard.settings, shard.pipeline, "after")
+    verdict = judge(lambda: shard.spark, Installation(shard.settings), shard.pipeline, "after")
     assert (verdict["passed"], verdict["unexplained"], verdict["input_rows"]) == (True, 0, len(shard.sent))
 
     kept = Path(archive_url(shard.settings, archive.topic))

@@ -36,7 +36,7 @@ def test_a_reference_range_is_replayed_in_both_ways(scene: ReplayedStream) -> No
     history = History.of(scene.stream.ledger)
     half = {p: end // 4 for p, end in history.committed.items()}
     pipeline = replace(scene.pipeline, reference=(offsets_to_json(history.first), offsets_to_json(half)))
-    batch, again = run_reference(lambda: scene.spark, scene.settings, pipeline)
+    batch, again = run_reference(lambda: scene.spark, scene.installation, pipeline)
     assert (batch.row["kind"], again.row["kind"]) == ("benchmark", "re-execution")
     for run in (batch, again):
         assert run.row["rows_per_second"] > 0 and run.row["input_rows"] == sum(half.values())
@@ -59,4 +59,4 @@ def test_a_version_that_has_streamed_nothing_is_told_so(scene: ReplayedStream) -
         reference=('{"0": 0, "1": 0, "2": 0, "3": 0}', '{"0": 9, "1": 9, "2": 9, "3": 9}'),
     )
     with pytest.raises(RangeNotYetConsumedError, match="version 2 has committed no batch"):
-        run_reference(lambda: scene.spark, scene.settings, pipeline)
+        run_reference(lambda: scene.spark, scene.installation, pipeline)

@@ -64,14 +64,14 @@ def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: Repl
     before = scene.judge()
     assert before["captured"] < 1
     assert read(scene) == scene.stream.table
-    done = correct(scene.settings, scene.pipeline, ONCE)
+    done = correct(scene.installation, scene.pipeline, ONCE)
     assert done["corrected"]
     after_ms, to_ms = done["windows_after_ms"], done["windows_to_ms"]
     hindsight = scene.stream.answers(scene.stream.records, after_ms, to_ms, online=False)
     open_still = {key: value for key, value in scene.stream.table.items() if not after_ms < key[0] <= to_ms}
     assert read(scene) == {**hindsight, **open_still}
     version = Corrections(scene.settings, scene.pipeline).current().version
-    assert not correct(scene.settings, scene.pipeline, ONCE)["corrected"]
+    assert not correct(scene.installation, scene.pipeline, ONCE)["corrected"]
     assert Corrections(scene.settings, scene.pipeline).current().version == version
     assert [json.loads(row["detail"])["run_id"] for row in events(scene)] == [ONCE]
     verdict = scene.judge("again", everything=True)
@@ -83,7 +83,7 @@ def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: Repl
     ) == (0, 1.0, 1.0, 0)
     assert verdict["passed"], verdict["failed"]
     whole = read(scene)
-    correct(scene.settings, scene.pipeline, "again")
+    correct(scene.installation, scene.pipeline, "again")
     assert read(scene) == whole
 
 
@@ -95,13 +95,13 @@ def test_a_late_row_that_comes_after_a_correction_is_corrected_by_the_next(scene
     }
     half = {partition: end // 2 for partition, end in ends.items()}
     assert scene.judge("first", from_offsets=dict.fromkeys(ends, 0), to_offsets=half)["unexplained"] == 0
-    assert correct(scene.settings, scene.pipeline, "first")["corrected"]
+    assert correct(scene.installation, scene.pipeline, "first")["corrected"]
     first = Corrections(scene.settings, scene.pipeline).current().ranges
     late = scene.judge("late", late=True)
     assert (late["unexplained"], late["passed"]) == (0, True)
     assert late["windows_after_ms"] < first[0].to_ms < late["windows_to_ms"]
     assert late["captured"] < 1
-    assert correct(scene.settings, scene.pipeline, "late")["corrected"]
+    assert correct(scene.installation, scene.pipeline, "late")["corrected"]
     judged = scene.judge("whole", everything=True)
     assert (judged["unexplained"], judged["captured"]) == (0, 1.0)
     bounds = judged["windows_after_ms"], judged["windows_to_ms"]
@@ -114,7 +114,7 @@ def test_a_late_row_that_comes_after_a_correction_is_corrected_by_the_next(scene
 def test_a_run_that_had_read_less_replaces_nothing(scene: ReplayedStream) -> None:
     """Corrections that are applied out of order, as a backfill may: the one that knew more stays."""
     scene.judge()
-    correct(scene.settings, scene.pipeline, ONCE)
+    correct(scene.installation, scene.pipeline, ONCE)
     whole = read(scene)
     ends = json.loads(Runs(ControlTables(scene.settings)).succeeded(ONCE)["plan"])["end"]
     scene.judge(
@@ -122,7 +122,7 @@ def test_a_run_that_had_read_less_replaces_nothing(scene: ReplayedStream) -> Non
         from_offsets={int(p): 0 for p in ends},
         to_offsets={int(p): end // 2 for p, end in ends.items()},
     )
-    assert not correct(scene.settings, scene.pipeline, "half")["corrected"]
+    assert not correct(scene.installation, scene.pipeline, "half")["corrected"]
     assert read(scene) == whole
 
 
@@ -132,10 +132,10 @@ def test_whoever_is_killed_before_the_event_writes_it_the_next_time(scene: Repla
     with pytest.MonkeyPatch.context() as patched:
         crash_at(patched, "correct.3", 1)
         with pytest.raises(CrashError):
-            correct(scene.settings, scene.pipeline, ONCE)
+            correct(scene.installation, scene.pipeline, ONCE)
     whole, version = read(scene), Corrections(scene.settings, scene.pipeline).current().version
     assert not events(scene)
-    correct(scene.settings, scene.pipeline, ONCE)
+    correct(scene.installation, scene.pipeline, ONCE)
     assert (read(scene), Corrections(scene.settings, scene.pipeline).current().version) == (whole, version)
     assert len(events(scene)) == 1
 
@@ -143,15 +143,15 @@ def test_whoever_is_killed_before_the_event_writes_it_the_next_time(scene: Repla
 def test_what_is_not_known_to_be_right_is_never_given_to_readers(scene: ReplayedStream) -> None:
     """A run that was not judged, one with unexplained differences, one of another version."""
     with pytest.raises(CorrectionRefusedError, match="it was not judged"):
-        correct(scene.settings, scene.pipeline, ONCE)
+        correct(scene.installation, scene.pipeline, ONCE)
     DeltaTable(scene.sink).delete("ticker = 'T1'")
     assert scene.judge()["unexplained"] > 0
     with pytest.raises(CorrectionRefusedError, match="unexplained"):
-        correct(scene.settings, scene.pipeline, ONCE)
+        correct(scene.installation, scene.pipeline, ONCE)
     with pytest.raises(
         CorrectionRefusedError, match="of stock_stats version 1, not of stock_stats version 2"
     ):
-        correct(scene.settings, replace(scene.pipeline, version=2), ONCE)
+        correct(scene.installation, replace(scene.pipeline, version=2), ONCE)
     assert read(scene).keys() == {key for key in scene.stream.table if key[1] != "T1"}
 
 
@@ -160,7 +160,7 @@ def test_a_reading_is_pinned(scene: ReplayedStream) -> None:
     reading = Reading.pin(scene.settings, scene.pipeline)
     before = reading.arrow()
     scene.judge()
-    correct(scene.settings, scene.pipeline, ONCE)
+    correct(scene.installation, scene.pipeline, ONCE)
     DeltaTable(scene.sink).delete()
     assert reading.arrow().equals(before)
     assert reading.spark(scene.spark).count() == before.num_rows

@@ -20,6 +20,7 @@ from support.live_stream import ledger
 from support.workload_harness import Workload, at
 
 from hindcast import Mode, Pipeline, Table, Topic, pipeline
+from hindcast.installation import Installation
 from hindcast.replay import hindsight_in_one_query
 from hindcast.replay.batch import answers_url, run_batch
 from hindcast.replay.online_answer import keep_online
@@ -170,7 +171,7 @@ def test_a_batch_says_what_the_engine_says_at_once(workload: Make, declared: Pip
         made.read()
     made.file()
     _, plan = plan_replay(
-        made.settings,
+        Installation(made.settings),
         made.pipeline,
         ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True),
     )
@@ -193,7 +194,7 @@ def test_the_online_answer_is_made_once(workload: Make, monkeypatch: pytest.Monk
     made.read()
     made.file()
     _, plan = plan_replay(
-        made.settings,
+        Installation(made.settings),
         made.pipeline,
         ReplayRequest(pipeline=made.pipeline.name, run_id="once", everything=True),
     )

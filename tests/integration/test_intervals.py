@@ -14,6 +14,7 @@ from support.live_stream import on_topic
 
 from hindcast import catalog
 from hindcast.errors import NothingToReplayError, RangeNotYetConsumedError
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
@@ -58,7 +59,7 @@ def ask(settings: Settings, pipeline: Pipeline, start: datetime, end: datetime) 
 
     return run_replay(
         session,
-        settings,
+        Installation(settings),
         pipeline,
         ReplayRequest(pipeline=pipeline.name, run_id="r-1", from_time=start, to_time=end),
     )

@@ -101,8 +101,8 @@ def check(shard: Shard) -> None:
     file(shard)
     check_filed(shard.settings, shard.sent, oracle)
     request = ReplayRequest(pipeline=shard.pipeline.name, run_id="after", everything=True)
-    run_replay(lambda: shard.spark, shard.settings, shard.pipeline, request)
-    verdict = judge(lambda: shard.spark, shard.settings, shard.pipeline, "after")
+    run_replay(lambda: shard.spark, Installation(shard.settings), shard.pipeline, request)
+    verdict = judge(lambda: shard.spark, Installation(shard.settings), shard.pipeline, "after")
     assert (verdict["unexplained"], verdict["doubled"], verdict["input_rows"]) == (0, 0, len(shard.sent))
 
 
@@ -242,5 +242,7 @@ def test_running_results_are_rewound(workload: Callable[..., Workload]) -> None:
     assert {row["word"]: row["count"] for row in words.rows()} == {"a": 3, "b": 1, "c": 1, "d": 1}
     file(words)
     request = ReplayRequest(pipeline=words.pipeline.name, run_id="once", everything=True)
-    run_replay(lambda: words.spark, words.settings, words.pipeline, request)
-    assert judge(lambda: words.spark, words.settings, words.pipeline, "once")["unexplained"] == 0
+    run_replay(lambda: words.spark, Installation(words.settings), words.pipeline, request)
+    assert (
+        judge(lambda: words.spark, Installation(words.settings), words.pipeline, "once")["unexplained"] == 0
+    )

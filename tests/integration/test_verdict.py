@@ -115,7 +115,7 @@ def test_two_runs_of_a_range_are_compared(scene: ReplayedStream) -> None:
     refused.
     """
     again = scene.replay("again")
-    same = compare_runs(scene.settings, scene.pipeline, ONCE, "again")
+    same = compare_runs(scene.installation, scene.pipeline, ONCE, "again")
     rows = again["output_rows"]
     assert (same.results.rows, same.results.equal, same.results.changed) == ((rows, rows), rows, 0)
     assert {row["measure"] for row in same.costs()} == {
@@ -126,13 +126,13 @@ def test_two_runs_of_a_range_are_compared(scene: ReplayedStream) -> None:
     }
     table = DeltaTable(answers_url(scene.settings, LIST, "again"))
     table.update({"trades": "trades + 1"}, predicate="ticker = 'T1' AND answer = 'hindsight'")
-    changed = compare_runs(scene.settings, scene.pipeline, ONCE, "again").results
+    changed = compare_runs(scene.installation, scene.pipeline, ONCE, "again").results
     assert changed.changed_columns == {"trades": changed.changed}
     assert changed.equal == rows - changed.changed < rows
     ends = {int(p): end // 2 for p, end in again["plan"]["end"].items()}
     scene.replay("half", from_offsets=dict.fromkeys(ends, 0), to_offsets=ends)
     with pytest.raises(BadInputError, match="did not do the same work"):
-        compare_runs(scene.settings, scene.pipeline, ONCE, "half")
+        compare_runs(scene.installation, scene.pipeline, ONCE, "half")
 
 
 def test_a_late_difference_names_its_window_and_its_late_rows(scene: ReplayedStream) -> None:
@@ -334,9 +334,9 @@ def test_an_unknown_expectation_and_an_unknown_run_are_refused(scene: ReplayedSt
 
     odd = replace(scene.pipeline, expectations=({"type": "expect_the_unexpected"},))
     with pytest.raises(PipelineError, match="expect_the_unexpected"):
-        judge(never, scene.settings, odd, "none")
+        judge(never, scene.installation, odd, "none")
     with pytest.raises(UnknownRunError):
-        judge(never, scene.settings, scene.pipeline, "none")
+        judge(never, scene.installation, scene.pipeline, "none")
 
 
 def test_a_failed_run_leaves_its_row_and_an_event_and_can_be_retried(scene: ReplayedStream) -> None:

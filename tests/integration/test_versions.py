@@ -107,11 +107,11 @@ class Two:
         pipeline = catalog.load(self.settings.pipelines_dir).of(NAME, 2)
         run_replay(
             lambda: self.first.spark,
-            self.settings,
+            Installation(self.settings),
             pipeline,
             ReplayRequest(pipeline=NAME, run_id=run_id, everything=True),
         )
-        return judge(lambda: self.first.spark, self.settings, pipeline, run_id)
+        return judge(lambda: self.first.spark, Installation(self.settings), pipeline, run_id)
 
     def compare(self) -> dict[str, Any]:
         return compare_versions(lambda: self.first.spark, Installation(self.settings), NAME)

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from support.simulated_stream import Simulated
 
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
@@ -37,12 +38,16 @@ class ReplayedStream:
     stream: Simulated
 
     @property
+    def installation(self) -> Installation:
+        return Installation(self.settings)
+
+    @property
     def sink(self) -> str:
         return self.settings.table("sinks", self.pipeline.sink.name)
 
     def replay(self, run_id: str, **asked: Any) -> dict[str, Any]:
         request = ReplayRequest(pipeline=self.pipeline.name, run_id=run_id, **(asked or {"everything": True}))
-        return run_replay(lambda: self.spark, self.settings, self.pipeline, request).as_dict()
+        return run_replay(lambda: self.spark, self.installation, self.pipeline, request).as_dict()
 
     def judge(self, run_id: str = ONCE, **asked: Any) -> dict[str, Any]:
         """The verdict on a new replay; without ``asked`` on the scene's own, against the sink and the
@@ -56,7 +61,7 @@ class ReplayedStream:
             Runs(ControlTables(self.settings)).append(
                 {**row, "plan": json.dumps(plan), "finished_at": datetime.now(UTC)}
             )
-        return judge(lambda: self.spark, self.settings, self.pipeline, run_id)
+        return judge(lambda: self.spark, self.installation, self.pipeline, run_id)
 
     def differences(self, run_id: str, cause: str = "unexplained") -> list[dict[str, Any]]:
         return ControlTables(self.settings).rows(

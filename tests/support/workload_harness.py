@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from kafka import KafkaProducer
 from support.shard_harness import Shard
 
+from hindcast.installation import Installation
 from hindcast.pipeline import TOPIC_STRIDE, Lookup, Pipeline
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
@@ -92,9 +93,10 @@ class Workload(Shard):
     def verdict(self, run_id: str = "once") -> dict[str, Any]:
         """File what is late or poison, replay everything, judge."""
         self.file()
+        installation = Installation(self.settings)
         request = ReplayRequest(pipeline=self.pipeline.name, run_id=run_id, everything=True)
-        run_replay(lambda: self.spark, self.settings, self.pipeline, request)
-        return judge(lambda: self.spark, self.settings, self.pipeline, run_id)
+        run_replay(lambda: self.spark, installation, self.pipeline, request)
+        return judge(lambda: self.spark, installation, self.pipeline, run_id)
 
     def differences(self, run_id: str = "once") -> list[dict[str, Any]]:
         return ControlTables(self.settings).rows(ControlTable.DIFFERENCES, [("run_id", "=", run_id)])

@@ -156,11 +156,11 @@ class AwaitingOperator(ReplayAppOperator):
             return self.done(context, self.result_of(ended))
 
         began = began or datetime.now(UTC).isoformat()
-        settings = Settings()
+        hindcast = Hindcast()
         version = int(awaited["version"])
-        until = datetime.fromisoformat(began) + timedelta(seconds=settings.replay_wait_seconds)
+        until = datetime.fromisoformat(began) + timedelta(seconds=hindcast.settings.replay_wait_seconds)
         if datetime.now(UTC) >= until:
-            progress = read_progress(settings, Awaited.from_json(awaited))
+            progress = read_progress(hindcast, Awaited.from_json(awaited))
             self._give_up(run_id, version, paused=progress.paused, why=ended.reason)
         _log.info(
             f"{ended.reason} Waiting for it until {until.isoformat()}; this task needs no slot meanwhile."

@@ -15,8 +15,8 @@ import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from hindcast.errors import HindcastError
+from hindcast.installation import Installation
 from hindcast.replay.wait_for_stream import Awaited, Progress, read_progress
-from hindcast.settings import Settings
 
 #: Between two reads of the tables: at first, and at most.
 FIRST_WAIT_SECONDS = 2.0
@@ -63,7 +63,7 @@ class ConsumedTrigger(BaseTrigger):
             left = (until - datetime.now(UTC)).total_seconds()
             await asyncio.sleep(max(min(wait, left), 0.0))
             try:
-                progress = await asyncio.to_thread(read_progress, Settings(), awaited)
+                progress = await asyncio.to_thread(read_progress, Installation(), awaited)
             except (HindcastError, OSError) as error:  # a store that is away says nothing about the stream
                 _log.warning("The stream cannot be read just now; the trigger retries.", reason=str(error))
             if progress.met:

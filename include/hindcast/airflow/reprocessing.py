@@ -29,7 +29,6 @@ from hindcast.airflow.version_triggers import (
 )
 from hindcast.errors import BadInputError, BadRangeError, VerdictFailedError
 from hindcast.replay.request import ReplayRequest, new_run_id
-from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout
 from hindcast.shards.pipeline_row import SHADOW, ChangeKind
 from hindcast.shards.version_changes import Versions
@@ -154,7 +153,7 @@ class AwaitCaughtUpOperator(_VersionOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         with refusals():
-            news = look_at_shadow(Settings(), self.pipeline, self.number)
+            news = look_at_shadow(Hindcast(), self.pipeline, self.number)
         if news is None:
             self.defer(trigger=ShadowTrigger(self.pipeline, self.number), method_name="settled")
         return self.settled(context, news)
@@ -312,7 +311,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
         until = promoted_at + timedelta(minutes=float(self.minutes))
         since = self.promoted["since"]
         with refusals():
-            news = look_at_promoted(Settings(), self.pipeline, self.number, since, until)
+            news = look_at_promoted(Hindcast(), self.pipeline, self.number, since, until)
         if news is None:
             _log.info(f"Watching version {self.number} of {self.pipeline} until {until.isoformat()}.")
             trigger = PromotedTrigger(self.pipeline, self.number, since, until.isoformat())

@@ -18,13 +18,11 @@ import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from hindcast.errors import HindcastError
-from hindcast.leases.delta_store import LeaseTable
-from hindcast.settings import Settings
+from hindcast.installation import Installation
 from hindcast.shards import resharding
 from hindcast.shards.pipeline_row import InactiveState
 from hindcast.shards.shard_row import ShardDetail
 from hindcast.shards.version_changes import Versions
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable
 
 #: Between two reads of the tables: at first, and at most. Catching up takes minutes to days.
@@ -44,12 +42,12 @@ class News(StrEnum):
     OVER = "over"  # the watch lasted its whole time
 
 
-def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str, Any] | None:
+def look_at_shadow(installation: Installation, pipeline: str, version: int) -> dict[str, Any] | None:
     """The news of a shadow; None while it catches up.
 
     :returns: {news: live, since: the id of the change that made it live} or {news: gone}
     """
-    store = LeaseTable(settings)
+    store = installation.lease_table
     rollout = Versions(store).of(pipeline)
     beside = rollout.beside
     if beside is None or beside.version != version:
@@ -71,7 +69,7 @@ def look_at_shadow(settings: Settings, pipeline: str, version: int) -> dict[str,
 
 
 def look_at_promoted(
-    settings: Settings, pipeline: str, version: int, since: int, until: datetime
+    installation: Installation, pipeline: str, version: int, since: int, until: datetime
 ) -> dict[str, Any] | None:
     """The news of a promoted version; None while it is active, none of its verdicts failed, and time is left.
 
@@ -79,7 +77,7 @@ def look_at_promoted(
     :param until: when the watch ends, by this host's clock
     :returns: {news: inactive}, {news: failed, run_id, unexplained} or {news: over, verdicts: how many it had}
     """
-    if Versions(LeaseTable(settings)).of(pipeline).active != version:
+    if Versions(installation.lease_table).of(pipeline).active != version:
         return {"news": News.INACTIVE.value}
     now = datetime.now(UTC)  # before the read: a verdict that comes after it belongs to the next poll
     conditions: list[tuple[str, str, Any]] = [
@@ -87,7 +85,7 @@ def look_at_promoted(
         ("version", "=", version),
         ("change", ">=", since),
     ]
-    verdicts = ControlTables(settings).rows(ControlTable.VERDICTS, conditions)
+    verdicts = installation.tables.rows(ControlTable.VERDICTS, conditions)
     verdicts.sort(key=lambda row: row["number"])
     for row in verdicts:
         if not row["passed"]:
@@ -133,7 +131,7 @@ class ShadowTrigger(_VersionTrigger):
     """Fires once the shadow has caught up or is no longer a shadow."""
 
     def look(self) -> dict[str, Any] | None:
-        return look_at_shadow(Settings(), self.pipeline, self.version)
+        return look_at_shadow(Installation(), self.pipeline, self.version)
 
 
 class PromotedTrigger(_VersionTrigger):
@@ -153,4 +151,4 @@ class PromotedTrigger(_VersionTrigger):
 
     def look(self) -> dict[str, Any] | None:
         until = datetime.fromisoformat(self.until)
-        return look_at_promoted(Settings(), self.pipeline, self.version, self.since, until)
+        return look_at_promoted(Installation(), self.pipeline, self.version, self.since, until)

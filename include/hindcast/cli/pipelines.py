@@ -96,7 +96,7 @@ def pause(
     desired = hindcast.pipeline(pipeline).pause()
     _print_desired(hindcast, desired)
     if wait:
-        until(let_go(hindcast.settings, pipeline), f"The pause of {pipeline}", timeout)
+        until(let_go(hindcast, pipeline), f"The pause of {pipeline}", timeout)
 
 
 @app.command(rich_help_panel=STREAMS)
@@ -114,7 +114,7 @@ def resume(
     _print_desired(hindcast, desired)
     if wait:
         cure = "`hindcast leases` shows the workers; `hindcast events` may say why."
-        until(consumed(hindcast.settings, pipeline), f"An owner of each shard of {pipeline}", timeout, cure)
+        until(consumed(hindcast, pipeline), f"An owner of each shard of {pipeline}", timeout, cure)
 
 
 @app.command(rich_help_panel=STREAMS)
@@ -141,7 +141,7 @@ def drain(
     confirm(f"hindcast drain {pipeline}", f"{effect}. Do it?", yes=yes)
     _print_desired(hindcast, stream.drain())
     if wait:
-        until(drained(hindcast.settings, pipeline), f"The end of {pipeline}'s topic", timeout)
+        until(drained(hindcast, pipeline), f"The end of {pipeline}'s topic", timeout)
 
 
 @app.command(rich_help_panel=STREAMS)
@@ -165,7 +165,7 @@ def reshard(
     cause = "workers of a running pipeline write them within seconds"
     print(f"{pipeline}: {effect}; {cause}. See `hindcast leases`.")
     if wait:
-        progress = dealt(hindcast.settings, pipeline, stream.version, shards)
+        progress = dealt(hindcast, pipeline, stream.version, shards)
         until(progress, f"{pipeline} in {shards} shards", timeout)
 
 
@@ -190,7 +190,7 @@ def rebuild(
     names = ", ".join(asked)
     print(f"{pipeline}: the state of {names} will be rebuilt (request {request}). See `hindcast events`.")
     if wait:
-        progress = rebuilt(hindcast.settings, pipeline, request, asked)
+        progress = rebuilt(hindcast, pipeline, request, asked)
         until(progress, f"The new state of {pipeline}", timeout)
 
 
@@ -262,7 +262,7 @@ def rewind(
         return
     if wait:
         cure = f"Was it paused? `hindcast pause {pipeline}`."
-        until(let_go(hindcast.settings, pipeline), f"The pause of {pipeline}", timeout, cure)
+        until(let_go(hindcast, pipeline), f"The pause of {pipeline}", timeout, cure)
     if leased and not dry_run and _complete_rewind(stream, output):
         return
     target = _rewind_target(to)
@@ -452,7 +452,6 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
     killed.
     """
     from hindcast.errors import VerdictFailedError
-    from hindcast.tables.control_tables import ControlTables
     from hindcast.tables.run_states import BadEnd, close_run
 
     arguments = [command, *asked.to_arguments()]
@@ -464,7 +463,7 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
     began_at = datetime.now(UTC)
 
     def close(end: BadEnd) -> None:
-        tables = ControlTables(Settings())
+        tables = Hindcast().tables
         version = asked.version or None
         close_run(tables, asked.run_id, asked.pipeline, end, since=began_at, version=version)
 

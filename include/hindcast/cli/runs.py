@@ -118,7 +118,7 @@ def compare(
     replays.succeeded(check_name("run", first))
     newer = replays.succeeded(check_name("run", second))
     declared = hindcast.catalog.of(newer["pipeline"], newer["version"])
-    found = compare_runs(hindcast.settings, declared, first, second)
+    found = compare_runs(hindcast, declared, first, second)
     if plot is not None:
         _chart(found.as_dict()).write_html(plot, include_plotlyjs=True)
     if output is Format.JSON:

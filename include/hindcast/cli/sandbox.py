@@ -145,15 +145,12 @@ def load(
 
     from rich.console import Console
 
-    from hindcast import catalog
-    from hindcast.leases.delta_store import read_leases
-    from hindcast.shards.active_version import active_pipeline
     from hindcast_sandbox import load as loads
     from hindcast_sandbox import stack
 
-    settings = Settings()
-    pipelines = catalog.load(settings.pipelines_dir)
-    declared = active_pipeline(pipelines, read_leases(settings), pipeline)
+    hindcast = Hindcast()
+    settings = hindcast.settings
+    declared = hindcast.pipeline(pipeline).declared
     topic = declared.source.name
     servers = settings.bootstrap_servers
     console = Console(stderr=True, highlight=False)

@@ -122,7 +122,7 @@ def reprocess(
         arguments.append("--new-table")
     run_app("versions.py", arguments, output, ends=not wait)
     if wait:
-        progress = caught_up(hindcast.settings, pipeline, version)
+        progress = caught_up(hindcast, pipeline, version)
         until(progress, f"Version {version} of {pipeline} to catch up", timeout)
 
 

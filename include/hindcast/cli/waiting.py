@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from hindcast.errors import BadInputError, WaitedInVainError
+from hindcast.installation import Installation
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
-from hindcast.settings import Settings
 
 _POLL_SECONDS = 0.25
 
@@ -38,16 +38,16 @@ def until(
         time.sleep(_POLL_SECONDS)
 
 
-def let_go(settings: Settings, pipeline: str) -> Look:
+def let_go(installation: Installation, pipeline: str) -> Look:
     """No live worker holds a shard of the pipeline. The lease of a dead owner expires on our own clock."""
     from hindcast.clock import SystemClock
     from hindcast.leases.delta_store import read_leases
     from hindcast.leases.expired_owners import Observer
 
-    observer = Observer(SystemClock(), settings.lease_seconds)
+    observer = Observer(SystemClock(), installation.settings.lease_seconds)
 
     def look() -> str:
-        leases = read_leases(settings)
+        leases = read_leases(installation.settings)
         observer.observe(leases)
         held = []
         for lease in leases:
@@ -59,14 +59,12 @@ def let_go(settings: Settings, pipeline: str) -> Look:
     return look
 
 
-def consumed(settings: Settings, pipeline: str) -> Look:
+def consumed(installation: Installation, pipeline: str) -> Look:
     """Each shard of the desired versions has an owner.
 
     The returned function raises :class:`BadInputError` if a shard is refused.
     """
-    from hindcast.leases.delta_store import LeaseTable
-
-    store = LeaseTable(settings)
+    store = installation.lease_table
 
     def look() -> str:
         missing, shards = _newest_shards(store.read().leases, pipeline)
@@ -98,13 +96,12 @@ def _without_owner(pipeline: str, lease: Lease) -> str:
     return ""
 
 
-def drained(settings: Settings, pipeline: str) -> Look:
+def drained(installation: Installation, pipeline: str) -> Look:
     """Each shard has reached the end of its topic, and no live worker holds it any more."""
-    from hindcast.leases.delta_store import LeaseTable
     from hindcast.shards.shard_row import ShardDetail
 
-    store = LeaseTable(settings)
-    find_holder = let_go(settings, pipeline)
+    store = installation.lease_table
+    find_holder = let_go(installation, pipeline)
 
     def look() -> str:
         missing, shards = _newest_shards(store.read().leases, pipeline)
@@ -133,13 +130,12 @@ def _newest_shards(leases: Mapping[LeaseKey, Lease], pipeline: str) -> tuple[lis
     return missing, found
 
 
-def dealt(settings: Settings, pipeline: str, version: int, count: int) -> Look:
+def dealt(installation: Installation, pipeline: str, version: int, count: int) -> Look:
     """The version's newest generation has so many shards, none waits for its parents, and all have owners."""
-    from hindcast.leases.delta_store import LeaseTable
     from hindcast.shards import resharding
 
-    store = LeaseTable(settings)
-    find_unowned = consumed(settings, pipeline)
+    store = installation.lease_table
+    find_unowned = consumed(installation, pipeline)
 
     def look() -> str:
         found = len(resharding.newest_of_version(store.leases(), pipeline, version))
@@ -151,12 +147,11 @@ def dealt(settings: Settings, pipeline: str, version: int, count: int) -> Look:
     return look
 
 
-def rebuilt(settings: Settings, pipeline: str, request: str, asked: list[str]) -> Look:
+def rebuilt(installation: Installation, pipeline: str, request: str, asked: list[str]) -> Look:
     """Each of these shards has met the request."""
-    from hindcast.leases.delta_store import LeaseTable
     from hindcast.shards.shard_row import ShardDetail
 
-    store = LeaseTable(settings)
+    store = installation.lease_table
 
     def look() -> str:
         met = set()
@@ -169,13 +164,12 @@ def rebuilt(settings: Settings, pipeline: str, request: str, asked: list[str]) -
     return look
 
 
-def caught_up(settings: Settings, pipeline: str, version: int) -> Look:
+def caught_up(installation: Installation, pipeline: str, version: int) -> Look:
     """The inactive version has read up to the end of its topic, or is the active one already."""
-    from hindcast.leases.delta_store import LeaseTable
     from hindcast.shards.active_version import rollouts
     from hindcast.shards.pipeline_row import InactiveState
 
-    store = LeaseTable(settings)
+    store = installation.lease_table
 
     def look() -> str:
         rollout = rollouts(store.leases())[pipeline]

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from hindcast.errors import BadInputError, RangeNotYetConsumedError
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Answer, write_answer
 from hindcast.replay.planner import ReplayPlan
@@ -42,19 +43,19 @@ def request_of(pipeline: Pipeline) -> ReplayRequest:
 
 
 def run_reference(
-    session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline
+    session: Callable[[], SparkSession], installation: Installation, pipeline: Pipeline
 ) -> list[Replayed]:
     """Replay the reference range in both ways; the batch first.
 
     :raises RangeNotYetConsumedError: if the version has not recorded the range as batches
     """
-    batch = run_replay(session, settings, pipeline, request_of(pipeline), RunKind.BENCHMARK)
+    batch = run_replay(session, installation, pipeline, request_of(pipeline), RunKind.BENCHMARK)
     if not batch.plan.batches:
         nothing_read = f"no batch of version {pipeline.version} has read the reference range"
         problem = f"{nothing_read}, so there is nothing to run again"
         raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem)
     request = request_of(pipeline)
-    recorded = run_replay(session, settings, pipeline, request, RunKind.RE_EXECUTION, run_recorded)
+    recorded = run_replay(session, installation, pipeline, request, RunKind.RE_EXECUTION, run_recorded)
     return [batch, recorded]
 
 

@@ -17,12 +17,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from hindcast.errors import BadInputError
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
-from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import arrow_dataset
 
 MEASURES = ("rows_per_second", "seconds", "cpu_seconds", "peak_memory_bytes")
 #: A row of an answer: column -> value.
@@ -76,13 +76,13 @@ class RunComparison:
         }
 
 
-def compare_runs(settings: Settings, pipeline: Pipeline, first: str, second: str) -> RunComparison:
+def compare_runs(installation: Installation, pipeline: Pipeline, first: str, second: str) -> RunComparison:
     """Compare two runs.
 
     :raises UnknownRunError: if one of them has not succeeded
     :raises BadInputError: if they are of other pipelines or ranges, or the answer of one was deleted
     """
-    runs = Runs(ControlTables(settings))
+    runs = Runs(installation.tables)
     first_row = runs.succeeded(first)
     second_row = runs.succeeded(second)
     for row in (first_row, second_row):
@@ -96,15 +96,16 @@ def compare_runs(settings: Settings, pipeline: Pipeline, first: str, second: str
         problem = f"{first} and {second} did not do the same work: {', '.join(different)} differ"
         cure = "Replay one of them over the offsets of the other: `hindcast runs --output json` has them."
         raise BadInputError(problem=problem, cure=cure)
-    first_answer = _answer(settings, first_row)
-    second_answer = _answer(settings, second_row)
+    storage_options = installation.settings.storage_options
+    first_answer = _answer(first_row, storage_options)
+    second_answer = _answer(second_row, storage_options)
     results = _results(first_answer, second_answer, list(pipeline.sink.keys))
     return RunComparison(first_row, second_row, results)
 
 
-def _answer(settings: Settings, row: Mapping[str, Any]) -> list[_Row]:
+def _answer(row: Mapping[str, Any], storage_options: dict[str, str]) -> list[_Row]:
     try:
-        table = DeltaTable(row["hindcast_url"], storage_options=settings.storage_options or None)
+        table = DeltaTable(row["hindcast_url"], storage_options=storage_options or None)
     except TableNotFoundError as error:
         problem = f"The answer of {row['run_id']} was deleted"
         raise BadInputError(problem=problem, cure=f"Replay it again: --run-id {row['run_id']}.") from error

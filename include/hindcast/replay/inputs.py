@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from hindcast.archive.snapshot import ArchiveSnapshot, read_snapshot
 from hindcast.delta.commit import METADATA_KEY, newest_commits
 from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.partitions import Offsets, app_id
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
@@ -28,7 +29,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
-from hindcast.tables.ledger import Ledger, LedgerRow, Undone
+from hindcast.tables.ledger import LedgerRow, Undone
 from hindcast.tables.ledger_history import History
 from hindcast.tables.schema import ControlTable
 from hindcast.windows import MILLISECOND, WindowEnds
@@ -57,15 +58,16 @@ def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
     )
 
 
-def read_inputs(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> ReplayInputs:
+def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayRequest) -> ReplayInputs:
     """Read all that a plan depends on.
 
     The sink's version is read after the ledger, so that the sink holds every batch that the ledger names.
 
     :raises UnknownTopicError, BrokerUnavailableError, StoreUnavailableError: if a source is missing or away
     """
-    tables = ControlTables(settings)
-    ledger = Ledger(tables)
+    settings = installation.settings
+    tables = installation.tables
+    ledger = installation.ledger
     rows = ledger.batches(pipeline.name, pipeline.version)
     undone = ledger.undone(pipeline.name, pipeline.version)
     filed = audited_batches(tables, rows)

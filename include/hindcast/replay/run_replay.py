@@ -12,6 +12,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from hindcast.errors import HindcastError, NothingToReplayError, ReplayFailedError, TryLaterError, innermost
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import answers_url, run_batch
 from hindcast.replay.cost import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
@@ -21,8 +22,7 @@ from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.event_log import EventKind, Severity
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
 
 _log = structlog.get_logger(__name__)
@@ -45,14 +45,16 @@ class Replayed:
         return {**shown, "plan": json.loads(self.row["plan"]), "versions": json.loads(self.row["versions"])}
 
 
-def plan_replay(settings: Settings, pipeline: Pipeline, request: ReplayRequest) -> tuple[str, ReplayPlan]:
+def plan_replay(
+    installation: Installation, pipeline: Pipeline, request: ReplayRequest
+) -> tuple[str, ReplayPlan]:
     """The run's id and its plan; starts no JVM.
 
     :raises BadRangeError, RangeNotYetConsumedError: see :func:`hindcast.replay.planner.make_plan`
     """
     named = replace(request, run_id=request.run_id or new_run_id(pipeline.name, datetime.now(UTC)))
-    settled = settle(named, Runs(ControlTables(settings)))
-    plan = make_plan(pipeline, settled, read_inputs(settings, pipeline, settled))
+    settled = settle(named, Runs(installation.tables))
+    plan = make_plan(pipeline, settled, read_inputs(installation, pipeline, settled))
     return named.run_id, replace(plan, asked=request.describe())
 
 
@@ -62,7 +64,7 @@ Work = Callable[[SparkSession, Settings, Pipeline, ReplayPlan, str], Counted]
 
 def run_replay(
     session: Callable[[], SparkSession],
-    settings: Settings,
+    installation: Installation,
     pipeline: Pipeline,
     request: ReplayRequest,
     kind: RunKind = RunKind.REPLAY,
@@ -81,11 +83,11 @@ def run_replay(
     :raises ReplayFailedError: where Spark failed; the reason is its first line
     :raises NothingToReplayError: if the range lies before the stream's beginning
     """
-    began_at, tables = datetime.now(UTC), ControlTables(settings)
-    runs = Runs(tables)
+    began_at = datetime.now(UTC)
+    runs = Runs(installation.tables)
     request = replace(request, run_id=request.run_id or new_run_id(pipeline.name, began_at))
     try:
-        run_id, plan = plan_replay(settings, pipeline, request)
+        run_id, plan = plan_replay(installation, pipeline, request)
     except NothingToReplayError as nothing:
         runs.answer(request.run_id, pipeline.name, pipeline.version, kind, RunState.SKIPPED, str(nothing))
         raise
@@ -94,7 +96,7 @@ def run_replay(
         if is_end:
             end = BadEnd.of_error(error)
             close_run(
-                tables,
+                installation.tables,
                 request.run_id,
                 pipeline.name,
                 end,
@@ -103,7 +105,7 @@ def run_replay(
                 kind=kind,
             )
         raise
-    row = _first_row(settings, pipeline, plan, run_id, kind)
+    row = _first_row(installation.settings, pipeline, plan, run_id, kind)
     runs.append(row)
     _log.info(
         "Planned the replay.",
@@ -119,14 +121,14 @@ def run_replay(
     try:
         spark = session()
         meter = Meter()
-        counted = work(spark, settings, pipeline, plan, run_id)
+        counted = work(spark, installation.settings, pipeline, plan, run_id)
         done = {**row, **_cost(meter, plan, counted), "plan": plan.to_record(counted).text()}
     except Exception as error:
         reason = innermost(error)
         runs.append({**row, "state": RunState.FAILED.value, "note": reason, "finished_at": datetime.now(UTC)})
         cure = "Run it again with the same run id once the cause is gone: it replays the same offsets."
         message = f"The replay {run_id} failed: {reason}"
-        EventLog(tables).record(
+        installation.event_log.record(
             EventKind.RUN_FAILED,
             message,
             severity=Severity.ERROR,
@@ -146,7 +148,7 @@ def run_replay(
     done["finished_at"] = datetime.now(UTC)
     runs.append(done)
     if slow:
-        EventLog(tables).record(
+        installation.event_log.record(
             EventKind.RUN_SLOW,
             f"The replay {run_id} was slow: {slow}.",
             severity=Severity.WARNING,

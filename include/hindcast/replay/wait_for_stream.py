@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from hindcast.leases.delta_store import LeaseTable
+from hindcast.installation import Installation
 from hindcast.partitions import Offsets, app_id, by_partition
-from hindcast.settings import Settings
 from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
@@ -71,21 +70,20 @@ class Progress:
     text: str
 
 
-def read_progress(settings: Settings, awaited: Awaited) -> Progress:
+def read_progress(installation: Installation, awaited: Awaited) -> Progress:
     """Read the tables once. It costs the newest batch of each shard, however long the ledger is."""
-    tables = ControlTables(settings)
-    desired = desired_of(LeaseTable(settings).leases()).get(awaited.pipeline)
+    desired = desired_of(installation.lease_table.leases()).get(awaited.pipeline)
     paused = desired is not None and desired.state is not DesiredState.RUNNING
     if awaited.at and datetime.now(UTC) < datetime.fromisoformat(awaited.at):
         return Progress(met=False, paused=paused, text=f"{awaited.at} has not come")
     if awaited.batches:
         behind = []
         for shard, batch in awaited.batches.items():
-            if _filed(tables, awaited.pipeline, shard) < batch:
+            if _filed(installation.tables, awaited.pipeline, shard) < batch:
                 behind.append(shard)
         shards = ", ".join(behind) or "no shard"
         return Progress(not behind, paused, f"late and poison rows of {shards} are still to be filed")
-    committed = _committed(tables, awaited)
+    committed = _committed(installation.ledger, awaited)
     if not awaited.offsets:
         more = any(offset > awaited.beyond.get(partition, -1) for partition, offset in committed.items())
         return Progress(more, paused, "no further batch is committed yet")
@@ -95,10 +93,10 @@ def read_progress(settings: Settings, awaited: Awaited) -> Progress:
     return Progress(left == 0, paused, f"{left:,} records of the range are still to be committed")
 
 
-def _committed(tables: ControlTables, awaited: Awaited) -> Offsets:
+def _committed(ledger: Ledger, awaited: Awaited) -> Offsets:
     """By partition the end of what the stream has committed."""
     committed: Offsets = {}
-    for row in Ledger(tables).newest(awaited.pipeline, awaited.version):
+    for row in ledger.newest(awaited.pipeline, awaited.version):
         for partition, offset in row.end_offsets.items():
             committed[partition] = max(committed.get(partition, 0), offset)
     return committed

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from hindcast.delta.open_table import open_table
 from hindcast.errors import CorrectionRefusedError
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.replay.batch import ANSWER, Answer, answers_url
@@ -34,14 +35,15 @@ from hindcast.tables.event_log import EventKind, EventLog
 from hindcast.tables.schema import ControlTable
 
 
-def correct(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
+def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
     """Correct the windows of the run. Nothing changes if it already did, or if a run that had read more did.
 
     :returns: {run_id, pipeline, corrected, windows_after_ms, windows_to_ms}
     :raises UnknownRunError: if no replay of that id has succeeded
     :raises CorrectionRefusedError: if readers must not get its answer
     """
-    tables = ControlTables(settings)
+    settings = installation.settings
+    tables = installation.tables
     run = Runs(tables).succeeded(run_id)
     _check(tables, pipeline, run)
     by = _range_of(run)
@@ -49,7 +51,7 @@ def correct(settings: Settings, pipeline: Pipeline, run_id: str) -> dict[str, An
     done = has_windows and _replace(settings, pipeline, by)
     reach("correct.3")
     if done or _event_is_missing(tables, pipeline, by, Corrections(settings, pipeline).current()):
-        _record(tables, pipeline, by)
+        _record(installation.event_log, pipeline, by)
     return {
         "run_id": run_id,
         "pipeline": pipeline.name,
@@ -142,9 +144,9 @@ def _event_is_missing(
     return True
 
 
-def _record(tables: ControlTables, pipeline: Pipeline, by: CorrectedRange) -> None:
+def _record(event_log: EventLog, pipeline: Pipeline, by: CorrectedRange) -> None:
     after = utc_from_ms(by.after_ms).isoformat()
     to = utc_from_ms(by.to_ms).isoformat()
     windows = f"windows that end after {after} and by {to}"
     message = f"Readers of {pipeline.sink.name} get the answer of run {by.run_id} for the {windows}."
-    EventLog(tables).record(EventKind.WINDOWS_CORRECTED, message, pipeline=pipeline.name, run_id=by.run_id)
+    event_log.record(EventKind.WINDOWS_CORRECTED, message, pipeline=pipeline.name, run_id=by.run_id)

@@ -11,9 +11,9 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from hindcast.delta.open_table import open_table
+from hindcast.installation import Installation
 from hindcast.replay.batch import side_rows_url
-from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import arrow_dataset
 from hindcast.tables.schema import ControlTable
 from hindcast.verdict.compare import Cause, Difference, Kind
 
@@ -27,7 +27,7 @@ PLACE = ["partition", "offset"]
 
 
 def check_accounts(
-    settings: Settings,
+    installation: Installation,
     pipeline: str,
     version: int,
     run_id: str,
@@ -40,7 +40,7 @@ def check_accounts(
 
     Both sides are sets of (partition, offset), 16 bytes a row in memory.
     """
-    tables = ControlTables(settings)
+    settings = installation.settings
     side_rows = open_table(side_rows_url(settings, pipeline, run_id), settings.storage_options)
     of_replay = arrow_dataset(side_rows)
     of_pipeline = (pc.field("pipeline") == pipeline) & (pc.field("version") == version)
@@ -49,7 +49,7 @@ def check_accounts(
     for kind, table, difference in ACCOUNTS:
         of_kind = (pc.field("kind") == kind) & pc.field("inside")
         found = of_replay.to_table(columns=PLACE, filter=of_kind).to_pandas()
-        of_table = arrow_dataset(tables.open(table))
+        of_table = arrow_dataset(installation.tables.open(table))
         filed = of_table.to_table(columns=PLACE, filter=of_pipeline).to_pandas()
         wrong = mismatches(found, within(filed, start, end))
         count += len(wrong)

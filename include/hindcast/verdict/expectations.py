@@ -23,7 +23,6 @@ import pandas as pd
 
 from hindcast.errors import PipelineError
 from hindcast.pipeline import Pipeline
-from hindcast.settings import Settings
 
 DOCS = "data_docs"
 FORM = '{"type": "expect_column_values_to_not_be_null", "column": "ticker"}'
@@ -91,7 +90,7 @@ def columns_of(expectations: tuple[dict[str, Any], ...]) -> list[str] | None:
 
 
 def validate(
-    settings: Settings, pipeline: Pipeline, run_id: str, verdict: Mapping[str, Any], sink: pd.DataFrame | None
+    home: Path, pipeline: Pipeline, run_id: str, verdict: Mapping[str, Any], sink: pd.DataFrame | None
 ) -> Outcome:
     """Check the verdict's numbers and, if ``sink`` is given, the pipeline's own expectations.
 
@@ -104,8 +103,8 @@ def validate(
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")  # read when the library is imported
     judged = pd.DataFrame([{name: verdict[name] for name in _VERDICT_COLUMNS}])
     expected = (_between("unexplained", 0, 0), _between("captured", pipeline.captured_floor, 1))
-    with _locked(settings.home / "gx"):
-        context = _context(settings)
+    with _locked(home / "gx"):
+        context = _context(home)
         at = datetime.now(UTC)
         failed, page = _check(context, f"{pipeline.name}.verdict", run_id, at, judged, expected)
         if sink is not None and pipeline.expectations:
@@ -113,7 +112,7 @@ def validate(
                 context, f"{pipeline.name}.sink", run_id, at, sink, pipeline.expectations
             )
             failed += failed_of_sink
-    docs = settings.home / DOCS
+    docs = home / DOCS
     return Outcome(failed, str(page.relative_to(docs.resolve())))
 
 
@@ -159,12 +158,12 @@ def _great_expectations() -> Any:
     return great_expectations
 
 
-def _context(settings: Settings) -> Any:
+def _context(home: Path) -> Any:
     gx = _great_expectations()
     from great_expectations.data_context.types.base import DataContextConfig, ProgressBarsConfig
 
-    results = (settings.home / "gx" / "results").resolve()
-    pages = (settings.home / DOCS).resolve()
+    results = (home / "gx" / "results").resolve()
+    pages = (home / DOCS).resolve()
     site = {
         "class_name": "SiteBuilder",
         "show_how_to_buttons": False,

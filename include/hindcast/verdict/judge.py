@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, side_rows_url
@@ -86,7 +87,7 @@ class _Case:
 
 
 def judge(
-    session: Callable[[], SparkSession], settings: Settings, pipeline: Pipeline, run_id: str
+    session: Callable[[], SparkSession], installation: Installation, pipeline: Pipeline, run_id: str
 ) -> dict[str, Any]:
     """Judge the run and return the row of ``verdicts``. A verdict that does not pass is returned too; it also
     leaves an event.
@@ -95,7 +96,8 @@ def judge(
     :raises PipelineError: if an expectation is of an unknown type
     """
     check_types(pipeline)
-    tables = ControlTables(settings)
+    settings = installation.settings
+    tables = installation.tables
     rollout = rollouts(read_leases(settings)).get(pipeline.name)
     case = _Case.of(Runs(tables).succeeded(run_id))
     if case.row["pipeline"] != pipeline.name:
@@ -104,13 +106,13 @@ def judge(
             cure="Name that pipeline.",
         )
     if pipeline.re_execute:
-        batches = _recorded(settings, pipeline, case)
+        batches = _recorded(installation.ledger, pipeline, case)
         keep_online(
             session(), settings, pipeline, run_id, case.plan.start, case.plan.end, case.plan.seams, batches
         )
     columns, comparison = _compare(session(), settings, pipeline, case)
     wrong_accounts, accounts = check_accounts(
-        settings, pipeline.name, case.version, run_id, case.plan.start, case.plan.end, SAMPLES
+        installation, pipeline.name, case.version, run_id, case.plan.start, case.plan.end, SAMPLES
     )
     unexplained = comparison.unexplained + wrong_accounts + len(columns)
     _log.info(
@@ -120,10 +122,10 @@ def judge(
         unexplained=unexplained,
     )
     row = _verdict_row(pipeline, case, comparison, unexplained)
-    outcome = validate(settings, pipeline, run_id, row, _sink_frame(settings, pipeline, case))
+    outcome = validate(settings.home, pipeline, run_id, row, _sink_frame(settings, pipeline, case))
     failed = list(outcome.failed)
     if unexplained and pipeline.re_execute:
-        failed += _unstable(session(), settings, pipeline, case)
+        failed += _unstable(session(), installation, pipeline, case)
     change = 0
     if rollout is not None:
         change = rollout.changes
@@ -140,7 +142,7 @@ def judge(
     tables.append(ControlTable.DIFFERENCES, samples)
     tables.append(ControlTable.VERDICTS, [row])
     if not row["passed"]:
-        _record_failure(tables, pipeline, row, failed)
+        _record_failure(installation.event_log, pipeline, row, failed)
     return row
 
 
@@ -152,17 +154,18 @@ def _next_number(tables: ControlTables, pipeline: str, version: int) -> int:
     return 1 + max(numbers, default=0)
 
 
-def _recorded(settings: Settings, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:
+def _recorded(ledger: Ledger, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:
     """The batches that the judged version of the sink holds."""
-    ledger = Ledger(ControlTables(settings)).batches(pipeline.name, case.version)
-    return [row for row in ledger if row.sink_version <= case.plan.sink_version]
+    batches = ledger.batches(pipeline.name, case.version)
+    return [row for row in batches if row.sink_version <= case.plan.sink_version]
 
 
-def _unstable(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> list[str]:
+def _unstable(spark: SparkSession, installation: Installation, pipeline: Pipeline, case: _Case) -> list[str]:
     """Run the recorded batches once more. If their answer differs, return a sentence that names the columns,
     else nothing.
     """
-    rows = _recorded(settings, pipeline, case)
+    settings = installation.settings
+    rows = _recorded(installation.ledger, pipeline, case)
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
     with recorded_batches(
@@ -339,12 +342,10 @@ def _difference_row(pipeline: Pipeline, verdict: dict[str, Any], difference: Dif
     }
 
 
-def _record_failure(
-    tables: ControlTables, pipeline: Pipeline, row: dict[str, Any], failed: list[str]
-) -> None:
+def _record_failure(event_log: EventLog, pipeline: Pipeline, row: dict[str, Any], failed: list[str]) -> None:
     unexplained = f"{row['unexplained']} differences are unexplained"
     captured = f"captured is {row['captured']:.4f}"
-    EventLog(tables).record(
+    event_log.record(
         EventKind.VERDICT_FAILED,
         f"{unexplained} and {captured}: {'; '.join(failed)}",
         severity=Severity.ERROR,

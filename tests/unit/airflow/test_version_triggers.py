@@ -14,6 +14,7 @@ from support.fleet_sample import desired, put, verdict
 
 from hindcast.airflow import version_triggers
 from hindcast.airflow.version_triggers import PromotedTrigger, ShadowTrigger, look_at_promoted
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards.pipeline_row import Change, InactiveState, InactiveVersion
@@ -119,7 +120,7 @@ async def test_a_promoted_version_is_watched_to_the_end(settings: Settings) -> N
         ],
     )
     until = promoted.at + timedelta(minutes=5)
-    assert look_at_promoted(settings, NAME, 2, promoted.number, until) is None
+    assert look_at_promoted(Installation(settings), NAME, 2, promoted.number, until) is None
     assert await fired(PromotedTrigger(NAME, 2, promoted.number, promoted.at.isoformat())) == {
         "news": "over",
         "verdicts": 1,

@@ -11,6 +11,7 @@ from support.command_line import Hindcast
 
 from hindcast.airflow.pages.views import Views
 from hindcast.clock import SystemClock
+from hindcast.installation import Installation
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
@@ -56,7 +57,7 @@ def test_a_listing_in_an_empty_folder_makes_nothing(
 
 def test_the_pages_in_an_empty_folder_make_nothing(settings: Settings) -> None:
     """Airflow's pages read what there is, and there is nothing."""
-    facts = Views(settings, SystemClock())
+    facts = Views(Installation(settings), SystemClock())
     assert facts.overview()["pipelines"] == []
     assert facts.pipeline("stock_stats") is None
     assert facts.verdict("r1") is None

@@ -10,6 +10,7 @@ import pytest
 
 from hindcast import Table, Topic, pipeline
 from hindcast.errors import NothingToReplayError, UnknownRunError
+from hindcast.installation import Installation
 from hindcast.replay import run_replay
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
@@ -49,7 +50,7 @@ def test_a_replay_of_nothing_starts_no_session_and_leaves_a_row_that_says_why(
     monkeypatch.setattr(run_replay, "plan_replay", plan)
     settings = Settings(home=tmp_path)
     with pytest.raises(NothingToReplayError):
-        run_replay.run_replay(session, settings, words, request)
+        run_replay.run_replay(session, Installation(settings), words, request)
     rows = ControlTables(settings).rows(ControlTable.RUNS)
     assert [(row["run_id"], row["version"], row["state"], row["note"]) for row in rows] == [
         ("r-1", 3, "skipped", str(nothing))

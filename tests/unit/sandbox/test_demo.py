@@ -12,6 +12,7 @@ import pytest
 
 from hindcast import catalog
 from hindcast.errors import ServiceError, VerdictFailedError
+from hindcast.installation import Installation
 from hindcast.pipeline import Window
 from hindcast.settings import Settings
 from hindcast.tables.ledger import LedgerRow
@@ -136,7 +137,7 @@ def test_windows_needed_follow_the_slide(settings: Settings) -> None:
     assert least_windows(replace(stock_stats, window=None)) == 0
 
 
-def test_a_busy_airflow_is_asked_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_airflow_is_asked_again(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer, and a DAG that is not parsed yet, are waited for, and named where they last; the end of a
     connection is no stack trace.
     """
@@ -156,7 +157,7 @@ def test_a_busy_airflow_is_asked_again(settings: Settings, monkeypatch: pytest.M
 
     monkeypatch.setattr(airflow, "request", request)
     monkeypatch.setattr(airflow, "login", lambda _: "token")
-    demo = Demo(settings, catalog.load(settings.pipelines_dir)["stock_stats"], Progress(settings))
+    demo = Demo(installation, installation.catalog["stock_stats"], Progress(installation))
     polls: list[str] = []
     monkeypatch.setattr(Wait, "poll", lambda _, detail: polls.append(detail))
     unpause(demo, "supervise")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hindcast import catalog
 from hindcast.errors import ServiceError
+from hindcast.installation import Installation
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
 from hindcast_sandbox import airflow, demo
@@ -62,7 +62,8 @@ def test_what_a_demo_unpaused_is_paused_and_forgotten(home: Settings, api: Airfl
     """What somebody had unpaused before the demo goes on; a second call has nothing to do."""
     api.unpaused = {"replay.stock_stats", "supervise"}
     said: list[str] = []
-    running = Demo(home, catalog.load(home.pipelines_dir)["stock_stats"], Progress(home))
+    installation = Installation(home)
+    running = Demo(installation, installation.catalog["stock_stats"], Progress(installation))
     unpause_until_down(running, "replay.stock_stats", "validate.stock_stats")
     assert api.unpaused == {"replay.stock_stats", "validate.stock_stats", "supervise"}
     pause_remembered(home, said.append)
@@ -111,7 +112,7 @@ def test_what_could_not_be_paused_is_tried_again(home: Settings, api: Airflow) -
 
 def test_a_demo_waits_as_long_as_a_replay_goes_on(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sign of progress begins the time anew; without one it runs out."""
-    progress = Progress(home)
+    progress = Progress(Installation(home))
     now = [0.0]
     monkeypatch.setattr(
         "hindcast_sandbox.demo.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
@@ -202,7 +203,8 @@ def test_a_first_demo_stops_airflow_at_the_address_that_it_got(
     }
 
     def judge(running: Demo, *_: Any, **__: Any) -> dict[str, Any]:
-        running.settings = running.settings.model_copy(update={"airflow_url": "http://127.0.0.1:1"})
+        settings = running.settings.model_copy(update={"airflow_url": "http://127.0.0.1:1"})
+        running.installation = Installation(settings)
         return summary
 
     monkeypatch.setattr(demo, "judge", judge)

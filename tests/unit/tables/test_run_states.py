@@ -19,6 +19,7 @@ from hindcast.errors import (
     NothingLateError,
     RangeNotYetConsumedError,
 )
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay import run_replay as running
 from hindcast.replay.planner import ReplayPlan
@@ -56,7 +57,7 @@ def replay(settings: Settings, stock_stats: Pipeline, monkeypatch: pytest.Monkey
         monkeypatch.setattr(running, "plan_replay", plan)
         request = ReplayRequest(pipeline="stock_stats", run_id=run_id, everything=True)
         with pytest.raises(type(error)):
-            running.run_replay(never, settings, stock_stats, request, tried_again=tried_again)
+            running.run_replay(never, Installation(settings), stock_stats, request, tried_again=tried_again)
 
     return go
 

@@ -10,9 +10,8 @@ from hindcast.settings import project_root
 
 PROGRAM = """
 from pathlib import Path
-from hindcast.settings import Settings
 from hindcast.verdict.expectations import _context
-_context(Settings(home=Path({home!r})))
+_context(Path({home!r}))
 print("validated")
 """
 

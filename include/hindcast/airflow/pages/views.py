@@ -9,14 +9,14 @@ from typing import Any
 from hindcast.airflow.pages.formats import age_seconds, differing, fields, texts
 from hindcast.airflow.supervision.conditions import slot_leases, slots_wanted
 from hindcast.clock import Clock
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import NOT_HELD, Lease, StatusType
-from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout, rollouts
 from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import PipelineRow
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
-from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.control_tables import Condition
 from hindcast.tables.schema import ControlTable
 
 SHOWN_EVENTS = 15
@@ -34,9 +34,9 @@ class Views:
     Ages are for people: they compare this host's clock with that of the host that wrote the row.
     """
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        self._settings = settings
-        self._tables = ControlTables(settings)
+    def __init__(self, installation: Installation, clock: Clock) -> None:
+        self._settings = installation.settings
+        self._tables = installation.tables
         self._now = clock.now()
 
     def overview(self) -> Row:

@@ -22,6 +22,7 @@ from hindcast.airflow.pages import formats, quality_reports
 from hindcast.airflow.pages.views import Row, Views
 from hindcast.clock import SystemClock
 from hindcast.errors import BadInputError, HindcastError
+from hindcast.installation import Installation
 from hindcast.pipeline import check_name
 from hindcast.settings import Settings
 
@@ -88,7 +89,7 @@ def create_app(settings: Callable[[], Settings] = Settings) -> FastAPI:
     )
 
     def facts() -> Views:
-        return Views(settings(), SystemClock())
+        return Views(Installation(settings()), SystemClock())
 
     def docs_path(recorded: str) -> str:
         """The address of a run's Data Docs below ``data-docs/``; empty if there are none."""

@@ -28,8 +28,8 @@ from hindcast.airflow.supervision.conditions import (
 )
 from hindcast.airflow.supervision.restart_backoff import HOUR, RestartBackoff, files_fingerprint
 from hindcast.airflow.supervision.trigger import FleetTrigger
-from hindcast.catalog import Catalog
 from hindcast.clock import Clock, SystemClock
+from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.processes.background_services import Service, Services, launch_worker
 from hindcast.settings import Settings
@@ -63,17 +63,15 @@ class ReconcileOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         hindcast = Hindcast()
         settings = hindcast.settings
-        store = hindcast.lease_table
         clock = SystemClock()
         events = EventLog(hindcast.tables, worker="supervise", clock=clock)
         looked_at = clock.now()
         wakes = recent_wakes(hindcast.tables, looked_at)
 
-        catalog = hindcast.catalog
-        _report_refused(catalog, events, hindcast.tables, looked_at)
-        _declare(catalog, DesiredStates(store), settings)
+        _report_refused(hindcast, events, looked_at)
+        _declare(hindcast)
 
-        leases, empty = settle(store.leases, settings, clock, time.sleep, last_lost(wakes))
+        leases, empty = settle(hindcast.lease_table.leases, settings, clock, time.sleep, last_lost(wakes))
         starting = starting_workers(Services(settings.home).workers(), leases, settings, clock)
         wanted = slots_wanted(leases, settings)
         live = [slot for slot in wanted if slot not in empty]
@@ -94,7 +92,7 @@ class ReconcileOperator(BaseOperator):
             "slots": len(wanted),
             "live": len(live),
             "starting": len(starting),
-            "refused": sorted(catalog.errors),
+            "refused": sorted(hindcast.catalog.errors),
             "desired": outlook.desired,
         }
         return {
@@ -123,11 +121,11 @@ class ReconcileOperator(BaseOperator):
         )
 
 
-def _report_refused(catalog: Catalog, events: EventLog, tables: ControlTables, now: datetime) -> None:
+def _report_refused(installation: Installation, events: EventLog, now: datetime) -> None:
     """Record each file that does not load, once an hour."""
-    rows = _recent_events(tables, EventKind.PIPELINE_REFUSED, now)
+    rows = _recent_events(installation.tables, EventKind.PIPELINE_REFUSED, now)
     known = {row["message"] for row in rows}
-    for file, error in catalog.errors.items():
+    for file, error in installation.catalog.errors.items():
         message = str(error)
         if message in known:
             _log.warning(message, file=file)
@@ -141,11 +139,12 @@ def _report_refused(catalog: Catalog, events: EventLog, tables: ControlTables, n
         )
 
 
-def _declare(catalog: Catalog, states: DesiredStates, settings: Settings) -> None:
+def _declare(installation: Installation) -> None:
     """Give every pipeline a desired state if it has none."""
-    for pipeline in catalog.values():
-        desired = states.declare(pipeline, settings.workers)
-        declared = catalog.versions(pipeline.name)
+    states = DesiredStates(installation.lease_table)
+    for pipeline in installation.catalog.values():
+        desired = states.declare(pipeline, installation.settings.workers)
+        declared = installation.catalog.versions(pipeline.name)
         if desired.version not in declared:
             _log.warning(
                 f"The stream of {pipeline.name} runs version {desired.version}, "

@@ -27,6 +27,7 @@ from support.fleet_sample import (
 
 from hindcast.clock import SystemClock
 from hindcast.errors import BadInputError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
@@ -434,7 +435,7 @@ def test_a_shard_that_has_ended_counts_no_more(settings: Settings) -> None:
         shard("stock_stats", 0, "w", lag=7),
         shard("stock_stats", 1, "", lag=999, state="TERMINATED"),
     )
-    facts = Views(settings, SystemClock())
+    facts = Views(Installation(settings), SystemClock())
     assert facts.overview()["lag"] == 7
     assert [row["shard"] for row in facts.overview()["shards"]] == ["v1.g0.s0"]
     found = facts.pipeline("stock_stats")
