@@ -35,6 +35,8 @@ class HeldShard:
     query: ShardQuery
     takeover: Takeover
     backoff: QueryBackoff
+    #: Called whenever the main thread says that it is not stuck.
+    on_beat: Callable[[], object] = lambda: None
 
     def start(self) -> None:
         """Start the shard's query, as the main thread does after the renewal that has gained it."""
@@ -69,6 +71,10 @@ def shard_factory(
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
         deployed: Any = SimpleNamespace(of_shard=lambda key: SimpleNamespace(name=key.stream_id))
         backoff = QueryBackoff()
+
+        def beat() -> None:
+            shard.on_beat()
+
         sync = ShardSync(
             spark,
             installation,
@@ -78,8 +84,10 @@ def shard_factory(
             clock,
             backoff,
             StartPace(clock, lease_seconds=10),
+            beat=beat,
         )
-        return HeldShard(lease, coordinator, sync, query, takeover, backoff)
+        shard = HeldShard(lease, coordinator, sync, query, takeover, backoff)
+        return shard
 
     return make
 

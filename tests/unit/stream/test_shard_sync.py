@@ -9,9 +9,11 @@ import pytest
 from support.shard_stand_ins import FailingAudit, SlowAudit
 
 from hindcast.errors import CheckpointRefusedError, OffsetGapError, StoreUnavailableError
+from hindcast.installation import Installation
 from hindcast.leases.lease import LeaseKey
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.shard_row import REFUSED
+from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 
@@ -149,3 +151,28 @@ def test_a_worker_that_stops_leaves_a_superseded_shard_to_the_next_owner(
     assert not shard.sync.audit.due.is_set()
     shard.sync.audit.run()
     assert audit.passes == 1
+
+
+@pytest.mark.parametrize("doing", ["it writes the ledger", "it looks after its queries"])
+def test_a_shard_that_the_audit_ends_meanwhile_is_left_alone(
+    shard_factory: Callable[..., Any], installation: Installation, doing: str
+) -> None:
+    """The audit thread ends a superseded shard at any time, also while the main thread goes through all
+    shards: that is no loss, and no error which would end the worker.
+    """
+    shard = shard_factory(SlowAudit())
+    shard.sync.superseded = frozenset({shard.lease.key})
+    shard.start()
+    shard.query.drained = True
+    shard.sync.tick()
+    (running,) = shard.sync.running()
+    assert running.ending
+    if doing == "it writes the ledger":
+        shard.query.on_flush = shard.sync.audit.run
+        shard.sync.flush()
+    else:
+        shard.on_beat = shard.sync.audit.run
+        shard.sync.tick()
+    assert not shard.sync.any
+    events = installation.tables.rows(ControlTable.EVENTS)
+    assert {row["kind"] for row in events} == {"shard_taken", "shard_ended"}
