@@ -208,16 +208,21 @@ class ShardSync:
 
     def _lose(self, running: RunningShard) -> None:
         self._beat()
-        lease = running.runner.lease
-        del self._running[lease.key]
+        if not self._remove(running):
+            return
         running.runner.stop()
         self.audit.settle(running)
-        self._events.lost(lease)
+        self._events.lost(running.runner.lease)
+
+    def _remove(self, running: RunningShard) -> bool:
+        """Consume the shard no longer; False if a pass of the audit has just ended it."""
+        return self._running.pop(running.runner.lease.key, None) is not None
 
     def tick(self) -> None:
         """Look after every query: stop it if its lease is lost, report its failure, or give it away."""
-        self._priority.keep(key for key, running in self._running.items() if running.stands_still)
-        for key, running in list(self._running.items()):
+        shards = list(self._running.items())  # the audit may end a shard meanwhile
+        self._priority.keep(key for key, running in shards if running.stands_still)
+        for key, running in shards:
             self._beat()
             self._look_after(key, running)
 
@@ -229,7 +234,8 @@ class ShardSync:
             self._lose(running)
             self._held.mark_closed(key, lease.epoch)
         elif failure is not None:
-            del self._running[key]
+            if not self._remove(running):
+                return
             runner.stop()
             cause = self._failures.diagnose(lease, failure)
             if not is_refusal(cause):
@@ -250,7 +256,8 @@ class ShardSync:
                 running.ending = True
                 self.audit.due.set()  # the shard ends once all is filed
             return
-        del self._running[lease.key]
+        if not self._remove(running):
+            return
         running.runner.stop()
         if running.restart:
             again, request = running.restart
@@ -262,7 +269,7 @@ class ShardSync:
 
     def flush(self) -> None:
         """Write the queued ledger rows of all shards; they stay queued while the store is away."""
-        for running in self._running.values():
+        for running in self.running():  # the audit may end a shard meanwhile
             self._beat()
             try:
                 running.runner.flush()
