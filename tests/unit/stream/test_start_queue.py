@@ -18,6 +18,7 @@ def test_the_shard_that_has_waited_longest_comes_first() -> None:
     for number in range(3):
         queue.add(WaitingShard(lease(number)))
     assert queue.keys() == [lease(number).key for number in range(3)]
+    assert queue.get(lease(1).key) == WaitingShard(lease(1))
     assert queue.remove(lease(1).key) == WaitingShard(lease(1))
     assert lease(1).key not in queue
     assert queue.take_next().lease == lease(0)
