@@ -13,6 +13,7 @@ import sys
 import traceback
 
 from hindcast.errors import HindcastError
+from hindcast.installation import Installation
 from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
 from hindcast.stream.worker import Worker
@@ -31,7 +32,7 @@ def main() -> int:
             settings = Settings(fleet=arguments.fleet)
         else:
             settings = Settings()
-        return Worker(settings).run()
+        return Worker(Installation(settings)).run()
     except HindcastError as error:
         print(f"hindcast: {error}", file=sys.stderr)
         return error.exit_code

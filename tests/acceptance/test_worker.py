@@ -125,7 +125,7 @@ def test_a_worker_too_many_exits_0_without_a_lease(stream: Stream) -> None:
 
     stream.want(DesiredState.PAUSED)
     stream.wait_free()
-    refused = run_command(stream.settings, "rewind", stream.name)
+    refused = run_command(stream.settings, "rewind", stream.name, "--to", "earliest")
     assert refused.returncode == 2 and "--yes" in refused.stderr and "Nothing has changed" in refused.stderr
     assert stream.events("pipeline_rewinding") == []
     assert one.poll() is None

@@ -39,6 +39,7 @@ from pyspark.sql import SparkSession
 from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline, Table
 from hindcast.settings import Settings, project_root
 from hindcast.spark import kafka_source, session
@@ -70,7 +71,8 @@ def version(workload: Workload) -> dict[str, float]:
 
 def file_beside(workload: Workload, owner: ShardRunner, ended: threading.Event) -> None:
     """What a worker's thread does beside its query, until all that the owner committed is filed."""
-    audit = Audit(workload.spark, workload.settings, workload.pipeline, workload.app, owner.lease.epoch)
+    installation = Installation(workload.settings)
+    audit = Audit(workload.spark, installation, workload.pipeline, workload.app, owner.lease.epoch)
     filed = 0
     while not ended.is_set() or filed < owner.batch:
         owner.flush()

@@ -24,7 +24,7 @@ from support.live_stream import ledger
 from support.waiting import wait_until
 from support.warm_fleet import TAKEN_SECONDS, WarmStream
 
-from hindcast.stream.worker import STUCK_SECONDS
+from hindcast.stream.worker_threads import STUCK_SECONDS
 from hindcast.tables.schema import ControlTable
 
 #: A worker that got less of the processors than this while it wanted them was starved of them.

@@ -70,7 +70,8 @@ def pause(shard: Shard) -> None:
 def file(shard: Shard) -> None:
     """File what is late or poison of every batch of the shard that was consumed last."""
     owner = shard.running[-1]
-    audit = Audit(shard.spark, shard.settings, shard.pipeline, shard.app, owner.lease.epoch)
+    installation = Installation(shard.settings)
+    audit = Audit(shard.spark, installation, shard.pipeline, shard.app, owner.lease.epoch)
     batches = [
         row
         for row in ledger(shard.settings, shard.pipeline.name)

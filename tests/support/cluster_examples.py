@@ -24,6 +24,7 @@ from support import shard_harness
 from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
+from hindcast.installation import Installation
 from hindcast.pipeline import TOPIC_STRIDE, Topic
 from hindcast.settings import Settings, project_root
 from hindcast.spark import session
@@ -89,7 +90,7 @@ def run(spark: Any, settings: Settings, name: str) -> dict[str, Any]:
     parts = [list(islice(feed, PART_ROWS)) for _ in range(PARTS)]
     send(workload, names, parts[0])
     with capture_logs() as said:
-        warmup.warm_up(spark, settings, workload.pipeline)
+        warmup.warm_up(spark, Installation(settings), workload.pipeline)
     unrehearsed = [
         line["event"] + " " + str(line.get("reason", "")) for line in said if line["log_level"] == "warning"
     ]

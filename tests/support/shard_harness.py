@@ -12,6 +12,7 @@ from support.shapes import APPEND, Shape
 from support.simulated_stream import Clockwork, Record, Simulated, trades
 from support.waiting import wait_until
 
+from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import LeaseStore, Snapshot
 from hindcast.partitions import ShardId, app_id
@@ -94,16 +95,14 @@ class Shard:
             self.store.read().leases.values(), self.pipeline.name, self.pipeline.version
         )
         (lease,) = [row for row in versions_own if row.lease_owner == coordinator.held.owner]
-        ledger_of = Ledger(ControlTables(self.settings))
         meter = CpuMeter(self.clock, lambda: 0.0)
         self.coordinators.append(coordinator)
         return ShardTakeover(
             self.spark,
-            self.settings,
+            Installation(self.settings),
             self.pipeline,
             lease,
             coordinator.held,
-            ledger_of,
             self.clock,
             meter,
             most_records=most_records,
@@ -169,7 +168,7 @@ class Shard:
     def file(self) -> None:
         """File what is late or poison of every batch."""
         epoch = self.running[-1].lease.epoch
-        audit = Audit(self.spark, self.settings, self.pipeline, self.app, epoch)
+        audit = Audit(self.spark, Installation(self.settings), self.pipeline, self.app, epoch)
         batches = Ledger(ControlTables(self.settings)).batches(self.pipeline.name, self.pipeline.version)
         while audit.run(batches) < batches[-1].batch:
             pass

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from hindcast.ddl import quoted
 from hindcast.delta.files import DataFile
 from hindcast.errors import FenceMovedError
+from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
-from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
 from hindcast.spark.window_counts import window_counts
 from hindcast.tables.control_tables import ControlTables
@@ -48,14 +48,14 @@ class Audit:
     """
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, pipeline: Pipeline, app: str, epoch: int
+        self, spark: SparkSession, installation: Installation, pipeline: Pipeline, app: str, epoch: int
     ) -> None:
         self._spark = spark
-        self._settings = settings
+        self._settings = installation.settings
         self._pipeline = pipeline
         self._epoch = epoch
         self.give_way: Callable[[], object] = lambda: None  # between the parts of a pass; may wait
-        tables = ControlTables(settings)
+        tables = installation.tables
         self._sides = [
             self._control_table(tables, ControlTable.DEAD_LETTERS, app, dead_letters, _may_be_poison),
             self._control_table(tables, ControlTable.LATE_ROWS, app, late_rows, self._may_be_late),

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hindcast import catalog
 from hindcast.catalog import Catalog
-from hindcast.leases.lease import Lease
+from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.partitions import ShardId
 from hindcast.pipeline import Pipeline
 from hindcast.shards.pipeline_row import rows_of
 
@@ -33,6 +34,13 @@ class LoadedPipelines:
     def of(self, name: str, version: int) -> Pipeline:
         """:raises UnknownPipelineError, UnknownVersionError: if it is not deployed"""
         return self.catalog.of(name, version)
+
+    def of_shard(self, key: LeaseKey) -> Pipeline:
+        """The pipeline of a shard, in the shard's version.
+
+        :raises UnknownPipelineError, UnknownVersionError: if it is not deployed
+        """
+        return self.of(key.stream_id, ShardId.parse(key.status_value).version)
 
     def look(self, leases: Iterable[Lease]) -> list[tuple[str, int]]:
         """Load the folder again if a wanted version was not in it and its files have changed since.

@@ -9,20 +9,18 @@ from datetime import datetime
 from functools import partial
 
 from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
-from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.leases.store import Snapshot
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.recovery import rebuild_state
-from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.pipeline_row import rows_of
 from hindcast.shards.shard_row import ShardDetail
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.warn_once import WarnOnce
 from hindcast.tables.event_log import EventKind, EventLog
-from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
 
 
@@ -34,18 +32,16 @@ class ShardCreation:
 
     def __init__(
         self,
-        settings: Settings,
-        store: LeaseTable,
-        ledger: Ledger,
+        installation: Installation,
         deployed: LoadedPipelines,
         events: EventLog,
         warnings: WarnOnce,
         beat: Callable[[], object],
     ) -> None:
         """:param beat: called before each pipeline: the main thread is not stuck"""
-        self._settings = settings
-        self._store = store
-        self._ledger = ledger
+        self._settings = installation.settings
+        self._store = installation.lease_table
+        self._ledger = installation.ledger
         self._deployed = deployed
         self._events = events
         self._warnings = warnings

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.clock import Clock
 from hindcast.errors import CheckpointDamagedError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, ShardId, app_id
@@ -18,7 +19,6 @@ from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, takeover
 from hindcast.recovery.checkpoint import SparkCheckpoint
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
-from hindcast.settings import Settings
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.spark import batch_metrics, kafka_source, query_signature, session
@@ -27,7 +27,6 @@ from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.shard_progress import ShardProgress
 from hindcast.stream.shard_runner import RunningQuery, ShardRunner
 from hindcast.tables.fenced_sink import FencedTable
-from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
 
 
@@ -52,11 +51,10 @@ class ShardTakeover:
     def __init__(
         self,
         spark: SparkSession,
-        settings: Settings,
+        installation: Installation,
         pipeline: Pipeline,
         lease: Lease,
         held: HeldLeases,
-        ledger: Ledger,
         clock: Clock,
         meter: CpuMeter,
         *,
@@ -68,17 +66,17 @@ class ShardTakeover:
         """
         self.app = app_id(pipeline.name, lease.status_value)
         self._spark = spark
-        self._settings = settings
+        self._settings = installation.settings
         self._pipeline = pipeline
         self._lease = lease
         self._held = held
-        self._ledger = ledger
+        self._ledger = installation.ledger
         self._clock = clock
         self._meter = meter
         self._most_records = most_records
         self._give_way = give_way
-        sink_url = settings.table("sinks", pipeline.sink.name)
-        self._sink = FencedTable(sink_url, settings.storage_options, self.app)
+        sink_url = self._settings.table("sinks", pipeline.sink.name)
+        self._sink = FencedTable(sink_url, self._settings.storage_options, self.app)
         # A start, floors, and the query's frame that was made for them.
         self._prepared: tuple[tuple[Offsets, Offsets], DataFrame] | None = None
 

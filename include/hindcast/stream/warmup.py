@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
@@ -30,11 +31,12 @@ BATCHES = 8
 TIMEOUT_SECONDS = 40.0
 
 
-def warm_up(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None:
+def warm_up(spark: SparkSession, installation: Installation, pipeline: Pipeline) -> None:
     """Run the pipeline's query and its audit only for their effect on this process.
 
     Never raises: it is only practice.
     """
+    settings = installation.settings
     try:
         query_signature.signature_of(spark, pipeline)
         with TopicOffsets(settings) as offsets:
@@ -43,7 +45,7 @@ def warm_up(spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None
         start = {partition: max(earliest[partition], end - RECORDS) for partition, end in latest.items()}
         with scratch.folder(spark) as folder:
             _run(spark, settings, pipeline, start, folder)
-            audit = Audit(spark, settings, pipeline, f"rehearsal/{pipeline.name}", 0)
+            audit = Audit(spark, installation, pipeline, f"rehearsal/{pipeline.name}", 0)
             audit.rehearse(_batch(pipeline, start, latest), folder.url)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, the take-over itself says so and names the cure
         reason = str(error).split("\n", 1)[0]

@@ -12,12 +12,12 @@ import pytest
 from support.leased_shards import add_shards, owners
 
 from hindcast.errors import LeaseSecondsDifferError
+from hindcast.installation import Installation
 from hindcast.leases.lease import StatusType
 from hindcast.leases.store import LeaseStore
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.fleet_slots import LEASE_SECONDS
-from hindcast.stream import worker
 from hindcast.stream.worker import Worker
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable
@@ -142,24 +142,26 @@ def test_a_slot_of_an_older_hindcast_hinders_nobody(
 
 
 def test_a_refused_worker_leaves_an_event_with_a_cure(
-    settings_factory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, of: MakeFor
+    settings_factory: Callable[..., Settings], of: MakeFor
 ) -> None:
     """It starts no Spark, and its error is that of bad input."""
     clock = FakeClock()
     shared = MemoryStore()
-    monkeypatch.setattr(worker, "LeaseTable", lambda _: shared)
     old = of("old", 10, store=shared)
     assert old.acquire_slot(clock.advance)
-    made = Worker(settings_factory(lease_seconds=3), clock)
+    settings = settings_factory(lease_seconds=3)
+    installation: Any = Installation(settings)
+    installation.lease_table = shared
+    made = Worker(installation, clock)
 
     def wait(seconds: float) -> None:
         clock.advance(seconds)
         old.renew()
 
-    made._stop.wait = wait  # type: ignore[assignment,method-assign]
+    made.threads.stop.wait = wait  # type: ignore[assignment,method-assign]
     with pytest.raises(LeaseSecondsDifferError):
         made.run()
-    (event,) = ControlTables(made._settings).rows(ControlTable.EVENTS)
+    (event,) = ControlTables(settings).rows(ControlTable.EVENTS)
     known: dict[str, Any] = {"kind": "worker_refused", "severity": "error"}
     assert {name: event[name] for name in known} == known
     assert "stop all of them, then start all" in event["cure"]

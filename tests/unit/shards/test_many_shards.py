@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from support.leased_shards import owners
 
+from hindcast.installation import Installation
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import Renewal
 from hindcast.shards.desired_state import DesiredStates
-from hindcast.stream import shard_sync, worker
-from hindcast.stream.shard_sync import Pace
+from hindcast.stream import shard_starter, worker
+from hindcast.stream.shard_topics import ShardTopics
 from hindcast.stream.worker import Worker
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -58,10 +59,11 @@ class Turns:
 
     def drive(self, made: Worker) -> None:
         """Let this worker wait here instead of in real time."""
-        self._closed = made._coordinator.held._changed
-        made._coordinator.held.wait_for_change = self._wait_for_renewal  # type: ignore[method-assign]
+        held = made.coordinator.held
+        self._closed = held._changed
+        held.wait_for_change = self._wait_for_renewal  # type: ignore[method-assign]
         woken: Any = SimpleNamespace(wait=self._wait_for_main, clear=lambda: None, set=lambda: None)
-        made._woken = woken
+        made.threads.woken = woken
 
     def _wait_for_renewal(self, seconds: float) -> bool:
         self._due = self.clock.monotonic() + seconds
@@ -160,38 +162,43 @@ class Rig:
     def __init__(self, settings: Settings, patch: pytest.MonkeyPatch) -> None:
         self.store, self.started = MemoryStore(), list[Lease]()
         self.turns = Turns(FakeClock())
-        patch.setattr(worker, "LeaseTable", lambda _: self.store)
-        patch.setattr(
-            shard_sync,
-            "ShardTakeover",
-            lambda _spark, _settings, _pipeline, lease, *_, **__: TakenOver(lease, self.turns, self.started),
-        )
-        patch.setattr(shard_sync, "Audit", Filed)
-        patch.setattr(shard_sync, "_check_retained", lambda *_: None)
-        self.worker = Worker(settings, self.turns.clock)
+        installation: Any = Installation(settings)
+        installation.lease_table = self.store
         self.events: list[str] = []
         events: Any = SimpleNamespace(record=lambda kind, *_, **__: self.events.append(kind))
-        self.worker._events = events
-        for pipeline in self.worker._deployed.catalog.values():
+        patch.setattr(worker, "EventLog", lambda *_: events)
+        patch.setattr(
+            shard_starter,
+            "ShardTakeover",
+            lambda _spark, _installation, _pipeline, lease, *_, **__: TakenOver(
+                lease, self.turns, self.started
+            ),
+        )
+        patch.setattr(shard_starter, "Audit", Filed)
+        patch.setattr(ShardTopics, "check_retained", lambda *_: None)
+        self.worker = Worker(installation, self.turns.clock)
+        for pipeline in installation.catalog.values():
             DesiredStates(self.store).declare(pipeline, 1)  # type: ignore[arg-type]
             resharding.create(self.store, pipeline.name, 1, SHARDS_EACH, dict.fromkeys(range(SHARDS_EACH), 0))
-        assert self.worker._coordinator.acquire_slot(self.turns.clock.advance)
-        self.worker._coordinator.held.mark_ready()
+        self.coordinator = self.worker.coordinator
+        assert self.coordinator.acquire_slot(self.turns.clock.advance)
+        self.coordinator.held.mark_ready()
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
-        self.consumers = self.worker._consumers(spark)
+        self.main_loop = self.worker.main_loop(spark)
+        self.shards = self.main_loop.shards
         self.turns.drive(self.worker)
 
     def serve(self, *, seconds: float, when_idle: Callable[[], None]) -> bool:
         """Run the worker's threads until it has stopped; fail after so many seconds."""
         self.turns.until, self.turns.when_idle = seconds, when_idle
-        renewal = threading.Thread(target=self.worker._renew, daemon=True)
+        renewal = threading.Thread(target=self.worker.renewal_loop.run, daemon=True)
         renewal.start()
         self.turns.parked()
         self.turns.renewing = True
         try:
-            return self.worker._serve(self.consumers)
+            return self.main_loop.serve()
         finally:
-            self.worker._ended.set()
+            self.worker.threads.ended.set()
             self.turns.end()
             renewal.join(PATIENCE_SECONDS)
 
@@ -230,9 +237,9 @@ def test_a_worker_settles_with_200_shards_of_50_pipelines(rig_of: Callable[[int]
     settled: list[float] = []
 
     def look() -> None:
-        if len(rig.consumers._running) == most and set(owners(rig.store).values()) == {rig.worker.id}:
+        if len(rig.shards.running()) == most and set(owners(rig.store).values()) == {rig.worker.id}:
             settled.append(rig.turns.clock.monotonic())
-            rig.worker._told_to_stop()
+            rig.worker.threads.ask_to_stop()
 
     assert rig.serve(seconds=most * (START_SECONDS + STOP_SECONDS) * 1.25, when_idle=look)
     assert settled
@@ -247,63 +254,53 @@ def test_what_a_renewal_has_changed_is_acted_on_between_two_starts(rig: Rig) -> 
     """A pipeline that is paused while its shards wait gets them back without a start. A shard that is lost is
     not started either.
     """
-    renewal = rig.worker._coordinator.renew()
+    renewal = rig.coordinator.renew()
     gained = {lease.key: lease for lease in renewal.gained}
     assert len(gained) == SHARDS_EACH
     one, two, *rest = gained.values()
-    rig.worker._renewals.put(renewal)
-    rig.worker._renewals.put(Renewal(lost=[one.key], close=[two.key], leases=renewal.leases))
-    rig.worker._act_on_renewals(rig.consumers)
-    while rig.consumers.start_next():
+    rig.worker.renewal_loop.renewals.put(renewal)
+    rig.worker.renewal_loop.renewals.put(Renewal(lost=[one.key], close=[two.key], leases=renewal.leases))
+    rig.main_loop.act_on_renewals()
+    while rig.shards.start_next():
         pass
     assert rig.started == rest
-    assert not rig.worker._coordinator.held.holds(two.key, two.epoch)
+    assert not rig.coordinator.held.holds(two.key, two.epoch)
     assert rig.events.count("lease_lost") == 1
 
 
 def test_a_shard_that_was_lost_and_taken_again_in_one_renewal_is_started_again_and_kept(rig: Rig) -> None:
     """The query of the earlier epoch ends. The lease of the later epoch is not given back with it."""
-    gained = rig.worker._coordinator.renew().gained
+    gained = rig.coordinator.renew().gained
     for lease in gained:
-        rig.consumers.take(lease)
-        rig.consumers.start_next()
+        rig.shards.take(lease)
+        rig.shards.start_next()
     lease = gained[0]
     taken = rig.store.read().leases[lease.key].given_to("thief")
     rig.store.commit(rig.store.read(), [taken])
     rig.store.commit(rig.store.read(), [taken.renewed(lease_owner="")])
-    rig.worker._renewals.put(rig.worker._coordinator.renew())
-    rig.worker._act_on_renewals(rig.consumers)
-    rig.consumers.tick()
-    again = next(found for found in rig.consumers._waiting.values() if found.lease.key == lease.key).lease
+    rig.worker.renewal_loop.renewals.put(rig.coordinator.renew())
+    rig.main_loop.act_on_renewals()
+    rig.shards.tick()
+    again = next(found for found in rig.shards.waiting() if found.lease.key == lease.key).lease
     assert again.epoch == lease.epoch + 2
-    while rig.consumers.start_next():
-        rig.consumers.tick()
-    assert rig.worker._coordinator.held.holds(lease.key, again.epoch)
-    assert rig.consumers._running[lease.key].runner.lease == again
+    while rig.shards.start_next():
+        rig.shards.tick()
+    assert rig.coordinator.held.holds(lease.key, again.epoch)
+    assert [shard.runner.lease for shard in rig.shards.running() if shard.runner.lease.key == lease.key] == [
+        again
+    ]
 
 
 def test_a_superseded_shard_that_waits_is_started_to_be_ended(rig: Rig) -> None:
     """The renewal after its take-over says that it must close. If it were given back for that, it would be
     taken and given back for ever.
     """
-    lease = rig.worker._coordinator.renew().gained[0]
-    rig.consumers.superseded = frozenset({lease.key})
-    rig.consumers.take(lease)
-    rig.consumers.close(lease.key, lease.epoch)
-    assert rig.consumers.start_next()
-    assert rig.consumers._running[lease.key].draining
-    assert rig.worker._coordinator.held.holds(lease.key, lease.epoch)
-
-
-def test_the_pace_is_that_of_the_slowest_of_the_last_starts() -> None:
-    """Half a lease bounds how many shards wait; one at least is taken, however slow this machine is."""
-    pace = Pace(lease_seconds=10)
-    assert pace.start_limit() == 5
-    pace.note(2.0)
-    pace.note(0.5)
-    assert pace.start_limit() == 2
-    pace.note(30.0)
-    assert pace.start_limit() == 1
-    for _ in range(Pace.KEPT):
-        pace.note(0.5)
-    assert pace.start_limit() == 10
+    lease = rig.coordinator.renew().gained[0]
+    rig.shards.superseded = frozenset({lease.key})
+    rig.shards.take(lease)
+    rig.shards.close(lease.key, lease.epoch)
+    assert rig.shards.start_next()
+    (running,) = rig.shards.running()
+    assert running.runner.lease.key == lease.key
+    assert running.draining
+    assert rig.coordinator.held.holds(lease.key, lease.epoch)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.shard_stand_ins import FailingAudit, SlowAudit
 
-from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, StoreUnavailableError
-from hindcast.leases.lease import Lease, LeaseKey
-from hindcast.settings import Settings
-from hindcast.shards import resharding
+from hindcast.errors import CheckpointRefusedError, OffsetGapError, StoreUnavailableError
+from hindcast.installation import Installation
+from hindcast.leases.lease import LeaseKey
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.shard_row import REFUSED
-from hindcast.stream import shard_sync
-from hindcast.stream.shard_sync import Backoff, ShardSync
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.event_log import EventLog
 from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -33,100 +28,21 @@ def renew_once_closed(coordinator: LeaseCoordinator, patch: pytest.MonkeyPatch) 
     patch.setattr(coordinator.held, "mark_closed", eager)
 
 
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every shard's take-over is refused."""
-
-    class Refusing:
-        app = "p/v1/v1.g0.s0"
-
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-        def start(self, _: str, *, allowed: Callable[[], object]) -> None:
-            allowed()
-            raise CheckpointRefusedError(
-                pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it."
-            )
-
-        def prepare(self) -> None: ...
-
-    monkeypatch.setattr(shard_sync, "ShardTakeover", Refusing)
-    monkeypatch.setattr(shard_sync, "_check_retained", lambda *_: None)
-
-
-@pytest.mark.usefixtures("refusing")
 def test_a_refused_shard_is_marked_before_anybody_may_take_it(
-    settings_factory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+    shard_factory: Callable[..., Any], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The renewal that frees the lease also says why: else the next worker would take the shard and be
     refused, for ever.
     """
-    settings, clock, store = settings_factory(), FakeClock(), MemoryStore()
-    (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
-    coordinator = LeaseCoordinator(
-        store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused
+    refusal = CheckpointRefusedError(
+        pipeline="p", shard="v1.g0.s0", path="somewhere", problem="it is torn", cure="Mend it."
     )
-    renew_once_closed(coordinator, monkeypatch)
-    assert coordinator.acquire_slot(clock.advance)
-    (gained,) = coordinator.renew().gained
-    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
-    deployed: Any = SimpleNamespace(of=lambda name, _: SimpleNamespace(name=name))
-    ShardSync(
-        spark, settings, deployed, coordinator.held, EventLog(ControlTables(settings)), clock, Backoff()
-    ).start(gained)
-    row = store.read().leases[lease.key]
+    shard = shard_factory(FailingAudit(), refusal)
+    renew_once_closed(shard.coordinator, monkeypatch)
+    shard.sync.start(shard.lease)
+    row = store.read().leases[shard.lease.key]
     assert (row.lease_owner, "it is torn" in row.detail[REFUSED]) == ("", True)
-    assert coordinator.renew().gained == []
-
-
-def _not_refused(lease: Lease, _: object) -> bool:
-    return not lease.detail.get(REFUSED)
-
-
-class Failing:
-    """An audit whose first passes fail."""
-
-    def __init__(self, *failures: Exception) -> None:
-        self.failures = list(failures)
-        self.passes = 0
-
-    def filed(self) -> int:
-        return 0
-
-    def run(self, _: object) -> int:
-        self.passes += 1
-        if self.failures:
-            raise self.failures.pop(0)
-        return 0
-
-
-def settling(settings: Settings, audit: Failing) -> ShardSync:
-    """A worker that has given a shard up, with rows still to be filed."""
-    clock, store = FakeClock(), MemoryStore()
-    (lease,) = resharding.create(store, "p", 1, 1, {0: 0})
-    coordinator = LeaseCoordinator(
-        store, clock, owner="w", fleet="f", slots=1, lease_seconds=10, wanted=_not_refused
-    )
-    made = ShardSync(
-        SimpleNamespace(), settings, {}, coordinator.held, EventLog(ControlTables(settings)), clock, Backoff()
-    )  # type: ignore[arg-type]
-    made._settling.append(shard_sync._Running(SimpleNamespace(lease=lease, unfiled=lambda _: []), audit))  # type: ignore[arg-type]
-    return made
-
-
-def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(settings: Settings) -> None:
-    """A pass that fails is told once and tried again, until it goes well: nobody else may ever take a paused
-    shard.
-    """
-    audit = Failing(
-        RuntimeError("Stream closed"), RuntimeError("Stream closed"), StoreUnavailableError(table="t")
-    )
-    worker = settling(settings, audit)
-    for _ in range(6):
-        worker.audit()
-    assert audit.passes == 4
-    (event,) = ControlTables(settings).rows(ControlTable.EVENTS)
-    assert (event["kind"], bool(event["cure"])) == ("audit_failed", True)
+    assert shard.coordinator.renew().gained == []
 
 
 @pytest.mark.parametrize(
@@ -135,110 +51,128 @@ def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(settings: S
     ids=["none", "an error", "a store that is away"],
 )
 def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(
-    settings: Settings, failures: list[Exception]
+    shard_factory: Callable[..., Any], failures: list[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its children could be consumed, and a verdict given, while late and poison rows of its last batches are
     in no table.
     """
-
-    class Slow(Failing):
-        """Files one batch a pass."""
-
-        at = 0
-
-        def filed(self) -> int:
-            return self.at
-
-        def run(self, batches: object) -> int:
-            super().run(batches)
-            self.at += 1
-            return self.at
-
-    audit = Slow(*failures)
-    worker = settling(settings, audit)
-    (running,) = worker._settling
-    worker._settling.clear()
-    lease = running.runner.lease
-    batches = [SimpleNamespace(batch=number) for number in (1, 2, 3)]
-    stopped: list[int] = []
-    running.runner.__dict__.update(
-        stop=lambda: stopped.append(1),
-        failure=None,
-        progressed=True,
-        drained=True,
-        batch=3,
-        end_offsets={0: 3},
-        unfiled=lambda after: [one for one in batches if one.batch > after],
-    )
-    running.draining = True
-    worker._running[lease.key] = running
+    audit = SlowAudit(*failures)
+    shard = shard_factory(audit)
     ends: list[tuple[int, bool]] = []
-    held: Any = SimpleNamespace(
-        owner="w", holds=lambda *_: True, mark_closed=lambda *_, ended: ends.append((audit.at, ended))
-    )
-    worker._held, worker.superseded = held, frozenset({lease.key})
-    worker.tick()
-    assert (ends, worker.any, worker.audit_due.is_set()) == ([], True, True)
+    mark_closed = shard.coordinator.held.mark_closed
+
+    def noted(key: LeaseKey, epoch: int, *, ended: bool) -> None:
+        ends.append((audit.at, ended))
+        mark_closed(key, epoch, ended=ended)
+
+    monkeypatch.setattr(shard.coordinator.held, "mark_closed", noted)
+    shard.sync.superseded = frozenset({shard.lease.key})
+    shard.start()
+    shard.query.progressed = True
+    shard.query.drained = True
+    shard.query.batch = 3
+    shard.query.end_offsets = {0: 3}
+    shard.sync.tick()
+    assert (ends, shard.sync.any, shard.sync.audit.due.is_set()) == ([], True, True)
     for _ in range(len(failures)):
-        worker.audit()
-        assert (ends, worker.any) == ([], True)
-    worker.audit()
-    assert (ends, worker.any) == ([(3, True)], False)
-    assert stopped
+        shard.sync.audit.run()
+        assert (ends, shard.sync.any) == ([], True)
+    shard.sync.audit.run()
+    assert (ends, shard.sync.any) == ([(3, True)], False)
+    assert shard.query.stops
 
 
 @pytest.mark.parametrize(
     "how", ["its lease ran out", "somebody took it", "its query failed", "it is refused"]
 )
-def test_rows_of_a_shard_that_was_lost_are_filed_too(settings: Settings, how: str) -> None:
+def test_rows_of_a_shard_that_was_lost_are_filed_too(
+    shard_factory: Callable[..., Any], clock: FakeClock, how: str
+) -> None:
     """Its pipeline may have been paused in that moment, and then nobody takes it. What waits for an operator
     is left to whoever goes on.
     """
-    audit = Failing()
-    worker = settling(settings, audit)
-    (running,) = worker._settling
-    worker._settling.clear()
-    key = running.runner.lease.key
-    worker._running[key] = running
-    failure = {"its query failed": RuntimeError("no"), "it is refused": OffsetGapError(pipeline="p")}.get(how)
-    running.runner.__dict__.update(stop=lambda: None, failure=failure, progressed=True)
-    held: Any = SimpleNamespace(
-        owner="w",
-        holds=lambda *_: failure is not None,
-        mark_closed=lambda *_: None,
-        report=lambda *_, **__: None,
-    )
-    worker._held = held
-    worker._diagnosed = lambda _, found: found  # type: ignore[method-assign]
-    worker.lose(key) if how == "somebody took it" else worker.tick()
-    worker.audit()
+    audit = FailingAudit()
+    shard = shard_factory(audit)
+    shard.start()
+    shard.query.progressed = True
+    if how == "its lease ran out":
+        clock.advance(10)
+    if how == "its query failed":
+        shard.query.failure = RuntimeError("no")
+    if how == "it is refused":
+        shard.query.failure = OffsetGapError(pipeline="p")
+    if how == "somebody took it":
+        shard.sync.lose(shard.lease.key)
+    else:
+        shard.sync.tick()
+    shard.sync.audit.run()
     assert audit.passes == (how != "it is refused")
-    assert not worker.any
+    assert not shard.sync.any
 
 
-def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(settings: Settings) -> None:
-    """Whoever has sealed the tables files the rest."""
-    audit = Failing(LeaseLostError(owner="w"))
-    worker = settling(settings, audit)
-    worker.audit()
-    worker.audit()
+def test_a_shard_that_is_to_be_rebuilt_is_started_again_after_the_batch_in_hand(
+    shard_factory: Callable[..., Any],
+) -> None:
+    """A request that its query has met, or that came while it drains, changes nothing."""
+    shard = shard_factory(FailingAudit())
+    shard.start()
+    shard.sync.rebuild(shard.lease, "")
+    assert not shard.query.draining
+    shard.sync.rebuild(shard.lease, "r1")
+    assert shard.query.draining
+    shard.sync.tick()
+    assert shard.sync.running()
+    shard.query.drained = True
+    shard.sync.tick()
+    (waiting,) = shard.sync.waiting()
+    assert (waiting.lease, waiting.request, shard.query.stops) == (shard.lease, "r1", 1)
+    shard.query.draining = False
+    assert shard.sync.start_next()
+    assert shard.takeover.started == ["", "it was asked for"]
+    shard.sync.rebuild(shard.lease, "r1")
+    assert not shard.query.draining
+    assert shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
+
+
+def test_a_worker_that_stops_leaves_a_superseded_shard_to_the_next_owner(
+    shard_factory: Callable[..., Any],
+) -> None:
+    """Its lease is given away after the batch in hand, and it has not ended. So its rows are filed."""
+    audit = FailingAudit()
+    shard = shard_factory(audit)
+    shard.sync.superseded = frozenset({shard.lease.key})
+    shard.start()
+    shard.query.drained = True
+    assert shard.coordinator.held.drain() == [shard.lease.key]
+    shard.sync.close(shard.lease.key)
+    shard.sync.tick()
+    assert not shard.sync.any
+    assert not shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
+    assert not shard.sync.audit.due.is_set()
+    shard.sync.audit.run()
     assert audit.passes == 1
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state.",
-        "[STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY] Cannot restart streaming query: the state directory is empty or missing.",
-    ],
-)
-def test_what_spark_says_of_lost_state_is_known(error: str) -> None:
-    """Torn state files and a state folder that is gone both mean: make the state anew, for no retry would
-    mend it.
+@pytest.mark.parametrize("doing", ["it writes the ledger", "it looks after its queries"])
+def test_a_shard_that_the_audit_ends_meanwhile_is_left_alone(
+    shard_factory: Callable[..., Any], installation: Installation, doing: str
+) -> None:
+    """The audit thread ends a superseded shard at any time, also while the main thread goes through all
+    shards: that is no loss, and no error which would end the worker.
     """
-    assert shard_sync._STATE_LOST.search(error)
-
-
-def test_a_cause_fits_into_an_event() -> None:
-    """However long Spark's sentence is."""
-    assert len(shard_sync._cause(ValueError("x" * 10_000))) == 300
+    shard = shard_factory(SlowAudit())
+    shard.sync.superseded = frozenset({shard.lease.key})
+    shard.start()
+    shard.query.drained = True
+    shard.sync.tick()
+    (running,) = shard.sync.running()
+    assert running.ending
+    if doing == "it writes the ledger":
+        shard.query.on_flush = shard.sync.audit.run
+        shard.sync.flush()
+    else:
+        shard.on_beat = shard.sync.audit.run
+        shard.sync.tick()
+    assert not shard.sync.any
+    events = installation.tables.rows(ControlTable.EVENTS)
+    assert {row["kind"] for row in events} == {"shard_taken", "shard_ended"}

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.spark import session
-from hindcast.stream import worker
-from hindcast.stream.shard_sync import ShardSync
+from hindcast.stream import main_loop, worker_threads
+from hindcast.stream.audit_passes import AuditPasses
 from hindcast.stream.worker import Worker
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -51,21 +51,27 @@ def _broken(*_: object) -> None:
 
 
 @pytest.fixture
-def made(settings_factory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Worker:
-    """A worker without Spark that holds no shard, and whose audit is due at once."""
-    monkeypatch.setattr(worker, "LeaseTable", lambda _: Store())
-    monkeypatch.setattr(session, "build", lambda *_, **__: SimpleNamespace())
-    monkeypatch.setattr(Worker, "_rehearse", lambda *_: None)
-    monkeypatch.setattr(worker, "TICK_SECONDS", 0.05)
-    found = Worker(settings_factory(audit_seconds=0.01, pipelines_dir=tmp_path), FakeClock())
-    found._woken = Impatient()
+def audited(settings_factory: Callable[..., Settings], tmp_path: Any) -> Installation:
+    """An installation without pipelines, with leases in memory, and whose audit is due at once."""
+    installation: Any = Installation(settings_factory(audit_seconds=0.01, pipelines_dir=tmp_path))
+    installation.lease_table = Store()
+    found: Installation = installation
     return found
 
 
-def _stopped(settings: Settings) -> list[dict[str, Any]]:
-    return [
-        row for row in ControlTables(settings).rows(ControlTable.EVENTS) if row["kind"] == "worker_stopped"
-    ]
+@pytest.fixture
+def made(audited: Installation, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker without Spark that holds no shard."""
+    monkeypatch.setattr(session, "build", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(main_loop, "TICK_SECONDS", 0.05)
+    found = Worker(audited, FakeClock())
+    found.threads.woken = Impatient()
+    return found
+
+
+def _stopped(installation: Installation) -> list[dict[str, Any]]:
+    rows = installation.tables.rows(ControlTable.EVENTS)
+    return [row for row in rows if row["kind"] == "worker_stopped"]
 
 
 @pytest.mark.parametrize(
@@ -73,11 +79,16 @@ def _stopped(settings: Settings) -> list[dict[str, Any]]:
     [
         ("renewal", LeaseCoordinator, "poll"),
         ("renewal", HeldLeases, "wait_for_change"),
-        ("audit", ShardSync, "audit"),
+        ("audit", AuditPasses, "run"),
     ],
 )
 def test_a_worker_of_which_a_thread_has_failed_ends(
-    made: Worker, monkeypatch: pytest.MonkeyPatch, thread: str, owner: type, method: str
+    made: Worker,
+    audited: Installation,
+    monkeypatch: pytest.MonkeyPatch,
+    thread: str,
+    owner: type,
+    method: str,
 ) -> None:
     """It gives its slot up, leaves one event that names the thread and a cure, and raises, for an exit code
     of 1.
@@ -85,19 +96,18 @@ def test_a_worker_of_which_a_thread_has_failed_ends(
     monkeypatch.setattr(owner, method, _broken)
     with pytest.raises(TypeError, match="not thought of"):
         made.run()
-    (event,) = _stopped(made._settings)
+    (event,) = _stopped(audited)
     assert f"its {thread} thread has failed: TypeError: this was not thought of" in event["message"]
     assert (event["severity"], "another worker" in event["cure"]) == ("error", True)
-    assert [row.lease_owner for row in made._store.read().leases.values() if row.status_type == "slot"] == [
-        "",
-        "",
-    ]
+    assert event["worker"] == made.id
+    rows = audited.lease_table.read().leases.values()
+    assert [row.lease_owner for row in rows if row.status_type == "slot"] == ["", ""]
 
 
 def test_a_thread_that_fails_ends_the_process_though_the_main_thread_is_stuck(
-    made: Worker, monkeypatch: pytest.MonkeyPatch
+    made: Worker, audited: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits as long as a main thread may take to come round, and then for nothing."""
+    """It waits as long as a main thread may take to come round, and then for nothing. It leaves one event."""
     ended = threading.Event()
     codes: list[int] = []
 
@@ -105,9 +115,9 @@ def test_a_thread_that_fails_ends_the_process_though_the_main_thread_is_stuck(
         codes.append(code)
         ended.set()
 
-    monkeypatch.setattr(worker, "exit_now", leave)
-    monkeypatch.setattr(worker, "STUCK_SECONDS", 0.05)
-    made._in_thread("audit", _broken)
+    monkeypatch.setattr(worker_threads, "exit_now", leave)
+    monkeypatch.setattr(worker_threads, "STUCK_SECONDS", 0.05)
+    made.threads.start("audit", _broken)
     assert ended.wait(30)
     assert codes == [1]
-    assert len(_stopped(made._settings)) == 1
+    assert len(_stopped(audited)) == 1

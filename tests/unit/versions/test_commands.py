@@ -20,7 +20,7 @@ from hindcast.serving.corrected_windows import CorrectedRange, Corrections, stam
 from hindcast.settings import Settings
 from hindcast.shards.version_changes import Versions
 from hindcast.shards.warm_time import NOTED_SECONDS
-from hindcast.stream.worker import Worker
+from hindcast.stream.version_sync import VersionSync
 from hindcast.testing import FakeClock
 from hindcast.versions.discard import discard
 from hindcast.versions.listing import list_versions
@@ -146,12 +146,12 @@ def test_a_worker_notes_what_becomes_of_versions(two: Settings) -> None:
     killed commands left out.
     """
     clock = FakeClock()
-    worker = Worker(two, clock)
+    worker = VersionSync(Installation(two), clock)
     begin(two)  # the command was killed before it wrote its event
     at(two, 1, 50, 9_000)
 
     def state_after_look() -> str:
-        worker._look_after_versions(LeaseTable(two).read().leases)
+        worker.look(LeaseTable(two).read().leases)
         inactive = Versions(LeaseTable(two)).of(NAME).beside
         if inactive is None:
             return ""

@@ -1,0 +1,47 @@
+"""What an error of a query means for its shard."""
+
+from __future__ import annotations
+
+import re
+
+from hindcast.errors import (
+    BrokerUnavailableError,
+    CommitConflictError,
+    CommitUnknownError,
+    FenceMovedError,
+    HindcastError,
+    LeaseLostError,
+    StoreUnavailableError,
+    innermost,
+)
+
+#: Passing faults: the shard is given back and taken again after a while. Every other HindcastError waits for
+#: an operator.
+PASSING = (
+    LeaseLostError,
+    StoreUnavailableError,
+    BrokerUnavailableError,
+    CommitConflictError,
+    CommitUnknownError,
+    FenceMovedError,
+)
+#: Spark's conditions for state files that are missing or torn: the next start rebuilds the state instead of
+#: failing for ever.
+_STATE_LOST = re.compile(
+    r"CANNOT_LOAD_STATE_STORE|OPERATOR_MISSING_STATE_DIRECTORY|STATE_STORE_[A-Z_]*(CORRUPT|CHECKSUM|MISSING|NOT_FOUND|UNEXPECTED)"
+)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the shard waits for an operator."""
+    return isinstance(error, HindcastError) and not isinstance(error, PASSING)
+
+
+def is_state_lost(error: BaseException) -> bool:
+    """Whether Spark's state files are missing or torn, so that no retry would help."""
+    return _STATE_LOST.search(str(error)) is not None
+
+
+def cause(error: BaseException) -> str:
+    """The error in one sentence, as much of it as fits into an event."""
+    return innermost(error)[:300]

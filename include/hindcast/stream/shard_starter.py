@@ -1,0 +1,109 @@
+"""What a worker needs to start its shards: Spark, the broker, and threads that work while a sink is sealed.
+
+How one shard is taken over is in :mod:`hindcast.stream.shard_takeover`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from pyspark.sql import SparkSession
+
+from hindcast.clock import Clock
+from hindcast.installation import Installation
+from hindcast.leases.lease import Lease
+from hindcast.shards.held_leases import HeldLeases
+from hindcast.spark import kafka_source
+from hindcast.stream.batch_cpu import CpuMeter
+from hindcast.stream.late_and_dead_rows import Audit
+from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.stream.shard_runner import ShardRunner
+from hindcast.stream.shard_takeover import ShardTakeover
+from hindcast.stream.shard_topics import ShardTopics
+from hindcast.stream.takeover_priority import TakeoverPriority
+
+
+class ShardStarter:
+    """Prepares the take-over of a shard, starts its query, and makes its audit.
+
+    The worker's main thread calls all methods. While it seals the sink, two threads of a pool ask the broker
+    and make the query.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        installation: Installation,
+        deployed: LoadedPipelines,
+        held: HeldLeases,
+        topics: ShardTopics,
+        clock: Clock,
+        priority: TakeoverPriority,
+    ) -> None:
+        """:param priority: the other batches, and the filing of rows, give way to a shard from its take-over
+        on
+        """
+        self._spark = spark
+        self._installation = installation
+        self._deployed = deployed
+        self._held = held
+        self._topics = topics
+        self._clock = clock
+        self._priority = priority
+        self._meter = CpuMeter(clock)
+        self._meanwhile = ThreadPoolExecutor(2, "take-over")
+
+    def prepare(self, lease: Lease, *, shadow: bool) -> ShardTakeover:
+        """What takes the shard over. From now on all gives way to it.
+
+        :param shadow: its batches are bounded, so that those of the active version need not wait for long
+        :raises UnknownPipelineError, UnknownVersionError: if it is not deployed
+        """
+        self._priority.begin(lease.key)
+        most_records = 0
+        if shadow:
+            most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
+        takeover = ShardTakeover(
+            self._spark,
+            self._installation,
+            self._deployed.of_shard(lease.key),
+            lease,
+            self._held,
+            self._clock,
+            self._meter,
+            most_records=most_records,
+            give_way=self._priority.give_way,
+        )
+        # A pool for each query: Spark's fair scheduler then shares the cores between this worker's shards.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", takeover.app)
+        return takeover
+
+    def start(self, takeover: ShardTakeover, lease: Lease, rebuild: str) -> ShardRunner:
+        """Take the shard over and start its query.
+
+        The worker asks the broker and makes the query while the sink is sealed: the shard stands still until
+        all is done.
+
+        :param rebuild: why its state is to be rebuilt; empty if the query is to resume from its checkpoint
+        """
+        retained = self._meanwhile.submit(self._topics.check_retained, lease)
+        prepared = self._meanwhile.submit(takeover.prepare)
+
+        def allowed() -> None:
+            retained.result()
+            prepared.result()
+
+        try:
+            return takeover.start(rebuild, allowed=allowed)
+        finally:
+            wait([retained, prepared])
+
+    def audit_of(self, lease: Lease, app: str) -> Audit:
+        """What files the late and poison rows of a shard that was taken over.
+
+        :param app: the take-over's application id
+        """
+        pipeline = self._deployed.of_shard(lease.key)
+        audit = Audit(self._spark, self._installation, pipeline, app, lease.epoch)
+        audit.give_way = self._priority.give_way
+        return audit

@@ -1,0 +1,83 @@
+"""Late and poison rows of shards that were given up are filed, pass after pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from deltalake.exceptions import TableNotFoundError
+from support.shard_stand_ins import FailingAudit, ShardQuery
+
+from hindcast.errors import LeaseLostError, StoreUnavailableError
+from hindcast.installation import Installation
+from hindcast.shards import resharding
+from hindcast.shards.held_leases import HeldLeases
+from hindcast.stream.audit_passes import AuditPasses
+from hindcast.stream.running_shard import RunningShard
+from hindcast.stream.shard_events import ShardEvents
+from hindcast.tables.event_log import EventLog
+from hindcast.tables.schema import ControlTable
+from hindcast.testing import FakeClock, MemoryStore
+
+
+class Settling:
+    """The passes of a worker that has given a shard up, with rows still to be filed."""
+
+    def __init__(self, installation: Installation, audit: FailingAudit) -> None:
+        (lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
+        held = HeldLeases(FakeClock(), owner="w", lease_seconds=10)
+        self.gave_way = 0
+        self.passes = AuditPasses({}, held, ShardEvents(EventLog(installation.tables), "w"), self._give_way)
+        query: Any = ShardQuery(lease)
+        stand_in: Any = audit
+        self.passes.settle(RunningShard(query, stand_in))
+
+    def _give_way(self) -> None:
+        self.gave_way += 1
+
+
+def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(installation: Installation) -> None:
+    """A pass that fails is told once and tried again, until it goes well: nobody else may ever take a paused
+    shard.
+    """
+    audit = FailingAudit(
+        RuntimeError("Stream closed"), RuntimeError("Stream closed"), StoreUnavailableError(table="t")
+    )
+    worker = Settling(installation, audit)
+    for _ in range(6):
+        worker.passes.run()
+    assert audit.passes == 4
+    (event,) = installation.tables.rows(ControlTable.EVENTS)
+    assert (event["kind"], bool(event["cure"])) == ("audit_failed", True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [LeaseLostError(owner="w"), TableNotFoundError("late rows of a version that was discarded")],
+    ids=["a new owner", "a discarded version"],
+)
+def test_rows_of_a_shard_that_has_a_new_owner_are_left_to_it(
+    installation: Installation, error: Exception
+) -> None:
+    """Whoever has sealed the tables files the rest. Of a version that was discarded nobody files any."""
+    audit = FailingAudit(error)
+    worker = Settling(installation, audit)
+    worker.passes.run()
+    worker.passes.run()
+    assert audit.passes == 1
+
+
+def test_each_shard_gives_way_to_one_that_is_taken_over(installation: Installation) -> None:
+    """The filing of rows waits before each shard, for it takes the cores that a take-over needs."""
+    worker = Settling(installation, FailingAudit(RuntimeError("Stream closed")))
+    for _ in range(3):
+        worker.passes.run()
+    assert worker.gave_way == 2
+
+
+def test_a_pass_takes_up_what_was_due(installation: Installation) -> None:
+    """The audit thread then waits until something else is due."""
+    worker = Settling(installation, FailingAudit())
+    worker.passes.due.set()
+    worker.passes.run()
+    assert not worker.passes.due.is_set()

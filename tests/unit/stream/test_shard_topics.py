@@ -1,0 +1,73 @@
+"""A shard resumes only if its topic still holds the offset at which it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from hindcast import catalog
+from hindcast.errors import OffsetsLostError, UnknownVersionError
+from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.settings import Settings, project_root
+from hindcast.shards import resharding
+from hindcast.stream import shard_topics
+from hindcast.stream.loaded_pipelines import LoadedPipelines
+from hindcast.stream.shard_topics import ShardTopics
+from hindcast.testing import MemoryStore
+
+NAME = "stock_stats"
+
+
+@pytest.fixture
+def topics_factory(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ShardTopics]:
+    """Make the topics of the shards of ``stock_stats``, as a broker with these offsets would answer."""
+
+    def make(earliest: dict[int, int], latest: dict[int, int]) -> ShardTopics:
+        answers = SimpleNamespace(earliest=lambda _: earliest, latest=lambda _: latest)
+        monkeypatch.setattr(shard_topics, "TopicOffsets", lambda _: answers)
+        return ShardTopics(settings, LoadedPipelines(project_root() / "include" / "pipelines"))
+
+    return make
+
+
+def lease_at(offset: int) -> Lease:
+    """A shard of the topic's first partition that has read up to this offset."""
+    version = catalog.load(project_root() / "include" / "pipelines")[NAME].version
+    (lease,) = resharding.create(MemoryStore(), NAME, version, 1, {0: offset})
+    return lease
+
+
+@pytest.mark.parametrize("offset", [5, 7, 10])
+def test_a_shard_within_its_topic_may_resume(topics_factory: Callable[..., ShardTopics], offset: int) -> None:
+    """Its first record may be the oldest that is left, and its last the newest that was sent."""
+    topics_factory({0: 5}, {0: 10}).check_retained(lease_at(offset))
+
+
+@pytest.mark.parametrize(
+    ("offset", "latest", "problem"),
+    [
+        (4, {0: 10}, "offsets 4 to 4 .* no longer holds them"),
+        (11, {0: 10}, "the topic ends at 10: it was deleted and created again"),
+        (7, {1: 10}, "no longer has that partition"),
+    ],
+    ids=["retention", "a shorter topic", "fewer partitions"],
+)
+def test_a_shard_whose_records_are_gone_does_not_resume(
+    topics_factory: Callable[..., ShardTopics], offset: int, latest: dict[int, int], problem: str
+) -> None:
+    """Else it would skip them and say nothing."""
+    topics = topics_factory({0: 5}, latest)
+    with pytest.raises(OffsetsLostError, match=problem):
+        topics.check_retained(lease_at(offset))
+
+
+def test_the_end_is_that_of_the_topics_of_the_shards_version(
+    topics_factory: Callable[..., ShardTopics],
+) -> None:
+    """A version that is not deployed here has no topics that are known."""
+    topics = topics_factory({0: 5}, {0: 10, 1: 3})
+    assert topics.latest(lease_at(7).key) == {0: 10, 1: 3}
+    with pytest.raises(UnknownVersionError):
+        topics.latest(LeaseKey(NAME, StatusType.SHARD, "v999.g0.s0"))
