@@ -151,8 +151,8 @@ class Hindcast(Installation):
 
         :raises UnknownPipelineError: if no file declares the pipeline
         """
+        from hindcast.clock import utc_from_ms
         from hindcast.serving.corrected_windows import Corrections
-        from hindcast.tables.control_tables import utc_from_ms
 
         chosen = self.catalog.every()
         if pipeline:
@@ -220,7 +220,8 @@ class Hindcast(Installation):
         :param equal: the value that a column must have; an empty one filters nothing
         """
         from hindcast.tables.control_tables import Condition
-        from hindcast.tables.schema import SCHEMAS, ControlTable
+        from hindcast.tables.schema import SCHEMAS
+        from hindcast.tables.table_names import ControlTable
 
         if equal.get("pipeline"):
             check_name("pipeline", equal["pipeline"])
@@ -240,7 +241,7 @@ class Hindcast(Installation):
 
     def values(self, table_name: str, column: str) -> list[str]:
         """The values that a column of a control table has, each once."""
-        from hindcast.tables.schema import ControlTable
+        from hindcast.tables.table_names import ControlTable
 
         table = ControlTable(table_name)
 

@@ -36,3 +36,8 @@ class SystemClock:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+
+def utc_from_ms(milliseconds: int) -> datetime:
+    """Epoch milliseconds as an aware instant."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -30,8 +30,8 @@ EVENT_TIME_TYPES = frozenset({"timestamp"})
 _METADATA = frozenset({"_topic", "_partition", "_offset", "_timestamp", "_value", "_key"})
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
 RESERVED = _METADATA | {"window", "_reason", "_event_at", "_corrupt"}
-#: The platform's own tables (:class:`hindcast.tables.schema.ControlTable`): no result may have the name of
-#: one.
+#: The platform's own tables (:class:`hindcast.tables.table_names.ControlTable`): no result may have the name
+#: of one.
 CONTROL_TABLES = frozenset(
     {
         "leases",

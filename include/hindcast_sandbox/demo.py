@@ -29,7 +29,7 @@ from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import Severity
 from hindcast.tables.ledger import LedgerRow
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox import airflow, doctor, stack
 from hindcast_sandbox.demo_schedules import pause_remembered, remember
 from hindcast_sandbox.failover import Killed, kill_an_owner

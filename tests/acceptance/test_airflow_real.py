@@ -26,7 +26,7 @@ from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
 from hindcast.shards.desired_state import DesiredStates, desired_of
 from hindcast.shards.pipeline_row import DesiredState
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox import airflow, stack
 from hindcast_sandbox.generators.trades import trades
 

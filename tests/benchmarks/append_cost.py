@@ -13,7 +13,8 @@ from support.benchmark_figures import Figure, cold_reads, expect
 
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, SCHEMAS, ControlTable, configuration
+from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, SCHEMAS, configuration
+from hindcast.tables.table_names import ControlTable
 
 #: Rows a second in the ledger of eight shards at a trigger of two seconds.
 APPEND_RATE = 4.0

@@ -44,13 +44,8 @@ from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.held_leases import RENEWALS
 from hindcast.tables.compaction import EVERY
-from hindcast.tables.schema import (
-    LEASES_CHECKPOINT_EVERY,
-    LEASES_RETENTION_SECONDS,
-    SCHEMAS,
-    ControlTable,
-    configuration,
-)
+from hindcast.tables.schema import LEASES_CHECKPOINT_EVERY, LEASES_RETENTION_SECONDS, SCHEMAS, configuration
+from hindcast.tables.table_names import ControlTable
 
 LEASE_SECONDS = 10.0
 WORKERS = 4

@@ -23,7 +23,7 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
 from hindcast.shards.version_changes import Versions
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox import airflow, stack
 from hindcast_sandbox.load import ensure_topic
 

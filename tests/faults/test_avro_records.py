@@ -15,7 +15,7 @@ from support.fleet import START_SECONDS, Fleet, Stream, fleet_settings
 from support.waiting import wait_until
 
 from hindcast.settings import Settings
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from support.simulated_stream import BASE_MS, simulate, trades
 
 from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings, project_root
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox import airflow, stack
 
 pytestmark = pytest.mark.timeout(7200)

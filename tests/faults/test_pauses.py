@@ -25,7 +25,7 @@ from support.waiting import wait_until
 from support.warm_fleet import TAKEN_SECONDS, WarmStream
 
 from hindcast.stream.worker_threads import STUCK_SECONDS
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: A worker that got less of the processors than this while it wanted them was starved of them.
 STARVED_SHARE = 0.5

@@ -21,7 +21,7 @@ from support.waiting import wait_until
 from support.warm_fleet import WarmStream
 
 from hindcast.kafka.offsets import TopicOffsets
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 if TYPE_CHECKING:
     from conftest import Broker

@@ -19,7 +19,7 @@ from support.warm_fleet import WarmStream
 
 from hindcast.settings import project_root
 from hindcast.tables.compaction import compact
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 REPLAY_SECONDS = 240.0
 

@@ -30,7 +30,7 @@ from hindcast.replay.run_replay import Replayed, run_replay
 from hindcast.settings import Settings, project_root
 from hindcast.tables.archive_schema import archive_url
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.judge import judge
 
 if TYPE_CHECKING:

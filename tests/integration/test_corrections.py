@@ -19,7 +19,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import Corrections
 from hindcast.serving.reading import Reading
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.apply_correction import correct
 
 pytestmark = [

@@ -21,7 +21,7 @@ from support.workload_harness import Workload, at
 
 from hindcast import Format, Lookup, Table, Topic, pipeline
 from hindcast.errors import CheckpointRefusedError, OffsetsLostError, PipelineError
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 pytestmark = [
     pytest.mark.filterwarnings(f"default::{kind}")

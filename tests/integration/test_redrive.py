@@ -21,7 +21,7 @@ from hindcast.kafka.redrive import LETTER_HEADER, MARKS, Repaired, redrive, sett
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings, project_root
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 if TYPE_CHECKING:
     from conftest import Broker

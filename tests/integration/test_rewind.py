@@ -35,7 +35,7 @@ from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
 from hindcast.tables.ledger import Ledger
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.judge import judge
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.

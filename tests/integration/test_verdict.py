@@ -23,7 +23,7 @@ from hindcast.replay.batch import answers_url
 from hindcast.replay.compare_runs import compare_runs
 from hindcast.replay.run_table import Runs
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.judge import judge
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.

@@ -32,7 +32,7 @@ from hindcast.shards.version_changes import Versions
 from hindcast.shards.version_events import record_changes
 from hindcast.spark import kafka_source
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock
 from hindcast.verdict.judge import judge
 from hindcast.versions.compare_versions import compare_versions

@@ -13,7 +13,7 @@ from support.workload_harness import Workload, at
 
 from hindcast import catalog
 from hindcast.settings import project_root
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

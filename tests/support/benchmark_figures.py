@@ -28,7 +28,7 @@ _COLD = """
 import os, sys, time
 import pyarrow.dataset, pyarrow.parquet  # else the first read would import them
 from hindcast.leases.delta_store import LeaseTable
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.tables.control_tables import ControlTables
 from hindcast.settings import Settings
 settings = Settings(home=sys.argv[1])

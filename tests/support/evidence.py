@@ -22,7 +22,8 @@ from hindcast.partitions import Offsets, offsets_from_json
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.schema import LEASES_RETENTION_SECONDS, ControlTable
+from hindcast.tables.schema import LEASES_RETENTION_SECONDS
+from hindcast.tables.table_names import ControlTable
 
 Place = tuple[int, int]  # partition, offset
 #: The application under which files are joined; everything else that is committed is a shard's.

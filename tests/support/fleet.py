@@ -32,7 +32,7 @@ from hindcast.settings import Settings, project_root
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: A machine that does much else needs longer ones: what the tests wait for is in proportion.
 LEASE_SECONDS = float(os.environ.get("TEST_LEASE_SECONDS", "3"))

@@ -15,7 +15,7 @@ from hindcast.settings import Settings
 from hindcast.shards.pipeline_row import ACTIVE
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 RUN = "stock_stats-20261120T100000-abc123"
 FAILED_RUN = "stock_stats-20261120T110000-def456"

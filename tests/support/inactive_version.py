@@ -24,7 +24,7 @@ from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 NAME = "stock_stats"
 #: A verdict's time is by the clock of the host that judged. It decides nothing.

@@ -25,7 +25,7 @@ from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: A pipeline module like the example's, for a topic of the test's own.
 MODULE = APPEND.module("{name}", "{topic}", "{version}", "{shards}")  # type: ignore[arg-type] - to be formatted again

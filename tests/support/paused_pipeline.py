@@ -36,7 +36,7 @@ from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger_history import History
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: The epoch in which the shards were given up.
 EPOCH = 1

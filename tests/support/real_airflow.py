@@ -15,7 +15,7 @@ from hindcast.processes.background_services import Service, Services
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox import airflow
 
 #: For a slow machine that does much else: a day's backfill takes 340 s on two busy cores. Nothing waits

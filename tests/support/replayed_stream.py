@@ -20,7 +20,7 @@ from hindcast.replay.run_replay import run_replay
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.judge import judge
 
 LIST = "stock_stats"

@@ -17,7 +17,8 @@ from hindcast.partitions import offsets_to_json
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.schema import SCHEMAS, ControlTable
+from hindcast.tables.schema import SCHEMAS
+from hindcast.tables.table_names import ControlTable
 
 INSTANT = pa.timestamp("us", tz="UTC")
 SINK_SCHEMA = pa.schema(

@@ -20,7 +20,7 @@ from hindcast.pipeline import TOPIC_STRIDE, Lookup, Pipeline
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.judge import judge
 from hindcast_sandbox.load import ensure_topic
 

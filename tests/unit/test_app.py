@@ -32,7 +32,7 @@ from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.run_states import RunKind, RunState
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

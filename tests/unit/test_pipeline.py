@@ -30,7 +30,7 @@ from hindcast.pipeline import (
 )
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import archive_url
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox.load import report_path
 
 GOOD = """

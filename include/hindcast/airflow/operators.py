@@ -29,9 +29,8 @@ from hindcast.pipeline import Pipeline, Policy, check_name, check_topic
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.wait_for_stream import Awaited, read_progress
 from hindcast.settings import Settings
-from hindcast.tables.retention import maintain
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -507,6 +506,8 @@ class MaintainOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
+        from hindcast.tables.retention import maintain  # with delta-rs, which a DAG file does without
+
         hindcast = Hindcast()
         done = maintain(hindcast.settings, hindcast.tables, hindcast.catalog.every())
         for row in done:

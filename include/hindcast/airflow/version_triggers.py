@@ -23,7 +23,7 @@ from hindcast.shards import resharding
 from hindcast.shards.pipeline_row import InactiveState
 from hindcast.shards.shard_row import ShardDetail
 from hindcast.shards.version_changes import Versions
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: Between two reads of the tables: at first, and at most. Catching up takes minutes to days.
 FIRST_WAIT_SECONDS = 1.0

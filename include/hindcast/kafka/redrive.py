@@ -46,7 +46,7 @@ from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: Headers of a repaired record: the run that sent it, and its dead letter as ``topic/partition/offset``.
 RUN_HEADER = "hindcast-run"

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from hindcast.leases.lease import Lease, LeaseKey
-from hindcast.tables.schema import INSTANT, SCHEMA_VERSION, SCHEMAS, ControlTable
+from hindcast.tables.schema import INSTANT, SCHEMAS
+from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 
 _SCHEMA = SCHEMAS[ControlTable.LEASES]
 _json = attrgetter("checkpoint", "detail")

@@ -27,7 +27,8 @@ from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot, after
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
-from hindcast.tables.schema import LEASES_RETENTION_SECONDS, SCHEMAS, ControlTable
+from hindcast.tables.schema import LEASES_RETENTION_SECONDS, SCHEMAS
+from hindcast.tables.table_names import ControlTable
 
 #: A commit that lands later than this after its read is not believed. The log of a version is deleted after
 #: the retention, so a process that slept that long may have written a version that others had already had and

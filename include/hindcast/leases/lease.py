@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from hindcast.errors import SchemaVersionError
-from hindcast.tables.schema import SCHEMA_VERSION
+from hindcast.tables.table_names import SCHEMA_VERSION
 
 
 class StatusType(StrEnum):

@@ -16,7 +16,7 @@ from hindcast.recovery.retried_commit import retry_commit
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence, FencedTable
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 _TABLES = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from hindcast.clock import utc_from_ms
 from hindcast.delta.application_ids import applications
 from hindcast.delta.open_table import open_table
 from hindcast.errors import OffsetsLostError
@@ -26,7 +27,6 @@ from hindcast.recovery.restorable_version import find_version, live_files
 from hindcast.recovery.rewind_point import RewindPoint, RewindRequest
 from hindcast.settings import Settings
 from hindcast.shards.resharding import newest_of_version
-from hindcast.tables.control_tables import utc_from_ms
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History

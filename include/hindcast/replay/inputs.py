@@ -31,7 +31,7 @@ from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.ledger import LedgerRow, Undone
 from hindcast.tables.ledger_history import History
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.windows import MILLISECOND, WindowEnds
 
 _BATCH_BITS = 32  # a transaction's version is epoch << 32 | batch; see hindcast.stream's commit protocol

@@ -13,7 +13,7 @@ from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.ledger import Undone
 from hindcast.tables.run_states import RunKind, RunState
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 
 @dataclass(frozen=True)

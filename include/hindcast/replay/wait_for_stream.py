@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hindcast.installation import Installation
 from hindcast.partitions import Offsets, app_id, by_partition
 from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import DesiredState
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.ledger import Ledger
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
+
+if TYPE_CHECKING:
+    from hindcast.tables.control_tables import ControlTables
+    from hindcast.tables.ledger import Ledger
 
 #: The tables that the audit files rows into. Each remembers ``epoch << 32 | batch`` of its last batch, by
 #: shard.

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from hindcast.clock import utc_from_ms
 from hindcast.errors import UnknownPipelineError, VersionRefusedError
 from hindcast.leases.lease import REMOVED, Lease
 from hindcast.leases.store import LeaseStore, Snapshot, swap
@@ -35,7 +36,6 @@ from hindcast.shards.pipeline_row import (
     ServedUntil,
     desired_key,
 )
-from hindcast.tables.control_tables import utc_from_ms
 
 
 @dataclass(frozen=True)

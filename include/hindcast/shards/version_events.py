@@ -7,11 +7,14 @@ or worker that sees the change writes the event then.
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from hindcast.shards.active_version import Rollout
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
+
+if TYPE_CHECKING:
+    from hindcast.tables.control_tables import ControlTables
 
 
 def record_changes(tables: ControlTables, rollout: Rollout) -> Rollout:

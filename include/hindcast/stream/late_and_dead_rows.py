@@ -23,7 +23,8 @@ from hindcast.spark.window_counts import window_counts
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow
-from hindcast.tables.schema import SCHEMAS, ControlTable
+from hindcast.tables.schema import SCHEMAS
+from hindcast.tables.table_names import ControlTable
 
 #: Batches that one pass takes together: each is a row of a broadcast join.
 BATCHES_PER_PASS = 64

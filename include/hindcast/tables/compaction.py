@@ -31,7 +31,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
-from hindcast.tables.schema import APPENDED_RETENTION_HOURS, ControlTable
+from hindcast.tables.schema import APPENDED_RETENTION_HOURS
+from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,8 @@ from hindcast.delta.open_table import find_table, open_or_create, open_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables.compaction import Compactor
-from hindcast.tables.schema import (
-    APPENDED_LOG_RETENTION_SECONDS,
-    LATER,
-    SCHEMA_VERSION,
-    SCHEMAS,
-    ControlTable,
-    configuration,
-)
+from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, LATER, SCHEMAS, configuration
+from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 
 #: One condition of a read: (column, one of = != < <= > >= in, value). Conditions are joined by AND. Values
 #: are never put into SQL.
@@ -266,8 +259,3 @@ def _check_columns(url: str, table: DeltaTable, expected: pa.Schema) -> None:
             supported=SCHEMA_VERSION,
             cure="It was not written by this Hindcast: choose another HINDCAST_TABLES_URL.",
         )
-
-
-def utc_from_ms(milliseconds: int) -> datetime:
-    """Epoch milliseconds as an aware instant."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)

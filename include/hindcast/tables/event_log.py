@@ -6,14 +6,16 @@ import json
 import uuid
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hindcast.clock import Clock, SystemClock
 from hindcast.errors import StoreUnavailableError
-from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
+
+if TYPE_CHECKING:
+    from hindcast.tables.control_tables import ControlTables
 
 _log = structlog.get_logger(__name__)
 

@@ -18,13 +18,14 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from hindcast.clock import utc_from_ms
 from hindcast.delta.commit import METADATA_KEY, commits_down, until_it_lands
 from hindcast.delta.files import DataFile
 from hindcast.delta.open_table import create_table, find_table
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.processes.crash_points import reach
-from hindcast.tables.control_tables import refuse_empty_commits, utc_from_ms
+from hindcast.tables.control_tables import refuse_empty_commits
 from hindcast.tables.ledger import LedgerRow
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.tables.control_tables import Condition, ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 #: What only Spark can measure.

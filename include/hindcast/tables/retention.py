@@ -27,7 +27,7 @@ from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
 from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.run_states import BENCHMARKS, RunState
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
 

@@ -6,14 +6,16 @@ import signal
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hindcast.errors import BadInputError, StoreUnavailableError, TryLaterError
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
+
+if TYPE_CHECKING:
+    from hindcast.tables.control_tables import ControlTables
 
 _log = structlog.get_logger(__name__)
 

@@ -4,31 +4,15 @@ milliseconds of event time.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+from hindcast.tables.table_names import ControlTable
 
 INSTANT = pa.timestamp("us", tz="UTC")
 TEXT = pa.string()
 COUNT = pa.int64()
 REAL = pa.float64()
 FLAG = pa.bool_()
-
-
-class ControlTable(StrEnum):
-    """The control tables, each named as its folder."""
-
-    LEASES = "leases"
-    CHECKPOINTS = "checkpoints"
-    RUNS = "runs"
-    VERDICTS = "verdicts"
-    DIFFERENCES = "differences"
-    LATE_ROWS = "late_rows"
-    DEAD_LETTERS = "dead_letters"
-    MENDED_LETTERS = "mended_letters"
-    EVENTS = "events"
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:

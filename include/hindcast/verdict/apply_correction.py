@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hindcast.clock import utc_from_ms
 from hindcast.delta.open_table import open_table
 from hindcast.errors import CorrectionRefusedError
 from hindcast.installation import Installation
@@ -30,9 +31,9 @@ from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import Corrected, CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables, arrow_dataset, utc_from_ms
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.event_log import EventKind, EventLog
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 
 def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict[str, Any]:

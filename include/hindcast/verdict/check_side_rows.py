@@ -14,7 +14,7 @@ from hindcast.delta.open_table import open_table
 from hindcast.installation import Installation
 from hindcast.replay.batch import side_rows_url
 from hindcast.tables.control_tables import arrow_dataset
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.compare import Cause, Difference, Kind
 
 #: What the replay calls such a record, the table in which the audit files it, and the kind of a difference

@@ -15,6 +15,7 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from hindcast.clock import utc_from_ms
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
@@ -28,10 +29,10 @@ from hindcast.replay.run_table import Runs
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 from hindcast.shards.active_version import rollouts
-from hindcast.tables.control_tables import ControlTables, arrow_dataset, utc_from_ms
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.check_side_rows import check_accounts
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
 from hindcast.verdict.expectations import check_types, columns_of, validate

@@ -21,6 +21,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from hindcast.clock import utc_from_ms
 from hindcast.errors import TryLaterError
 from hindcast.installation import Installation
 from hindcast.partitions import Offsets, offsets_to_json
@@ -31,10 +32,10 @@ from hindcast.shards.active_version import Rollout
 from hindcast.shards.version_changes import Refusal, Versions
 from hindcast.shards.version_events import record_changes
 from hindcast.spark.session import cached
-from hindcast.tables.control_tables import ControlTables, utc_from_ms
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger_history import History
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.compare import Comparison, Kind, Sides, compare
 
 SAMPLES = 20

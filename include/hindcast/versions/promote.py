@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hindcast.clock import utc_from_ms
 from hindcast.errors import VersionRefusedError
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
@@ -33,8 +34,8 @@ from hindcast.shards.active_version import Rollout, tables_at
 from hindcast.shards.pipeline_row import ChangeKind, InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Refusal, Versions, check_no_reshard, check_shadow
 from hindcast.shards.version_events import record_changes
-from hindcast.tables.control_tables import ControlTables, utc_from_ms
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.table_names import ControlTable
 from hindcast.versions.catch_up import VersionPosition, position
 from hindcast.versions.compare_versions import newest_comparison
 

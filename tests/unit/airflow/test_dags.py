@@ -89,6 +89,43 @@ def test_parsing_loads_neither_great_expectations_nor_a_jvm() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+PLAIN = """
+from hindcast import Table, Topic, pipeline
+
+
+@pipeline(
+    source=Topic("t", schema="a string, ts timestamp", key="a", archive=True),
+    event_time="ts", watermark="1 second", sink=Table("x"), version=1,
+)
+def plain(rows):
+    return rows
+"""
+
+
+def test_parsing_imports_nothing_that_reads_tables(tmp_path: Path) -> None:
+    """A DAG file is parsed every minute. What a pipeline's own file imports is its own, so this one imports
+    nothing; Hindcast's DAGs need no library of tables or frames.
+    """
+    (tmp_path / "plain.py").write_text(PLAIN)
+    code = (
+        "import sys, runpy, pathlib\n"
+        "found = [runpy.run_path(str(file)) for file in pathlib.Path(sys.argv[1]).glob('*.py')]\n"
+        "print(sum('dag' in names for names in found))\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(loaded & {'pyspark', 'pandas', 'pyarrow', 'deltalake', 'kafka'}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(project_root() / "dags")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HINDCAST_PIPELINES_DIR": str(tmp_path)},
+    )
+    count, heavy = done.stdout.splitlines()[-2:]
+    assert int(count) > 0
+    assert heavy == "[]"
+
+
 @pytest.mark.parametrize(
     "dag_id", ["maintain", "replay.stock_stats", "reprocess.stock_stats", "supervise", "validate.stock_stats"]
 )

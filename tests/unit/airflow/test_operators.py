@@ -40,7 +40,7 @@ from hindcast.replay.run_table import newest_by_run
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings, project_root
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -334,7 +334,7 @@ def test_a_replay_that_is_killed_is_listed_as_failed(
         f"""
 import os, signal, sys
 from datetime import UTC, datetime
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.tables.control_tables import ControlTables
 from hindcast.settings import Settings
 run_id = sys.argv[sys.argv.index("--run-id") + 1]

@@ -22,7 +22,7 @@ from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 NAME = "stock_stats"
 SHARD = "v1.g0.s0"

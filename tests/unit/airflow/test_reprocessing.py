@@ -34,7 +34,7 @@ from hindcast.shards.active_version import Rollout
 from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

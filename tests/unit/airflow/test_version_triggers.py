@@ -20,7 +20,7 @@ from hindcast.settings import Settings
 from hindcast.shards.pipeline_row import Change, InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 NAME = "stock_stats"
 DEADLINE_SECONDS = 20

@@ -40,7 +40,7 @@ from hindcast.spark.parquet_writer import _write_file
 from hindcast.tables import compaction
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url, archived_topics
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 STEPS = [f"archive.{number}" for number in range(1, 6)]

@@ -21,7 +21,7 @@ from hindcast.kafka import redrive
 from hindcast.kafka.redrive import Repaired, check_letters, letters_of
 from hindcast.settings import Settings, project_root
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 NAME = "stock_stats"
 #: (key, value) of the letters: text, bytes that are no UTF-8, what looks like an escape, nothing, a byte

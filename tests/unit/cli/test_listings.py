@@ -15,7 +15,7 @@ from hindcast.installation import Installation
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 LISTINGS = (
     ("pipelines",),

@@ -21,7 +21,7 @@ from hindcast.settings import Settings, project_root
 from hindcast.shards import resharding
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 LISTINGS = (
     "pipelines",

@@ -23,7 +23,8 @@ from hindcast.leases.delta_store import BELIEVED_SECONDS, LeaseTable
 from hindcast.leases.lease import REMOVED, Lease, StatusType
 from hindcast.leases.store import swap
 from hindcast.settings import Settings
-from hindcast.tables.schema import SCHEMAS, ControlTable
+from hindcast.tables.schema import SCHEMAS
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock
 
 RESTED = BELIEVED_SECONDS + 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hindcast.errors import SchemaVersionError
 from hindcast.leases.delta_rows import LeaseRows
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
-from hindcast.tables.schema import SCHEMA_VERSION
+from hindcast.tables.table_names import SCHEMA_VERSION
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 INSTANTS = st.none() | st.integers(0, 3).map(lambda seconds: BEGIN + timedelta(seconds=seconds))

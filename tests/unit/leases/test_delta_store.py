@@ -27,7 +27,8 @@ from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.leases.store import swap
 from hindcast.processes.end_with_parent import exit_now
 from hindcast.settings import Settings
-from hindcast.tables.schema import LEASES_CHECKPOINT_EVERY, SCHEMA_VERSION, SCHEMAS, ControlTable
+from hindcast.tables.schema import LEASES_CHECKPOINT_EVERY, SCHEMAS
+from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 from hindcast.testing import FakeClock
 
 KEY = LeaseKey("trades", "shard", "v1.g0.s0")

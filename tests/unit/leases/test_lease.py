@@ -7,7 +7,7 @@ import pytest
 from hindcast.errors import SchemaVersionError
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.settings import Settings
-from hindcast.tables.schema import SCHEMA_VERSION
+from hindcast.tables.table_names import SCHEMA_VERSION
 
 KEY = LeaseKey("trades", "shard", "v1.g0.s0")
 

@@ -14,7 +14,7 @@ from hindcast.recovery import plan_rewind
 from hindcast.recovery.restore_sink import SinkRestore
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: Hours for which Delta keeps a file that was replaced.
 WEEK = 7 * 24

@@ -25,7 +25,7 @@ from hindcast.recovery.delete_late_and_dead_rows import (
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence, FencedTable
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 TABLES = [ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS]
 SHARD = "v1.g0.s0"

@@ -27,7 +27,7 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
 from hindcast.tables.ledger import Ledger
 from hindcast.tables.ledger_history import History
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 #: Hours for which Delta keeps a file that was replaced.
 WEEK = 7 * 24

@@ -27,7 +27,7 @@ from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence
 from hindcast.tables.ledger import Ledger
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 
 def test_the_sink_is_what_it_was_and_nothing_else_stays(paused: Paused) -> None:

@@ -11,7 +11,7 @@ from hindcast.recovery import rewind_events
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventLog
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 RECORD = {
     "pipeline": "bar",

@@ -25,7 +25,7 @@ from hindcast.shards.pipeline_row import DesiredState
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow, Undone
 from hindcast.tables.ledger_history import History
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import MemoryStore
 
 RECORD = {"id": "one", "to": "the beginning", "by": "me", "reason": ""}

@@ -18,7 +18,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.run_states import RunKind, RunState
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 
 @pipeline(

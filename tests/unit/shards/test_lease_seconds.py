@@ -20,7 +20,7 @@ from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.fleet_slots import LEASE_SECONDS
 from hindcast.stream.worker import Worker
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 MakeFor = Callable[..., LeaseCoordinator]

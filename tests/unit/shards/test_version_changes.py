@@ -48,7 +48,7 @@ from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock, MemoryStore, Outcome
 from hindcast.versions.start import seam_of
 

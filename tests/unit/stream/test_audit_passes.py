@@ -16,7 +16,7 @@ from hindcast.stream.audit_passes import AuditPasses
 from hindcast.stream.running_shard import RunningShard
 from hindcast.stream.shard_events import ShardEvents
 from hindcast.tables.event_log import EventLog
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 

@@ -12,7 +12,7 @@ from hindcast.errors import LeaseLostError, OffsetsLostError
 from hindcast.installation import Installation
 from hindcast.shards.shard_row import REFUSED, ShardDetail
 from hindcast.stream.shard_topics import ShardTopics
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 

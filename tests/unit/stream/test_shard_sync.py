@@ -13,7 +13,7 @@ from hindcast.installation import Installation
 from hindcast.leases.lease import LeaseKey
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.shard_row import REFUSED
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 

@@ -20,7 +20,7 @@ from hindcast.spark import session
 from hindcast.stream import main_loop, worker_threads
 from hindcast.stream.audit_passes import AuditPasses
 from hindcast.stream.worker import Worker
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
 #: Waits of the main thread, each a tick at most, after which a worker counts as one that goes on.

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from hindcast.clock import SystemClock
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, StatusType
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.leases.store import swap
 from hindcast.tables.control_tables import ControlTables
 from hindcast.errors import StoreUnavailableError

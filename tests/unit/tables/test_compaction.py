@@ -30,7 +30,8 @@ from hindcast.settings import Settings
 from hindcast.tables import compaction, schema
 from hindcast.tables import control_tables as tables_module
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, LEASES_CHECKPOINT_EVERY, ControlTable
+from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, LEASES_CHECKPOINT_EVERY
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock
 
 

@@ -14,12 +14,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.table import TableAlterer
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from hindcast.clock import utc_from_ms
 from hindcast.delta import commit
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables import control_tables as tables_module
-from hindcast.tables.control_tables import ControlTables, arrow_dataset, refuse_empty_commits, utc_from_ms
-from hindcast.tables.schema import LATER, SCHEMA_VERSION, SCHEMAS, ControlTable, configuration
+from hindcast.tables.control_tables import ControlTables, arrow_dataset, refuse_empty_commits
+from hindcast.tables.schema import LATER, SCHEMAS, configuration
+from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 from hindcast.testing import FakeClock
 
 

@@ -12,6 +12,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from support.opened_tables import record_opened_tables
 from support.shard_harness import CrashError, crash_at
 
+from hindcast.clock import utc_from_ms
 from hindcast.delta import commit
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import DataFile
@@ -25,7 +26,6 @@ from hindcast.errors import (
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file
 from hindcast.tables import fenced_sink
-from hindcast.tables.control_tables import utc_from_ms
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, Upsert
 from hindcast.tables.ledger import LedgerRow
 

@@ -12,7 +12,7 @@ from hindcast.recovery.rewind_point import reset_row
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow, Undone
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hindcast.tables import retention
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.retention import HINDCAST_DAYS
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 NOW = datetime.now(UTC)
 

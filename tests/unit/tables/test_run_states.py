@@ -29,7 +29,7 @@ from hindcast.replay.run_table import Runs, newest_by_run
 from hindcast.settings import Settings, project_root
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.run_states import BadEnd, RunState, close_run
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 WRONG = BadRangeError(range="all", problem="it is reversed", cure="Give it the right way round.")
 BEHIND = RangeNotYetConsumedError(pipeline="stock_stats", problem="partition 0 is at 12")

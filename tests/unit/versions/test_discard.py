@@ -26,7 +26,7 @@ from hindcast.shards import resharding
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock
 from hindcast.versions import discard as discard_module
 from hindcast.versions.discard import BATCH_SECONDS, POLL_SECONDS, discard

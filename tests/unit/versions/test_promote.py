@@ -27,7 +27,7 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock
 from hindcast.versions import promote as promote_module
 from hindcast.versions.discard import discard

@@ -28,7 +28,8 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.schema import LATER, SCHEMAS, ControlTable
+from hindcast.tables.schema import LATER, SCHEMAS
+from hindcast.tables.table_names import ControlTable
 from hindcast.versions.promote import promote
 
 #: What the refusal says if version 1 has closed more windows than version 2.

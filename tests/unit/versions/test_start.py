@@ -40,7 +40,7 @@ from hindcast.spark import query_signature
 from hindcast.spark.query_signature import QuerySignature
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 from hindcast.testing import MemoryStore
 from hindcast.versions import start as start_module
 from hindcast.versions.start import began_at, query_columns, start_offsets, start_version, stored_columns

@@ -17,7 +17,7 @@ from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import PipelineRow
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.tables.control_tables import Condition
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 SHOWN_EVENTS = 15
 SHOWN_VERDICTS = 10

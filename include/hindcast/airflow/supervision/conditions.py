@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hindcast.airflow.supervision.restart_backoff import RestartBackoff
 from hindcast.clock import Clock
@@ -20,9 +20,11 @@ from hindcast.settings import Settings
 from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import DesiredState, PipelineRow
 from hindcast.shards.shard_row import ShardDetail
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
+
+if TYPE_CHECKING:
+    from hindcast.tables.control_tables import ControlTables
 
 #: Events by which a worker says that a shard's query has failed.
 FAILURES = frozenset({EventKind.QUERY_FAILED, EventKind.OFFSETS_LOST, EventKind.SHARD_REFUSED})

@@ -34,12 +34,13 @@ from hindcast.leases.lease import Lease
 from hindcast.processes.background_services import Service, Services, launch_worker
 from hindcast.settings import Settings
 from hindcast.shards.desired_state import DesiredStates
-from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from hindcast.tables.control_tables import ControlTables
 
 #: A launched worker without a slot counts as starting for this long, and for one lease more: it may have to
 #: wait for a dead owner's slot.

@@ -35,7 +35,7 @@ from hindcast.shards.version_changes import Versions
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog
 from hindcast.tables.run_states import BadEnd, close_run
-from hindcast.tables.schema import ControlTable
+from hindcast.tables.table_names import ControlTable
 
 with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries call deprecated
     warnings.simplefilter("ignore")
