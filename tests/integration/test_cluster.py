@@ -99,7 +99,7 @@ def live(cluster: Cluster, cluster_settings: Settings) -> Iterator[Live]:
             program.kill()
 
 
-@pytest.mark.drawn(2)  # each takes most of a minute
+@pytest.mark.drawn(1)  # each takes most of a minute, and the first as long again to start the cluster
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_lives_on_a_cluster(live: Live, cluster_settings: Settings, example: str) -> None:
     """It is rehearsed, streamed, its state made anew in the middle, and judged, with every row accounted for.
