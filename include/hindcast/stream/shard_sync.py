@@ -25,6 +25,7 @@ from hindcast.stream.query_backoff import QueryBackoff
 from hindcast.stream.query_errors import is_refusal
 from hindcast.stream.running_shard import RunningShard
 from hindcast.stream.shard_events import ShardEvents
+from hindcast.stream.shard_runner import ShardRunner
 from hindcast.stream.shard_starter import ShardStarter
 from hindcast.stream.shard_topics import ShardTopics
 from hindcast.stream.start_pace import StartPace
@@ -126,15 +127,19 @@ class ShardSync:
         :param superseded: only end it: seal it, file its late and poison rows, and start no query
         """
         takeover = self._starter.prepare(lease, shadow=shadow)
+        runner: ShardRunner | None = None
         try:
             if superseded:
                 runner = takeover.seal()
             else:
                 runner = self._starter.start(takeover, lease, _why_rebuild(lease, request))
+            # After the start, for the shard stands still until then.
+            audit = self._starter.audit_of(lease, takeover.app)
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
+            if runner is not None:
+                runner.stop()
             self._failures.give_back(lease, error)
             return
-        audit = self._starter.audit_of(lease, takeover.app)
         running = RunningShard(runner, audit, shadow=shadow, rebuilt=request, draining=superseded)
         self._running[lease.key] = running
         self._events.taken(lease, superseded=superseded)

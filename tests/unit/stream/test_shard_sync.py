@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from support.shard_stand_ins import FailingAudit, SlowAudit
 
-from hindcast.errors import CheckpointRefusedError, OffsetGapError, StoreUnavailableError
+from hindcast.errors import CheckpointRefusedError, OffsetGapError, SchemaVersionError, StoreUnavailableError
 from hindcast.installation import Installation
 from hindcast.leases.lease import LeaseKey
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.shard_row import REFUSED
+from hindcast.stream import shard_starter
 from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock, MemoryStore
 
@@ -80,6 +81,42 @@ def test_a_superseded_shard_ends_once_all_is_filed_and_not_before(
     shard.sync.audit.run()
     assert (ends, shard.sync.any) == ([(3, True)], False)
     assert shard.query.stops
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "marked"),
+    [
+        (StoreUnavailableError(table="t", action="opened", reason="away"), "query_failed", False),
+        (SchemaVersionError(table="t", found="a", supported="b", cure="Move it."), "shard_refused", True),
+    ],
+    ids=["the store is away", "the table has other columns"],
+)
+def test_a_shard_whose_rows_could_not_be_filed_is_given_back(
+    shard_factory: Callable[..., Any],
+    installation: Installation,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    kind: str,
+    marked: bool,
+) -> None:
+    """Its query runs already when the tables for its late and poison rows cannot be opened. It ends, and the
+    worker goes on.
+    """
+    shard = shard_factory(FailingAudit())
+
+    def away(*_: object) -> FailingAudit:
+        raise error
+
+    monkeypatch.setattr(shard_starter, "Audit", away)
+    shard.start()
+    assert (shard.query.stops, shard.sync.any) == (1, False)
+    rows = installation.tables.rows(ControlTable.EVENTS)
+    assert [row["kind"] for row in rows] == [kind]
+    assert shard.backoff.over(shard.lease.key, clock.monotonic()) is marked, "it is tried again after a while"
+    assert not shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
+    lease = shard.coordinator.renew().leases[shard.lease.key]
+    assert bool(lease.detail.get(REFUSED)) is marked
 
 
 @pytest.mark.parametrize(
