@@ -35,15 +35,15 @@ class CpuShare:
 
 
 class CpuMeter:
-    """Deals the process's CPU to the shards' accounts. Safe for threads."""
+    """Deals the process's CPU to the shards. Safe for threads."""
 
     def __init__(self, clock: Clock, read: Callable[[], float] | None = None) -> None:
         """:param read: CPU of the process since it began, in seconds; by default :func:`cpu_seconds`"""
         self._clock = clock
         self._read = read or cpu_seconds
-        self._accounts: list[CpuShare] = []
+        self._shares: list[CpuShare] = []
         now = clock.monotonic()
-        self._passed_at = now  # up to here the accounts have their share of the time
+        self._passed_at = now  # up to here the time is dealt
         self._read_at = now
         self._read_cpu = 0.0
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class CpuMeter:
     def opened(self) -> CpuShare:
         """A shard's query starts."""
         with self._lock:
-            if self._accounts:
+            if self._shares:
                 self._pass_time()
                 self._deal()
             else:
@@ -59,63 +59,63 @@ class CpuMeter:
                 self._passed_at = now
                 self._read_at = now
                 self._read_cpu = self._read()
-            account = CpuShare()
-            self._accounts.append(account)
-            return account
+            share = CpuShare()
+            self._shares.append(share)
+            return share
 
-    def closed(self, account: CpuShare) -> None:
+    def closed(self, share: CpuShare) -> None:
         """Its query has stopped; the others get with the next reading what it has not taken."""
         with self._lock:
-            if account not in self._accounts:
+            if share not in self._shares:
                 return
             self._pass_time()
             self._deal()
-            self._accounts.remove(account)
-            for other in self._accounts:
-                other.cpu_seconds += account.cpu_seconds / len(self._accounts)
-            account.cpu_seconds = 0.0
+            self._shares.remove(share)
+            for other in self._shares:
+                other.cpu_seconds += share.cpu_seconds / len(self._shares)
+            share.cpu_seconds = 0.0
 
-    def began(self, account: CpuShare) -> None:
+    def began(self, share: CpuShare) -> None:
         """A batch of it begins."""
         with self._lock:
             self._pass_time()
-            account.running = True
+            share.running = True
 
-    def ended(self, account: CpuShare) -> None:
+    def ended(self, share: CpuShare) -> None:
         """Its batch has ended, well or not."""
         with self._lock:
             self._pass_time()
-            account.running = False
+            share.running = False
 
-    def taken(self, account: CpuShare) -> float:
+    def taken(self, share: CpuShare) -> float:
         """What the shard's batches have cost since the last call, in seconds."""
         with self._lock:
             self._pass_time()
             if self._clock.monotonic() - self._read_at >= READING_SECONDS:
                 self._deal()
-            cost = account.cpu_seconds
-            account.cpu_seconds = 0.0
+            cost = share.cpu_seconds
+            share.cpu_seconds = 0.0
             return cost
 
     def _pass_time(self) -> None:
         """Give the time since the last call to those that ran in it."""
         now = self._clock.monotonic()
-        running = [account for account in self._accounts if account.running]
-        among = running or self._accounts
-        for account in among:
-            account.share_seconds += (now - self._passed_at) / len(among)
+        running = [share for share in self._shares if share.running]
+        among = running or self._shares
+        for share in among:
+            share.share_seconds += (now - self._passed_at) / len(among)
         self._passed_at = now
 
     def _deal(self) -> None:
         """Read the CPU and deal what was used since the last reading."""
         total = self._read()
-        shares = sum(account.share_seconds for account in self._accounts)
+        seconds = sum(share.share_seconds for share in self._shares)
         used = total - self._read_cpu
-        if used <= 0 or shares <= 0:
+        if used <= 0 or seconds <= 0:
             return  # a process ended during the reading, or no time has passed: the next reading has it
-        for account in self._accounts:
-            account.cpu_seconds += used * account.share_seconds / shares
-            account.share_seconds = 0.0
+        for share in self._shares:
+            share.cpu_seconds += used * share.share_seconds / seconds
+            share.share_seconds = 0.0
         self._read_cpu = total
         self._read_at = self._clock.monotonic()
 

@@ -19,14 +19,14 @@ from hindcast.verdict.compare import Cause, Difference, Kind
 
 #: What the replay calls such a record, the table in which the audit files it, and the kind of a difference
 #: between the two.
-ACCOUNTS = (
+SIDE_TABLES = (
     ("late", ControlTable.LATE_ROWS, Kind.LATE_ROWS_TABLE),
     ("poison", ControlTable.DEAD_LETTERS, Kind.DEAD_LETTERS_TABLE),
 )
 PLACE = ["partition", "offset"]
 
 
-def check_accounts(
+def check_side_rows(
     installation: Installation,
     pipeline: str,
     version: int,
@@ -46,7 +46,7 @@ def check_accounts(
     of_pipeline = (pc.field("pipeline") == pipeline) & (pc.field("version") == version)
     count = 0
     differences: list[Difference] = []
-    for kind, table, difference in ACCOUNTS:
+    for kind, table, difference in SIDE_TABLES:
         of_kind = (pc.field("kind") == kind) & pc.field("inside")
         found = of_replay.to_table(columns=PLACE, filter=of_kind).to_pandas()
         of_table = arrow_dataset(installation.tables.open(table))

@@ -33,7 +33,7 @@ from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.table_names import ControlTable
-from hindcast.verdict.check_side_rows import check_accounts
+from hindcast.verdict.check_side_rows import check_side_rows
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
 from hindcast.verdict.expectations import check_types, columns_of, validate
 
@@ -112,10 +112,10 @@ def judge(
             session(), settings, pipeline, run_id, case.plan.start, case.plan.end, case.plan.seams, batches
         )
     columns, comparison = _compare(session(), settings, pipeline, case)
-    wrong_accounts, accounts = check_accounts(
+    wrong_side_rows, side_rows = check_side_rows(
         installation, pipeline.name, case.version, run_id, case.plan.start, case.plan.end, SAMPLES
     )
-    unexplained = comparison.unexplained + wrong_accounts + len(columns)
+    unexplained = comparison.unexplained + wrong_side_rows + len(columns)
     _log.info(
         "Compared the stream with the hindcast.",
         run_id=run_id,
@@ -138,7 +138,7 @@ def judge(
         "change": change,
         "number": _next_number(tables, pipeline.name, case.version),
     }
-    differences = [*columns, *accounts, *comparison.samples]
+    differences = [*columns, *side_rows, *comparison.samples]
     samples = [_difference_row(pipeline, row, difference) for difference in differences[:SAMPLES]]
     tables.append(ControlTable.DIFFERENCES, samples)
     tables.append(ControlTable.VERDICTS, [row])
