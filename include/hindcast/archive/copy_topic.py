@@ -3,17 +3,17 @@
 The copy advances in steps of a bounded number of offsets. A crash between any two numbers leaves either
 nothing of a step or all of it:
 
-1. Decide the next step, [start, end) of each partition, from the archive's newest account and the topic's
+1. Decide the next step, [start, end) of each partition, from the archive's newest manifest and the topic's
    offsets. It starts where the archive ends, so steps form a chain.
 2. Write the step's records as data files into the archive's folder. No commit names them yet, so no reader
    sees them.
-3. On one handle of the table, check that the account is still the one of 1. If it is not, another archiver
+3. On one handle of the table, check that the manifest is still the one of 1. If it is not, another archiver
    was faster: its step stands, this one is forgotten, and the next one is decided again.
-4. Commit the files and the new account atomically, on that very version of the table.
+4. Commit the files and the new manifest atomically, on that very version of the table.
 5. Take the next step, until the archive ends where the topic ended when the copy began.
 
 Offsets that the topic drops before they are archived are lost for good. The copy never passes over them by
-itself: it stops and names them. It continues if a person accepts the gap, and the account then remembers the
+itself: it stops and names them. It continues if a person accepts the gap, and the manifest then remembers the
 gap.
 """
 
@@ -117,26 +117,26 @@ class _Copy:
     def run(self, accept_gap: str, step_offsets: int) -> dict[str, Any]:
         while True:
             reach("archive.1")  # 1. what comes next?
-            account = self._table.account()
-            self._check_topic(account)
+            manifest = self._table.manifest()
+            self._check_topic(manifest)
             earliest = self._earliest()
-            lost = account.lost(earliest)
+            lost = manifest.lost(earliest)
             if lost:
-                self._accept(account, lost, accept_gap)
+                self._accept(manifest, lost, accept_gap)
                 continue
-            start = account.starts(earliest)
+            start = manifest.starts(earliest)
             target = {partition: max(offset, start[partition]) for partition, offset in self._end.items()}
-            if account.number and start == target:
-                return self._report(account)
-            self._step(account, start, next_step(start, target, step_offsets), target)
+            if manifest.number and start == target:
+                return self._report(manifest)
+            self._step(manifest, start, next_step(start, target, step_offsets), target)
 
     def _earliest(self) -> Offsets:
         """The topic's first offsets, without partitions that were added after this run began."""
         earliest = self._offsets.earliest(self._topic)
         return {partition: offset for partition, offset in earliest.items() if partition in self._end}
 
-    def _report(self, account: Manifest) -> dict[str, Any]:
-        whole = account.as_row()
+    def _report(self, manifest: Manifest) -> dict[str, Any]:
+        whole = manifest.as_row()
         return {
             "topic": self._topic,
             "rows": self._rows,
@@ -147,18 +147,18 @@ class _Copy:
             "gaps": whole["gaps"],
         }
 
-    def _step(self, account: Manifest, start: Offsets, end: Offsets, target: Mapping[int, int]) -> None:
+    def _step(self, manifest: Manifest, start: Offsets, end: Offsets, target: Mapping[int, int]) -> None:
         reach("archive.2")  # 2. files that no reader sees yet
         try:
-            files = self._write(account, start, end)
+            files = self._write(manifest, start, end)
         except HindcastError:
             raise
         except Exception as error:
-            reason = self._why_it_failed(account, error)
+            reason = self._why_it_failed(manifest, error)
             raise ArchiveFailedError(action="Archiving", topic=self._topic, reason=reason) from error
         rows = sum(file.rows for file in files)
         size = sum(file.size for file in files)
-        after = account.with_step(
+        after = manifest.with_step(
             uuid.uuid4().hex,
             start,
             end,
@@ -167,7 +167,7 @@ class _Copy:
             newest_at=max((_newest_at(file) for file in files), default=""),
             topic_id=self._topic_id,
         )
-        if not self._table.commit(account, after, files):  # 3. and 4.
+        if not self._table.commit(manifest, after, files):  # 3. and 4.
             self._outrun += 1
             _log.info("Another archiver was faster; deciding again.", topic=self._topic, start=start)
             return
@@ -178,29 +178,29 @@ class _Copy:
         _log.info("Archived a step.", topic=self._topic, rows=rows, bytes=size, end=end, offsets_left=left)
         reach("archive.5")  # 5. the next step
 
-    def _write(self, account: Manifest, start: Offsets, end: Offsets) -> list[DataFile]:
+    def _write(self, manifest: Manifest, start: Offsets, end: Offsets) -> list[DataFile]:
         begin = {partition: offset for partition, offset in start.items() if offset < end[partition]}
         if not begin:
             return []
         records = kafka_range(self._spark, self._settings, self._topic, begin, end, headers=True)
-        prefix = f"c{account.number + 1}"
+        prefix = f"c{manifest.number + 1}"
         return write_files(
             _columns(records), self._table.url, self._table.storage_options, prefix, bounded=BOUNDED
         )
 
-    def _why_it_failed(self, account: Manifest, error: Exception) -> str:
-        gone = account.lost(self._offsets.earliest(self._topic))
+    def _why_it_failed(self, manifest: Manifest, error: Exception) -> str:
+        gone = manifest.lost(self._offsets.earliest(self._topic))
         if gone:
             return f"the topic dropped offsets {_named(gone)} meanwhile"
         return innermost(error)
 
-    def _check_topic(self, account: Manifest) -> None:
+    def _check_topic(self, manifest: Manifest) -> None:
         """:raises ArchiveRefusedError: if the archive is of another topic of the same name"""
         latest = self._offsets.latest(self._topic)
         what = ""
-        if account.topic_id and self._topic_id and account.topic_id != self._topic_id:
-            what = f"Kafka's id of the topic is {self._topic_id}, and the archive is of {account.topic_id}"
-        for partition, archived in account.ends.items():
+        if manifest.topic_id and self._topic_id and manifest.topic_id != self._topic_id:
+            what = f"Kafka's id of the topic is {self._topic_id}, and the archive is of {manifest.topic_id}"
+        for partition, archived in manifest.ends.items():
             held = latest.get(partition, 0)
             if held < archived:
                 what = f"partition {partition} ends at {held}, and its archive at {archived}"
@@ -216,7 +216,7 @@ class _Copy:
             ),
         )
 
-    def _accept(self, account: Manifest, lost: Sequence[Gap], reason: str) -> None:
+    def _accept(self, manifest: Manifest, lost: Sequence[Gap], reason: str) -> None:
         """Continue behind the gaps.
 
         :raises ArchiveRefusedError: if no reason was given
@@ -240,7 +240,7 @@ class _Copy:
             ),
             topic=self._topic,
         )
-        self._table.commit(account, account.with_gaps(uuid.uuid4().hex, gaps), [])
+        self._table.commit(manifest, manifest.with_gaps(uuid.uuid4().hex, gaps), [])
 
 
 def _columns(records: DataFrame) -> DataFrame:

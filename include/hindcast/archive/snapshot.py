@@ -26,17 +26,17 @@ from hindcast.tables.archive_schema import archived_topics
 class ArchiveSnapshot:
     """One version of an archive, by the topic's own partitions."""
 
-    account: Manifest
+    manifest: Manifest
     table: DeltaTable
     storage_options: dict[str, str]
 
     @property
     def ranges(self) -> Mapping[int, Ranges]:
-        return self.account.ranges
+        return self.manifest.ranges
 
     def is_of(self, topic_id: str) -> bool:
         """Whether it can be of the topic with this id of Kafka's: not if both ids are known and differ."""
-        return not topic_id or self.account.topic_id in ("", topic_id)
+        return not topic_id or self.manifest.topic_id in ("", topic_id)
 
     def at_time(self, at: datetime, below: Mapping[int, int]) -> Offsets:
         """By partition, the first archived offset before ``below`` whose broker timestamp is ``at`` or later.
@@ -101,13 +101,13 @@ def read_snapshot(settings: Settings, topic: str) -> ArchiveSnapshot | None:
         opened = table.open()
     except UnknownArchiveError:
         return None
-    account = table.account_of(opened)
+    manifest = table.manifest_of(opened)
     rows = sum(pa.table(opened.get_add_actions())["num_records"].to_pylist())
-    if rows != account.rows:
-        raise ArchiveDamagedError(topic=topic, found=rows, known=account.rows, table=table.url)
-    return ArchiveSnapshot(account, opened, settings.storage_options)
+    if rows != manifest.rows:
+        raise ArchiveDamagedError(topic=topic, found=rows, known=manifest.rows, table=table.url)
+    return ArchiveSnapshot(manifest, opened, settings.storage_options)
 
 
 def listing(settings: Settings) -> list[dict[str, Any]]:
     """One row for each archive, as :meth:`~hindcast.archive.manifest.Manifest.as_row` gives it."""
-    return [ArchiveTable(settings, topic).account().as_row() for topic in archived_topics(settings)]
+    return [ArchiveTable(settings, topic).manifest().as_row() for topic in archived_topics(settings)]

@@ -3,7 +3,7 @@
 Each commit carries the :class:`~hindcast.archive.manifest.Manifest` of the whole archive in its metadata, so
 that the newest one says all. A commit lands on the very version of the table that it was decided on, or not
 at all. It takes the next number of the table's application transaction (see
-:mod:`hindcast.tables.fenced_sink`): of two archivers that read the same account one writes, and the other
+:mod:`hindcast.tables.fenced_sink`): of two archivers that read the same manifest one writes, and the other
 reads again.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from hindcast.archive.manifest import Manifest
 from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, until_it_lands
 from hindcast.delta.files import DataFile
-from hindcast.delta.open_table import create_table
+from hindcast.delta.open_table import create_table, find_table
 from hindcast.errors import ArchiveRefusedError, StoreUnavailableError, UnknownArchiveError
 from hindcast.pipeline import check_topic
 from hindcast.processes.crash_points import reach
@@ -55,38 +55,36 @@ class ArchiveTable:
         :raises UnknownArchiveError: if there is none
         :raises StoreUnavailableError: if the store does not answer
         """
-        try:
-            refuse_empty_commits(self.url)
-            return DeltaTable(self.url, storage_options=self.storage_options or None)
-        except TableNotFoundError as error:
-            raise UnknownArchiveError(topic=self.topic) from error
-        except (DeltaError, OSError) as error:
-            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+        refuse_empty_commits(self.url)
+        table = find_table(self.url, self.storage_options)
+        if table is None:
+            raise UnknownArchiveError(topic=self.topic)
+        return table
 
-    def account(self) -> Manifest:
+    def manifest(self) -> Manifest:
         """What the archive holds now.
 
         :raises UnknownArchiveError: if there is none
         :raises ArchiveRefusedError: if the table's log has lost the answer
         """
-        return self.account_of(self.open())
+        return self.manifest_of(self.open())
 
-    def account_of(self, table: DeltaTable) -> Manifest:
+    def manifest_of(self, table: DeltaTable) -> Manifest:
         """What the archive held in the version of this handle."""
         recorded = table.transaction_version(APP)
         if recorded is None:
             return Manifest(topic=self.topic)
-        account = self._newest_account(table.version())
-        if account is not None and account.number == recorded:
-            return account
+        manifest = self._newest_manifest(table.version())
+        if manifest is not None and manifest.number == recorded:
+            return manifest
         lost = f"commit {recorded} of {self.url} is no longer in the table's log"
         problem = f"{lost}, so where the archive ends is not known"
         raise ArchiveRefusedError(
             topic=self.topic, problem=problem, cure="Restore the files of its _delta_log."
         )
 
-    def _newest_account(self, version: int) -> Manifest | None:
-        """The account of the newest commit up to this version that has one."""
+    def _newest_manifest(self, version: int) -> Manifest | None:
+        """The manifest of the newest commit up to this version that has one."""
         other_handle = self.open()  # a commit may be about to land on the caller's
         for entry in commits_down(other_handle, version):
             if METADATA_KEY in entry:
@@ -94,12 +92,12 @@ class ArchiveTable:
         return None
 
     def commit(self, before: Manifest, after: Manifest, files: Sequence[DataFile]) -> bool:
-        """Write the files and the account ``after`` in one commit; return whether they are written.
+        """Write the files and the manifest ``after`` in one commit; return whether they are written.
 
         They are not written if another archiver has committed since ``before`` was read. A compaction of the
         table does not count as such a commit.
 
-        :raises StoreUnavailableError: if the store does not answer; the next reading of the account then
+        :raises StoreUnavailableError: if the store does not answer; the next reading of the manifest then
             shows whether they are written
         """
         return until_it_lands(
@@ -109,12 +107,12 @@ class ArchiveTable:
     def _commit_once(self, before: Manifest, after: Manifest, files: Sequence[DataFile]) -> bool:
         reach("archive.3")  # 3. on one handle: does the archive still end where this step begins?
         table = self.open()
-        now = self.account_of(table)
+        now = self.manifest_of(table)
         if now.step == after.step:
             return True  # this commit's own earlier attempt, whose outcome was unknown
         if now.number != before.number:
             return False
-        reach("archive.4")  # 4. commit files and account on that handle, or not at all
+        reach("archive.4")  # 4. commit files and manifest on that handle, or not at all
         properties = CommitProperties(
             custom_metadata={METADATA_KEY: after.as_metadata()},
             max_commit_retries=0,

@@ -48,8 +48,8 @@ def verify(
     """
     settings = installation.settings
     with TopicOffsets(settings) as offsets:
-        account = ArchiveTable(settings, topic).account()
-        start, end = _common(account, offsets.earliest(topic))
+        manifest = ArchiveTable(settings, topic).manifest()
+        start, end = _common(manifest, offsets.earliest(topic))
         found: dict[str, Any] = {"compared": 0, "differences": 0, "samples": []}
         reached = start
         while reached != end:
@@ -103,13 +103,13 @@ def differs_cure(settings: Settings, topic: str) -> str:
     )
 
 
-def _common(account: Manifest, earliest: Offsets) -> tuple[Offsets, Offsets]:
+def _common(manifest: Manifest, earliest: Offsets) -> tuple[Offsets, Offsets]:
     """[start, end) of each partition that both hold. A gap of the archive lies before what the topic still
     holds, so that only the archive's last range counts.
     """
     starts: Offsets = {}
     ends: Offsets = {}
-    for partition, ranges in account.ranges.items():
+    for partition, ranges in manifest.ranges.items():
         if partition not in earliest:
             continue
         first, end = ranges[-1]

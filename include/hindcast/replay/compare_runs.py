@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
+from hindcast.delta.open_table import find_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
@@ -81,6 +80,7 @@ def compare_runs(installation: Installation, pipeline: Pipeline, first: str, sec
 
     :raises UnknownRunError: if one of them has not succeeded
     :raises BadInputError: if they are of other pipelines or ranges, or the answer of one was deleted
+    :raises StoreUnavailableError: if the store does not answer
     """
     runs = Runs(installation.tables)
     first_row = runs.succeeded(first)
@@ -104,11 +104,10 @@ def compare_runs(installation: Installation, pipeline: Pipeline, first: str, sec
 
 
 def _answer(row: Mapping[str, Any], storage_options: dict[str, str]) -> list[_Row]:
-    try:
-        table = DeltaTable(row["hindcast_url"], storage_options=storage_options or None)
-    except TableNotFoundError as error:
+    table = find_table(row["hindcast_url"], storage_options)
+    if table is None:
         problem = f"The answer of {row['run_id']} was deleted"
-        raise BadInputError(problem=problem, cure=f"Replay it again: --run-id {row['run_id']}.") from error
+        raise BadInputError(problem=problem, cure=f"Replay it again: --run-id {row['run_id']}.")
     dataset = arrow_dataset(table)
     columns = [name for name in dataset.schema.names if name != ANSWER]
     in_hindsight = pc.field(ANSWER) == Answer.HINDSIGHT.value

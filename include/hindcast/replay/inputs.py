@@ -14,11 +14,11 @@ from functools import partial
 import pandas as pd
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast.archive.snapshot import ArchiveSnapshot, read_snapshot
 from hindcast.delta.commit import METADATA_KEY, newest_commits
-from hindcast.errors import RangeNotYetConsumedError, StoreUnavailableError
+from hindcast.delta.open_table import find_table
+from hindcast.errors import RangeNotYetConsumedError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.partitions import Offsets, app_id
@@ -152,15 +152,13 @@ def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:
     """The pipeline's sink at its newest version.
 
     :raises RangeNotYetConsumedError: if it does not exist yet
+    :raises StoreUnavailableError: if the store does not answer
     """
     url = settings.table("sinks", pipeline.sink.name)
-    try:
-        return DeltaTable(url, storage_options=settings.storage_options or None)
-    except TableNotFoundError as error:
-        problem = f"there is no table {url} yet"
-        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem) from error
-    except (DeltaError, OSError) as error:
-        raise StoreUnavailableError(table=url, action="opened", reason=error) from error
+    table = find_table(url, settings.storage_options)
+    if table is None:
+        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"there is no table {url} yet")
+    return table
 
 
 def _sink_if_any(settings: Settings, pipeline: Pipeline) -> DeltaTable | None:

@@ -15,6 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from hindcast.delta.open_table import open_table
 from hindcast.errors import HindcastError, ReplayFailedError, innermost
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
@@ -44,10 +45,9 @@ def keep_online(
     :raises ReplayFailedError: if the records cannot be read, or Spark failed
     """
     url = answers_url(settings, pipeline.name, run_id)
-    options = settings.storage_options or None
     try:
         while True:
-            table = DeltaTable(url, storage_options=options)
+            table = open_table(url, settings.storage_options)
             if _has_online(table):
                 return
             with recorded_batches(spark, settings, pipeline, start, end, rows, seams) as recorded:

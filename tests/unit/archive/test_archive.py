@@ -86,7 +86,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> FakeTopic:
     """The topic that the copies of this test read, without Spark."""
     fake = FakeTopic({0: 0, 1: 0}, {0: 10, 1: 7})
 
-    def write(copy: Any, account: Manifest, start: dict[int, int], end: dict[int, int]) -> list[DataFile]:
+    def write(copy: Any, manifest: Manifest, start: dict[int, int], end: dict[int, int]) -> list[DataFile]:
         files = []
         for partition, offset in start.items():
             rows = [row(*place) for place in fake.rows({partition: offset}, end)]
@@ -193,25 +193,25 @@ def test_of_two_archivers_at_once_one_writes_each_step(settings: Settings, topic
 
 
 def test_a_commit_whose_answer_was_lost_is_known_again(settings: Settings, topic: FakeTopic) -> None:
-    """The same step again writes nothing and counts as written; another one from the same account is
+    """The same step again writes nothing and counts as written; another one from the same manifest is
     refused.
     """
     archive(settings)
     table = ArchiveTable(settings, "t")
-    before = table.account()
+    before = table.manifest()
     after = before.with_step("mine", before.ends, {0: 12, 1: 7}, rows=0, size=0, newest_at="")
     assert table.commit(before, after, [])
     assert table.commit(before, after, [])
     assert not table.commit(
         before, before.with_step("theirs", before.ends, {0: 13, 1: 7}, rows=0, size=0, newest_at=""), []
     )
-    assert table.account() == after
+    assert table.manifest() == after
 
 
 def test_offsets_that_were_lost_are_passed_over_only_with_a_reason(
     settings: Settings, topic: FakeTopic
 ) -> None:
-    """The refusal names them and the cure, and is an event; the accepted gap is in the account and among the
+    """The refusal names them and the cure, and is an event; the accepted gap is in the manifest and among the
     events.
     """
     archive(settings)
@@ -275,7 +275,7 @@ def test_bad_names_and_reasons_are_refused(settings: Settings, topic: FakeTopic)
 
 
 def test_an_archive_whose_log_was_cut_off_is_refused(settings: Settings, topic: FakeTopic) -> None:
-    """Without its newest account nobody knows where it ends: it is not begun again on top."""
+    """Without its newest manifest nobody knows where it ends: it is not begun again on top."""
     archive(settings)
     DeltaTable(archive_url(settings, "t")).create_checkpoint()
     log = Path(archive_url(settings, "t")) / "_delta_log"
@@ -302,7 +302,7 @@ def test_a_moment_has_an_offset_in_the_archive(settings: Settings, topic: FakeTo
 
 
 def test_an_archive_that_lost_records_serves_no_replay(settings: Settings, topic: FakeTopic) -> None:
-    """What the account promises and the table does not hold would be missing from a replay in silence."""
+    """What the manifest promises and the table does not hold would be missing from a replay in silence."""
     archive(settings)
     DeltaTable(archive_url(settings, "t")).delete("partition = 1")
     with pytest.raises(ArchiveDamagedError, match="holds 6 records, its commits wrote 10"):
@@ -319,7 +319,7 @@ def test_timestamps_out_of_order_do_not_hide_a_record(settings: Settings) -> Non
         for part in seconds
     ]
     files = [_write_file(part, table.url, {}, "c", BOUNDED) for part in rows]
-    start = table.account()
+    start = table.manifest()
     table.commit(start, start.with_step("a", {0: 0}, {0: 6}, rows=6, size=1, newest_at=""), files)
     held = read_snapshot(settings, "t")
     assert held is not None
@@ -343,18 +343,18 @@ def test_a_time_that_no_calendar_has_hides_no_record() -> None:
 def test_upkeep_keeps_an_archive_exact_and_in_order(
     settings_factory: Callable[..., Settings], tmp_path: Path, topic: FakeTopic
 ) -> None:
-    """Small files are joined by partition in the order of offsets, beside a copy; the account and the lookups
+    """Small files are joined by partition in the order of offsets, beside a copy; the manifest and the lookups
     stay as they were.
     """
     settings = settings_factory(pipelines_dir=tmp_path)
     topic.latest_ = {0: 60, 1: 40}
     archive(settings, step_offsets=9)
-    account = ArchiveTable(settings, "t").account()
+    manifest = ArchiveTable(settings, "t").manifest()
     (done,) = [row for row in maintain_all(settings) if row["table"] == "archive/t"]
     assert (done["files_after"], done["skipped"]) == (2, "")
     assert done["files_before"] > 10
     assert places(settings) == topic.held()
-    assert ArchiveTable(settings, "t").account() == account
+    assert ArchiveTable(settings, "t").manifest() == manifest
     held = read_snapshot(settings, "t")
     assert held is not None
     assert held.at_time(at(30), {0: 60, 1: 40}) == {0: 31, 1: 31}

@@ -1,4 +1,4 @@
-"""What an archive holds and what a replay may take from it: the arithmetic of ranges, and the account of a
+"""What an archive holds and what a replay may take from it: the arithmetic of ranges, and the manifest of a
 commit.
 """
 
@@ -65,14 +65,14 @@ def test_steps_reach_the_end(starts: list[int], lengths: list[int], most: int) -
 
 def test_an_account_goes_through_its_own_metadata() -> None:
     """What a commit says of itself is read back as it was."""
-    account = Manifest(topic="t").with_step(
+    manifest = Manifest(topic="t").with_step(
         "a", {0: 5, 1: 0}, {0: 9, 1: 0}, rows=3, size=10, newest_at="2026", topic_id="x"
     )
-    account = account.with_gaps("b", [Gap(0, 9, 12, "because")]).with_step(
+    manifest = manifest.with_gaps("b", [Gap(0, 9, 12, "because")]).with_step(
         "c", {0: 12}, {0: 20}, rows=8, size=1, newest_at="2025"
     )
-    assert Manifest.from_metadata(account.as_metadata()) == account
-    assert (account.ends, account.ranges, account.newest_at) == (
+    assert Manifest.from_metadata(manifest.as_metadata()) == manifest
+    assert (manifest.ends, manifest.ranges, manifest.newest_at) == (
         {0: 20, 1: 0},
         {0: ((5, 9), (12, 20))},
         "2026",
@@ -81,7 +81,7 @@ def test_an_account_goes_through_its_own_metadata() -> None:
 
 def test_a_step_that_does_not_begin_where_the_archive_ends_is_no_step() -> None:
     """A gap or an overlap cannot be written."""
-    account = Manifest(topic="t").with_step("a", {0: 0}, {0: 9}, rows=9, size=10, newest_at="")
+    manifest = Manifest(topic="t").with_step("a", {0: 0}, {0: 9}, rows=9, size=10, newest_at="")
     for start in (8, 10):
         with pytest.raises(ValueError, match="the archive ends at"):
-            account.with_step("b", {0: start}, {0: 20}, rows=1, size=1, newest_at="")
+            manifest.with_step("b", {0: start}, {0: 20}, rows=1, size=1, newest_at="")
