@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.live_stream import MODULE
 
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.settings import Settings
+from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.spark import session
 from hindcast.stream import main_loop, worker_threads
@@ -121,3 +125,23 @@ def test_a_thread_that_fails_ends_the_process_though_the_main_thread_is_stuck(
     assert ended.wait(30)
     assert codes == [1]
     assert len(_stopped(audited)) == 1
+
+
+def test_a_worker_takes_no_more_shards_than_it_can_start_in_half_a_lease(
+    settings_factory: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """Its coordinator goes by its pace: a start takes a second, until one was measured."""
+    (tmp_path / "p.py").write_text(MODULE.format(topic="t", name="p", version=1, shards=20))
+    installation: Any = Installation(settings_factory(lease_seconds=6.0, pipelines_dir=tmp_path))
+    store = installation.lease_table = Store()
+    DesiredStates(store).declare(installation.catalog["p"], 1)
+    resharding.create(store, "p", 1, 20, dict.fromkeys(range(20), 0))
+    worker = Worker(installation, FakeClock())
+    assert worker.coordinator.acquire_slot(lambda _: False)
+    worker.coordinator.held.mark_ready()
+    gained = [lease for lease in worker.coordinator.renew().gained if lease.status_type == "shard"]
+    assert len(gained) == 3
+    assert not worker.coordinator.renew().gained, "those wait here for their start"
+    for lease in gained:
+        worker.coordinator.held.mark_started(lease.key, lease.epoch)
+    assert len(worker.coordinator.renew().gained) == 3
