@@ -283,7 +283,7 @@ def app(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "_session", lambda _: archive.spark)
-    monkeypatch.setattr(module, "Settings", lambda: archive.settings)
+    monkeypatch.setattr(module, "Installation", lambda: Installation(archive.settings))
     return module
 
 
