@@ -1,8 +1,8 @@
 """Hindcast under a real Airflow: its scheduler, triggerer and API server, a real broker, and real workers.
 
 One stack serves the whole module. Its topic begins with some minutes of history, sent in slices that the
-stream commits one by one, so that there are past intervals to replay at once. The tests run in any order:
-each leaves a whole fleet behind.
+stream commits one by one, so that there are past intervals to replay at once. The tests run in any order: one
+that needs a whole fleet, or paused streams, asks for that.
 """
 
 from __future__ import annotations
@@ -134,35 +134,39 @@ def fleet(platform: Platform) -> dict[str, Any]:
     measured(f"From unpausing to a whole fleet: {seconds:.1f} s")
     stream_history(platform)
     stack.start_load(platform.settings, TOPIC, LIVE_ROWS_PER_SECOND, seed=2)
-    return {"before": before, "pids": pids, "seconds": seconds}
+    wanted = {
+        name: desired.state.value
+        for name, desired in desired_of(LeaseTable(platform.settings).leases()).items()
+    }
+    return {"before": before, "pids": pids, "seconds": seconds, "wanted": wanted}
 
 
 @pytest.fixture
 def whole(platform: Platform, fleet: dict[str, Any]) -> set[int]:
-    """The pids of a whole fleet that the supervisor watches."""
+    """The pids of a whole fleet that the supervisor watches, with both pipelines wanted running."""
+    want(platform, DesiredState.RUNNING)
     platform.watching()
     return platform.wait_whole()
 
 
 @pytest.fixture
-def quiet(platform: Platform, fleet: dict[str, Any]) -> Iterator[None]:
+def quiet(platform: Platform, fleet: dict[str, Any]) -> None:
     """Both pipelines paused, so that replays have the cores to themselves; that a replay runs beside a live
-    stream is shown elsewhere.
+    stream is shown elsewhere. They stay so until a test needs a whole fleet.
     """
     want(platform, DesiredState.PAUSED)
     until("the shards to be free", lambda: not any(lease.lease_owner for lease in shards_of(platform)))
-    yield
-    want(platform, DesiredState.RUNNING)
-    platform.wait_whole()
 
 
 def want(platform: Platform, state: DesiredState) -> None:
-    """Want another state of both pipelines, and wait until the supervisor has reconciled with both and
-    watches again.
+    """Want a state of both pipelines. If it is another one, wait until the supervisor has reconciled with both
+    and watches again.
 
     It may wake between the two wishes, for one or for both: what tells is what its newest reconciliation saw.
     """
     states = DesiredStates(LeaseTable(platform.settings))
+    if all(states.get(pipeline).state is state for pipeline in PIPELINES):
+        return
     for pipeline in PIPELINES:
         states.set_state(pipeline, state)
 
@@ -195,11 +199,7 @@ def test_unpausing_supervise_starts_the_fleet(platform: Platform, fleet: dict[st
     assert fleet["before"] == []
     launched = [json.loads(event["detail"])["pid"] for event in platform.events("worker_launched")]
     assert fleet["pids"] <= set(launched)
-    wanted = desired_of(LeaseTable(platform.settings).leases())
-    assert {name: desired.state.value for name, desired in wanted.items()} == {
-        "stock_stats": "running",
-        "dice": "running",
-    }
+    assert fleet["wanted"] == {"stock_stats": "running", "dice": "running"}
 
 
 def test_a_killed_worker_is_replaced(platform: Platform, whole: set[int]) -> None:
@@ -311,47 +311,6 @@ def test_a_supervisor_that_is_content_sleeps(platform: Platform, whole: set[int]
     assert platform.watching()["dag_run_id"] == watching["dag_run_id"]
 
 
-@pytest.mark.usefixtures("quiet")
-def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(platform: Platform) -> None:
-    """`airflow backfill create` over past minutes; its end date is inclusive."""
-    platform.unpause("replay.stock_stats")
-    platform.unpause("validate.stock_stats")
-    starts = [platform.began_at + mark for mark in MARKS[:2]]
-    arguments = [
-        "--dag-id",
-        "replay.stock_stats",
-        "--from-date",
-        starts[0].isoformat(),
-        "--to-date",
-        starts[-1].isoformat(),
-    ]
-    command = [airflow.executable(), "backfill", "create", *arguments]
-    done = subprocess.run(
-        command,
-        env=airflow.environment(platform.settings),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    tasks = until("both replays", lambda: replays_of(platform, starts))
-    run_ids = [platform.xcom(task)["run_id"] for task in tasks]
-    assert len(set(run_ids)) == len(starts)
-    for run_id in run_ids:
-        verdict = platform.judged(run_id)
-        assert verdict["unexplained"] == 0
-        assert verdict["windows_compared"] > 0
-        assert verdict["passed"]
-    for run_id in run_ids:
-        judging = [
-            task
-            for task in platform.tasks("validate.stock_stats")
-            if task["task_id"] == "judge" and platform.xcom(task, "run_id") == run_id
-        ]
-        assert len(judging) == 1, "each hindcast is judged by exactly one task"
-
-
 def replays_of(platform: Platform, starts: list[datetime]) -> list[dict[str, Any]] | None:
     """The replay tasks of these data intervals, once all have succeeded."""
     runs = {
@@ -366,60 +325,6 @@ def replays_of(platform: Platform, starts: list[datetime]) -> list[dict[str, Any
         platform.log(task)[-3000:] for task in found
     ]
     return found if all(task["state"] == "success" for task in found) else None
-
-
-@pytest.mark.usefixtures("quiet")
-def test_a_trigger_with_typed_params_replays_an_offset_range(platform: Platform) -> None:
-    """The REST API, as the form of the UI uses it: exactly the rows between the offsets are read, and
-    judged.
-    """
-    platform.unpause("replay.stock_stats")
-    platform.unpause("validate.stock_stats")
-    first, last = {"0": 500, "1": 500, "2": 500, "3": 500}, {"0": 1500, "1": 1400, "2": 1400, "3": 1500}
-    dag_run = platform.run(
-        "replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last}
-    )
-    assert platform.ended("replay.stock_stats", dag_run) == "success"
-    task = platform.tasks("replay.stock_stats", dag_run)[0]
-    result = platform.xcom(task)
-    assert result["input_rows"] == sum(last[partition] - first[partition] for partition in first)
-    verdict = platform.judged(result["run_id"])
-    assert verdict["unexplained"] == 0
-    assert verdict["windows_compared"] > 0
-    assert "Replaying stock_stats: offsets" in platform.log(task)
-    links = platform.api("GET", f"/dags/replay.stock_stats/dagRuns/{dag_run}/taskInstances/hindcast/links")[
-        "extra_links"
-    ]
-    assert links["Verdict"] == f"{platform.settings.airflow_url}/hindcast/verdicts/{result['run_id']}"
-
-
-@pytest.mark.usefixtures("quiet")
-def test_a_replay_waits_for_a_stream_that_is_behind_without_a_try(platform: Platform) -> None:
-    """The range's records are in the topic and the stream is paused: the task is deferred and says so, and
-    once the stream goes on it replays the range in its first try. Nothing was red meanwhile.
-    """
-    platform.unpause("replay.stock_stats")
-    first = {str(partition): offset for partition, offset in platform.committed_to("stock_stats").items()}
-    last = {partition: offset + 5 for partition, offset in first.items()}
-    dag_run = platform.run(
-        "replay.stock_stats", {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last}
-    )
-
-    def waiting() -> dict[str, Any] | None:
-        task = platform.tasks("replay.stock_stats", dag_run)[0]
-        return (
-            task
-            if task["state"] == "deferred" and "hindcast resume stock_stats" in platform.log(task)
-            else None
-        )
-
-    deferred = until("the replay deferred, and its log naming the pause", waiting)
-    assert "records of the range are still to be committed" in platform.log(deferred)
-    want(platform, DesiredState.RUNNING)
-    assert platform.ended("replay.stock_stats", dag_run) == "success"
-    task = platform.tasks("replay.stock_stats", dag_run)[0]
-    assert task["try_number"] == 1
-    assert platform.xcom(task)["input_rows"] == 5 * len(first)
 
 
 def test_an_interval_before_the_stream_is_skipped_and_leaves_a_row_that_says_why(
@@ -483,30 +388,124 @@ def test_a_range_that_cannot_be_replayed_fails_at_once_and_says_why(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_failing_verdict_fails_its_task_and_names_the_rows(platform: Platform) -> None:
-    """The pipeline with a random column, replayed by its schedule: red, after one try, with the rows in the
-    log and the verdict as XCom.
-    """
-    platform.unpause("replay.dice")
-    platform.unpause("validate.dice")
+class TestWhileTheStreamsArePaused:
+    """What replays do when they have the cores to themselves. Grouped, so that the streams are paused once."""
 
-    def judged() -> dict[str, Any] | None:
-        return next(
-            (
+    def test_a_backfill_gives_each_interval_its_hindcast_and_its_verdict(self, platform: Platform) -> None:
+        """`airflow backfill create` over past minutes; its end date is inclusive."""
+        platform.unpause("replay.stock_stats")
+        platform.unpause("validate.stock_stats")
+        starts = [platform.began_at + mark for mark in MARKS[:2]]
+        arguments = [
+            "--dag-id",
+            "replay.stock_stats",
+            "--from-date",
+            starts[0].isoformat(),
+            "--to-date",
+            starts[-1].isoformat(),
+        ]
+        command = [airflow.executable(), "backfill", "create", *arguments]
+        done = subprocess.run(
+            command,
+            env=airflow.environment(platform.settings),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        tasks = until("both replays", lambda: replays_of(platform, starts))
+        run_ids = [platform.xcom(task)["run_id"] for task in tasks]
+        assert len(set(run_ids)) == len(starts)
+        for run_id in run_ids:
+            verdict = platform.judged(run_id)
+            assert verdict["unexplained"] == 0
+            assert verdict["windows_compared"] > 0
+            assert verdict["passed"]
+        for run_id in run_ids:
+            judging = [
                 task
-                for task in platform.tasks("validate.dice")
-                if task["task_id"] == "judge" and task["state"] in ENDED
-            ),
-            None,
+                for task in platform.tasks("validate.stock_stats")
+                if task["task_id"] == "judge" and platform.xcom(task, "run_id") == run_id
+            ]
+            assert len(judging) == 1, "each hindcast is judged by exactly one task"
+
+    def test_a_trigger_with_typed_params_replays_an_offset_range(self, platform: Platform) -> None:
+        """The REST API, as the form of the UI uses it: exactly the rows between the offsets are read, and
+        judged.
+        """
+        platform.unpause("replay.stock_stats")
+        platform.unpause("validate.stock_stats")
+        first, last = {"0": 500, "1": 500, "2": 500, "3": 500}, {"0": 1500, "1": 1400, "2": 1400, "3": 1500}
+        dag_run = platform.run(
+            "replay.stock_stats",
+            {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last},
+        )
+        assert platform.ended("replay.stock_stats", dag_run) == "success"
+        task = platform.tasks("replay.stock_stats", dag_run)[0]
+        result = platform.xcom(task)
+        assert result["input_rows"] == sum(last[partition] - first[partition] for partition in first)
+        verdict = platform.judged(result["run_id"])
+        assert verdict["unexplained"] == 0
+        assert verdict["windows_compared"] > 0
+        assert "Replaying stock_stats: offsets" in platform.log(task)
+        links = platform.api(
+            "GET", f"/dags/replay.stock_stats/dagRuns/{dag_run}/taskInstances/hindcast/links"
+        )["extra_links"]
+        assert links["Verdict"] == f"{platform.settings.airflow_url}/hindcast/verdicts/{result['run_id']}"
+
+    def test_a_replay_waits_for_a_stream_that_is_behind_without_a_try(self, platform: Platform) -> None:
+        """The range's records are in the topic and the stream is paused: the task is deferred and says so, and
+        once the stream goes on it replays the range in its first try. Nothing was red meanwhile.
+        """
+        platform.unpause("replay.stock_stats")
+        first = {str(partition): offset for partition, offset in platform.committed_to("stock_stats").items()}
+        last = {partition: offset + 5 for partition, offset in first.items()}
+        dag_run = platform.run(
+            "replay.stock_stats",
+            {"range": "from offsets to offsets", "from_offsets": first, "to_offsets": last},
         )
 
-    task = until("the judging task ended", judged)
-    assert task["state"] == "failed"
-    assert task["try_number"] == 1
-    assert platform.xcom(task, "verdict")["unexplained"] > 0
-    log = platform.log(task)
-    assert "ticker" in log
-    assert "roll" in log
+        def waiting() -> dict[str, Any] | None:
+            task = platform.tasks("replay.stock_stats", dag_run)[0]
+            return (
+                task
+                if task["state"] == "deferred" and "hindcast resume stock_stats" in platform.log(task)
+                else None
+            )
+
+        deferred = until("the replay deferred, and its log naming the pause", waiting)
+        assert "records of the range are still to be committed" in platform.log(deferred)
+        want(platform, DesiredState.RUNNING)
+        assert platform.ended("replay.stock_stats", dag_run) == "success"
+        task = platform.tasks("replay.stock_stats", dag_run)[0]
+        assert task["try_number"] == 1
+        assert platform.xcom(task)["input_rows"] == 5 * len(first)
+
+    def test_a_failing_verdict_fails_its_task_and_names_the_rows(self, platform: Platform) -> None:
+        """The pipeline with a random column, replayed by its schedule: red, after one try, with the rows in the
+        log and the verdict as XCom.
+        """
+        platform.unpause("replay.dice")
+        platform.unpause("validate.dice")
+
+        def judged() -> dict[str, Any] | None:
+            return next(
+                (
+                    task
+                    for task in platform.tasks("validate.dice")
+                    if task["task_id"] == "judge" and task["state"] in ENDED
+                ),
+                None,
+            )
+
+        task = until("the judging task ended", judged)
+        assert task["state"] == "failed"
+        assert task["try_number"] == 1
+        assert platform.xcom(task, "verdict")["unexplained"] > 0
+        log = platform.log(task)
+        assert "ticker" in log
+        assert "roll" in log
 
 
 def test_the_control_room_is_open_to_the_signed_in_alone(platform: Platform, fleet: dict[str, Any]) -> None:
