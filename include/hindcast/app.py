@@ -103,9 +103,7 @@ class Hindcast(Installation):
 
         :param pipeline: only those of this one
         """
-        from hindcast.leases.delta_store import read_leases
-
-        found = self._read(lambda: read_leases(self.settings))
+        found = self._read(self.lease_table.leases_if_any)
         return [lease for lease in found if pipeline in ("", lease.stream_id)]
 
     def versions(self, pipeline: str = "") -> list[Row]:

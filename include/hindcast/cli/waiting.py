@@ -41,13 +41,13 @@ def until(
 def let_go(installation: Installation, pipeline: str) -> Look:
     """No live worker holds a shard of the pipeline. The lease of a dead owner expires on our own clock."""
     from hindcast.clock import SystemClock
-    from hindcast.leases.delta_store import read_leases
     from hindcast.leases.expired_owners import Observer
 
+    store = installation.lease_table
     observer = Observer(SystemClock(), installation.settings.lease_seconds)
 
     def look() -> str:
-        leases = read_leases(installation.settings)
+        leases = store.leases_if_any()
         observer.observe(leases)
         held = []
         for lease in leases:

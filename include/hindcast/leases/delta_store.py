@@ -201,6 +201,17 @@ class LeaseTable:
         leases = self.read().leases
         return [leases[key] for key in sorted(leases)]
 
+    def leases_if_any(self) -> list[Lease]:
+        """As :meth:`leases`; none if nothing was ever leased. It makes no table, as a reader should not.
+
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        if self.exists():
+            return self.leases()
+        with self._lock:
+            self._forget()
+        return []
+
     def exists(self) -> bool:
         """Whether anything was ever leased.
 
@@ -215,11 +226,3 @@ class LeaseTable:
         """The next read opens the table again: it is not known what the table holds."""
         self._handle = None
         self._rows_version = _UNKNOWN
-
-
-def read_leases(settings: Settings) -> list[Lease]:
-    """All leases, in the order of their keys; none if nothing was ever leased. A reader makes no table."""
-    table = LeaseTable(settings)
-    if not table.exists():
-        return []
-    return table.leases()

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from hindcast.delta.open_table import find_table, open_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
-from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Pipeline
 from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, Corrections
 from hindcast.settings import Settings
@@ -180,20 +179,20 @@ def read(pipeline: str, settings: Settings | None = None) -> Reading:
     :raises BadInputError: if it has no table yet
     """
     installation = Installation(settings)
-    rollout = _rollout(installation.settings, pipeline)
+    rollout = _rollout(installation, pipeline)
     while True:
         try:
             return _pinned(installation, pipeline, rollout)
         except BadInputError:
             before = rollout
-            rollout = _rollout(installation.settings, pipeline)
+            rollout = _rollout(installation, pipeline)
             # If it differs, another version was promoted and the table of the former one discarded: retry.
             if rollout == before:
                 raise
 
 
-def _rollout(settings: Settings, pipeline: str) -> Rollout | None:
-    return rollouts(read_leases(settings)).get(pipeline)
+def _rollout(installation: Installation, pipeline: str) -> Rollout | None:
+    return rollouts(installation.lease_table.leases_if_any()).get(pipeline)
 
 
 def _pinned(installation: Installation, name: str, rollout: Rollout | None) -> Reading:

@@ -19,7 +19,6 @@ from hindcast.clock import utc_from_ms
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
-from hindcast.leases.delta_store import read_leases
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url, side_rows_url
 from hindcast.replay.online_answer import keep_online
@@ -99,7 +98,7 @@ def judge(
     check_types(pipeline)
     settings = installation.settings
     tables = installation.tables
-    rollout = rollouts(read_leases(settings)).get(pipeline.name)
+    rollout = rollouts(installation.lease_table.leases_if_any()).get(pipeline.name)
     case = _Case.of(Runs(tables).succeeded(run_id))
     if case.row["pipeline"] != pipeline.name:
         raise BadInputError(

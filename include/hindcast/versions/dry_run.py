@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hindcast.installation import Installation
-from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot
 from hindcast.shards.active_version import tables_at
@@ -117,7 +116,7 @@ def _read_store(installation: Installation, name: str, action: str, version: int
     :raises VersionRefusedError: if the pipeline is declared and was never started
     :raises UnknownPipelineError: if it is not declared either
     """
-    leases = {lease.key: lease for lease in read_leases(installation.settings)}
+    leases = {lease.key: lease for lease in installation.lease_table.leases_if_any()}
     if desired_key(name) not in leases:
         declared = installation.catalog[name].version
         cure = f"`hindcast resume {name}` starts version {declared}."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from hindcast.installation import Installation
-from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, as_json_object
 from hindcast.shards import resharding
@@ -29,7 +28,7 @@ def list_versions(installation: Installation, name: str = "") -> list[dict[str, 
     :raises UnknownPipelineError: if there is no pipeline of that name
     """
     found = installation.catalog
-    leases = read_leases(installation.settings)
+    leases = installation.lease_table.leases_if_any()
     known = rollouts(leases)
     table_of = {(one.name, one.version): tables_of(one)[0] for one in found.every()}
     if name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hindcast.errors import (
     SchemaVersionError,
     StoreUnavailableError,
 )
-from hindcast.leases.delta_store import LeaseTable, read_leases
+from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.leases.store import swap
 from hindcast.processes.end_with_parent import exit_now
@@ -161,14 +162,25 @@ def test_clients_of_an_object_store_take_turns(settings: Settings) -> None:
 
 def test_a_reader_makes_no_table(settings: Settings) -> None:
     """If nothing was ever leased it reads nothing. Otherwise the leases come in the order of their keys."""
-    assert read_leases(settings) == []
+    assert LeaseTable(settings).leases_if_any() == []
     assert not LeaseTable(settings).exists()
     assert not Path(settings.table("control", "leases")).exists()
     store = LeaseTable(settings)
     store.commit(store.read(), [lease(status_value=name) for name in "bca"])
     assert store.exists()
-    assert [found.status_value for found in read_leases(settings)] == ["a", "b", "c"]
+    assert [found.status_value for found in LeaseTable(settings).leases_if_any()] == ["a", "b", "c"]
     assert [found.status_value for found in store.leases()] == ["a", "b", "c"]
+
+
+def test_a_reader_whose_table_was_deleted_reads_the_one_that_is_made_after_it(settings: Settings) -> None:
+    """A process may list again and again. What it remembers of the deleted table counts no more."""
+    reader = LeaseTable(settings)
+    for value in ("old", "new"):
+        store = LeaseTable(settings)
+        swap(store, lambda _, value=value: [lease(status_value=value)])
+        assert [found.status_value for found in reader.leases_if_any()] == [value]
+        shutil.rmtree(settings.table("control", "leases"))
+        assert reader.leases_if_any() == []
 
 
 def test_a_store_of_leases_that_does_not_answer_is_named(settings: Settings) -> None:
@@ -364,6 +376,6 @@ def test_every_access_to_the_leases_has_the_stores_options(
     two._folder = None
     for store in (one, two, one):
         swap(store, lambda snapshot: [lease(lease_counter=len(snapshot.leases))])
-    assert len(read_leases(mine)) == 1
+    assert len(LeaseTable(mine).leases_if_any()) == 1
     assert len(options_seen) > 5
     assert set(map(str, options_seen)) == {"{'allow_http': 'true'}"}

@@ -91,12 +91,9 @@ def test_a_reader_between_a_promotion_and_a_discard_reads_again(
         return real(folder)
 
     monkeypatch.setattr(catalog, "load", promote_meanwhile)
-    from hindcast.serving import reading
-
-    leases = reading.read_leases(two)
-    answers = [leases]
+    answers = [LeaseTable(two).leases_if_any()]
     monkeypatch.setattr(
-        reading, "read_leases", lambda settings: answers.pop() if answers else LeaseTable(settings).leases()
+        LeaseTable, "leases_if_any", lambda table: answers.pop() if answers else table.leases()
     )
     promote(Installation(two), NAME, 2)
     discard(Installation(two), NAME, 1)

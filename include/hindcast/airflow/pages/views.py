@@ -10,7 +10,6 @@ from hindcast.airflow.pages.formats import age_seconds, differing, fields, texts
 from hindcast.airflow.supervision.conditions import slot_leases, slots_wanted
 from hindcast.clock import Clock
 from hindcast.installation import Installation
-from hindcast.leases.delta_store import read_leases
 from hindcast.leases.lease import NOT_HELD, Lease, StatusType
 from hindcast.shards.active_version import Rollout, rollouts
 from hindcast.shards.desired_state import desired_of
@@ -37,10 +36,11 @@ class Views:
     def __init__(self, installation: Installation, clock: Clock) -> None:
         self._settings = installation.settings
         self._tables = installation.tables
+        self._lease_table = installation.lease_table
         self._now = clock.now()
 
     def overview(self) -> Row:
-        leases = read_leases(self._settings)
+        leases = self._lease_table.leases_if_any()
         verdicts = self._verdicts()
         shards = self._shards(leases)
         current = [shard for shard in shards if shard["current"]]
@@ -65,7 +65,7 @@ class Views:
 
     def pipeline(self, name: str) -> Row | None:
         """One pipeline; None if it has neither a desired state nor a verdict."""
-        leases = read_leases(self._settings)
+        leases = self._lease_table.leases_if_any()
         desired = desired_of(leases).get(name)
         of_pipeline = [("pipeline", "=", name)]
         verdicts = self._verdicts(of_pipeline)
