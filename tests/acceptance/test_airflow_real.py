@@ -8,7 +8,6 @@ that needs a whole fleet, or paused streams, asks for that.
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -396,24 +395,7 @@ class TestWhileTheStreamsArePaused:
         platform.unpause("replay.stock_stats")
         platform.unpause("validate.stock_stats")
         starts = [platform.began_at + mark for mark in MARKS[:2]]
-        arguments = [
-            "--dag-id",
-            "replay.stock_stats",
-            "--from-date",
-            starts[0].isoformat(),
-            "--to-date",
-            starts[-1].isoformat(),
-        ]
-        command = [airflow.executable(), "backfill", "create", *arguments]
-        done = subprocess.run(
-            command,
-            env=airflow.environment(platform.settings),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+        platform.backfill("replay.stock_stats", starts)
         tasks = until("both replays", lambda: replays_of(platform, starts))
         run_ids = [platform.xcom(task)["run_id"] for task in tasks]
         assert len(set(run_ids)) == len(starts)

@@ -107,28 +107,6 @@ def ended(platform: Platform, starts: list[datetime]) -> list[datetime]:
     return [start for start, run in runs_of(platform, starts).items() if run["state"] == "success"]
 
 
-def backfill(platform: Platform, starts: list[datetime], *options: str) -> None:
-    arguments = [
-        "--dag-id",
-        DAG_ID,
-        "--from-date",
-        starts[0].isoformat(),
-        "--to-date",
-        starts[-1].isoformat(),
-        *options,
-    ]
-    command = [airflow.executable(), "backfill", "create", *arguments]
-    done = subprocess.run(
-        command,
-        env=airflow.environment(platform.settings),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def backfills(platform: Platform) -> list[dict[str, Any]]:
     """All of the DAG: Airflow makes none while one is active, and says only once in half a minute that it is
     not.
@@ -176,7 +154,7 @@ def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupt
     starts = [BEGAN_AT + position * INTERVAL for position in range(intervals)]
     platform.unpause(DAG_ID)
     began = time.monotonic()
-    backfill(platform, starts, "--run-backwards", "--max-active-runs", "3")
+    platform.backfill(DAG_ID, starts, "--run-backwards", "--max-active-runs", "3")
     until("a part of the intervals", lambda: len(ended(platform, starts)) >= max(1, intervals // 3), 3600)
     until(
         "a replay under way",
@@ -211,7 +189,7 @@ def test_a_backfill_that_was_killed_and_resumed_gives_the_rows_of_an_uninterrupt
     until(
         "the backfill is told to be over", lambda: all(made["completed_at"] for made in backfills(platform))
     )
-    backfill(platform, starts)  # again: reprocess behaviour none makes no run twice
+    platform.backfill(DAG_ID, starts)  # again: reprocess behaviour none makes no run twice
     assert [platform.xcom(tasks[start])["run_id"] for start in starts] == kept
     assert len(set(run_ids)) == intervals
 
