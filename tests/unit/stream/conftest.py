@@ -12,7 +12,6 @@ from support.shard_stand_ins import FailingAudit, ShardQuery, Takeover
 
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
-from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.shard_row import REFUSED
@@ -42,12 +41,6 @@ class HeldShard:
         """Start the shard's query, as the main thread does after the renewal that has gained it."""
         self.sync.take(self.lease)
         assert self.sync.start_next()
-
-
-@pytest.fixture
-def installation(settings: Settings) -> Installation:
-    """An installation in a home of this test's own, with no broker behind it."""
-    return Installation(settings)
 
 
 @pytest.fixture
