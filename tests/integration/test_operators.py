@@ -241,6 +241,35 @@ def test_a_session_goes_on_in_state_that_was_made_anew(workload: Make) -> None:
     assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 5, True)
 
 
+def test_the_next_owner_loads_the_state_that_was_made_anew(workload: Make) -> None:
+    """The owner that made it dies before its second batch: the next one has only what the first batch left on
+    disk. That is not the state of a batch that ended the re-execution.
+    """
+    made = workload(visits)
+    for second in (0, 4):
+        made.put([click(str(second), second)])
+        made.read()
+    made.put([click("8", 8)])
+    with pytest.MonkeyPatch.context() as patched:
+        crash_at(patched, "sink.1", 2)
+        owner = made.start("it was asked for")
+
+        def crashed() -> bool:
+            owner.go_on()
+            return owner.failure is not None
+
+        wait_until(crashed, WAIT_SECONDS, "it has crashed before its second batch")
+        made.die(owner)
+    for second in (40, 41):
+        made.put([click("end", second, "x")])
+        made.read()
+    assert [(row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()] == [
+        ("u", 0, 3)
+    ]
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 5, True)
+
+
 def test_a_join_finds_what_came_before_its_state_was_made_anew(workload: Make) -> None:
     """Two topics: each source goes on at its own offsets. The clicks that wait for an order are there; others
     were let go of.

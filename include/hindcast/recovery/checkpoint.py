@@ -208,16 +208,16 @@ class SparkCheckpoint:
 
         :param sources: the topic of each source, in the order of the query's plan
         :param end_offsets: up to where the records of that batch went, by the pipeline's partitions
-        :raises CheckpointDamagedError: if the batch was not run
+        :raises CheckpointDamagedError: if the batch was not run, or if another came after it: that batch's
+            state would stand in the way of the state of the query's own next batch
         """
         lines = (self._read(f"offsets/{last_batch}") or "").splitlines()
-        if len(lines) != 2 + len(sources) or last_batch not in self._numbers("commits"):
+        if len(lines) != 2 + len(sources):
             raise self._damaged(f"batch {last_batch} was not run again")
-        # After the last batch Spark runs one more, to drop what its watermark closed.
-        for folder in ("offsets", "commits"):
-            for number in self._numbers(folder):
-                if number > last_batch:
-                    self._delete(f"{folder}/{number}")
+        for folder in ("offsets", "commits"):  # Spark keeps the newest ones alone
+            newest = self._numbers(folder)[-1:]
+            if newest != [last_batch]:
+                raise self._damaged(f"the batches were run again up to {newest}, not to {last_batch}")
         self._delete("sources")
         ends = [offsets_option(topic.name, of_topic(self._pipeline, topic, end_offsets)) for topic in sources]
         self._write(f"offsets/{last_batch}", "\n".join([*lines[:2], *ends]))

@@ -9,8 +9,8 @@ batch read. So:
    times are in the order of the batches.
 2. The pipeline's query reads them one file a batch, with a new checkpoint. Its watermark moves as the
    stream's did, because it follows from the rows of the batches before.
-3. A batch that comes after the last recorded one is left out: in it Spark emits what the last watermark
-   closed.
+3. No batch comes after the last recorded one. Spark would run one more, to emit what the last watermark
+   closed; the stream had not done that yet.
 
 The answer in hindsight is run with the fewest batches: all but the last at once, then the last. It ends under
 the same watermark as the stream, so windows that were still open in the stream are open here too. Mostly a
@@ -46,7 +46,7 @@ from pyspark.sql.streaming import StreamingQuery
 from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
 from hindcast.settings import Settings
-from hindcast.spark import kafka_source, parquet_writer, scratch, session
+from hindcast.spark import kafka_source, scratch, session
 from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
@@ -148,23 +148,21 @@ class RecordedBatches:
         return self._last_of_each_key(self.spark.read.parquet(self.folder.at("rows")))
 
     def _run_shard(self, shard: str) -> None:
-        count = self.counts[shard]
-
         def save(frame: DataFrame, number: int) -> None:
-            if number < count:
-                numbered = frame.withColumn(_BATCH, F.lit(number))
-                numbered.write.mode("append").parquet(self.folder.at("rows"))
-            else:
-                parquet_writer.run(frame)
+            numbered = frame.withColumn(_BATCH, F.lit(number))
+            numbered.write.mode("append").parquet(self.folder.at("rows"))
 
         started = time.monotonic()
         query = self.begin(shard, self.folder.at(f"checkpoint/{shard}"), save)
         query.awaitTermination()
         seconds = time.monotonic() - started
-        _log.info("Ran recorded batches again.", shard=shard, batches=count, seconds=seconds)
+        _log.info("Ran recorded batches again.", shard=shard, batches=self.counts[shard], seconds=seconds)
 
     def begin(self, shard: str, checkpoint: str, save: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """Start step 2 for one shard, once. The files of a topic come from a folder of the topic's name."""
+        """Start steps 2 and 3 for one shard, once.
+
+        The files of a topic come from a folder of the topic's name.
+        """
         frames = []
         for topic in self.pipeline.topics:
             line = f"lines/{shard}/{topic.name}"
@@ -172,16 +170,17 @@ class RecordedBatches:
             reader = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1)
             raw = reader.parquet(self.folder.at(line))
             frames.append(kafka_source.parse(raw, self.pipeline, topic))
-        session.keep_state_for(self.spark, self.pipeline)
-        return (
+        writer = (
             kafka_source.result(frames, self.pipeline, {})
             .writeStream.queryName(f"re-execution of {self.pipeline.name}.{shard}")
             .foreachBatch(save)
             .outputMode(kafka_source.output_mode(self.pipeline))
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
-            .start()
         )
+        session.keep_state_for(self.spark, self.pipeline)
+        with session.without_empty_batches(self.spark):
+            return writer.start()
 
     def _line_up(self, line: str, kept: str, count: int) -> None:
         """One file a batch in ``line``, in the order of their times.
