@@ -15,6 +15,7 @@ import psutil
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.processes.background_services import Services, members
 from hindcast.settings import Settings
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.tables.ledger import LedgerRow
 
 
@@ -70,7 +71,7 @@ def _pids(leases: list[Lease]) -> dict[str, Any]:
     pids = {}
     for lease in leases:
         if lease.status_type is StatusType.SLOT and lease.lease_owner:
-            pids[lease.lease_owner] = lease.detail.get("pid")
+            pids[lease.lease_owner] = SlotHolder.of(lease).pid
     return pids
 
 

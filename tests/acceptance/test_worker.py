@@ -15,6 +15,7 @@ from support.waiting import wait_until
 
 from hindcast.leases.lease import StatusType
 from hindcast.shards.pipeline_row import DesiredState
+from hindcast.shards.slot_row import SlotHolder
 
 
 def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:
@@ -51,7 +52,7 @@ def test_two_workers_through_kill_pause_and_stop(stream: Stream) -> None:
     stopped = time.monotonic()
     three.terminate()
     assert three.wait(timeout=START_SECONDS) == 0
-    free = [lease for lease in fleet.leases(StatusType.SLOT) if lease.detail.get("pid") == three.pid]
+    free = [lease for lease in fleet.leases(StatusType.SLOT) if SlotHolder.of(lease).pid == three.pid]
     assert [lease.lease_owner for lease in free] == [""], (
         f"released on a clean stop, after {time.monotonic() - stopped:.1f} s"
     )

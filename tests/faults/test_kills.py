@@ -16,6 +16,7 @@ from support.fleet import START_SECONDS, Worker
 from support.warm_fleet import WarmStream
 
 from hindcast.leases.lease import StatusType
+from hindcast.shards.slot_row import SlotHolder
 
 SINK_STEPS = ["sink.1", "sink.2", "sink.3", "sink.4", "sink.5", "sink.6"]
 TAKEOVER_STEPS = ["takeover.2", "takeover.3", "takeover.4", "takeover.5"]
@@ -105,7 +106,7 @@ def test_a_part_of_a_worker_dies_alone(
         assert not [
             slot
             for slot in stream.fleet.leases(StatusType.SLOT)
-            if slot.detail.get("pid") == one.pid and slot.lease_owner
+            if SlotHolder.of(slot).pid == one.pid and slot.lease_owner
         ]
         prove(stream, "worker_stopped")
         return

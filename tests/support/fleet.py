@@ -31,6 +31,7 @@ from hindcast.leases.lease import NOT_HELD, Lease, StatusType
 from hindcast.settings import Settings, project_root
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.table_names import ControlTable
 
@@ -97,7 +98,7 @@ class Fleet:
             self.start()
 
         def held() -> bool:
-            pids = {slot.detail.get("pid") for slot in self.leases(StatusType.SLOT) if slot.lease_owner}
+            pids = {SlotHolder.of(slot).pid for slot in self.leases(StatusType.SLOT) if slot.lease_owner}
             return {process.pid for process in self.alive()} <= pids
 
         wait_until(held, START_SECONDS, f"{count} workers hold slots")
@@ -170,7 +171,7 @@ class Fleet:
         """
         leases = LeaseTable(self.settings).leases()
         pids = {
-            row.lease_owner: row.detail.get("pid")
+            row.lease_owner: SlotHolder.of(row).pid
             for row in leases
             if row.status_type is StatusType.SLOT and row.lease_owner
         }
@@ -187,7 +188,7 @@ class Fleet:
             (
                 slot.lease_owner
                 for slot in slots
-                if slot.lease_owner and slot.detail.get("pid") == process.pid
+                if slot.lease_owner and SlotHolder.of(slot).pid == process.pid
             ),
             "",
         )

@@ -14,6 +14,7 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.processes.background_services import Service, Services
 from hindcast.settings import Settings
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
 from hindcast.tables.table_names import ControlTable
@@ -64,7 +65,7 @@ class Platform:
     def whole(self) -> set[int] | None:
         """The pids of the workers, once each slot is held by one that runs and no further worker does."""
         running = {service.pid for service in self.workers()}
-        holders = {lease.detail["pid"] for lease in self.leases(StatusType.SLOT) if lease.lease_owner}
+        holders = {SlotHolder.of(lease).pid for lease in self.leases(StatusType.SLOT) if lease.lease_owner}
         return running if running == holders and len(running) == self.settings.workers else None
 
     def wait_whole(self) -> set[int]:

@@ -19,7 +19,7 @@ from support.fleet import HEALED_SECONDS, LEASE_SECONDS, SHARDS, START_SECONDS, 
 from support.waiting import wait_until
 
 from hindcast.leases.lease import StatusType
-from hindcast.shards.held_leases import STARTING
+from hindcast.shards.slot_row import SlotHolder
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 TAKEN_SECONDS = LEASE_SECONDS + HEALED_SECONDS
@@ -61,9 +61,9 @@ class WarmFleet(Fleet):
         slots = [
             slot
             for slot in self.leases(StatusType.SLOT)
-            if slot.lease_owner and not slot.detail.get(STARTING)
+            if slot.lease_owner and not SlotHolder.of(slot).starting
         ]
-        pids = {slot.detail.get("pid") for slot in slots}
+        pids = {SlotHolder.of(slot).pid for slot in slots}
         return [process for process in self.alive() if process.pid in pids]
 
     def arm(self, processes: Sequence[Worker] | None = None, **faults: Any) -> None:

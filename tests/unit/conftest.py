@@ -13,6 +13,7 @@ from support.command_line import Ended, Hindcast
 from hindcast.leases.store import LeaseStore
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -40,7 +41,7 @@ def coordinator_factory(store: MemoryStore, clock: FakeClock) -> Make:
         slots: int = 4,
         wanted: Callable[..., bool] = lambda *_: True,
         slot: bool = True,
-        identity: dict[str, object] | None = None,
+        worker: SlotHolder | None = None,
         **options: Any,
     ) -> LeaseCoordinator:
         made = LeaseCoordinator(
@@ -51,7 +52,7 @@ def coordinator_factory(store: MemoryStore, clock: FakeClock) -> Make:
             slots=slots,
             lease_seconds=LEASE,
             wanted=wanted,
-            identity=identity,
+            worker=worker,
             sleep=lambda _: None,
             **options,
         )

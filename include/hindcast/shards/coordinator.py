@@ -35,6 +35,7 @@ from hindcast.shards import resharding
 from hindcast.shards.fair_share import FairShare
 from hindcast.shards.fleet_slots import SlotAcquisition
 from hindcast.shards.held_leases import HeldLease, HeldLeases
+from hindcast.shards.slot_row import SlotHolder
 
 #: A worker that has not renewed its slot for so many leases may have died: a renewal is due each quarter. Its
 #: shards may still be on their way to others: they expire after one lease.
@@ -85,7 +86,7 @@ class LeaseCoordinator:
         wanted: Callable[[Lease, Snapshot], bool],
         wanted_changes_at: Callable[[float], float] = lambda _: math.inf,
         start_limit: Callable[[], int] = lambda: sys.maxsize,
-        identity: dict[str, Any] | None = None,
+        worker: SlotHolder | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         """:param owner: this worker's id
@@ -94,7 +95,7 @@ class LeaseCoordinator:
         :param wanted_changes_at: the first instant after this one, on this clock, at which ``wanted`` may
             change its answer though no lease has changed; infinity if there is none
         :param start_limit: how many shards may wait here for the start of their consumers
-        :param identity: what the ``detail`` of the slot says about this worker (pid, host, log)
+        :param worker: what its slot will say of this worker
         :param sleep: waits between two attempts of a commit; None for real time
         """
         self.held = HeldLeases(clock, owner=owner, lease_seconds=lease_seconds)
@@ -114,7 +115,7 @@ class LeaseCoordinator:
             self.held,
             fleet=fleet,
             slots=slots,
-            identity=identity or {},
+            worker=worker or SlotHolder(),
             sleep=sleep,
         )
         self._nothing_due: _NothingDue | None = None

@@ -12,7 +12,8 @@ from hindcast.leases import balance
 from hindcast.leases.expired_owners import Observer
 from hindcast.leases.lease import Lease, LeaseKey, ShardState, StatusType
 from hindcast.leases.store import Snapshot
-from hindcast.shards.held_leases import STARTING, HeldLeases
+from hindcast.shards.held_leases import HeldLeases
+from hindcast.shards.slot_row import SlotHolder
 
 
 class FairShare:
@@ -45,7 +46,7 @@ class FairShare:
         for row in snapshot.leases.values():
             if row.status_type is not StatusType.SLOT or row.stream_id != self._fleet:
                 continue
-            if self._observer.alive(row) and not row.detail.get(STARTING):
+            if self._observer.alive(row) and not SlotHolder.of(row).starting:
                 live.add(row.lease_owner)
         return live
 

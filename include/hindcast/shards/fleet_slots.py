@@ -17,7 +17,7 @@ worker last:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from dataclasses import replace
 
 from hindcast.clock import Clock
 from hindcast.errors import LeaseSecondsDifferError
@@ -25,9 +25,7 @@ from hindcast.leases.expired_owners import Observer
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.shards.held_leases import RENEWALS, HeldLeases
-
-#: In the detail of a slot: after how many seconds without a renewal the leases of its worker have expired.
-LEASE_SECONDS = "lease_seconds"
+from hindcast.shards.slot_row import SlotHolder
 
 
 class SlotAcquisition:
@@ -42,10 +40,10 @@ class SlotAcquisition:
         *,
         fleet: str,
         slots: int,
-        identity: dict[str, Any],
+        worker: SlotHolder,
         sleep: Callable[[float], None] | None,
     ) -> None:
-        """:param identity: what the ``detail`` of the slot says about this worker
+        """:param worker: what the slot will say of this worker
         :param sleep: waits between two attempts of a commit; None for real time
         """
         self._store = store
@@ -54,7 +52,7 @@ class SlotAcquisition:
         self._held = held
         self._fleet = fleet
         self._slots = slots
-        self._detail = {**identity, LEASE_SECONDS: held.lease_seconds}
+        self._worker = replace(worker, lease_seconds=held.lease_seconds)
         self._sleep = sleep
         # Slots, not seen to be dead, of workers whose leases last for another time.
         self._differing: list[Lease] = []
@@ -106,7 +104,8 @@ class SlotAcquisition:
             return missing
         for slot in slots:
             if slot.free or self._observer.expired(slot):
-                taken = slot.given_to(self._held.owner, detail=self._detail, updated_at=now)
+                detail = self._worker.to_json()
+                taken = slot.given_to(self._held.owner, detail=detail, updated_at=now)
                 dead = {slot.lease_owner for slot in differing}
                 changes = {row.key: row for row in (*missing, *self._freed(snapshot, dead))}
                 changes[taken.key] = taken
@@ -149,7 +148,10 @@ class SlotAcquisition:
 
         An older Hindcast did not write it into the slot. They then last as long as this worker's.
         """
-        return float(slot.detail.get(LEASE_SECONDS, self._held.lease_seconds))
+        seconds = SlotHolder.of(slot).lease_seconds
+        if seconds is None:
+            return self._held.lease_seconds
+        return seconds
 
     def _dead(self, slot: Lease) -> bool:
         longer = max(self._held.lease_seconds, self._seconds_of(slot))

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hindcast.clock import Clock
 from hindcast.errors import LeaseLostError
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.shards.slot_row import SlotHolder
 
-#: In the detail of a slot: its worker cannot consume yet. It takes no shard, and the others share the shards
-#: as if it were not there.
-STARTING = "starting"
 #: Share of the lease after which an owner without a renewal stops by itself.
 SELF_FENCE = 0.8
 #: Renewals in one lease: three may fail before the owner fences itself.
@@ -112,7 +110,8 @@ class HeldLeases:
             if self.slot is None:
                 return
             slot = self.leases[self.slot]
-            slot.detail = {**slot.detail, STARTING: False}
+            ready = replace(SlotHolder.from_json(slot.detail), starting=False)
+            slot.detail = ready.to_json()
             self._changed.set()
 
     def mark_started(self, key: LeaseKey, epoch: int) -> None:
@@ -183,7 +182,7 @@ class HeldLeases:
         with self.lock:
             if self.draining or self.slot is None:
                 return False
-            return not self.leases[self.slot].detail.get(STARTING)
+            return not SlotHolder.from_json(self.leases[self.slot].detail).starting
 
     def unstarted(self) -> int:
         """How many shards wait for the start of their consumers."""

@@ -27,8 +27,8 @@ from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
-from hindcast.shards.held_leases import STARTING
 from hindcast.shards.pipeline_row import DesiredState, rows_of
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.spark import session
 from hindcast.stream.audit_loop import AuditLoop
 from hindcast.stream.loaded_pipelines import LoadedPipelines
@@ -72,12 +72,12 @@ class Worker:
         self._creation = ShardCreation(
             installation, self._deployed, self._events, self._warnings, beat=self.threads.come_round
         )
-        identity = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "started_at": self._clock.now().isoformat(),
-            STARTING: True,
-        }
+        this_worker = SlotHolder(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=self._clock.now().isoformat(),
+            starting=True,
+        )
         self.coordinator = LeaseCoordinator(
             installation.lease_table,
             self._clock,
@@ -86,7 +86,7 @@ class Worker:
             slots=settings.workers,
             lease_seconds=settings.lease_seconds,
             wanted=self._wanted,
-            identity=identity,
+            worker=this_worker,
             start_limit=self._pace.start_limit,
             wanted_changes_at=self._backoff.next_end,
         )

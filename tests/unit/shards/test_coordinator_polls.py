@@ -16,6 +16,7 @@ from hindcast.leases.lease import REMOVED, Lease, ShardState
 from hindcast.leases.store import Snapshot
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import POLLS, LeaseCoordinator
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -206,7 +207,7 @@ def test_a_worker_that_is_still_starting_takes_and_asks_for_nothing(
 ) -> None:
     """Shards stay with those that can consume them until the newcomer can. Until then nobody counts on it."""
     add_shards(store, 2)
-    newcomer = coordinator_factory("newcomer", slots=2, identity={"starting": True})
+    newcomer = coordinator_factory("newcomer", slots=2, worker=SlotHolder(starting=True))
     assert newcomer.renew().gained == []
     assert not newcomer.poll(), "two are free, and not for it"
     able = coordinator_factory("able", slots=2)

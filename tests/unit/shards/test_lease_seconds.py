@@ -17,7 +17,7 @@ from hindcast.leases.lease import StatusType
 from hindcast.leases.store import LeaseStore
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
-from hindcast.shards.fleet_slots import LEASE_SECONDS
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.stream.worker import Worker
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.table_names import ControlTable
@@ -53,7 +53,7 @@ def test_a_slot_says_how_long_its_workers_leases_last(
     """The next worker compares it with its own duration."""
     assert of("a", 10).acquire_slot(clock.advance)
     (slot,) = [row for row in store.read().leases.values() if row.lease_owner == "a"]
-    assert slot.detail[LEASE_SECONDS] == 10
+    assert SlotHolder.of(slot).lease_seconds == 10
 
 
 @pytest.mark.parametrize("fleet", ["f", "another"])

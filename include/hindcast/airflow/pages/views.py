@@ -15,6 +15,7 @@ from hindcast.shards.active_version import Rollout, rollouts
 from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import PipelineRow
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.tables.control_tables import Condition
 from hindcast.tables.table_names import ControlTable
 
@@ -218,8 +219,9 @@ class Views:
             "holds": _shards_of(lease.lease_owner, leases),
         }
         if not lease.free:
-            row["host"] = lease.detail.get("host", "")
-            row["pid"] = lease.detail.get("pid", "")
+            holder = SlotHolder.of(lease)
+            row["host"] = holder.host
+            row["pid"] = holder.pid or ""
             row["renewed"] = age_seconds(lease.updated_at, self._now)
             row["live"] = not self._quiet(lease)
         return row

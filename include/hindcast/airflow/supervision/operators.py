@@ -34,6 +34,7 @@ from hindcast.leases.lease import Lease
 from hindcast.processes.background_services import Service, Services, launch_worker
 from hindcast.settings import Settings
 from hindcast.shards.desired_state import DesiredStates
+from hindcast.shards.slot_row import SlotHolder
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.table_names import ControlTable
 
@@ -176,8 +177,9 @@ def starting_workers(
     host = socket.gethostname()
     holders = set()
     for lease in slot_leases(leases, settings).values():
-        if not lease.free and lease.detail.get("host") == host:
-            holders.add(lease.detail.get("pid"))
+        holder = SlotHolder.of(lease)
+        if not lease.free and holder.host == host:
+            holders.add(holder.pid)
     oldest = clock.now() - timedelta(seconds=START_SECONDS + settings.lease_seconds)
 
     def is_starting(service: Service) -> bool:
