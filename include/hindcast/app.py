@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from hindcast.leases.lease import Lease
     from hindcast.recovery.plan_rewind import RewindPlan
+    from hindcast.recovery.rewind_record import BegunRecord
     from hindcast.replay.planner import ReplayPlan
     from hindcast.replay.run_replay import Replayed
     from hindcast.replay.run_table import Runs
@@ -536,7 +537,7 @@ class InstalledPipeline:
 
         return plan_rewind.make_plan(self._hindcast, self.declared, to)
 
-    def rewind(self, plan: RewindPlan, *, by: str = "", reason: str = "") -> Row:
+    def rewind(self, plan: RewindPlan, *, by: str = "", reason: str = "") -> BegunRecord:
         """Take back the output of the paused pipeline as planned, so that it reads from there again.
 
         If a rewind was cut short, :meth:`complete_rewind` completes it and :meth:`abandon_rewind` calls it
@@ -548,13 +549,13 @@ class InstalledPipeline:
 
         return rewind.run(self._hindcast, self.declared, plan, by=by, reason=reason)
 
-    def complete_rewind(self) -> Row | None:
+    def complete_rewind(self) -> BegunRecord | None:
         """Complete a rewind that was cut short; None if there is none."""
         from hindcast.recovery import rewind
 
         return rewind.complete(self._hindcast, self.declared)
 
-    def abandon_rewind(self, *, by: str = "", reason: str = "") -> Row | None:
+    def abandon_rewind(self, *, by: str = "", reason: str = "") -> BegunRecord | None:
         """Call off a rewind that was cut short, as long as its table is not restored yet; None if there is
         none.
         """

@@ -12,17 +12,16 @@ A death between the two is harmless: the same call completes what is left.
 
 from __future__ import annotations
 
-from typing import Any
-
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rewind_events, rewind_point
 from hindcast.recovery.begun_rewind import find_begun
 from hindcast.recovery.restore_sink import SinkRestore
+from hindcast.recovery.rewind_record import BegunRecord
 
 
-def abandon(installation: Installation, pipeline: Pipeline, *, by: str, reason: str) -> dict[str, Any] | None:
+def abandon(installation: Installation, pipeline: Pipeline, *, by: str, reason: str) -> BegunRecord | None:
     """Call off the rewind; return what it recorded of itself, or None if no rewind was cut short.
 
     :raises RewindRefusedError: if its table is restored already
@@ -37,4 +36,4 @@ def abandon(installation: Installation, pipeline: Pipeline, *, by: str, reason: 
     reach("abandon.2")  # 2. the leases as they were
     rewind_point.undo(store, pipeline.name, begun.id)
     rewind_events.record_abandonment(installation.event_log, begun.record, by=by, reason=reason)
-    return dict(begun.record)
+    return begun.record

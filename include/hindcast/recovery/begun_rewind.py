@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from hindcast.leases.store import LeaseStore
 from hindcast.partitions import Offsets
 from hindcast.recovery.rewind_point import unfinished
+from hindcast.recovery.rewind_record import BegunRecord
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 
 
@@ -16,17 +16,17 @@ from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 class BegunRewind:
     """What is known of it.
 
-    ``record``: what was recorded when it began, of JSON's types; ``epochs``: shard that ended -> its new
+    ``record``: what was recorded when it began; ``epochs``: shard that ended -> its new
     epoch; ``offsets``: by partition, where the new shards begin.
     """
 
-    record: Mapping[str, Any]
+    record: BegunRecord
     epochs: dict[str, int]
     offsets: Offsets
 
     @property
     def id(self) -> str:
-        return str(self.record["id"])
+        return self.record["id"]
 
     @property
     def kept_batches(self) -> dict[str, int]:
@@ -51,4 +51,4 @@ def find_begun(store: LeaseStore, pipeline: str) -> BegunRewind | None:
             epochs[lease.status_value] = lease.epoch
     record = ShardDetail.of(waiting[0]).rewind
     assert record is not None  # or the shard would not wait for a rewind
-    return BegunRewind(record, epochs, offsets)
+    return BegunRewind(cast("BegunRecord", record), epochs, offsets)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from hindcast.clock import utc_from_ms
 from hindcast.delta.application_ids import applications
@@ -25,6 +24,7 @@ from hindcast.recovery import rebuild_state, rewind_point
 from hindcast.recovery.delete_late_and_dead_rows import last_filed_batch
 from hindcast.recovery.restorable_version import find_version, live_files
 from hindcast.recovery.rewind_point import RewindPoint, RewindRequest
+from hindcast.recovery.rewind_record import PlannedRewind
 from hindcast.settings import Settings
 from hindcast.shards.resharding import newest_of_version
 from hindcast.tables.fenced_sink import FencedTable
@@ -58,10 +58,8 @@ class RewindPlan:
         """Where the rewind leads, in words."""
         return self.request.to
 
-    def as_dict(self) -> dict[str, Any]:
-        """For people and programs; of JSON's types. Records are estimated from the ledger, offsets are
-        exact.
-        """
+    def as_dict(self) -> PlannedRewind:
+        """For people and programs. Records are estimated from the ledger, offsets are exact."""
         partitions = {}
         for partition, offset in self.point.offsets.items():
             partitions[str(partition)] = [offset, self._read_to(partition)]

@@ -22,7 +22,6 @@ Until step 2 has landed, :mod:`hindcast.recovery.abandon_rewind` is the way back
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
@@ -32,19 +31,20 @@ from hindcast.recovery.begun_rewind import BegunRewind, find_begun
 from hindcast.recovery.delete_late_and_dead_rows import delete_late_and_dead_rows, empty_late_sink
 from hindcast.recovery.plan_rewind import RewindPlan, check_only_writer
 from hindcast.recovery.restore_sink import SinkRestore
+from hindcast.recovery.rewind_record import BegunRecord, RewindRecord
 from hindcast.tables.ledger import Ledger
 
 
 def run(
     installation: Installation, pipeline: Pipeline, plan: RewindPlan, *, by: str, reason: str
-) -> dict[str, Any]:
+) -> BegunRecord:
     """Carry out a plan; return what the rewind recorded of itself.
 
     :raises RewindRefusedError: if the pipeline was resumed since, or another has written to its tables
     :raises StoreUnavailableError: if a store does not answer; :func:`complete` takes the steps that are left
     """
     check_only_writer(installation.settings, pipeline, plan.request)
-    record = {**plan.as_dict(), "by": by, "reason": reason, "id": uuid.uuid4().hex}
+    record: RewindRecord = {**plan.as_dict(), "by": by, "reason": reason, "id": uuid.uuid4().hex}
     rewind_events.record_begin(installation.event_log, record)
     reach("reset.1")  # 1. the leases: nobody can take what is to be taken back
     store = installation.lease_table
@@ -54,7 +54,7 @@ def run(
     return done
 
 
-def complete(installation: Installation, pipeline: Pipeline) -> dict[str, Any] | None:
+def complete(installation: Installation, pipeline: Pipeline) -> BegunRecord | None:
     """Take steps 2 to 5 of a rewind that has begun; return what it recorded, or None if there is none.
 
     :raises RewindRefusedError: if files of the version that is kept are gone, or may go meanwhile;
@@ -76,7 +76,7 @@ def complete(installation: Installation, pipeline: Pipeline) -> dict[str, Any] |
     reach("reset.5")  # 5. the shards that read it again
     rewind_point.end(store, pipeline.name, begun.id)
     rewind_events.record_end(installation.event_log, begun.record)
-    return dict(begun.record)
+    return begun.record
 
 
 def _take_back_batches(ledger: Ledger, pipeline: Pipeline, begun: BegunRewind, sink_version: int) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from hindcast.errors import RewindRefusedError
 from hindcast.leases.lease import REMOVED, Lease, ShardState, StatusType
 from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.partitions import Offsets, ShardId
+from hindcast.recovery.rewind_record import BegunRecord, RewindRecord
 from hindcast.shards.pipeline_row import DesiredState, row_of
 from hindcast.shards.resharding import newest_of_version
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaits_rewind, without_rewind
@@ -143,17 +144,22 @@ def begin(
     version: int,
     planned: Sequence[Lease],
     point: RewindPoint,
-    record: Mapping[str, Any],
+    record: RewindRecord,
 ) -> None:
     """Step 1: put waiting shards in the place of the planned ones, in one commit.
 
     :param planned: the shards as they were when the point was found
-    :param record: what the rewind records of itself, of JSON's types
+    :param record: what the rewind records of itself
     :raises RewindRefusedError: if one was taken since
     """
     epochs = {lease.key: lease.epoch for lease in planned}
     states = {lease.status_value: lease.state for lease in planned}
-    extended = {**record, "sink_version": point.sink_version, "last": point.last, "states": states}
+    extended: BegunRecord = {
+        **record,
+        "sink_version": point.sink_version,
+        "last": point.last,
+        "states": states,
+    }
 
     def decide(snapshot: Snapshot) -> list[Lease]:
         if any(_rewind_of(lease)["id"] == record["id"] for lease in unfinished(snapshot.leases, pipeline)):
@@ -176,9 +182,7 @@ def begin(
     swap(store, decide)
 
 
-def _follower(
-    lease: Lease, index: int, generation: int, point: RewindPoint, record: Mapping[str, Any]
-) -> Lease:
+def _follower(lease: Lease, index: int, generation: int, point: RewindPoint, record: BegunRecord) -> Lease:
     dealt = ShardDetail.of(lease)
     starts = {}
     floors = {}
@@ -243,9 +247,9 @@ def undo(store: LeaseStore, pipeline: str, rewind_id: str) -> list[Lease]:
     return swap(store, decide)
 
 
-def _rewind_of(lease: Lease) -> Mapping[str, Any]:
+def _rewind_of(lease: Lease) -> BegunRecord:
     """The record of the rewind whose end a shard waits for."""
-    return ShardDetail.of(lease).rewind or {}
+    return cast("BegunRecord", ShardDetail.of(lease).rewind)
 
 
 def _waiting_for(snapshot: Snapshot, pipeline: str, rewind_id: str) -> list[Lease]:
