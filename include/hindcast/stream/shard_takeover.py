@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from hindcast.clock import Clock
 from hindcast.errors import CheckpointDamagedError
@@ -14,16 +14,17 @@ from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, ShardId, app_id
-from hindcast.pipeline import Pipeline, Topic
+from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, takeover
 from hindcast.recovery.checkpoint import SparkCheckpoint
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
-from hindcast.spark import batch_metrics, kafka_source, query_signature, session
+from hindcast.spark import kafka_source, query_signature, session
 from hindcast.stream.batch_commits import BatchCommits
 from hindcast.stream.batch_cpu import CpuMeter
+from hindcast.stream.query_frame import QueryFrame
 from hindcast.stream.shard_progress import ShardProgress
 from hindcast.stream.shard_runner import RunningQuery, ShardRunner
 from hindcast.tables.fenced_sink import FencedTable
@@ -73,12 +74,10 @@ class ShardTakeover:
         self._ledger = installation.ledger
         self._clock = clock
         self._meter = meter
-        self._most_records = most_records
         self._give_way = give_way
         sink_url = self._settings.table("sinks", pipeline.sink.name)
         self._sink = FencedTable(sink_url, self._settings.storage_options, self.app)
-        # A start, floors, and the query's frame that was made for them.
-        self._prepared: tuple[tuple[Offsets, Offsets], DataFrame] | None = None
+        self._frame = QueryFrame(spark, self._settings, pipeline, most_records)
 
     def prepare(self) -> None:
         """Make the query's frame for the case that the query resumes from its checkpoint.
@@ -86,8 +85,7 @@ class ShardTakeover:
         It needs nothing of the sink: another thread may make it while the sink is sealed.
         """
         checkpoint = ShardCheckpoint.of(self._lease)
-        start, floors = checkpoint.start_offsets, checkpoint.floors
-        self._prepared = (start, floors), self._frame(start, floors)
+        self._frame.prepare(checkpoint.start_offsets, checkpoint.floors)
 
     def seal(self) -> ShardRunner:
         """Steps 2 and 3, for a shard that is only to be ended: it gets no query.
@@ -214,7 +212,7 @@ class ShardTakeover:
             give_way=self._give_way,
         )
         try:
-            frame = self._query_frame(resumption.start, progress.position.incarnation.floors)
+            frame = self._frame.at(resumption.start, progress.position.incarnation.floors)
             session.keep_state_for(self._spark, pipeline)
             reach("takeover.5")
             query = (
@@ -235,21 +233,3 @@ class ShardTakeover:
         url = self._settings.checkpoint(self._pipeline.name, folder)
         shard = self._lease.status_value
         return SparkCheckpoint(self._spark, url, pipeline=self._pipeline, shard=shard)
-
-    def _query_frame(self, start: Offsets, floors: Offsets) -> DataFrame:
-        """The frame that was prepared, if it was made for this start and these floors; else a new one."""
-        if self._prepared is not None:
-            place, frame = self._prepared
-            if place == (start, floors):
-                return frame
-        return self._frame(start, floors)
-
-    def _frame(self, start: Offsets, floors: Offsets) -> DataFrame:
-        topics = enumerate(self._pipeline.topics)
-        parsed = [self._observed(index, topic, start) for index, topic in topics]
-        return kafka_source.result(parsed, self._pipeline, floors)
-
-    def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
-        pipeline = self._pipeline
-        raw = kafka_source.stream(self._spark, self._settings, pipeline, topic, start, self._most_records)
-        return batch_metrics.observed(kafka_source.parse(raw, pipeline, topic), index)
