@@ -1,6 +1,6 @@
 """``hindcast demo``: everything once, from nothing to a verdict, as a user would do it step by step.
 
-The load's account says exactly which offsets were sent. The demo waits until the stream has committed all of
+The load's report says exactly which offsets were sent. The demo waits until the stream has committed all of
 them, has Airflow replay them, and takes the verdict from the control tables.
 """
 
@@ -266,15 +266,15 @@ def judge(
     if stop_load or demo.pipeline.window is None:
         # Without windows a stream is judged from its beginning to its end.
         stack.stop_loads(demo.settings)
-    account = LoadReport.read(report_path(demo.settings, topic))
+    report = LoadReport.read(report_path(demo.settings, topic))
     say(
-        f"Sent {account.sent} rows: {account.late} late, {account.poison_total} unusable. "
+        f"Sent {report.sent} rows: {report.late} late, {report.poison_total} unusable. "
         "Waiting for the stream to commit them."
     )
-    _wait_committed(demo, account)
-    verdict, replay = _replay(demo, account)
+    _wait_committed(demo, report)
+    verdict, replay = _replay(demo, report)
     demo.progress.measure_memory()
-    summary = _summary(demo, account, verdict, replay)
+    summary = _summary(demo, report, verdict, replay)
     _print_table(demo, summary)
     _say_addresses(demo, verdict)
     return summary
@@ -378,14 +378,14 @@ def _kill_a_worker(demo: Demo) -> Killed | None:
     return killed
 
 
-def _sent_rows(account: Path) -> int:
-    if not account.exists():
+def _sent_rows(report: Path) -> int:
+    if not report.exists():
         return 0
-    return LoadReport.read(account).sent
+    return LoadReport.read(report).sent
 
 
-def _wait_committed(demo: Demo, account: LoadReport) -> None:
-    """Wait until the ledger has the account's end offsets, and the audit has filed the rows that those
+def _wait_committed(demo: Demo, report: LoadReport) -> None:
+    """Wait until the ledger has the report's end offsets, and the audit has filed the rows that those
     batches left out.
     """
     tables = demo.installation.tables
@@ -394,7 +394,7 @@ def _wait_committed(demo: Demo, account: LoadReport) -> None:
     with demo.progress.waiting("the stream to commit what was sent", _CAUGHT_UP_SECONDS) as wait:
         while True:
             batches = ledger.batches(pipeline.name, pipeline.version)
-            needed = covering_batches(batches, account.end_offsets)
+            needed = covering_batches(batches, report.end_offsets)
             if needed is not None:
                 break
             wait.poll("")
@@ -413,22 +413,22 @@ def _audited(tables: ControlTables, pipeline: Pipeline, batches: Mapping[str, in
     return True
 
 
-def _replay(demo: Demo, account: LoadReport) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Have Airflow replay the account's offsets; returns the verdict's row and the run's."""
+def _replay(demo: Demo, report: LoadReport) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Have Airflow replay the report's offsets; returns the verdict's row and the run's."""
     settings = demo.settings
     replay_dag = f"replay.{demo.pipeline.name}"
     validate_dag = f"validate.{demo.pipeline.name}"
     token = airflow.login(settings)
     unpause_until_down(demo, replay_dag, validate_dag)
-    body = {"logical_date": None, "conf": _replay_conf(demo, account)}
+    body = {"logical_date": None, "conf": _replay_conf(demo, report)}
     asked_at = datetime.now(UTC)
     path = f"/api/v2/dags/{replay_dag}/dagRuns"
     started = airflow.request(settings.airflow_url, "POST", path, body, token)
     dag_run = started["dag_run_id"]
-    demo.progress.say(f"Airflow replays {account.sent} rows: the DAG {replay_dag}, run {dag_run}.")
+    demo.progress.say(f"Airflow replays {report.sent} rows: the DAG {replay_dag}, run {dag_run}.")
     with demo.progress.waiting("the replay and its verdict", _STALLED_SECONDS) as wait:
         while True:
-            verdict = _verdict(demo, account, asked_at)
+            verdict = _verdict(demo, report, asked_at)
             if verdict is not None:
                 break
             _raise_if_failed(demo, token, replay_dag, asked_at, dag_run)
@@ -440,13 +440,13 @@ def _replay(demo: Demo, account: LoadReport) -> tuple[dict[str, Any], dict[str, 
     return verdict, newest
 
 
-def _replay_conf(demo: Demo, account: LoadReport) -> dict[str, Any]:
+def _replay_conf(demo: Demo, report: LoadReport) -> dict[str, Any]:
     """The values of the replay DAG's form. A partition that got no row has the range from 0 to 0."""
     start: dict[int, int] = {}
     for row in demo.installation.ledger.batches(demo.pipeline.name):
         start |= dict.fromkeys(row.end_offsets, 0)
-    end = start | account.end_offsets
-    start |= account.start_offsets
+    end = start | report.end_offsets
+    start |= report.start_offsets
     return {"range": _BY_OFFSETS, "from_offsets": _as_json(start), "to_offsets": _as_json(end)}
 
 
@@ -491,9 +491,9 @@ def _run_logs(settings: Settings, dag: str, dag_run: str) -> Path:
     return settings.logs_dir / "airflow" / f"dag_id={dag}" / f"run_id={dag_run}"
 
 
-def _verdict(demo: Demo, account: LoadReport, since: datetime) -> dict[str, Any] | None:
-    """The newest verdict on the account's offsets."""
-    ours = [row for row in _verdicts(demo, since) if row["input_rows"] == account.sent]
+def _verdict(demo: Demo, report: LoadReport, since: datetime) -> dict[str, Any] | None:
+    """The newest verdict on the report's offsets."""
+    ours = [row for row in _verdicts(demo, since) if row["input_rows"] == report.sent]
     return max(ours, key=lambda row: row["judged_at"], default=None)
 
 
@@ -521,7 +521,7 @@ def _raise_if_failed(demo: Demo, token: str, dag: str, since: datetime, dag_run:
 
 
 def _summary(
-    demo: Demo, account: LoadReport, verdict: Mapping[str, Any], replay: Mapping[str, Any]
+    demo: Demo, report: LoadReport, verdict: Mapping[str, Any], replay: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The JSON object that the demo prints. ``replay`` is the run's row."""
     summary: dict[str, Any] = {"pipeline": demo.pipeline.name}
@@ -531,9 +531,9 @@ def _summary(
     summary["failed"] = "; ".join(failed)
     summary |= {
         "windows_needed": least_windows(demo.pipeline),
-        "dead_letters_sent": account.poison_total,
-        "rows_sent": account.sent,
-        "late_rows_sent": account.late,
+        "dead_letters_sent": report.poison_total,
+        "rows_sent": report.sent,
+        "late_rows_sent": report.late,
         "stream_rows_per_second": replay["stream_rows_per_second"],
         "stream_cpu_seconds": replay["stream_cpu_seconds"],
         "batch_rows_per_second": replay["rows_per_second"],

@@ -86,11 +86,11 @@ def run(demo: Reprocessing) -> dict[str, Any]:
     back = _hindcast(demo, "back-out", PIPELINE, "--by", "demo", "--yes")
     returned = _windows(read(PIPELINE, demo.settings))
     stack.stop_loads(demo.settings)
-    account = LoadReport.read(report_path(demo.settings, topic))
+    report = LoadReport.read(report_path(demo.settings, topic))
     speed = caught_up.rows / caught_up.seconds / demo.rows_per_second
     return {
         "pipeline": PIPELINE,
-        "rows_sent": account.sent,
+        "rows_sent": report.sent,
         "rows": {str(version): _rows_read(demo, version) for version in (OLD, NEW)},
         "windows": {str(OLD): len(_ends(before)), str(NEW): len(_ends(after))},
         "active_after_promotion": reading.pipeline.version,

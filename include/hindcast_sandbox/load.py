@@ -1,7 +1,7 @@
-"""The load generator: sends a generator's records to its topics at a steady pace and keeps an exact account
+"""The load generator: sends a generator's records to its topics at a steady pace and keeps an exact report
 of them.
 
-The account is a JSON file, replaced as a whole each second and at the end. It counts a record only once the
+The report is a JSON file, replaced as a whole each second and at the end. It counts a record only once the
 broker has acknowledged it. A record that could not be sent ends the load with an error and the state
 ``failed``.
 """
@@ -36,7 +36,7 @@ from hindcast_sandbox.generators.record import Record
 
 DEFAULT_ROWS_PER_SECOND = 2000.0
 DEFAULT_PARTITIONS = 4
-_ACCOUNT_SECONDS = 1.0
+_REPORT_SECONDS = 1.0
 _LINGER_MS = 20  # gathers about 40 rows a request at the default pace, and costs a row 20 ms at most
 _BATCH_BYTES = 64 * 1024
 #: Rows due within it are sent together: waking for each row would cost more than sending it.
@@ -134,7 +134,7 @@ class LoadReport:
 
     @classmethod
     def read(cls, path: Path) -> LoadReport:
-        """The account at the path.
+        """The report at the path.
 
         :raises FileNotFoundError: if no load has written one
         """
@@ -149,7 +149,7 @@ class LoadReport:
 
 
 def report_path(settings: Settings, topic: str) -> Path:
-    """The file in which the newest load of the topic keeps its account."""
+    """The file in which the newest load of the topic keeps its report."""
     return settings.home / "load" / f"{check_topic(topic)}.json"
 
 
@@ -175,7 +175,7 @@ class Load:
         self,
         bootstrap_servers: str,
         topic: str,
-        account: Path,
+        report: Path,
         *,
         generator: str | None = None,
         seed: int = 1,
@@ -192,7 +192,7 @@ class Load:
         :param rows: stop after so many rows
         :param seconds: stop after so long
         :param partitions: of each topic that is not there yet
-        :param progress: called each second with the account, which the load keeps changing
+        :param progress: called each second with the report, which the load keeps changing
         :raises BadInputError: if there is no such generator, or the pace is not above 0
         """
         check_topic(topic)
@@ -210,7 +210,7 @@ class Load:
         for other in self._generator.topics[1:]:
             self.topics[other] = other
         self._servers = bootstrap_servers
-        self._path = account
+        self._path = report
         self._partitions = partitions
         self._rows = rows
         self._seconds = seconds
@@ -219,25 +219,25 @@ class Load:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._noted = 0.0
-        self.account = LoadReport(topic=topic, seed=seed, rows_per_second=rows_per_second)
+        self.report = LoadReport(topic=topic, seed=seed, rows_per_second=rows_per_second)
 
     def stop(self) -> None:
-        """End after the present row, wait for the rows in flight, write the account."""
+        """End after the present row, wait for the rows in flight, write the report."""
         self._stop.set()
 
     def run(self) -> LoadReport:
-        """Send until stopped; returns the final account.
+        """Send until stopped; returns the final report.
 
         :raises BrokerUnavailableError: if no broker answers at the start
-        :raises ServiceError: if a row could not be sent; the account then says ``failed`` and counts what
+        :raises ServiceError: if a row could not be sent; the report then says ``failed`` and counts what
             did arrive
         """
         from kafka.errors import KafkaError
 
         self._make_topics()
         started = self._clock.now()
-        self.account.started_at = started.isoformat()
-        self.account.write(self._path)
+        self.report.started_at = started.isoformat()
+        self.report.write(self._path)
         producer = self._connect()
         given = 0
         try:
@@ -247,16 +247,16 @@ class Load:
             self._fail(error)
         finally:
             producer.close(timeout=_CLOSE_SECONDS)
-        if not self.account.error and self.account.sent != given:
-            self._fail(RuntimeError(f"{given} rows were sent and {self.account.sent} acknowledged"))
-        self.account.state = LoadState.FINISHED
-        if self.account.error:
-            self.account.state = LoadState.FAILED
-        self.account.write(self._path)
-        if self.account.error:
-            problem = f"lost rows and stopped: {self.account.error}"
+        if not self.report.error and self.report.sent != given:
+            self._fail(RuntimeError(f"{given} rows were sent and {self.report.sent} acknowledged"))
+        self.report.state = LoadState.FINISHED
+        if self.report.error:
+            self.report.state = LoadState.FAILED
+        self.report.write(self._path)
+        if self.report.error:
+            problem = f"lost rows and stopped: {self.report.error}"
             raise ServiceError(service="load", problem=problem, log=self._path)
-        return self.account
+        return self.report
 
     def _make_topics(self) -> None:
         from kafka.errors import KafkaError
@@ -300,7 +300,7 @@ class Load:
         if self._seconds is not None:
             end = began + self._seconds
         given = 0
-        records = self._generator.make(self.account.seed, self.account.rows_per_second, started)
+        records = self._generator.make(self.report.seed, self.report.rows_per_second, started)
         for record in records:
             if given == self._rows or not self._wait(began + record.due_seconds, end):
                 break
@@ -313,10 +313,10 @@ class Load:
         return given
 
     def _wait(self, due: float, end: float) -> bool:
-        """Wait until the row is due, and write the account each second; False if the load ends before."""
+        """Wait until the row is due, and write the report each second; False if the load ends before."""
         while not self._stop.is_set():
             now = self._clock.monotonic()
-            if now - self._noted >= _ACCOUNT_SECONDS:
+            if now - self._noted >= _REPORT_SECONDS:
                 self._noted = now
                 self._note()
             if now >= end:
@@ -324,24 +324,24 @@ class Load:
             if now >= due:
                 return True
             until_due = max(due - now, _TICK_SECONDS)
-            until_note = self._noted + _ACCOUNT_SECONDS - now
+            until_note = self._noted + _REPORT_SECONDS - now
             self._stop.wait(min(until_due, until_note, end - now))
         return False
 
     def _note(self) -> None:
         with self._lock:
-            self.account.write(self._path)
+            self.report.write(self._path)
             if self._progress is not None:
-                self._progress(self.account)
+                self._progress(self.report)
 
     def _acknowledge(self, record: Record, first: int, metadata: Any) -> None:
         with self._lock:
-            self.account.acknowledge(record, first + metadata.partition, metadata.offset)
+            self.report.acknowledge(record, first + metadata.partition, metadata.offset)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            if not self.account.error:
-                self.account.error = f"{type(error).__name__}: {error}"
+            if not self.report.error:
+                self.report.error = f"{type(error).__name__}: {error}"
         self._stop.set()
 
 
@@ -358,7 +358,7 @@ def _remembered_hash() -> Callable[[bytes], int]:
 
 @contextmanager
 def stopped_by_signals(load: Load) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the load well: it waits for the rows in flight and writes the account."""
+    """SIGTERM and Ctrl-C end the load well: it waits for the rows in flight and writes the report."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         load.stop()
@@ -376,7 +376,7 @@ def stopped_by_signals(load: Load) -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> int:
     """``python -m hindcast_sandbox.load``: the service that ``hindcast up`` starts."""
     parser = argparse.ArgumentParser(
-        prog="hindcast load", description="Send records to a topic and keep account of them."
+        prog="hindcast load", description="Send records to a topic and count what arrived."
     )
     parser.add_argument("--topic", default="trades")
     parser.add_argument("--generator", choices=sorted(GENERATORS))
@@ -398,11 +398,11 @@ def main(arguments: list[str] | None = None) -> int:
             seconds=given.seconds,
         )
         with stopped_by_signals(load):
-            account = load.run()
+            report = load.run()
     except HindcastError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    _log.info("The load has ended.", sent=account.sent, late=account.late, poison=account.poison_total)
+    _log.info("The load has ended.", sent=report.sent, late=report.late, poison=report.poison_total)
     return 0
 
 

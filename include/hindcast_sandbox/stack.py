@@ -110,7 +110,7 @@ def start_workers(installation: Installation, count: int, say: Say = print) -> l
 
 
 def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int) -> Service:
-    """Start the load of the topic as a service and wait until it keeps its account.
+    """Start the load of the topic as a service and wait until it keeps its report.
 
     A load that runs already is returned as it is.
 
@@ -121,8 +121,8 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
     known = services.find(name)
     if known and known.running:
         return known
-    account = report_path(settings, topic)
-    account.unlink(missing_ok=True)  # a reader would take an earlier load's account for this one's
+    report = report_path(settings, topic)
+    report.unlink(missing_ok=True)  # a reader would take an earlier load's report for this one's
     arguments = [sys.executable, "-m", "hindcast_sandbox.load"]
     arguments += ["--topic", topic]
     arguments += ["--rows-per-second", str(rows_per_second)]
@@ -130,7 +130,7 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
     environment = inherited_environment() | settings.environment()
     service = services.start(name, arguments, environment, detail={"topic": topic})
     deadline = time.monotonic() + _LOAD_READY_SECONDS
-    while not account.exists():
+    while not report.exists():
         running = service.running
         if not running or time.monotonic() >= deadline:
             problem = "ended while it was starting"
@@ -143,7 +143,7 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
 
 
 def check_no_load(settings: Settings, topic: str) -> None:
-    """:raises BadInputError: if a load of the topic runs as a service: two loads would write one account"""
+    """:raises BadInputError: if a load of the topic runs as a service: two loads would write one report"""
     known = Services(settings.home).find(LOAD_PREFIX + topic)
     if known and known.running:
         cure = "Stop it with `hindcast down`, and start the rest again with `hindcast up --no-load`."
@@ -153,7 +153,7 @@ def check_no_load(settings: Settings, topic: str) -> None:
 
 
 def stop_loads(settings: Settings) -> None:
-    """Stop every load and wait for its final account."""
+    """Stop every load and wait for its final report."""
     loads = [service for service in Services(settings.home).all() if service.name.startswith(LOAD_PREFIX)]
     _stop(settings, loads, _LOAD_GRACE_SECONDS)
 

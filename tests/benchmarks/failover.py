@@ -92,7 +92,7 @@ def measure(base: Settings, lease_seconds: float, times: int, seed: int) -> list
     load = Load(
         settings.bootstrap_servers,
         topic,
-        home / "account.json",
+        home / "report.json",
         generator="trades",
         seed=seed,
         rows_per_second=ROWS_PER_SECOND,
@@ -125,7 +125,7 @@ def measure(base: Settings, lease_seconds: float, times: int, seed: int) -> list
         load.stop()
         sending.join()
         wait_until(
-            lambda: stream.committed() == load.account.end_offsets,
+            lambda: stream.committed() == load.report.end_offsets,
             START_SECONDS,
             "everything sent is in the ledger",
         )

@@ -1,4 +1,4 @@
-"""The load's account against what the broker really holds."""
+"""The load's report against what the broker really holds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _records(
 
 
 def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Settings) -> None:
-    """Each partition holds exactly the offsets of the account, and all counts are those of what was
+    """Each partition holds exactly the offsets of the report, and all counts are those of what was
     generated.
     """
     path = report_path(settings, topic)
@@ -76,35 +76,35 @@ def test_the_account_names_every_offset(broker: Broker, topic: str, settings: Se
         rows_per_second=1_000_000,
         rows=20_000,
     )
-    account = load.run()
+    report = load.run()
     records = _records(broker.bootstrap_servers, topic)
-    assert account.state is LoadState.FINISHED
-    assert account.sent == len(records) == 20_000
+    assert report.state is LoadState.FINISHED
+    assert report.sent == len(records) == 20_000
     offsets: dict[int, list[int]] = {}
     for partition, offset, *_ in records:
         offsets.setdefault(partition, []).append(offset)
     assert set(offsets) == {0, 1, 2, 3}
     for partition, found in offsets.items():
-        part = account.partitions[partition]
+        part = report.partitions[partition]
         assert sorted(found) == list(range(part.first_offset or 0, part.end_offset or 0))
         assert part.sent == len(found)
-    generated = list(islice(trades(5, 1_000_000, datetime.fromisoformat(account.started_at)), 20_000))
-    assert account.late == sum(record.late for record in generated)
-    assert account.poison == Counter(record.poison for record in generated if record.poison)
+    generated = list(islice(trades(5, 1_000_000, datetime.fromisoformat(report.started_at)), 20_000))
+    assert report.late == sum(record.late for record in generated)
+    assert report.poison == Counter(record.poison for record in generated if record.poison)
     assert Counter((key, value) for _, _, key, value, _ in records) == Counter(
         (record.key, record.value) for record in generated
     )
-    assert LoadReport.read(path) == account
+    assert LoadReport.read(path) == report
 
 
 def test_the_account_numbers_the_partitions_across_the_topics(
     broker: Broker, topic: str, settings: Settings
 ) -> None:
-    """Payments and their retries are in two topics of 4 partitions; the account names each one's offsets, the
+    """Payments and their retries are in two topics of 4 partitions; the report names each one's offsets, the
     second's from 10,000 on.
     """
     path = report_path(settings, topic)
-    account = Load(
+    report = Load(
         broker.bootstrap_servers, topic, path, generator="payments", rows_per_second=3000, rows=20_000
     ).run()
     for first, name in ((0, topic), (TOPIC_STRIDE, "payments-retry")):
@@ -113,15 +113,15 @@ def test_the_account_numbers_the_partitions_across_the_topics(
             offsets.setdefault(first + partition, []).append(offset)
         assert set(offsets) == {first + partition for partition in range(4)}
         for number, found in offsets.items():
-            part = account.partitions[number]
+            part = report.partitions[number]
             assert part.sent == len([offset for offset in found if offset >= (part.first_offset or 0)])
             assert part.end_offset == max(found) + 1
-    assert len(account.partitions) == 8
-    assert sum(part.sent for part in account.partitions.values()) == account.sent == 20_000
+    assert len(report.partitions) == 8
+    assert sum(part.sent for part in report.partitions.values()) == report.sent == 20_000
 
 
 def test_a_second_load_goes_on_where_the_first_ended(broker: Broker, topic: str, settings: Settings) -> None:
-    """The second account begins at the first one's ends: together they name every offset once."""
+    """The second report begins at the first one's ends: together they name every offset once."""
     path = report_path(settings, topic)
     first = Load(
         broker.bootstrap_servers, topic, path, generator="trades", rows_per_second=1_000_000, rows=500
@@ -137,7 +137,7 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
     broker's.
     """
     began = time.monotonic()
-    account = Load(
+    report = Load(
         broker.bootstrap_servers,
         topic,
         report_path(settings, topic),
@@ -146,7 +146,7 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
         seconds=3.0,
     ).run()
     assert time.monotonic() - began < 20
-    assert 1400 <= account.sent <= 1501
+    assert 1400 <= report.sent <= 1501
     behind = []
     for _, _, _, value, timestamp in _records(broker.bootstrap_servers, topic):
         try:
@@ -160,7 +160,7 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
 
 
 def test_sigterm_ends_it_with_a_final_account(broker: Broker, topic: str, settings: Settings) -> None:
-    """The service ends with 0 on SIGTERM, and its account is that of the broker, to the row."""
+    """The service ends with 0 on SIGTERM, and its report is that of the broker, to the row."""
     path = report_path(settings, topic)
     environment = {
         **inherited_environment(),
@@ -185,9 +185,9 @@ def test_sigterm_ends_it_with_a_final_account(broker: Broker, topic: str, settin
     finally:
         process.kill()
         process.wait()
-    account = LoadReport.read(path)
-    assert account.state is LoadState.FINISHED
-    assert account.sent == len(_records(broker.bootstrap_servers, topic))
+    report = LoadReport.read(path)
+    assert report.state is LoadState.FINISHED
+    assert report.sent == len(_records(broker.bootstrap_servers, topic))
 
 
 def test_a_broker_that_dies_and_comes_back_loses_no_row(settings: Settings) -> None:
@@ -202,7 +202,7 @@ def test_a_broker_that_dies_and_comes_back_loses_no_row(settings: Settings) -> N
     thread = threading.Thread(target=lambda: ended.append(load.run()))
     try:
         thread.start()
-        wait_until(lambda: load.account.sent >= 1500, 60, "1500 rows are sent")
+        wait_until(lambda: load.report.sent >= 1500, 60, "1500 rows are sent")
         os.kill(service.pid, signal.SIGKILL)
         brokers.start(settings)
         thread.join(120)
@@ -230,8 +230,8 @@ def test_a_lost_row_is_never_counted_and_fails_loudly(
     load = Load(broker.bootstrap_servers, topic, report_path(settings, topic), generator="oversized")
     with pytest.raises(ServiceError, match="lost rows"):
         load.run()
-    account = LoadReport.read(report_path(settings, topic))
-    assert (account.state, account.sent) == (LoadState.FAILED, 1)
+    report = LoadReport.read(report_path(settings, topic))
+    assert (report.state, report.sent) == (LoadState.FAILED, 1)
 
 
 @pytest.mark.parametrize("name", sorted(catalog.load(project_root() / "include" / "pipelines")))

@@ -57,7 +57,7 @@ def _left(home: Path) -> list[psutil.Process]:
 
 
 def test_up_and_down_leave_nothing(home: Settings) -> None:
-    """`up` starts a broker and a load that `status` shows; `down` ends both, the load with a whole account; a
+    """`up` starts a broker and a load that `status` shows; `down` ends both, the load with a whole report; a
     second `down` is content.
     """
     ended = _hindcast(home, "up", "--no-airflow", "--rows-per-second", "200")

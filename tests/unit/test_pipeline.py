@@ -346,7 +346,7 @@ def test_names_that_could_leave_a_folder_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x", "x" * 249, "a.b-c_D9", "...", "orders." * 20])
 def test_a_topic_may_have_any_name_that_kafka_allows(tmp_path: Path, settings: Settings, name: str) -> None:
-    """Up to 249 characters, as brokers have it: such a topic is declared, and has its archive and account in
+    """Up to 249 characters, as brokers have it: such a topic is declared, and has its archive and report in
     folders of its name.
     """
     write(tmp_path, "one", GOOD.format(name="one").replace('Topic("trades"', f'Topic("{name}"'))

@@ -156,10 +156,10 @@ def load(
     console = Console(stderr=True, highlight=False)
     with console.status(f"Reaching the broker at {servers}") as line:
 
-        def show_progress(account: loads.LoadReport) -> None:
+        def show_progress(report: loads.LoadReport) -> None:
             topics = ", ".join(run.topics.values())
-            counts = f"{account.late:,} late, {account.poison_total:,} poison"
-            line.update(f"{account.sent:,} rows sent to {topics}: {counts}")
+            counts = f"{report.late:,} late, {report.poison_total:,} poison"
+            line.update(f"{report.sent:,} rows sent to {topics}: {counts}")
 
         run = loads.Load(
             servers,
@@ -173,8 +173,8 @@ def load(
         )
         stack.check_no_load(settings, topic)
         with loads.stopped_by_signals(run):
-            account = run.run()
-    Output(output).row(asdict(account))
+            report = run.run()
+    Output(output).row(asdict(report))
 
 
 @app.command(rich_help_panel=MACHINE)

@@ -162,7 +162,7 @@ def test_a_topic_without_generator_is_refused(
 
 def test_a_second_load_of_a_topic_is_refused(hindcast: Hindcast, settings: Settings) -> None:
     """Beside a load that runs as a service `load` exits 2 and names its pid: the two would write one
-    account.
+    report.
     """
     services = Services(settings.home)
     service = services.start(

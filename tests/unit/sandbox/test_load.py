@@ -55,7 +55,7 @@ def load_factory(tmp_path: Path) -> Callable[..., Load]:
     """Make a load that sends as fast as it can."""
 
     def make(topic: str, rate: float = 1e9, **given: object) -> Load:
-        return Load("nowhere:1", topic, tmp_path / "account.json", rows_per_second=rate, **given)  # type: ignore[arg-type]
+        return Load("nowhere:1", topic, tmp_path / "report.json", rows_per_second=rate, **given)  # type: ignore[arg-type]
 
     return make
 
@@ -77,9 +77,9 @@ def test_the_partitions_of_all_topics_have_one_numbering(load_factory: Callable[
         for (topic, partition), records in producer.kept.items()
     }
     assert held.keys() == {0, 1, 2, 3, 10_000, 10_001, 10_002, 10_003, 20_000, 20_001, 20_002}
-    assert {number: part.sent for number, part in load.account.partitions.items()} == held
-    assert load.account.end_offsets == dict(sorted(held.items()))
-    assert set(load.account.start_offsets.values()) == {0}
+    assert {number: part.sent for number, part in load.report.partitions.items()} == held
+    assert load.report.end_offsets == dict(sorted(held.items()))
+    assert set(load.report.start_offsets.values()) == {0}
 
 
 def test_a_record_goes_where_its_own_topic_and_key_say(load_factory: Callable[..., Load]) -> None:
@@ -113,9 +113,9 @@ def test_tombstones_late_rows_and_poison_are_counted_exactly(
     load = load_factory("main")
     producer = MemoryProducer({"main": 1, "side": 1})
     load._send_all(producer, START)
-    account = load.account
-    assert (account.sent, account.late, account.poison) == (6, 1, {"no value": 1, "not json": 2})
-    assert {number: part.sent for number, part in account.partitions.items()} == {0: 3, TOPIC_STRIDE: 3}
+    report = load.report
+    assert (report.sent, report.late, report.poison) == (6, 1, {"no value": 1, "not json": 2})
+    assert {number: part.sent for number, part in report.partitions.items()} == {0: 3, TOPIC_STRIDE: 3}
     assert producer.kept["side", 0][0] == (b"a", None)
 
 
@@ -125,21 +125,21 @@ def test_an_account_of_many_topics_is_read_as_it_was_written(
     """The numbers of partitions and all counts survive the file."""
     load = load_factory("payments", rate=2000.0, rows=50)
     load._send_all(MemoryProducer({"payments": 4, "payments-retry": 4}), START)
-    load.account.write(tmp_path / "account.json")
-    assert LoadReport.read(tmp_path / "account.json") == load.account
+    load.report.write(tmp_path / "report.json")
+    assert LoadReport.read(tmp_path / "report.json") == load.report
 
 
 def test_progress_is_told_each_second_also_between_rare_rows(
     load_factory: Callable[..., Load], tmp_path: Path
 ) -> None:
-    """At one row in ten seconds the account is told and written each second, and `stop` ends the wait for the
+    """At one row in ten seconds the report is told and written each second, and `stop` ends the wait for the
     next row.
     """
     told = threading.Event()
     counts: list[int] = []
 
-    def progress(account: LoadReport) -> None:
-        counts.append(account.sent)
+    def progress(report: LoadReport) -> None:
+        counts.append(report.sent)
         told.set()
 
     load = load_factory("trades", rate=0.1, progress=progress)
@@ -147,7 +147,7 @@ def test_progress_is_told_each_second_also_between_rare_rows(
     sending.start()
     try:
         assert told.wait(5)
-        assert LoadReport.read(tmp_path / "account.json").sent == 1
+        assert LoadReport.read(tmp_path / "report.json").sent == 1
     finally:
         load.stop()
         sending.join(5)
