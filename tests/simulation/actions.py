@@ -156,7 +156,7 @@ def _leave(world: World, action: Action) -> None:
 def _crash(world: World, action: Action) -> None:
     """The main thread ends with an error: its queries are left to the fence, and its leases are given up."""
     if (worker := _worker(world, action)) is not None and len(world.workers) > 1:
-        worker.steps, worker.consumers, worker.stuck_until = [], {}, 0.0
+        worker.consumers, worker.stuck_until = {}, 0.0
         worker.leaving = worker.draining = True
         world.run(worker)
 
