@@ -9,6 +9,8 @@ from hindcast.leases.lease import LeaseKey
 
 #: A query that failed is started again by this worker after 1, 2, 4 ... seconds, at most this.
 MAX_BACKOFF_SECONDS = 60.0
+#: Enough to reach the longest wait. More would make the power too large for a float, after 1,024 failures.
+_MOST_DOUBLINGS = 6
 
 
 @dataclass
@@ -23,8 +25,10 @@ class QueryBackoff:
 
     def failed(self, key: LeaseKey, now: float) -> float:
         """Note a failure; return the seconds to wait."""
-        self.failures[key] = self.failures.get(key, 0) + 1
-        seconds = min(2.0 ** (self.failures[key] - 1), MAX_BACKOFF_SECONDS)
+        earlier = self.failures.get(key, 0)
+        self.failures[key] = earlier + 1
+        doublings = min(earlier, _MOST_DOUBLINGS)
+        seconds = min(2.0**doublings, MAX_BACKOFF_SECONDS)
         self.until[key] = now + seconds
         return seconds
 

@@ -18,6 +18,13 @@ def test_the_wait_doubles_with_each_failure_up_to_a_minute() -> None:
     assert backoff.failed(OTHER, now=0.0) == 1
 
 
+def test_a_query_may_fail_for_days() -> None:
+    """At a start a minute that is some thousand failures, and the wait stays a minute."""
+    backoff = QueryBackoff()
+    waits = [backoff.failed(ONE, now=0.0) for _ in range(5000)]
+    assert set(waits[6:]) == {MAX_BACKOFF_SECONDS}
+
+
 def test_a_shard_may_be_tried_again_once_its_wait_is_over() -> None:
     """Other shards never wait for it."""
     backoff = QueryBackoff()
