@@ -44,13 +44,16 @@ class AuditPasses:
         self._held = held
         self._events = events
         self._give_way = give_way
-        self._settling: list[RunningShard] = []  # given up or lost, with rows still to be filed
+        # Given up or lost, with rows still to be filed; of each shard the last life, which files all of them.
+        self._settling: dict[LeaseKey, RunningShard] = {}
+        self._settling_changes = threading.Lock()
         self._unfiled: dict[LeaseKey, str] = {}  # why the last pass over a shard failed
         self._auditing = threading.Lock()
 
     def settle(self, shard: RunningShard) -> None:
         """Finish a shard that was given up or lost: file its rows in the next passes, until one goes well."""
-        self._settling.append(shard)
+        with self._settling_changes:
+            self._settling[shard.runner.lease.key] = shard
 
     def run(self) -> None:
         """File late and poison rows of every shard held, and of those just given up.
@@ -67,9 +70,20 @@ class AuditPasses:
                 self._audit(shard, to_the_end=shard.ending)
                 if shard.ending:
                     self._end(shard)
-            for shard in list(self._settling):
+            for shard in self._still_settling():
                 if self._audit(shard, to_the_end=True):
-                    self._settling.remove(shard)
+                    self._settled(shard)
+
+    def _still_settling(self) -> list[RunningShard]:
+        with self._settling_changes:
+            return list(self._settling.values())
+
+    def _settled(self, shard: RunningShard) -> None:
+        """All its rows are filed, or are another worker's; unless the shard was given up again meanwhile."""
+        key = shard.runner.lease.key
+        with self._settling_changes:
+            if self._settling[key] is shard:
+                del self._settling[key]
 
     def _audit(self, shard: RunningShard, *, to_the_end: bool) -> bool:
         """Run one pass; return whether it went well. The next pass repeats one that fails, which must never

@@ -24,11 +24,14 @@ class Settling:
     """The passes of a worker that has given a shard up, with rows still to be filed."""
 
     def __init__(self, installation: Installation, audit: FailingAudit) -> None:
-        (lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
+        (self._lease,) = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
         held = HeldLeases(FakeClock(), owner="w", lease_seconds=10)
         self.gave_way = 0
         self.passes = AuditPasses({}, held, ShardEvents(EventLog(installation.tables), "w"), self._give_way)
-        query: Any = ShardQuery(lease)
+        self.give_up(audit)
+
+    def give_up(self, audit: FailingAudit) -> None:
+        query: Any = ShardQuery(self._lease)
         stand_in: Any = audit
         self.passes.settle(RunningShard(query, stand_in))
 
@@ -49,6 +52,19 @@ def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(installatio
     assert audit.passes == 4
     (event,) = installation.tables.rows(ControlTable.EVENTS)
     assert (event["kind"], bool(event["cure"])) == ("audit_failed", True)
+
+
+def test_a_shard_that_is_given_up_again_and_again_costs_one_pass(installation: Installation) -> None:
+    """Its last life files the rows of those before, too. A query that fails each minute, while its rows
+    cannot be filed, would else cost one more after each failure.
+    """
+    older, newer = FailingAudit(RuntimeError("one")), FailingAudit(RuntimeError("two"))
+    worker = Settling(installation, older)
+    worker.passes.run()
+    worker.give_up(newer)
+    for _ in range(3):
+        worker.passes.run()
+    assert (older.passes, newer.passes) == (1, 2)
 
 
 @pytest.mark.parametrize(
