@@ -217,12 +217,13 @@ def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired])
     for row in tables.rows(ControlTable.DEAD_LETTERS, [("pipeline", "=", pipeline.name)]):
         place = (row["topic"], row["partition"], row["offset"])
         keys[place] = row["key"]
-    places = [letter.place for letter in mended]
-    for place in places:
-        if place not in keys:
-            _refuse_place(pipeline, place, f"is no dead letter of {pipeline.name}")
-        if places.count(place) > 1:
-            _refuse_place(pipeline, place, "is named twice")
+    named: set[Place] = set()
+    for letter in mended:
+        if letter.place not in keys:
+            _refuse_place(pipeline, letter.place, f"is no dead letter of {pipeline.name}")
+        if letter.place in named:
+            _refuse_place(pipeline, letter.place, "is named twice")
+        named.add(letter.place)
     for letter in mended:
         if letter.key is not None and letter.key != keys[letter.place]:
             problem = f"{_text_of(letter.place)} has another key in the file than in its topic"
