@@ -135,9 +135,12 @@ def letters_of(text: str) -> list[Repaired]:
     """
     decoder = json.JSONDecoder()
     found: dict[Repaired, None] = {}
+    line = 1
+    counted = 0
     begin = _skip_space(text, 0)
     while begin < len(text):
-        line = text.count("\n", 0, begin) + 1
+        line += text.count("\n", counted, begin)
+        counted = begin
         try:
             value, end = decoder.raw_decode(text, begin)
         except ValueError as error:

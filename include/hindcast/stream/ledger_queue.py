@@ -69,10 +69,10 @@ class LedgerQueue:
             self._ledger.append(ready)
             self._history += ready
             with self._lock:
-                self._rows = [row for row in self._rows if row not in ready]
+                del self._rows[: len(ready)]
 
     def _ready(self, query: StreamingQuery | None) -> Sequence[LedgerRow]:
-        """The rows that can be written."""
+        """The rows that can be written: the first ones that are queued, or all."""
         with self._lock:
             if query is None or not query.isActive:
                 return list(self._rows)
