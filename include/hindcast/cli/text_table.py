@@ -110,9 +110,10 @@ def cell(value: Any) -> str:
         if abs(value) < _LARGE:
             return f"{value:.4g}"
         return f"{value:,.0f}"
+    text = str(value)
     if isinstance(value, dict | list):
-        return json.dumps(value, default=str, ensure_ascii=False)
-    return _CONTROL.sub(_visible, str(value))
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    return _CONTROL.sub(_visible, text)
 
 
 def _visible(found: re.Match[str]) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from hindcast.cli.output import Format, Output
-from hindcast.cli.text_table import Columns, lay_out
+from hindcast.cli.text_table import Columns, cell, lay_out
 
 ROW = {
     "at": datetime(2026, 1, 31, 12, 0, 0, 123000, tzinfo=UTC),
@@ -153,6 +153,12 @@ def test_data_never_moves_the_cursor() -> None:
     """What a record holds is printed, not obeyed, and no line of a table is broken by it."""
     table = lay_out([{"value": "a\nb\x1b[2Jc\x9b"}], Columns(["value"]), 80)
     assert table.lines[-1] == r"a\nb\x1b[2Jc\x9b"
+
+
+def test_neither_does_data_inside_a_structure() -> None:
+    """A record's key is shown as JSON, and JSON leaves the control codes after the ASCII ones as they are."""
+    assert cell({"key": "\x9b2J"}) == '{"key": "\\x9b2J"}'
+    assert cell(["\x7f", "\n"]) == '["\\x7f", "\\n"]'
 
 
 def test_wide_characters_are_counted_as_wide() -> None:
