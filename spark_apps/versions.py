@@ -19,7 +19,7 @@ import structlog
 
 from hindcast import Hindcast
 from hindcast.errors import HindcastError
-from hindcast.processes.end_with_parent import exit_now
+from hindcast.processes.end_with_parent import end_with_parent, exit_now
 
 FAILED = 3
 
@@ -68,4 +68,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     exit_now(main())

@@ -15,8 +15,10 @@ import psutil
 import pytest
 
 from hindcast.airflow import spark_subprocess
+from hindcast.airflow.operators import ArchiveOperator, ReplayAppOperator
+from hindcast.airflow.reprocessing import CompareVersionsOperator
 from hindcast.airflow.spark_subprocess import SparkSubprocess
-from hindcast.settings import Settings
+from hindcast.settings import Settings, project_root
 
 
 @pytest.fixture
@@ -111,6 +113,15 @@ time.sleep(600)
     runner.join(20)
     assert ended[0].exit_code == -signal.SIGKILL
     assert psutil.wait_procs([grandchild], timeout=10)[1] == []
+
+
+def test_all_that_tasks_start_end_with_them() -> None:
+    """An orphan would run beside the task's next try."""
+    apps = {operator.app for operator in (ReplayAppOperator, ArchiveOperator, CompareVersionsOperator)}
+    assert apps == {"replay.py", "archive.py", "versions.py"}
+    for app in apps:
+        text = (project_root() / "spark_apps" / app).read_text()
+        assert text.endswith('if __name__ == "__main__":\n    end_with_parent()\n    exit_now(main())\n')
 
 
 def test_a_child_ends_with_a_task_that_was_killed(settings: Settings, tmp_path: Path) -> None:
