@@ -5,6 +5,7 @@ may end.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ from hindcast.airflow.operators import (
 )
 from hindcast.airflow.supervision import operators
 from hindcast.airflow.supervision.operators import ReconcileOperator, WatchFleetOperator, starting_workers
+from hindcast.airflow.supervision.restart_backoff import files_fingerprint
 from hindcast.clock import SystemClock
 from hindcast.errors import ChildFailedError, StoreUnavailableError, TryLaterError
 from hindcast.leases.delta_store import LeaseTable
@@ -459,6 +461,26 @@ def test_reconciling_an_empty_platform_wants_all_pipelines_and_launches_the_flee
     assert len(result["launched"]) == len(events(home, "worker_launched")) == 2
     assert result["outlook"]["faults"] == ["slot_empty:0", "slot_empty:1"]
     assert result["outlook"]["retry_at"] is not None
+
+
+def test_a_file_that_comes_while_the_supervisor_looks_wakes_it_again(
+    home: Settings, launches: list[Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not declared, so what was seen of the files must not contain it."""
+    folder = tmp_path / "pipelines"
+    shutil.copytree(home.pipelines_dir, folder)
+    monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(folder))
+    settle = operators.settle
+
+    def settle_and_save(*given: Any) -> Any:
+        (folder / "late.py").write_text("# saved a moment too late")
+        return settle(*given)
+
+    monkeypatch.setattr(operators, "settle", settle_and_save)
+    seen = reconcile()["outlook"]["files"]
+    assert seen != files_fingerprint(folder)
+    (folder / "late.py").unlink()
+    assert seen == files_fingerprint(folder)
 
 
 def test_reconciling_a_paused_platform_launches_nothing(home: Settings, launches: list[Service]) -> None:

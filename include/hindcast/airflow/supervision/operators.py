@@ -68,6 +68,9 @@ class ReconcileOperator(BaseOperator):
         clock = SystemClock()
         events = EventLog(hindcast.tables, worker="supervise", clock=clock)
         looked_at = clock.now()
+        # Before the pipelines are loaded: a file that is written meanwhile differs from this, and wakes the
+        # supervisor again.
+        files = files_fingerprint(settings.pipelines_dir)
         wakes = recent_wakes(hindcast.tables, looked_at)
 
         _report_refused(hindcast, events, looked_at)
@@ -85,7 +88,7 @@ class ReconcileOperator(BaseOperator):
             looked_at,
             faults=frozenset(fault_keys(empty, lagging_shards(leases, settings))),
             desired=desired_lines(leases),
-            files=files_fingerprint(settings.pipelines_dir),
+            files=files,
             empty_slots=bool(empty),
             slot_wakes=sum(wake["reason"] in SLOT_TROUBLE for wake in wakes),
             other_wakes=sum(wake["reason"] in OTHER_TROUBLE for wake in wakes),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -44,11 +45,15 @@ def backoff_seconds(wakes_last_hour: int) -> float:
 
 
 def files_fingerprint(folder: Path) -> str:
-    """A text that changes with the pipelines' files; equal on every host that has the same files."""
+    """A text that changes with the pipelines' files and with what these import from folders beside them;
+    equal on every host that has the same files.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
-        digest.update(path.name.encode() + b"\0")
-        digest.update(path.read_bytes() + b"\0")
+    for path in sorted(folder.rglob("*.py")):
+        with suppress(FileNotFoundError):  # a file may go during the walk
+            content = path.read_bytes()
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+            digest.update(content + b"\0")
     return digest.hexdigest()[:_FINGERPRINT_DIGITS]
 
 

@@ -312,3 +312,13 @@ def test_the_fingerprint_follows_the_files(tmp_path: Any) -> None:
     second = files_fingerprint(tmp_path)
     (tmp_path / "b.py").write_text("")
     assert len({first, second, files_fingerprint(tmp_path)}) == 3
+
+
+def test_the_fingerprint_follows_what_pipelines_import(tmp_path: Any) -> None:
+    """A mend of a module in a folder beside them may be all that a refused pipeline waits for."""
+    (tmp_path / "a.py").write_text("from rules.tax import rate")
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "tax.py").write_text("rate = 1 / 0")
+    broken = files_fingerprint(tmp_path)
+    (tmp_path / "rules" / "tax.py").write_text("rate = 0.2")
+    assert files_fingerprint(tmp_path) != broken
