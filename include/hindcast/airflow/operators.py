@@ -78,13 +78,13 @@ class AppOperator(BaseOperator):
         """
         began_at = datetime.now(UTC)
         ended = self.run_app(arguments)
-        if ended.exit_code in {0, VerdictFailedError.exit_code} or self._is_asked_again(context, ended):
+        if ended.exit_code in {0, VerdictFailedError.exit_code} or self.is_asked_again(context, ended):
             return ended
         end = BadEnd.of_process(ended.exit_code, ended.reason)
         close_run(Hindcast().tables, run_id, pipeline, end, since=began_at, version=version)
         return ended
 
-    def _is_asked_again(self, context: Context, ended: Ended) -> bool:
+    def is_asked_again(self, context: Context, ended: Ended) -> bool:
         """Whether the task asks for the same run later."""
         return ended.exit_code == TryLaterError.exit_code and not _is_last_try(context)
 
@@ -118,7 +118,7 @@ class ReplayAppOperator(AppOperator):
         self.pipeline = pipeline
 
 
-def _awaited(ended: Ended) -> dict[str, Any] | None:
+def awaited_of(ended: Ended) -> dict[str, Any] | None:
     """What the stream has not committed yet, if the application ended for that."""
     if ended.exit_code != TryLaterError.exit_code or ended.result is None:
         return None
@@ -150,7 +150,7 @@ class AwaitingOperator(ReplayAppOperator):
             ended = self.run_replay(context, arguments, run_id, self.pipeline, None)
         else:
             ended = self.run_app(arguments)
-        awaited = _awaited(ended)
+        awaited = awaited_of(ended)
         if awaited is None:
             return self.done(context, self.result_of(ended))
 
@@ -174,8 +174,8 @@ class AwaitingOperator(ReplayAppOperator):
         }
         raise TaskDeferred(trigger=trigger, method_name="consumed", kwargs=waiting)
 
-    def _is_asked_again(self, context: Context, ended: Ended) -> bool:
-        return _awaited(ended) is not None or super()._is_asked_again(context, ended)
+    def is_asked_again(self, context: Context, ended: Ended) -> bool:
+        return awaited_of(ended) is not None or super().is_asked_again(context, ended)
 
     def consumed(
         self,

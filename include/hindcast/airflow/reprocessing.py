@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from hindcast import Hindcast
 from hindcast.airflow.approval import Decision
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
-from hindcast.airflow.operators import TRIED_AGAIN, AppOperator, given
+from hindcast.airflow.operators import TRIED_AGAIN, AppOperator, awaited_of, given
 from hindcast.airflow.spark_subprocess import Ended
 from hindcast.airflow.version_triggers import (
     News,
@@ -29,6 +29,7 @@ from hindcast.airflow.version_triggers import (
 )
 from hindcast.errors import BadInputError, BadRangeError, VerdictFailedError
 from hindcast.replay.request import ReplayRequest, new_run_id
+from hindcast.replay.wait_for_stream import Awaited
 from hindcast.shards.active_version import Rollout
 from hindcast.shards.pipeline_row import SHADOW, ChangeKind
 from hindcast.shards.version_changes import Versions
@@ -182,11 +183,18 @@ class JudgeVersionOperator(_VersionOperator):
 
     def judge(self, context: Context, **what: Any) -> dict[str, Any]:
         """:param what: the range, as :meth:`hindcast.replay.request.ReplayRequest.parse` takes it"""
+        return self.verdict_of(self.run_judge(context, **what))
+
+    def run_judge(self, context: Context, **what: Any) -> Ended:
+        """Run the application; :meth:`verdict_of` reads how it ended."""
         run_id = new_run_id(self.pipeline, datetime.now(UTC))
         context["ti"].xcom_push(key=RUN_ID, value=run_id)
         request = ReplayRequest.parse(pipeline=self.pipeline, version=self.number, run_id=run_id, **what)
         arguments = ["judge", *request.to_arguments(), TRIED_AGAIN]
-        ended = self.run_replay(context, arguments, run_id, self.pipeline, self.number)
+        return self.run_replay(context, arguments, run_id, self.pipeline, self.number)
+
+    def verdict_of(self, ended: Ended) -> dict[str, Any]:
+        """The verdict, passed or not."""
         if ended.exit_code == VerdictFailedError.exit_code and ended.result is not None:
             _log.warning(ended.reason)
             return ended.result
@@ -293,7 +301,8 @@ class WatchPromotedOperator(JudgeVersionOperator):
     fails.
 
     The time counts from the promotion, however often this task is tried. A watch without any verdict would
-    prove nothing, so it ends with a verdict of its own.
+    prove nothing, so it ends with a verdict of its own. There is nothing to prove if the version has read its
+    whole topic, and its last verdict covers all of that.
 
     :param promoted: what the promoting task returned
     :param minutes: a number or its text
@@ -326,11 +335,37 @@ class WatchPromotedOperator(JudgeVersionOperator):
             self._back_out(f"its verdict {event['run_id']} failed with {unexplained} unexplained differences")
         if event["verdicts"]:
             return event
-        verdict = self.judge(context, since_last_verdict=True)
+        ended = self.run_judge(context, since_last_verdict=True)
+        if self._nothing_to_judge(ended):
+            _log.info(f"Version {self.number} of {self.pipeline} has read nothing since its last verdict.")
+            return event
+        verdict = self.verdict_of(ended)
         if not verdict["passed"]:
             failed = "; ".join(verdict["failed"])
             self._back_out(f"its verdict {verdict['run_id']} failed: {failed}")
         return {**event, "verdicts": 1, "run_id": verdict["run_id"]}
+
+    def is_asked_again(self, context: Context, ended: Ended) -> bool:
+        return self._nothing_to_judge(ended) or super().is_asked_again(context, ended)
+
+    def _nothing_to_judge(self, ended: Ended) -> bool:
+        """Whether the version has read nothing since its last verdict, and nothing is left to be read.
+
+        A stream that stands still has read nothing, too.
+        """
+        found = awaited_of(ended)
+        if found is None:
+            return False
+        awaited = Awaited.from_json(found)
+        if not awaited.beyond or awaited.offsets or awaited.batches or awaited.at:
+            return False
+        from hindcast.kafka.offsets import TopicOffsets, across
+
+        hindcast = Hindcast()
+        pipeline = hindcast.catalog.of(self.pipeline, self.number)
+        with TopicOffsets(hindcast.settings) as topic:
+            latest = across(pipeline, topic.latest)
+        return all(end <= awaited.beyond.get(partition, 0) for partition, end in latest.items())
 
     def _say_backed_out(self) -> NoReturn:
         """Fail because another version is active: a person returned to it, or an earlier try of this task

@@ -28,7 +28,9 @@ from hindcast.airflow.reprocessing import (
     WatchPromotedOperator,
 )
 from hindcast.errors import ChildFailedError, TryLaterError
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.delta_store import LeaseTable
+from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout
 from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
@@ -42,16 +44,20 @@ NAME = "stock_stats"
 TASK = {"task_id": "task", "pipeline": NAME, "version": "2"}
 #: What spark_apps/versions.py does in the end when it begins, and when it promotes.
 BEGIN = """
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.shards.pipeline_row import InactiveVersion, InactiveState
 from hindcast.shards.version_changes import Versions
+from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings
 beside = InactiveVersion(version=2, state=InactiveState.CATCHING_UP, shards=1, tables=("sinks/stock_stats_v2",))
 Versions(LeaseTable(Settings())).begin("stock_stats", beside, {0: 0}, columns_from=1)
 """
 SWAP = """
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.shards.version_changes import Versions
+from hindcast.replay.wait_for_stream import Awaited
 from hindcast.settings import Settings
 given = dict(argument[2:].split("=", 1) for argument in sys.argv if argument.startswith("--") and "=" in argument)
 Versions(LeaseTable(Settings())).promote(
@@ -467,11 +473,40 @@ def test_the_watch_undoes_no_other_promotion(
     assert rollout(home) == again
 
 
+def awaited(**what: Any) -> dict[str, Any]:
+    """What the application waits for."""
+    return Awaited(pipeline=NAME, version=2, **what).to_json()
+
+
+@pytest.mark.parametrize("tries", [1, 7])
+def test_a_watch_over_a_quiet_topic_ends_well(
+    app: App, watch: Callable[..., Any], context: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """The version has read its whole topic, and its last verdict covers all of that: there is nothing to wait
+    for. That is no fault of the version, nor of a run, on the last try neither.
+    """
+    context["ti"].try_number = tries
+    monkeypatch.setattr(TopicOffsets, "latest", lambda *_: {0: 10, 1: 5})
+    app.ends(75, name="replay.py", last_words="nothing was committed", awaited=awaited(beyond={0: 10, 1: 5}))
+    assert watch("0").execute(context) == {"news": "over", "verdicts": 0}
+    assert ControlTables(Settings()).rows(ControlTable.EVENTS) == []
+
+
+def test_a_watch_over_a_stream_that_stands_still_is_tried_again(
+    app: App, watch: Callable[..., Any], context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic has records that the version has not read. Whether it may stay active is not known."""
+    monkeypatch.setattr(TopicOffsets, "latest", lambda *_: {0: 10, 1: 6})
+    app.ends(75, name="replay.py", last_words="nothing was committed", awaited=awaited(beyond={0: 10, 1: 5}))
+    with pytest.raises(TryLaterError):
+        watch("0").execute(context)
+
+
 def test_a_watch_without_a_verdict_ends_with_its_own(
     app: App, home: Settings, watch: Callable[..., Any], context: dict[str, Any]
 ) -> None:
     """Else it would have shown nothing; where that one fails, the old version is back."""
-    app.ends(75, name="replay.py", last_words="nothing was committed since")
+    app.ends(75, name="replay.py", last_words="rows are still to be filed", awaited=awaited(batches={"s": 3}))
     with pytest.raises(TryLaterError):
         watch("0").execute(context)
     app.ends(0, name="replay.py", passed=True, run_id="own")
