@@ -5,6 +5,7 @@ from __future__ import annotations
 from hindcast.clock import Clock
 from hindcast.errors import HindcastError, LeaseLostError
 from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.partitions import Offsets
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ReportedDetail
 from hindcast.stream.query_backoff import QueryBackoff
@@ -28,12 +29,15 @@ class FailedShards:
         self._backoff = backoff
         self._clock = clock
 
-    def diagnose(self, lease: Lease, failure: BaseException) -> BaseException:
-        """The cause behind a failed query, if it can be known: data that Kafka no longer has."""
+    def diagnose(self, key: LeaseKey, reached: Offsets, failure: BaseException) -> BaseException:
+        """The cause behind a failed query, if it can be known: data that Kafka no longer has.
+
+        :param reached: up to where the query has read the shard
+        """
         if isinstance(failure, HindcastError):
             return failure
         try:
-            self._topics.check_retained(lease)
+            self._topics.check_retained(key, reached)
         except HindcastError as error:
             return error
         return failure

@@ -13,6 +13,7 @@ from hindcast.clock import Clock
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.shards.held_leases import HeldLeases
+from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.spark import kafka_source
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.late_and_dead_rows import Audit
@@ -86,7 +87,8 @@ class ShardStarter:
 
         :param rebuild: why its state is to be rebuilt; empty if the query is to resume from its checkpoint
         """
-        retained = self._meanwhile.submit(self._topics.check_retained, lease)
+        reached = ShardCheckpoint.of(lease).read_to
+        retained = self._meanwhile.submit(self._topics.check_retained, lease.key, reached)
         prepared = self._meanwhile.submit(takeover.prepare)
 
         def allowed() -> None:

@@ -242,7 +242,7 @@ class ShardSync:
             if not self._remove(running):
                 return
             runner.stop()
-            cause = self._failures.diagnose(lease, failure)
+            cause = self._failures.diagnose(key, runner.end_offsets, failure)
             if not is_refusal(cause):
                 self.audit.settle(running)
             self._failures.give_back(lease, cause)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hindcast.errors import OffsetsLostError
 from hindcast.kafka.offsets import TopicOffsets, across
-from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.leases.lease import LeaseKey
 from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.settings import Settings
-from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 
 
@@ -30,19 +29,21 @@ class ShardTopics:
         """
         return across(self._deployed.of_shard(key), self._offsets.latest)
 
-    def check_retained(self, lease: Lease) -> None:
-        """:raises OffsetsLostError: if the topic does not hold, or not reach, the offset at which the shard
-        must resume
+    def check_retained(self, key: LeaseKey, reached: Offsets) -> None:
+        """Check that a shard can be read on.
+
+        :param reached: up to where it is read
+        :raises OffsetsLostError: if the topic does not hold, or not reach, one of these offsets
         """
-        pipeline = self._deployed.of_shard(lease.key)
+        pipeline = self._deployed.of_shard(key)
         earliest = across(pipeline, self._offsets.earliest)
         latest = across(pipeline, self._offsets.latest)
-        for partition, offset in ShardCheckpoint.of(lease).read_to.items():
+        for partition, offset in reached.items():
             lost = {
                 "topic": pipeline.topics[partition // TOPIC_STRIDE].name,
                 "partition": partition % TOPIC_STRIDE,
                 "pipeline": pipeline.name,
-                "shard": lease.status_value,
+                "shard": key.status_value,
                 "start": offset,
             }
             if partition not in latest:

@@ -68,6 +68,21 @@ def test_a_shard_that_another_worker_has_is_only_said_to_be_lost(
     assert shard.backoff.over(shard.lease.key, clock.monotonic())
 
 
+def test_a_query_that_has_read_what_the_topic_has_dropped_is_only_tried_again(
+    shard_factory: Callable[..., Any], installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken over days ago. What it had read then is gone by now, and it needs none of that."""
+    asked: list[dict[int, int]] = []
+    shard = shard_factory(FailingAudit())
+    shard.start()
+    shard.query.end_offsets = {0: 100}
+    shard.query.failure = RuntimeError("a passing error")
+    monkeypatch.setattr(ShardTopics, "check_retained", lambda _, __, reached: asked.append(reached))
+    shard.sync.tick()
+    assert asked == [{0: 100}]
+    assert kinds(installation) == ["query_failed", "shard_taken"]
+
+
 def test_a_query_that_fails_since_its_offsets_are_gone_is_refused(
     shard_factory: Callable[..., Any],
     installation: Installation,

@@ -9,15 +9,15 @@ import pytest
 
 from hindcast import catalog
 from hindcast.errors import OffsetsLostError, UnknownVersionError
-from hindcast.leases.lease import Lease, LeaseKey, StatusType
+from hindcast.leases.lease import LeaseKey, StatusType
 from hindcast.settings import Settings, project_root
-from hindcast.shards import resharding
 from hindcast.stream import shard_topics
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.shard_topics import ShardTopics
-from hindcast.testing import MemoryStore
 
 NAME = "stock_stats"
+VERSION = catalog.load(project_root() / "include" / "pipelines")[NAME].version
+KEY = LeaseKey(NAME, StatusType.SHARD, f"v{VERSION}.g0.s0")
 
 
 @pytest.fixture
@@ -32,17 +32,10 @@ def topics_factory(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Calla
     return make
 
 
-def lease_at(offset: int) -> Lease:
-    """A shard of the topic's first partition that has read up to this offset."""
-    version = catalog.load(project_root() / "include" / "pipelines")[NAME].version
-    (lease,) = resharding.create(MemoryStore(), NAME, version, 1, {0: offset})
-    return lease
-
-
 @pytest.mark.parametrize("offset", [5, 7, 10])
 def test_a_shard_within_its_topic_may_resume(topics_factory: Callable[..., ShardTopics], offset: int) -> None:
     """Its first record may be the oldest that is left, and its last the newest that was sent."""
-    topics_factory({0: 5}, {0: 10}).check_retained(lease_at(offset))
+    topics_factory({0: 5}, {0: 10}).check_retained(KEY, {0: offset})
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,7 @@ def test_a_shard_whose_records_are_gone_does_not_resume(
     """Else it would skip them and say nothing."""
     topics = topics_factory({0: 5}, latest)
     with pytest.raises(OffsetsLostError, match=problem):
-        topics.check_retained(lease_at(offset))
+        topics.check_retained(KEY, {0: offset})
 
 
 def test_the_end_is_that_of_the_topics_of_the_shards_version(
@@ -68,6 +61,6 @@ def test_the_end_is_that_of_the_topics_of_the_shards_version(
 ) -> None:
     """A version that is not deployed here has no topics that are known."""
     topics = topics_factory({0: 5}, {0: 10, 1: 3})
-    assert topics.latest(lease_at(7).key) == {0: 10, 1: 3}
+    assert topics.latest(KEY) == {0: 10, 1: 3}
     with pytest.raises(UnknownVersionError):
         topics.latest(LeaseKey(NAME, StatusType.SHARD, "v999.g0.s0"))
