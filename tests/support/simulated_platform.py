@@ -13,9 +13,10 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from support.simulated_stream import Answer, Key, Record, Simulated
 
-from hindcast.partitions import offsets_to_json
+from hindcast.delta.commit import METADATA_KEY
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import BatchCommit
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.schema import SCHEMAS
 from hindcast.tables.table_names import ControlTable
@@ -107,14 +108,21 @@ def store(
 
 
 def _properties(row: LedgerRow) -> CommitProperties:
-    commit = {
-        "kind": "batch",
-        "batch": row.batch,
-        "shard": row.shard,
-        "end_offsets": offsets_to_json(row.end_offsets),
-    }
+    commit = BatchCommit(
+        kind="batch",
+        pipeline=row.pipeline,
+        version=row.version,
+        shard=row.shard,
+        epoch=row.epoch,
+        batch=row.batch,
+        worker=row.worker,
+        start_offsets=row.start_offsets,
+        end_offsets=row.end_offsets,
+        late_watermark_ms=row.late_watermark_ms,
+        watermark_ms=row.watermark_ms,
+    )
     return CommitProperties(
-        app_transactions=[_transaction(row)], custom_metadata={"hindcast": json.dumps(commit)}
+        app_transactions=[_transaction(row)], custom_metadata={METADATA_KEY: commit.as_metadata()}
     )
 
 

@@ -124,8 +124,11 @@ def _position(lease: Lease, recorded: Fence | None, last: BatchCommit | None) ->
 
 
 def _check_log(pipeline: Pipeline, lease: Lease, recorded: Fence, commits: Sequence[BatchCommit]) -> None:
-    """:raises OffsetGapError: if the log has no commit of the shard, though its fence is there"""
-    if not commits:
+    """Check that the log still says where the shard is. If it has no batch yet, its lease says that.
+
+    :raises OffsetGapError: if the log has no commit of the shard, though the sink holds a batch
+    """
+    if recorded.batch and not commits:
         cure = "Raise the pipeline's version, with a new sink table: it starts again from the topic."
         expired = "a commit whose log entry has expired"
         raise _gap(pipeline, lease, recorded.batch + 1, "an unknown place", expired, cure)

@@ -10,8 +10,10 @@ from support.crashes import die_before
 from support.paused_pipeline import EPOCH, Paused
 
 from hindcast.errors import LeaseLostError, RewindRefusedError
-from hindcast.recovery import plan_rewind
+from hindcast.leases.lease import ShardState
+from hindcast.recovery import plan_rewind, takeover
 from hindcast.recovery.restore_sink import SinkRestore
+from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
 from hindcast.tables.table_names import ControlTable
@@ -93,6 +95,25 @@ def test_a_death_while_it_is_called_off_is_ended_by_the_same_call(
     kinds = {row["kind"] for row in ControlTables(paused.settings).rows(ControlTable.EVENTS)}
     assert {"pipeline_rewinding", "pipeline_rewind_abandoned"} <= kinds
     assert paused.rewind(paused.middle)["rows_kept"] == found.rows_kept == paused.rows().total()
+
+
+def test_shards_that_nobody_has_taken_yet_can_be_taken_after_it(
+    paused: Paused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipeline was rewound, stayed paused, and a second rewind is called off: the sink has the fences of
+    shards that have never committed.
+    """
+    paused.rewind(paused.middle)
+    die_before(monkeypatch, "reset.2", partial(paused.run, paused.plan(None)))
+    assert paused.abandon() is not None
+    for lease in paused.store.read().leases.values():
+        if lease.state != ShardState.OPEN:
+            continue
+        sink = paused.app(lease.status_value)
+        taken = lease.given_to("w")
+        position, missing = takeover.seal(sink, paused.pipeline, taken, "w", [])
+        assert (position.fence, missing) == (Fence(taken.epoch, 0), [])
+        assert position.end_offsets == ShardCheckpoint.of(lease).start_offsets
 
 
 def test_what_was_called_off_is_said(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
