@@ -197,6 +197,12 @@ class DoubledKeyError(HindcastError):
     """
 
 
+class PipelineExitedError(HindcastError):
+    """{pipeline}: {function} called sys.exit({code}), which would end a process that may have other pipelines.
+    Let it raise an error that says what is wrong.
+    """
+
+
 class LookupUnavailableError(BadInputError):
     """The lookup {lookup} cannot be read in version {version} from {url}: {problem}. {cure}"""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
+from hindcast.errors import PipelineExitedError
 from hindcast.pipeline import TOPIC_STRIDE, Lookup, Mode, Pipeline, Topic
 from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
@@ -289,7 +290,6 @@ def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool 
     function = pipeline.transform
     if hindsight and pipeline.hindsight:
         function = pipeline.hindsight
-    carry_code()
     frames = iter([_without_origin(frame) for frame in rows])
     first = next(frames)
     others = []
@@ -298,7 +298,22 @@ def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool 
             others.append(read_lookup(first.sparkSession, joined))
         else:
             others.append(next(frames))
-    return function(first, *others)
+    return call_user_code(pipeline, function, first, *others)
+
+
+def call_user_code(pipeline: Pipeline, function: Callable[..., DataFrame], *frames: DataFrame) -> DataFrame:
+    """What a function of the pipeline's makes of the frames.
+
+    :raises PipelineExitedError: if it calls ``sys.exit``
+    :raises Exception: whatever it raises
+    """
+    carry_code()
+    try:
+        return function(*frames)
+    except SystemExit as error:
+        raise PipelineExitedError(
+            pipeline=pipeline.name, function=function.__name__, code=repr(error.code)
+        ) from error
 
 
 def _without_origin(frame: DataFrame) -> DataFrame:

@@ -149,9 +149,9 @@ class Audit:
 
     def _handled(self, late: DataFrame) -> DataFrame:
         assert self._pipeline.late is not None
-        kafka_source.carry_code()
         columns = [quoted(column) for column in self._pipeline.source.columns]
-        return self._pipeline.late(late.select(*columns, *kafka_source.PLACE_COLUMNS))
+        rows = late.select(*columns, *kafka_source.PLACE_COLUMNS)
+        return kafka_source.call_user_code(self._pipeline, self._pipeline.late, rows)
 
     def _unaccounted(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches that belong into some table, as :meth:`_located` gives them."""

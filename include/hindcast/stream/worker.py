@@ -117,7 +117,7 @@ class Worker:
             )
             self.threads.start("audit", audit.run)
             clean = main.serve()
-        except Exception as error:
+        except BaseException as error:
             self._say_that_it_failed(self.threads.failed_thread(error), error)
             self.coordinator.leave()  # if anything still runs here, the next owner's seal fences it off
             raise
@@ -210,7 +210,7 @@ class Worker:
             cure = f"Mend {file}."
             self._events.record(EventKind.PIPELINE_REFUSED, str(error), severity=Severity.WARNING, cure=cure)
 
-    def _say_that_it_failed(self, thread: str, error: Exception) -> None:
+    def _say_that_it_failed(self, thread: str, error: BaseException) -> None:
         """The thread that failed calls it, too, if the main thread is stuck."""
         message = f"Worker {self.id} stops: its {thread} thread has failed: {type(error).__name__}: {error}"
         _log.error(message, error="".join(traceback.format_exception(error)))

@@ -24,7 +24,7 @@ class WorkerThreads:
     The main thread starts the others, and it is the one that ends the worker.
     """
 
-    def __init__(self, clock: Clock, say_that_it_failed: Callable[[str, Exception], object]) -> None:
+    def __init__(self, clock: Clock, say_that_it_failed: Callable[[str, BaseException], object]) -> None:
         """:param say_that_it_failed: is given a thread's name and its error, if the main thread is stuck"""
         self.stop = threading.Event()  # the worker is to stop
         self.ended = threading.Event()  # the main thread serves no longer, so the others end
@@ -32,7 +32,7 @@ class WorkerThreads:
         self._clock = clock
         self._say_that_it_failed = say_that_it_failed
         self.came_round_at = clock.monotonic()
-        self._failure: Exception | None = None  # what ended another thread than the main one, and which:
+        self._failure: BaseException | None = None  # what ended another thread than the main one, and which:
         self._failed_thread = ""
 
     def come_round(self) -> None:
@@ -57,7 +57,7 @@ class WorkerThreads:
         def guarded() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - no other code would see it
+            except BaseException as error:  # noqa: BLE001 - no other code would see it; delta-rs panics with one
                 self._failed_thread = name
                 self._failure = error
                 self.woken.set()
@@ -72,12 +72,12 @@ class WorkerThreads:
     def raise_failure(self) -> None:
         """The main thread asks whether another thread has failed.
 
-        :raises Exception: what ended the other thread
+        :raises BaseException: what ended the other thread
         """
         if self._failure is not None:
             raise self._failure
 
-    def failed_thread(self, error: Exception) -> str:
+    def failed_thread(self, error: BaseException) -> str:
         """Which thread an error that has reached the main thread comes from."""
         if error is self._failure:
             return self._failed_thread

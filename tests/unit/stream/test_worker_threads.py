@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -55,6 +56,16 @@ def test_the_main_thread_learns_which_thread_has_failed(clock: FakeClock) -> Non
     assert threads.failed_thread(raised.value) == "renewal"
     assert threads.failed_thread(TypeError("this was not thought of")) == "main"
     assert not said
+
+
+def test_a_thread_that_exits_or_panics_has_failed(clock: FakeClock) -> None:
+    """Neither is an Exception. Without its renewal thread a worker would own nothing and keep its slot."""
+    threads = WorkerThreads(clock, lambda *_: None)
+    threads.start("renewal", lambda: sys.exit("no more"))
+    assert threads.woken.wait(WAIT_SECONDS)
+    with pytest.raises(SystemExit, match="no more"):
+        threads.raise_failure()
+    threads.ended.set()
 
 
 def test_a_main_thread_that_does_not_come_round_is_stuck(clock: FakeClock) -> None:
