@@ -198,8 +198,8 @@ class DoubledKeyError(HindcastError):
 
 
 class PipelineExitedError(HindcastError):
-    """{pipeline}: {function} called sys.exit({code}), which would end a process that may have other pipelines.
-    Let it raise an error that says what is wrong.
+    """{pipeline}: {function} called sys.exit({code}), which would end a process that has other pipelines. Let
+    it raise an error that says what is wrong.
     """
 
 

@@ -114,7 +114,8 @@ class MainLoop:
             wanted = f"{name} is wanted in version {version}"
             message = f"{wanted}, which this worker's pipelines folder does not declare."
             cure = f"Deploy version {version}, or want the declared one."
-            self._warnings.record(EventKind.PIPELINE_REFUSED, message, cure, name)
+            case = f"version {version}"
+            self._warnings.record(EventKind.PIPELINE_REFUSED, message, cure, name, case=case)
         self._versions.look(renewal.leases)
         try:
             self._change_shards(renewal.leases)

@@ -91,7 +91,8 @@ class ShardCreation:
         except HindcastError as error:
             message = f"The shards of {name} could not be created: {error}"
             cure = "It is tried again at each renewal."
-            self._warnings.record(EventKind.SHARD_REFUSED, message, cure, name)
+            case = _case(version, error)
+            self._warnings.record(EventKind.SHARD_REFUSED, message, cure, name, case=case)
             if isinstance(error, BrokerUnavailableError):
                 raise
             return
@@ -114,7 +115,8 @@ class ShardCreation:
         except HindcastError as error:
             message = f"{name} could not be resharded: {error}"
             cure = "It is tried again at each renewal: nothing has changed."
-            self._warnings.record(EventKind.RESHARD_REFUSED, message, cure, name)
+            case = _case(version, error)
+            self._warnings.record(EventKind.RESHARD_REFUSED, message, cure, name, case=case)
             if isinstance(error, BrokerUnavailableError):
                 raise
             return
@@ -123,6 +125,10 @@ class ShardCreation:
             dealt = "; ".join(parts)
             message = f"{name} is resharded for {len(earliest)} partitions: {dealt}."
             self._events.record(EventKind.SHARDS_CREATED, message, pipeline=name)
+
+
+def _case(version: int, error: HindcastError) -> str:
+    return f"version {version}: {type(error).__name__}"
 
 
 def _start_of(pipeline: Pipeline, topics: TopicOffsets) -> dict[int, int]:

@@ -10,10 +10,14 @@ class WarnOnce:
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self._recorded: set[str] = set()
+        self._recorded: set[tuple[EventKind, str, str]] = set()
 
-    def record(self, kind: EventKind, message: str, cure: str, pipeline: str) -> None:
-        if message in self._recorded:
+    def record(self, kind: EventKind, message: str, cure: str, pipeline: str, *, case: str) -> None:
+        """:param case: what tells this warning from others of its kind and pipeline. The message does not: it
+        may hold figures that move
+        """
+        warning = (kind, pipeline, case)
+        if warning in self._recorded:
             return
-        self._recorded.add(message)
+        self._recorded.add(warning)
         self._events.record(kind, message, severity=Severity.WARNING, cure=cure, pipeline=pipeline)
