@@ -131,7 +131,11 @@ def _file(shard: RunningShard, *, to_the_end: bool) -> bool:
     """File rows of the shard's batches, as many as one pass takes, or all of them.
 
     :returns: False if a pass moved nothing
+    :raises StoreUnavailableError: if the last ledger rows of a shard that was given up cannot be written: the
+        rows of their batches are not filed before that
     """
+    if to_the_end and not shard.ending:
+        shard.runner.flush()  # if the store was away when the shard stopped, they still wait
     if shard.filed is None:
         shard.filed = shard.audit.filed()
     batches = shard.runner.unfiled(shard.filed)

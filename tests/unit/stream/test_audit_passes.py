@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from deltalake.exceptions import TableNotFoundError
-from support.shard_stand_ins import FailingAudit, ShardQuery
+from support.shard_stand_ins import FailingAudit, ShardQuery, SlowAudit
 
 from hindcast.errors import LeaseLostError, StoreUnavailableError
 from hindcast.installation import Installation
@@ -30,10 +30,12 @@ class Settling:
         self.passes = AuditPasses({}, held, ShardEvents(EventLog(installation.tables), "w"), self._give_way)
         self.give_up(audit)
 
-    def give_up(self, audit: FailingAudit) -> None:
-        query: Any = ShardQuery(self._lease)
+    def give_up(self, audit: FailingAudit, **of_the_query: Any) -> ShardQuery:
+        query = ShardQuery(self._lease, **of_the_query)
+        runner: Any = query
         stand_in: Any = audit
-        self.passes.settle(RunningShard(query, stand_in))
+        self.passes.settle(RunningShard(runner, stand_in))
+        return query
 
     def _give_way(self) -> None:
         self.gave_way += 1
@@ -65,6 +67,22 @@ def test_a_shard_that_is_given_up_again_and_again_costs_one_pass(installation: I
     for _ in range(3):
         worker.passes.run()
     assert (older.passes, newer.passes) == (1, 2)
+
+
+def test_the_last_ledger_rows_of_a_shard_that_was_given_up_are_written(installation: Installation) -> None:
+    """The store was away when it stopped, and its pipeline stays paused: no next owner will write them."""
+    away = [StoreUnavailableError(table="checkpoints"), StoreUnavailableError(table="checkpoints")]
+
+    def flush() -> None:
+        if away:
+            raise away.pop()
+
+    worker = Settling(installation, FailingAudit())
+    audit = SlowAudit()
+    query = worker.give_up(audit, batch=1, on_flush=flush)
+    for _ in range(4):
+        worker.passes.run()
+    assert (query.flushes, audit.at) == (3, 1)
 
 
 @pytest.mark.parametrize(
