@@ -23,7 +23,7 @@ from hindcast.shards.pipeline_row import ChangeKind
 numbers = st.integers(0, random_histories.SPREAD - 1)
 actions = st.sampled_from([name for name, weight in VERSION_WEIGHTS.items() for _ in range(weight)])
 #: Drawn histories that are played in all: `make test-fast` plays fewer.
-DRAWN, PARTS = int(os.environ.get("HISTORIES", "1000")), 10
+DRAWN, PARTS = int(os.environ.get("HISTORIES", "2000")), 10
 #: Histories in which each mutant must be found; the slowest needs about forty.
 HISTORIES, STEPS = 100, 60
 
