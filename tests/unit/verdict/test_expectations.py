@@ -5,8 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from hindcast import catalog
 from hindcast.settings import project_root
+from hindcast.verdict import expectations
+from hindcast.verdict.expectations import DOCS, validate
 
 PROGRAM = """
 from pathlib import Path
@@ -30,3 +36,29 @@ def test_a_verdict_in_a_process_without_a_file_goes_on(tmp_path: Path) -> None:
         cwd=project_root() / "include",
     )
     assert (run.returncode, run.stdout.strip().splitlines()[-1:]) == (0, ["validated"]), run.stderr
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_a_verdict_reads_a_few_earlier_results_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts of all pipelines wait for each other here. After a month there are tens of thousands."""
+    from great_expectations.data_context.store import ValidationResultsStore
+
+    reads: list[Any] = []
+    get = ValidationResultsStore.get
+
+    def counted(store: ValidationResultsStore, key: Any) -> Any:
+        reads.append(key)
+        return get(store, key)
+
+    monkeypatch.setattr(ValidationResultsStore, "get", counted)
+    pipeline = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
+    verdict = dict.fromkeys(expectations._VERDICT_COLUMNS, 1.0) | {"unexplained": 0}
+    counts = []
+    monkeypatch.setattr(expectations, "_IN_INDEX", 2)
+    for number in range(5):
+        reads.clear()
+        outcome = validate(tmp_path, pipeline, f"run-{number}", verdict, None)
+        assert outcome.failed == []
+        assert (tmp_path / DOCS / outcome.page).is_file()
+        counts.append(len(reads))
+    assert len(set(counts[2:])) == 1
