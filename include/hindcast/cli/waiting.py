@@ -165,7 +165,10 @@ def rebuilt(installation: Installation, pipeline: str, request: str, asked: list
 
 
 def caught_up(installation: Installation, pipeline: str, version: int) -> Look:
-    """The inactive version has read up to the end of its topic, or is the active one already."""
+    """The inactive version has read up to the end of its topic, or is the active one already.
+
+    The answer's function raises a BadInputError if the version was discarded.
+    """
     from hindcast.shards.active_version import rollouts
     from hindcast.shards.pipeline_row import InactiveState
 
@@ -176,7 +179,12 @@ def caught_up(installation: Installation, pipeline: str, version: int) -> Look:
         if rollout.active == version:
             return ""
         inactive = rollout.beside
-        if inactive and inactive.version == version and inactive.state is InactiveState.LIVE:
+        if inactive is None or inactive.version != version or inactive.leaving:
+            problem = f"Version {version} of {pipeline} was discarded before it had caught up"
+            raise BadInputError(
+                problem=problem, cure=f"`hindcast versions --pipeline {pipeline}` lists them."
+            )
+        if inactive.state is InactiveState.LIVE:
             return ""
         return f"version {version} is catching up"
 

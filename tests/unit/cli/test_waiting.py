@@ -18,6 +18,9 @@ from support.waiting import wait_until
 
 from hindcast.cli import pipelines
 from hindcast.cli.main import run
+from hindcast.cli.waiting import caught_up
+from hindcast.errors import BadInputError
+from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, ShardState, StatusType
 from hindcast.leases.store import swap
@@ -153,6 +156,13 @@ def test_a_reshard_waits_for_the_new_shards(home: Settings, capsys: pytest.Captu
     assert "v1.g1.s0 waits for" in capsys.readouterr().err
     alter(home, lambda lease: lease.evolve(state=ShardState.OPEN, lease_owner="w1"))
     assert run(["reshard", NAME, "--shards", "2", "--wait", "--timeout", "10"]) == 0
+
+
+def test_a_version_that_is_gone_is_not_waited_for(home: Settings) -> None:
+    """It was discarded meanwhile. It does not catch up any more, and that is not what it is waited for."""
+    with pytest.raises(BadInputError, match=r"Version 2 of stock_stats was discarded.*hindcast versions"):
+        caught_up(Installation(home), NAME, 2)()
+    assert caught_up(Installation(home), NAME, 1)() == ""
 
 
 def test_a_rebuild_waits_until_its_request_is_met(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
