@@ -108,6 +108,10 @@ class NothingLateError(HindcastError):
     exit_code = 0
 
 
+class LateForGoodError(NothingLateError):
+    """No late row of {pipeline} waits for a correction that can still be made: {problem}."""
+
+
 class NothingToReplayError(HindcastError):
     """{pipeline}: {range} holds nothing to replay: {problem}."""
 

@@ -24,6 +24,7 @@ from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.partitions import Offsets, app_id
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.replay.planner import ReplayInputs
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
@@ -37,14 +38,13 @@ from hindcast.windows import MILLISECOND, WindowEnds
 _BATCH_BITS = 32  # a transaction's version is epoch << 32 | batch; see hindcast.stream's commit protocol
 
 
-def settle(request: ReplayRequest, runs: Runs) -> ReplayRequest:
+def settle(request: ReplayRequest, plan: RecordedPlan | None) -> ReplayRequest:
     """The request with the offsets that an earlier try of the same run planned, if its own would move.
 
     So the retry gives the same rows although the stream has read further.
+
+    :param plan: what the earlier try planned, if there was one
     """
-    if not request.run_id:
-        return request
-    plan = runs.recorded_plan(request.run_id, request.describe())
     moving = request.everything or request.since_last_verdict or request.late
     if plan is None or not moving or plan.start == plan.end:
         return request
@@ -89,9 +89,9 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
     sink_commits: Sequence[int] = ()
     if sink is not None and pipeline.window is None:
         sink_commits = _batch_commits(sink, undone)
-    late_from_ms = None
+    late_ends_ms: Sequence[int] = ()
     if request.late:
-        late_from_ms = first_uncorrected_ms(pipeline, _late_rows(tables, pipeline), corrected)
+        late_ends_ms = uncorrected_ends_ms(pipeline, _late_rows(tables, pipeline), corrected)
     judged_to = None
     if request.since_last_verdict:
         runs = Runs(tables)
@@ -108,7 +108,7 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
         to_time_offsets=to_time_offsets,
         archived=across(pipeline, lambda name: archives[name].ranges if name in archives else {}),
         corrected=corrected,
-        late_from_ms=late_from_ms,
+        late_ends_ms=late_ends_ms,
         judged_to=judged_to,
     )
 
@@ -177,22 +177,20 @@ def _late_rows(tables: ControlTables, pipeline: Pipeline) -> pd.DataFrame:
     return frame
 
 
-def first_uncorrected_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corrected) -> int | None:
-    """The end of the first window that one of these rows was late for and that no correction has with that
-    row.
-
-    None if corrections have all rows.
+def uncorrected_ends_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corrected) -> Sequence[int]:
+    """The ends of the windows that one of these rows was late for and that no correction has with that row,
+    in order.
 
     :param late: partition, offset, event_at (UTC), watermark_ms of each late row
     """
     if pipeline.window is None or late.empty:
-        return None
+        return ()
     windows = WindowEnds.of(pipeline.window, MILLISECOND)
     event_us = late["event_at"].astype("int64")
     event_ms = event_us // 1000  # a window's borders are whole milliseconds
     latest_end = windows.last(event_ms)
     most_per_row = -(-windows.length // windows.slide)
-    found: list[int] = []
+    found: set[int] = set()
     for back in range(most_per_row):
         end = latest_end - back * windows.slide
         waits = (end > event_ms) & (end <= late["watermark_ms"])
@@ -200,9 +198,8 @@ def first_uncorrected_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corr
             in_range = (end > one.after_ms) & (end <= one.to_ms)
             has_row = late["offset"] < late["partition"].map(one.end).fillna(0)
             waits &= ~(in_range & has_row)
-        if waits.any():
-            found.append(int(end[waits].min()))
-    return min(found, default=None)
+        found.update(end[waits].unique().tolist())
+    return sorted(found)
 
 
 def audited_batches(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:

@@ -12,6 +12,7 @@ topic is read from there.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,7 +20,14 @@ from typing import Any
 
 from hindcast.archive import archive_or_live
 from hindcast.archive.archive_or_live import Range, Ranges
-from hindcast.errors import BadRangeError, NothingLateError, NothingToReplayError, RangeNotYetConsumedError
+from hindcast.clock import utc_from_ms
+from hindcast.errors import (
+    BadRangeError,
+    LateForGoodError,
+    NothingLateError,
+    NothingToReplayError,
+    RangeNotYetConsumedError,
+)
 from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
@@ -39,8 +47,8 @@ class ReplayInputs:
     versions that are batches, or empty where the pipeline has windows. ``from_time_offsets`` and
     ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges
     that the archives of the topics hold, by partition. ``judged_to``: the end of the last verdict's range, if
-    any. ``late_from_ms``: the end of the first window that a late row was for and that no correction has with
-    that row, if any.
+    any. ``late_ends_ms``: the ends of the windows that a late row was for and that no correction has with
+    that row, in order.
     """
 
     history: History
@@ -55,7 +63,7 @@ class ReplayInputs:
     archived: Mapping[int, Ranges] = field(default_factory=dict)
     judged_to: Offsets | None = None
     corrected: Corrected = NOTHING
-    late_from_ms: int | None = None
+    late_ends_ms: Sequence[int] = ()
 
     def missing(self, partition: int, start: int, end: int) -> Ranges:
         """What of a partition's [start, end) neither the topic nor its archive holds, in order."""
@@ -71,6 +79,24 @@ class ReplayInputs:
         }
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """The range that was asked for, and what of it is left out, in words."""
+
+    start: Offsets
+    end: Offsets
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The windows with ``after_ms`` < end <= ``to_ms``, and from where on their rows are read."""
+
+    after_ms: int
+    to_ms: int
+    read_from: Offsets
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
     """What a replay does. Offsets are partition -> offset, ends exclusive; the bounds of windows are epoch
@@ -82,7 +108,8 @@ class ReplayPlan:
     windows, every batch that the sink's version holds, also those that read nothing. ``corrected``: the
     corrections of its windows, as readers have them at ``corrections_version``, by runs that had read no
     further than ``end``: the online answer counts a late row that one of them has. ``left_out``: which part
-    of what was asked lies before the stream's beginning; empty if none does.
+    of what was asked lies before the stream's beginning, or which late rows can no longer be corrected, in
+    words; empty if all of it is planned.
     """
 
     pipeline: str
@@ -129,7 +156,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         beginning or no longer retained
     :raises RangeNotYetConsumedError: where the stream has not committed all of it, or has not filed its late
         and poison rows yet
-    :raises NothingLateError: where late rows are asked for, and each is in a correction
+    :raises NothingLateError: where late rows are asked for, and each is in a correction or can never be
     :raises NothingToReplayError: if an interval of time lies before the stream's beginning, or holds no whole
         batch of a pipeline without windows
     """
@@ -140,11 +167,9 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
     if facts.sink_version < 0:
         raise not_yet(pipeline, f"there is no table of {pipeline.sink.name} yet")
     partitions = _partitions(facts)
-    asked, end = _range(pipeline, request, facts, partitions)
-    start = asked
-    if request.from_time is not None:
-        begun = history.first
-        start, end = ({p: max(offset, begun[p]) for p, offset in offsets.items()} for offsets in (asked, end))
+    asked = _range(pipeline, request, facts, partitions)
+    start = asked.start
+    end = asked.end
     _check_order(request, start, end)
     _check_consumed(pipeline, facts, end)
     sink_version = facts.sink_version
@@ -155,15 +180,10 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         start, end, sink_version, recorded = _whole_commits(pipeline, request, facts, start, end)
         read_from = start
     else:
-        windows_after_ms, windows_to_ms = (
-            history.horizon_ms(start, partitions),
-            history.horizon_ms(end, partitions),
-        )
-        if windows_to_ms > windows_after_ms:
-            # A window that ends after windows_after_ms begins after windows_after_ms - length; times of
-            # windows are whole milliseconds.
-            length_ms = int(pipeline.window.length.total_seconds() * 1000)
-            read_from = history.first_needed(start, dict.fromkeys(start, windows_after_ms - length_ms + 1))
+        windows = _windows(pipeline, facts, partitions, start, end)
+        windows_after_ms = windows.after_ms
+        windows_to_ms = windows.to_ms
+        read_from = windows.read_from
     _check_retained(request, facts, read_from, end)
     return ReplayPlan(
         pipeline=pipeline.name,
@@ -182,7 +202,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         recorded=recorded,
         corrections_version=facts.corrected.version,
         corrected=facts.corrected.known_by(end).within(windows_after_ms, windows_to_ms),
-        left_out=_left_out(asked, history.first) if request.from_time is not None else "",
+        left_out=asked.left_out,
     )
 
 
@@ -225,6 +245,23 @@ def _left_out(asked: Offsets, begun: Offsets) -> str:
     return f"the stream began later, so offsets {', '.join(before)} are left out" if before else ""
 
 
+def _windows(
+    pipeline: Pipeline, facts: ReplayInputs, partitions: Sequence[int], start: Offsets, end: Offsets
+) -> _Windows:
+    """The windows that a replay of [start, end) judges."""
+    assert pipeline.window is not None
+    history = facts.history
+    after_ms = history.horizon_ms(start, partitions)
+    to_ms = history.horizon_ms(end, partitions)
+    read_from = start
+    if to_ms > after_ms:
+        # A window that ends after after_ms begins after after_ms - length; times of windows are whole
+        # milliseconds.
+        length_ms = int(pipeline.window.length.total_seconds() * 1000)
+        read_from = history.first_needed(start, dict.fromkeys(start, after_ms - length_ms + 1))
+    return _Windows(after_ms, to_ms, read_from)
+
+
 def _partitions(facts: ReplayInputs) -> list[int]:
     """The topic's partitions that hold, or held, records. One without any has no windows to wait for."""
     return sorted(
@@ -236,7 +273,7 @@ def _partitions(facts: ReplayInputs) -> list[int]:
 
 def _range(
     pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]
-) -> tuple[Offsets, Offsets]:
+) -> _Asked:
     history = facts.history
     if waiting := [pipeline.place(partition) for partition in partitions if partition not in history.chains]:
         topics = ", ".join(topic.name for topic in pipeline.topics)
@@ -246,19 +283,14 @@ def _range(
         )
     if request.from_offsets is not None and request.to_offsets is not None:
         _check_partitions(request, facts, partitions)
-        return {p: request.from_offsets[p] for p in partitions}, {
-            p: request.to_offsets[p] for p in partitions
-        }
+        first = {p: request.from_offsets[p] for p in partitions}
+        last = {p: request.to_offsets[p] for p in partitions}
+        return _Asked(first, last)
     if request.from_time is not None and request.to_time is not None:
         return _time_range(pipeline, request, facts, partitions)
-    reached, begun = history.audited(facts.filed), history.first
     if request.late:
-        if facts.late_from_ms is None:
-            raise NothingLateError(pipeline=pipeline.name)
-        start = {
-            p: offset for p, offset in history.before_final(facts.late_from_ms).items() if p in partitions
-        }
-        return start, {p: max(reached[p], start[p]) for p in partitions}
+        return _late_range(pipeline, facts, partitions)
+    reached, begun = history.audited(facts.filed), history.first
     start = {
         p: (facts.judged_to or {}).get(p, begun[p]) if request.since_last_verdict else begun[p]
         for p in partitions
@@ -270,12 +302,77 @@ def _range(
         raise not_yet(
             pipeline, f"nothing was committed and filed {since}", batches=unfiled, beyond=history.committed
         )
+    return _Asked(start, end)
+
+
+def _late_range(pipeline: Pipeline, facts: ReplayInputs, partitions: Sequence[int]) -> _Asked:
+    """From the first late window that can still be judged.
+
+    A range for an earlier window reads all that one for a later window reads. So if a window can be judged,
+    all later ones can.
+
+    :raises NothingLateError: if there is none
+    """
+    ends = facts.late_ends_ms
+    if not ends:
+        raise NothingLateError(pipeline=pipeline.name)
+
+    def is_held(window_end_ms: int) -> bool:
+        return _is_held(pipeline, facts, partitions, window_end_ms)
+
+    first = bisect_left(ends, True, key=is_held)
+    left_out = _late_left_out(ends[:first])
+    if first == len(ends):
+        raise LateForGoodError(pipeline=pipeline.name, problem=left_out)
+    start, end = _range_for(facts, partitions, ends[first])
+    return _Asked(start, end, left_out)
+
+
+def _is_held(pipeline: Pipeline, facts: ReplayInputs, partitions: Sequence[int], window_end_ms: int) -> bool:
+    """Whether the topic and its archive hold all that a range reads that begins with this window, and whether
+    a range can begin with it: no plan judges a window that ends at the epoch or before.
+    """
+    if window_end_ms <= 0:
+        return False
+    start, end = _range_for(facts, partitions, window_end_ms)
+    read_from = _windows(pipeline, facts, partitions, start, end).read_from
+    return not any(
+        facts.missing(partition, offset, end[partition]) for partition, offset in read_from.items()
+    )
+
+
+def _range_for(facts: ReplayInputs, partitions: Sequence[int], window_end_ms: int) -> tuple[Offsets, Offsets]:
+    """The start and the end of the range that judges all windows from this one on, up to what is filed."""
+    open_to = facts.history.before_final(window_end_ms)
+    reached = facts.history.audited(facts.filed)
+    start = {partition: open_to[partition] for partition in partitions}
+    end = {partition: max(reached[partition], offset) for partition, offset in start.items()}
     return start, end
+
+
+def _late_left_out(ends: Sequence[int]) -> str:
+    """Which late windows no run can begin with any more, in words; empty if there is none."""
+    notes = []
+    gone = [end for end in ends if end > 0]
+    if gone:
+        windows = f"{len(gone)} windows that end from {_time(gone[0])} to {_time(gone[-1])}"
+        reason = "a replay from there on needs records that neither the topic nor an archive holds"
+        notes.append(f"the late rows of {windows} stay uncorrected and are left out, because {reason}")
+    judged_by_none = len(ends) - len(gone)
+    if judged_by_none:
+        windows = f"{judged_by_none} windows that end at {_time(0)} or before"
+        reason = "no watermark is before that time"
+        notes.append(f"the late rows of {windows} stay uncorrected and are left out, because {reason}")
+    return "; ".join(notes)
+
+
+def _time(epoch_ms: int) -> str:
+    return utc_from_ms(epoch_ms).isoformat()
 
 
 def _time_range(
     pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]
-) -> tuple[Offsets, Offsets]:
+) -> _Asked:
     assert request.from_time is not None and request.to_time is not None
     if request.from_time >= request.to_time:
         raise BadRangeError(
@@ -302,7 +399,10 @@ def _time_range(
             ]
             if gone and first <= start[partition] <= last:
                 _refuse_gap(request, facts, partition, (max(first, gone[0].start), last))
-    return start, end
+    begun = facts.history.first
+    from_begin = {partition: max(offset, begun[partition]) for partition, offset in start.items()}
+    to_begin = {partition: max(offset, begun[partition]) for partition, offset in end.items()}
+    return _Asked(from_begin, to_begin, _left_out(start, begun))
 
 
 def _check_partitions(request: ReplayRequest, facts: ReplayInputs, partitions: Sequence[int]) -> None:

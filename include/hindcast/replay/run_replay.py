@@ -53,9 +53,13 @@ def plan_replay(
     :raises BadRangeError, RangeNotYetConsumedError: see :func:`hindcast.replay.planner.make_plan`
     """
     named = replace(request, run_id=request.run_id or new_run_id(pipeline.name, datetime.now(UTC)))
-    settled = settle(named, Runs(installation.tables))
+    earlier = Runs(installation.tables).recorded_plan(named.run_id, named.describe())
+    settled = settle(named, earlier)
     plan = make_plan(pipeline, settled, read_inputs(installation, pipeline, settled))
-    return named.run_id, replace(plan, asked=request.describe())
+    left_out = plan.left_out
+    if earlier is not None and settled != named:
+        left_out = earlier.left_out  # the offsets alone no longer tell
+    return named.run_id, replace(plan, asked=request.describe(), left_out=left_out)
 
 
 #: Runs a plan under a run id, and counts.

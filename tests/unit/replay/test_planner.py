@@ -15,7 +15,13 @@ from support.simulated_stream import BASE_MS, Record, Simulated, simulate, trade
 
 from hindcast import Table, Topic, Window, pipeline
 from hindcast.archive.archive_or_live import extended
-from hindcast.errors import BadRangeError, NothingToReplayError, RangeNotYetConsumedError
+from hindcast.errors import (
+    BadRangeError,
+    LateForGoodError,
+    NothingLateError,
+    NothingToReplayError,
+    RangeNotYetConsumedError,
+)
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest
@@ -368,6 +374,84 @@ def test_the_next_verdict_begins_where_the_last_one_ended(stream: Simulated) -> 
 
 def _between(start: datetime, end: datetime) -> ReplayRequest:
     return ReplayRequest(pipeline="stock_stats", from_time=start, to_time=end)
+
+
+LATE = ReplayRequest(pipeline="stock_stats", late=True)
+
+
+def window_ends(stream: Simulated) -> list[int]:
+    return sorted({end for end, _ in stream.table})
+
+
+def test_late_rows_whose_records_are_gone_do_not_hold_up_newer_ones(stream: Simulated) -> None:
+    """The plan begins at the first window that can still be judged and names those before it."""
+    facts = facts_of(stream)
+    old, older, new = (window_ends(stream)[index] for index in (5, 9, -20))
+    alone = make_plan(stock_stats, LATE, replace(facts, late_ends_ms=[new]))
+    assert alone.left_out == ""
+    assert alone.windows_after_ms < new <= alone.windows_to_ms
+    held = replace(facts, earliest=alone.read_from, late_ends_ms=[old, older, new])
+    plan = make_plan(stock_stats, LATE, held)
+    assert replace(plan, left_out="") == alone
+    shown = [datetime.fromtimestamp(end / 1000, UTC).isoformat() for end in (old, older)]
+    windows = f"2 windows that end from {shown[0]} to {shown[1]}"
+    assert plan.left_out.startswith(f"the late rows of {windows} stay uncorrected and are left out")
+    archived = {p: ((0, offset),) for p, offset in held.earliest.items()}
+    from_archive = make_plan(stock_stats, LATE, replace(held, archived=archived))
+    assert from_archive.left_out == ""
+    assert from_archive.windows_after_ms < old
+
+
+def test_late_rows_of_windows_before_the_epoch_do_not_hold_up_newer_ones(stream: Simulated) -> None:
+    """No watermark is before the epoch, so no plan judges a window that ends there: it is named."""
+    facts = facts_of(stream)
+    new = window_ends(stream)[-20]
+    plan = make_plan(stock_stats, LATE, replace(facts, late_ends_ms=[-62_135_596_799_000, 0, new]))
+    assert replace(plan, left_out="") == make_plan(stock_stats, LATE, replace(facts, late_ends_ms=[new]))
+    assert plan.left_out.startswith(
+        "the late rows of 2 windows that end at 1970-01-01T00:00:00+00:00 or before"
+    )
+
+
+def test_late_rows_that_can_never_be_corrected_are_no_work(stream: Simulated) -> None:
+    """There is nothing to replay, as if no row was late, and the message names what stays uncorrected."""
+    facts = facts_of(stream)
+    with pytest.raises(NothingLateError, match="or are still open"):
+        make_plan(stock_stats, LATE, facts)
+    gone = replace(facts, earliest=facts.latest, late_ends_ms=[-5, window_ends(stream)[5]])
+    with pytest.raises(LateForGoodError, match=r"1 windows .* no archive|1 windows .* or before") as caught:
+        make_plan(stock_stats, LATE, gone)
+    assert isinstance(caught.value, NothingLateError)
+    assert caught.value.exit_code == 0
+    assert "an archive holds; the late rows of 1 windows that end at 1970" in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), shards=st.integers(1, 2), data=st.data())
+def test_late_rows_are_planned_from_the_first_window_that_can_be_judged(
+    seed: int, shards: int, data: st.DataObject
+) -> None:
+    """Whatever the topic and its archive hold: the plan is that of the first window for which there is one."""
+    stream = simulate(trades(seed, count=300, partitions=2, late_share=0.05), seed=seed, shards=shards)
+    facts = facts_of(stream)
+    ends = sorted(data.draw(st.sets(st.sampled_from(window_ends(stream)), min_size=1, max_size=4)))
+    cut = {p: data.draw(st.integers(0, end)) for p, end in facts.latest.items()}
+    archived = {p: data.draw(st.sampled_from([(), ((0, at),), ((at // 2, at),)])) for p, at in cut.items()}
+    facts = replace(facts, earliest=cut, archived={p: ranges for p, ranges in archived.items() if cut[p]})
+    alone: list[ReplayPlan] = []
+    for end in ends:
+        try:
+            alone.append(make_plan(stock_stats, LATE, replace(facts, late_ends_ms=[end])))
+        except LateForGoodError:
+            assert not alone, "a window can be judged, and a later one cannot"
+    every = replace(facts, late_ends_ms=ends)
+    if not alone:
+        with pytest.raises(LateForGoodError, match=f"{len(ends)} windows"):
+            make_plan(stock_stats, LATE, every)
+        return
+    plan = make_plan(stock_stats, LATE, every)
+    assert replace(plan, left_out="") == alone[0]
+    assert bool(plan.left_out) == (len(alone) < len(ends))
 
 
 def test_an_interval_of_time_becomes_the_brokers_offsets(stream: Simulated) -> None:

@@ -12,6 +12,7 @@ from hindcast import Table, Topic, pipeline
 from hindcast.errors import NothingToReplayError, UnknownRunError
 from hindcast.installation import Installation
 from hindcast.replay import run_replay
+from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import Runs
@@ -56,6 +57,49 @@ def test_a_replay_of_nothing_starts_no_session_and_leaves_a_row_that_says_why(
         ("r-1", 3, "skipped", str(nothing))
     ]
     assert rows[0]["finished_at"] is not None
+
+
+def test_a_retry_leaves_out_what_its_first_try_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for the offsets of the first try, and these alone no longer tell what was left out."""
+    installation = Installation(Settings(home=tmp_path))
+    runs = Runs(installation.tables)
+
+    def read(*_: Any) -> Any:
+        return None
+
+    def plan(_: Any, request: ReplayRequest, __: Any) -> ReplayPlan:
+        left_out = ""
+        if request.late:
+            left_out = "the late rows of 2 windows"
+        return ReplayPlan(
+            pipeline="words",
+            version=3,
+            topic="words",
+            asked=request.describe(),
+            start={0: 5},
+            end={0: 9},
+            read_from={0: 5},
+            seams={},
+            windows_after_ms=0,
+            windows_to_ms=0,
+            sink_version=1,
+            segments=(),
+            batches=(),
+            left_out=left_out,
+        )
+
+    monkeypatch.setattr(run_replay, "read_inputs", read)
+    monkeypatch.setattr(run_replay, "make_plan", plan)
+    request = ReplayRequest(pipeline="words", run_id="r-1", late=True)
+    _, first = run_replay.plan_replay(installation, words, request)
+    row = run_replay._first_row(installation.settings, words, first, "r-1", RunKind.REPLAY)
+    runs.append(row)
+    assert run_replay.plan_replay(installation, words, request) == ("r-1", first)
+    assert first.left_out == "the late rows of 2 windows"
+    other = ReplayRequest(pipeline="words", run_id="r-1", from_offsets={0: 5}, to_offsets={0: 9})
+    assert run_replay.plan_replay(installation, words, other)[1].left_out == ""
 
 
 def test_the_newest_plan_tells_how_many_records_a_run_reads(tmp_path: Path) -> None:
