@@ -76,6 +76,11 @@ class LedgerRow:
         """Of a reset, the shard's last batch that stays; 0 if none stays."""
         return -1 - self.batch
 
+    @property
+    def reads(self) -> bool:
+        """Whether the batch has read anything. One that has not may still move the watermark."""
+        return any(end > self.start_offsets.get(partition, 0) for partition, end in self.end_offsets.items())
+
     def late_ms(self, partition: int) -> int:
         """A row of the partition is late in this batch for each window that ends at or before the result."""
         return max(self.late_watermark_ms, self.floors.get(partition, 0))

@@ -102,14 +102,13 @@ class History:
     def before_final(self, window_end_ms: int) -> Offsets:
         """By partition, the end of the last batch after which a window that ends at that time was still
         open.
+
+        If the next batch read nothing, both end at the same offsets, where the window was final already. Then
+        it is the start of the last batch that read something.
         """
         found = {}
         for partition, chain in self.chains.items():
-            found[partition] = chain[0].start
-            for segment in chain:
-                if segment.watermark_ms >= window_end_ms:
-                    break
-                found[partition] = segment.end
+            found[partition] = _open_to(chain, window_end_ms)
         return found
 
     def horizon_ms(self, offsets: Mapping[int, int], partitions: Iterable[int]) -> int:
@@ -182,6 +181,22 @@ def _next_segment(chain: Sequence[Segment], partition: int, row: LedgerRow) -> S
         watermark_ms = max(watermark_ms, last.watermark_ms)
     end = max(row.end_offsets[partition], start)
     return Segment(partition, start, end, watermark_ms, row)
+
+
+def _open_to(chain: Sequence[Segment], window_end_ms: int) -> int:
+    """:meth:`History.before_final` of one chain."""
+    last_read_from = chain[0].start
+    open_to = chain[0].start
+    for segment in chain:
+        reads = segment.row.reads
+        if segment.watermark_ms >= window_end_ms:
+            if not reads:
+                return last_read_from
+            break
+        open_to = segment.end
+        if reads:
+            last_read_from = segment.start
+    return open_to
 
 
 def _last_watermark_ms(chain: Sequence[Segment], offsets: Mapping[int, int]) -> int:

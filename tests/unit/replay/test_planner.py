@@ -454,6 +454,19 @@ def test_late_rows_are_planned_from_the_first_window_that_can_be_judged(
     assert bool(plan.left_out) == (len(alone) < len(ends))
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), shards=st.integers(1, 2), partitions=st.integers(1, 2))
+def test_a_plan_for_a_late_row_judges_its_window(seed: int, shards: int, partitions: int) -> None:
+    """Also if the batch that made the window final read nothing."""
+    stream = simulate(trades(seed, count=200, partitions=partitions), seed=seed, shards=shards)
+    facts = facts_of(stream)
+    final = make_plan(stock_stats, everything(), facts).windows_to_ms
+    for end in window_ends(stream):
+        if end <= final:
+            plan = make_plan(stock_stats, LATE, replace(facts, late_ends_ms=[end]))
+            assert plan.windows_after_ms < end <= plan.windows_to_ms
+
+
 def test_an_interval_of_time_becomes_the_brokers_offsets(stream: Simulated) -> None:
     """An interval that has not ended is retried; one without records is a plan of nothing; a reversed one is
     refused.

@@ -52,6 +52,25 @@ def test_a_window_is_open_until_a_watermark_reaches_its_end() -> None:
     assert history.before_final(500) == {0: 12, 1: 8}
 
 
+def test_a_window_that_an_empty_batch_made_final_was_open_before_the_last_record() -> None:
+    """At the end of the last batch that read something the empty ones after it count as well, so the window
+    would be final there. A partition of which that batch read nothing stays where it is.
+    """
+    rows = [
+        batch(1, {0: 0, 1: 0}, {0: 3, 1: 2}, 100),
+        batch(2, {0: 3, 1: 2}, {0: 5, 1: 2}, 200),
+        batch(3, {0: 5, 1: 2}, {0: 5, 1: 2}, 250),
+        batch(4, {0: 5, 1: 2}, {0: 5, 1: 2}, 300),
+        batch(5, {0: 5, 1: 2}, {0: 8, 1: 4}, 400),
+    ]
+    history = History.of(rows)
+    for end in (201, 250, 251, 300):
+        assert history.before_final(end) == {0: 3, 1: 2}
+        assert history.horizon_ms(history.before_final(end), [0, 1]) == 100
+    assert history.before_final(301) == {0: 5, 1: 2}
+    assert History.of([batch(1, {0: 3}, {0: 3}, 100)]).before_final(100) == {0: 3}
+
+
 def test_no_window_is_final_for_a_partition_that_no_batch_has_read() -> None:
     """Without partitions no window is final either."""
     history = History.of([batch(1, {0: 0}, {0: 5}, 100)])
