@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -45,6 +46,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
+from hindcast.replay import offset_buckets
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, scratch, session
 from hindcast.tables.ledger import LedgerRow
@@ -57,6 +59,18 @@ _STEP_MS = 10  # between the times of two files; Spark forgets files that are a 
 _FEWEST = 2  # all batches but the last as one, then the last
 _BATCH = "_batch"
 _NUMBER = re.compile(rf"/{_BATCH}=(\d+)/")
+_RANGE_COLUMNS = ("_p", "_from", "_to", "_shard", _BATCH)
+_RANGE_SCHEMA = f"_bucket long, _p int, _from long, _to long, _shard string, {_BATCH} int"
+
+
+class _Range(NamedTuple):
+    """Offsets that a batch read: Kafka's partition, start, end, shard, number of the batch dealt."""
+
+    partition: int
+    start: int
+    end: int
+    shard: str
+    number: int
 
 
 @contextmanager
@@ -104,38 +118,44 @@ class RecordedBatches:
 
     def keep(self, topic: Topic, raw: DataFrame, by_shard: dict[str, list[LedgerRow]]) -> None:
         """Step 1, for one topic."""
-        ranges = pd.DataFrame(self._ranges(topic, by_shard), columns=["_p", "_from", "_to", "_shard", _BATCH])
-        lookup = self.spark.createDataFrame(ranges, "_p int, _from long, _to long, _shard string, _batch int")
+        ranges = self._ranges(topic, by_shard)
+        width = offset_buckets.width_of(sum(one.end - one.start for one in ranges), len(ranges))
+        rows = pd.DataFrame(_by_bucket(ranges, width), columns=["_bucket", *_RANGE_COLUMNS])
+        lookup = self.spark.createDataFrame(rows, _RANGE_SCHEMA)
         offset = F.col("offset")
         in_range = (offset >= F.col("_from")) & (offset < F.col("_to"))
-        here = (F.col("partition") == F.col("_p")) & in_range
+        same_bucket = offset_buckets.bucket("offset", width) == F.col("_bucket")
+        here = (F.col("partition") == F.col("_p")) & same_bucket & in_range
         record = ["key", "value", "topic", "partition", "offset", "timestamp"]
         placed = raw.join(F.broadcast(lookup), here).select(*record, "_shard", _BATCH)
         dealt = placed.repartition("_shard", _BATCH)
         dealt = dealt.sortWithinPartitions("_shard", _BATCH, "partition", "offset")
         dealt.write.partitionBy("_shard", _BATCH).parquet(self.folder.at(f"kept/{topic.name}"))
 
-    def _ranges(
-        self, topic: Topic, by_shard: dict[str, list[LedgerRow]]
-    ) -> list[tuple[int, int, int, str, int]]:
-        """The ranges of the topic that batches read: Kafka's partition, start, end, shard, number of the
-        batch dealt.
+    def _ranges(self, topic: Topic, by_shard: dict[str, list[LedgerRow]]) -> list[_Range]:
+        """The ranges of the topic that batches read. Those of one batch dealt that touch are one range.
 
         If a shard's records are dealt as fewer batches than were recorded, the first of them holds the oldest
         ones.
         """
         index = self.pipeline.topics.index(topic)
-        ranges = []
+        ranges: list[_Range] = []
         for shard, rows in by_shard.items():
             joined = len(rows) - self.counts[shard]
+            newest: dict[int, _Range] = {}
             for recorded_number, row in enumerate(rows):
                 number = max(0, recorded_number - joined)
                 for partition, end in row.end_offsets.items():
-                    if partition // TOPIC_STRIDE != index:
-                        continue
                     start = row.start_offsets[partition]
-                    if end > start:
-                        ranges.append((partition % TOPIC_STRIDE, start, end, shard, number))
+                    if partition // TOPIC_STRIDE != index or end <= start:
+                        continue
+                    last = newest.get(partition)
+                    if last is not None and (last.number, last.end) == (number, start):
+                        start = last.start
+                    elif last is not None:
+                        ranges.append(last)
+                    newest[partition] = _Range(partition % TOPIC_STRIDE, start, end, shard, number)
+            ranges.extend(newest.values())
         return ranges
 
     def run(self) -> DataFrame:
@@ -210,6 +230,13 @@ class RecordedBatches:
         columns = [column for column in rows.columns if column != _BATCH]
         last = F.max_by(F.struct(*columns), _BATCH).alias("_last")
         return rows.groupBy(*self.pipeline.sink.keys).agg(last).select("_last.*")
+
+
+def _by_bucket(ranges: Iterable[_Range], width: int) -> Iterator[tuple[int | str, ...]]:
+    """The rows of :data:`_RANGE_SCHEMA`: each range once for each bucket of offsets that it touches."""
+    for one in ranges:
+        for bucket in offset_buckets.touched(one.start, one.end, width):
+            yield bucket, *one
 
 
 @cache

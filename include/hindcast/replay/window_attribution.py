@@ -1,8 +1,7 @@
 """Give each replayed record the watermark that the stream had when it read it, and count its windows.
 
-It uses Spark's own expressions only. The batch that read an offset is found by a broadcast join. An equality
-on (partition, bucket of offsets) keeps it a hash join: a join on the range alone would compare each record
-with every batch.
+It uses Spark's own expressions only. The batch that read an offset is found by a broadcast join on
+:mod:`hindcast.replay.offset_buckets`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.pipeline import Pipeline
+from hindcast.replay import offset_buckets
 from hindcast.replay.planner import ReplayPlan
 from hindcast.spark.window_counts import EVENT_US, late_at_all
 from hindcast.windows import MICROSECOND, WindowEnds
@@ -21,7 +21,6 @@ from hindcast.windows import MICROSECOND, WindowEnds
 #: What :func:`attribute` adds. ``_late_us`` is the late watermark in microseconds. ``_windows_*`` count a
 #: row's windows: those that were final when it came, those that the plan judges, and those that are both.
 PLACED = ("_late_us", "_committed_at", "_inside", "_windows_late", "_windows_judged", "_windows_late_judged")
-_PER_BUCKET = 2  # batches to compare with in a bucket of average size
 _SEGMENT_SCHEMA = (
     "_p int, _bucket long, _from long, _to long, _late_us long, _committed_at timestamp, _inside boolean"
 )
@@ -39,7 +38,7 @@ def attribute(spark: SparkSession, parsed: DataFrame, plan: ReplayPlan, pipeline
     offset = F.col("_offset")
     here = (
         (F.col("_partition") == F.col("_p"))
-        & (F.expr(f"_offset div {width}L") == F.col("_bucket"))
+        & (offset_buckets.bucket("_offset", width) == F.col("_bucket"))
         & (offset >= F.col("_from"))
         & (offset < F.col("_to"))
     )
@@ -53,7 +52,7 @@ def _names() -> list[str]:
 
 def _bucket_width(plan: ReplayPlan) -> int:
     records = sum(segment.end - segment.start for segment in plan.segments)
-    return max(1, records * _PER_BUCKET // max(1, len(plan.segments)))
+    return offset_buckets.width_of(records, len(plan.segments))
 
 
 def _rows(plan: ReplayPlan, width: int) -> Iterator[tuple[object, ...]]:
@@ -68,7 +67,7 @@ def _rows(plan: ReplayPlan, width: int) -> Iterator[tuple[object, ...]]:
         for first, last, inside in ((begin, border, False), (border, end, True)):
             if first >= last:
                 continue
-            for bucket in range(first // width, (last - 1) // width + 1):
+            for bucket in offset_buckets.touched(first, last, width):
                 yield partition, bucket, first, last, segment.late_ms * 1000, segment.row.committed_at, inside
 
 
