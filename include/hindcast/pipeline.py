@@ -344,7 +344,7 @@ def pipeline(
     :param paused: whether a new pipeline waits for `hindcast resume`
     :param late: a function of late rows, row by row; its result is appended to ``late_sink``
     :param policy: ``report``: a verdict lists the late rows; ``correct``: after a verdict without unexplained
-        differences readers get the batch's results for the windows that it judged
+        differences readers get the batch's results for the windows that it judged, if rows came late for them
     :param captured_floor: the least share of input rows the stream must hold for a verdict to pass, 0 to 1
     :param reference: the range that each new version replays as a benchmark: its two ends as ISO 8601 times
         with an offset from UTC, or as JSON of offsets; the end is exclusive

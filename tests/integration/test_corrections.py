@@ -83,7 +83,7 @@ def test_corrected_windows_are_the_batchs_and_all_others_the_streams(scene: Repl
     ) == (0, 1.0, 1.0, 0)
     assert verdict["passed"], verdict["failed"]
     whole = read(scene)
-    correct(scene.installation, scene.pipeline, "again")
+    assert not correct(scene.installation, scene.pipeline, "again")["corrected"], "it found nothing late"
     assert read(scene) == whole
 
 

@@ -5,7 +5,8 @@ architecture).
    agree on all but what came late.
 2. Replace the stream's result, or an older correction, by the run's answer for its windows, in one commit
    (:meth:`hindcast.serving.corrected_windows.Corrections.replace`). All of these windows are final, because a
-   plan judges no open window.
+   plan judges no open window. If the run found no late row that readers lack, they have its answer already:
+   then there is no commit, because each one repeats all that is corrected, and none is ever deleted.
 3. Record an event that says so.
 
 A process that is killed between 2 and 3 does both again: 2 then changes nothing, and 3 finds that the event
@@ -37,7 +38,10 @@ from hindcast.tables.table_names import ControlTable
 
 
 def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
-    """Correct the windows of the run. Nothing changes if it already did, or if a run that had read more did.
+    """Correct the windows of the run.
+
+    Nothing changes if it already did, if a run that had read more did, or if readers lack no late row of
+    these windows.
 
     :returns: {run_id, pipeline, corrected, windows_after_ms, windows_to_ms}
     :raises UnknownRunError: if no replay of that id has succeeded
@@ -47,9 +51,12 @@ def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict
     tables = installation.tables
     run = Runs(tables).succeeded(run_id)
     _check(tables, pipeline, run)
-    by = _range_of(run)
+    plan = RecordedPlan.from_text(run["plan"])
+    by = CorrectedRange(
+        after_ms=plan.windows_after_ms, to_ms=plan.windows_to_ms, run_id=run["run_id"], end=plan.end
+    )
     has_windows = by.after_ms < by.to_ms
-    done = has_windows and _replace(settings, pipeline, by)
+    done = has_windows and _may_differ(pipeline, plan) and _replace(settings, pipeline, by)
     reach("correct.3")
     if done or _event_is_missing(tables, pipeline, by, Corrections(settings, pipeline).current()):
         _record(installation.event_log, pipeline, by)
@@ -62,12 +69,14 @@ def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict
     }
 
 
-def _range_of(run: dict[str, Any]) -> CorrectedRange:
-    """The windows that the run judged, and the offsets up to which it had read."""
-    plan = RecordedPlan.from_text(run["plan"])
-    return CorrectedRange(
-        after_ms=plan.windows_after_ms, to_ms=plan.windows_to_ms, run_id=run["run_id"], end=plan.end
-    )
+def _may_differ(pipeline: Pipeline, plan: RecordedPlan) -> bool:
+    """Whether the run's answer in hindsight may differ from what readers had when it was planned.
+
+    It does not if each row of its windows came in time or is in a correction: corrections only ever gain
+    rows. A function of its own for hindsight may say anything.
+    """
+    assert plan.counted is not None, "a replay that succeeded has counted"
+    return pipeline.hindsight is not None or plan.counted.late_judged_rows > 0
 
 
 def _check(tables: ControlTables, pipeline: Pipeline, run: dict[str, Any]) -> None:
