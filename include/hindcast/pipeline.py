@@ -338,7 +338,7 @@ def pipeline(
         sessions, deduplication, state of its own): the verdict then runs the recorded batches again, through
         the streaming engine
     :param hindsight: the best answer once the whole range is known, as a function of the same frames; by
-        default the same transformation
+        default the same transformation. With a window it answers each window from the rows of that window
     :param start: where a new version begins: ``earliest``, ``latest``, an ISO 8601 time with an offset from
         UTC, or offsets as JSON
     :param paused: whether a new pipeline waits for `hindcast resume`

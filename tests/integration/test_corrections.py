@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from support.replayed_stream import ONCE, ReplayedStream
 from support.shard_harness import CrashError, crash_at
@@ -109,6 +110,45 @@ def test_a_late_row_that_comes_after_a_correction_is_corrected_by_the_next(scene
     assert corrected == scene.stream.answers(scene.stream.records, *bounds, online=False)
     with pytest.raises(NothingLateError):
         scene.replay("none", late=True)
+
+
+def the_best_ask(trades: DataFrame) -> DataFrame:
+    """An answer in hindsight that no stream gives: the greatest ask in the place of the least."""
+    return trades.groupBy("window", "ticker").agg(
+        F.max("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask")
+    )
+
+
+def test_windows_with_an_answer_of_their_own_in_hindsight_can_be_judged_again(scene: ReplayedStream) -> None:
+    """Readers get that answer for corrected windows. So a later verdict compares these with it, over the rows
+    that the correction had read, and all others with the stream's own function.
+    """
+    scene = replace(scene, pipeline=replace(scene.pipeline, hindsight=the_best_ask))
+    ends = {
+        int(p): end
+        for p, end in json.loads(Runs(ControlTables(scene.settings)).succeeded(ONCE)["plan"])["end"].items()
+    }
+    half = {partition: end // 2 for partition, end in ends.items()}
+    first = scene.judge("first", from_offsets=dict.fromkeys(ends, 0), to_offsets=half)
+    assert first["unexplained"] == 0
+    assert correct(scene.installation, scene.pipeline, "first")["corrected"]
+    whole = scene.judge("whole", everything=True)
+    assert whole["windows_to_ms"] > first["windows_to_ms"]
+    assert whole["unexplained"] == 0, scene.differences("whole")
+    assert correct(scene.installation, scene.pipeline, "whole")["corrected"]
+    again = scene.judge("again", everything=True)
+    assert (again["unexplained"], again["captured"], again["captured_results"]) == (0, 1.0, 1.0)
+    asks: dict[tuple[int, str], list[float]] = {}
+    for record in scene.stream.records:
+        if record.event_ms is not None:
+            for end in scene.stream.clockwork.window_ends(record.event_ms):
+                asks.setdefault((end, record.ticker), []).append(record.ask)
+    found = read(scene)
+    for key, (best, count, _) in found.items():
+        if whole["windows_after_ms"] < key[0] <= whole["windows_to_ms"]:
+            assert (best, count) == (max(asks[key]), len(asks[key]))
+    DeltaTable(Corrections(scene.settings, scene.pipeline).url).delete("ticker = 'T1'")
+    assert scene.judge("harmed", everything=True)["missing"] > 0, "readers lack rows of corrected windows"
 
 
 def test_a_run_that_had_read_less_replaces_nothing(scene: ReplayedStream) -> None:

@@ -235,7 +235,9 @@ def _answers_of_windows(
 ) -> _Answers:
     """Both answers of a pipeline with windows.
 
-    They differ only if rows came late, or if the pipeline has a function of its own for hindsight.
+    They differ only if rows came late, or if the pipeline has a function of its own for hindsight. Readers
+    get that function's answer for a corrected window, so it is the online answer there, over the rows that
+    the correction had read.
     """
     end_us = F.unix_micros("window.end")
     after_us = plan.windows_after_ms * 1000
@@ -243,11 +245,18 @@ def _answers_of_windows(
     windowed = assign_windows(usable(rows).where(F.col("_windows_judged") > 0), pipeline)
     judged = windowed.where((end_us > after_us) & (end_us <= to_us))
     corrected = F.expr(is_corrected(plan, "unix_micros(window.end)"))
-    in_time = judged.where((end_us > F.col("_late_us")) | corrected)
+    in_time = end_us > F.col("_late_us")
     hindsight = _transformed([judged], pipeline, hindsight=True)
-    if not some_late and pipeline.hindsight is None:
-        return hindsight, None
-    return hindsight, _transformed([in_time], pipeline)
+    if pipeline.hindsight is None:
+        if not some_late:
+            return hindsight, None
+        return hindsight, _transformed([judged.where(in_time | corrected)], pipeline)
+    online = _transformed([judged.where(in_time & ~corrected)], pipeline)
+    if plan.corrected:
+        # A corrected window has no other rows: what its correction had not read came after it was final.
+        of_corrections = _transformed([judged.where(corrected)], pipeline, hindsight=True)
+        online = online.unionByName(of_corrections)
+    return hindsight, online
 
 
 def _answers_of_rows(pipeline: Pipeline, topics: list[DataFrame]) -> _Answers:
