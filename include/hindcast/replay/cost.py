@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.tables.ledger import LedgerRow
 
 #: A run is slow if its rows/s fall below the median of earlier ones by more than this. Equal runs on 2 shared
@@ -128,16 +129,20 @@ def versions() -> str:
     return json.dumps(found, sort_keys=True)
 
 
-def slow_note(rows_per_second: float, input_rows: int, earlier: Iterable[Mapping[str, Any]]) -> str:
+def slow_note(rows_per_second: float, rows_read: int, earlier: Iterable[Mapping[str, Any]]) -> str:
     """A sentence if the run was slower than the median of like runs by more than :data:`SLOW_BAND`; else
     empty.
+
+    A run's size is all that it read, also the records before its start, which only feed windows: they take as
+    much time.
 
     :param earlier: rows of ``runs``, newest first
     """
     like_rates = []
     for row in earlier:
-        if row["rows_per_second"] and row["input_rows"]:
-            size = row["input_rows"] / max(1, input_rows)
+        read_before = _rows_read(row)
+        if row["rows_per_second"] and read_before:
+            size = read_before / max(1, rows_read)
             if 1 / LIKE_SIZE <= size <= LIKE_SIZE:
                 like_rates.append(row["rows_per_second"])
     rates = like_rates[:RUNS_COMPARED]
@@ -149,3 +154,13 @@ def slow_note(rows_per_second: float, input_rows: int, earlier: Iterable[Mapping
     slower = 100 * (1 - rows_per_second / median)
     compared = f"the median {median:,.0f} of the last {len(rates)} runs of a like size (band {SLOW_BAND:.0%})"
     return f"{rows_per_second:,.0f} rows/s is {slower:.0f} % below {compared}"
+
+
+def _rows_read(run: Mapping[str, Any]) -> int:
+    """How many records a run read; 0 if its row does not say it."""
+    if not run["plan"]:
+        return 0
+    counted = RecordedPlan.from_text(run["plan"]).counted
+    if counted is None:
+        return 0
+    return counted.rows_read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from types import ModuleType
@@ -15,6 +16,7 @@ from support.simulated_stream import simulate, trades
 from hindcast import catalog
 from hindcast.errors import BadNameError, BadRangeError, PipelineError
 from hindcast.replay.cost import Meter, StreamCost, peak_memory_bytes, slow_note
+from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.request import RANGE_OPTIONS, RangeFields, ReplayRequest, new_run_id
 from hindcast.settings import project_root
 from hindcast.verdict.check_side_rows import mismatches, within
@@ -109,8 +111,31 @@ def test_the_app_ends_with_2_on_bad_input_before_any_spark(
     assert not shown.out
 
 
-def _run(rate: float, rows: int = 1_000) -> dict[str, Any]:
-    return {"rows_per_second": rate, "input_rows": rows}
+def _run(rate: float, read: int = 1_000, rows: int = 1_000) -> dict[str, Any]:
+    """A row of ``runs`` of a run that succeeded.
+
+    :param read: how many records it read, those before its range included
+    :param rows: how many records its range held
+    """
+    counted = Counted(
+        rows_read=read,
+        input_rows=rows,
+        input_bytes=0,
+        dead_letters=0,
+        late_rows=0,
+        judged_rows=0,
+        late_judged_rows=0,
+        pairs=0,
+        output_rows=0,
+        latency_p50_seconds=None,
+        latency_p95_seconds=None,
+    )
+    start = {0: 500_000}
+    end = {0: 500_000 + rows}
+    plan = RecordedPlan(
+        asked="", topic="t", start=start, end=end, read_from={0: 0}, sink_version=1, counted=counted
+    )
+    return {"rows_per_second": rate, "input_rows": rows, "plan": plan.text()}
 
 
 def test_a_run_below_the_band_of_its_like_is_slow() -> None:
@@ -119,7 +144,26 @@ def test_a_run_below_the_band_of_its_like_is_slow() -> None:
     assert slow_note(701, 1_000, earlier) == ""
     assert "31 % below the median 1,000 of the last 3 runs" in slow_note(690, 1_000, earlier)
     assert slow_note(10, 1_000, earlier[:2]) == ""
-    assert slow_note(10, 1_000, [_run(1_000.0, rows=5_000)] * 5) == ""
+    assert slow_note(10, 1_000, [_run(1_000.0, read=5_000)] * 5) == ""
+
+
+def test_the_size_of_a_run_is_all_that_it_read() -> None:
+    """An hour is replayed with the day before it, which its windows need: earlier runs that did the same are
+    of a like size, and a run of 25 hours without more is none of theirs.
+    """
+    hourly = [_run(1_000.0, read=25_000, rows=1_000)] * 3
+    assert "of a like size" in slow_note(100, 25_000, hourly)
+    assert slow_note(100, 1_000, hourly) == ""
+
+
+def test_a_run_that_did_not_record_what_it_read_is_compared_with_none() -> None:
+    """Nothing says of which size it was."""
+    counted = _run(1_000.0)
+    plan = json.loads(counted["plan"])
+    del plan["counted"]
+    uncounted = {**counted, "plan": json.dumps(plan)}
+    for earlier in (uncounted, {**counted, "plan": None}):
+        assert slow_note(100, 1_000, [earlier] * 5) == ""
 
 
 def test_the_streams_cost_leaves_out_batches_it_does_not_know() -> None:
