@@ -21,21 +21,20 @@ from hindcast.delta.open_table import find_table
 from hindcast.errors import RangeNotYetConsumedError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
-from hindcast.partitions import Offsets, app_id
+from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.replay.planner import ReplayInputs
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import Runs
+from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
-from hindcast.tables.ledger import LedgerRow, Undone
+from hindcast.tables.ledger import Undone
 from hindcast.tables.ledger_history import History
 from hindcast.tables.table_names import ControlTable
 from hindcast.windows import MILLISECOND, WindowEnds
-
-_BATCH_BITS = 32  # a transaction's version is epoch << 32 | batch; see hindcast.stream's commit protocol
 
 
 def settle(request: ReplayRequest, plan: RecordedPlan | None) -> ReplayRequest:
@@ -70,7 +69,7 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
     ledger = installation.ledger
     rows = ledger.batches(pipeline.name, pipeline.version)
     undone = ledger.undone(pipeline.name, pipeline.version)
-    filed = audited_batches(tables, rows)
+    filed = filed_batches(tables, pipeline.name, {row.shard for row in rows})
     with TopicOffsets(settings) as topic:
         earliest = across(pipeline, topic.earliest)
         latest = across(pipeline, topic.latest)
@@ -200,19 +199,6 @@ def uncorrected_ends_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corre
             waits &= ~(in_range & has_row)
         found.update(end[waits].unique().tolist())
     return sorted(found)
-
-
-def audited_batches(tables: ControlTables, rows: list[LedgerRow]) -> dict[str, int]:
-    """By shard the last batch whose late and poison rows are in their tables; -1 for none."""
-    applications = {row.shard: app_id(row.pipeline, row.shard) for row in rows}
-    filed = dict.fromkeys(applications, 2**_BATCH_BITS)
-    for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):
-        table = tables.open(name)
-        for shard, application in applications.items():
-            version = table.transaction_version(application)
-            batch = -1 if version is None else version % 2**_BATCH_BITS
-            filed[shard] = min(filed[shard], batch)
-    return filed
 
 
 def _batch_commits(sink: DeltaTable, undone: Sequence[Undone]) -> list[int]:

@@ -5,6 +5,7 @@ It reads tables; no broker, no JVM.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -79,10 +80,8 @@ def read_progress(installation: Installation, awaited: Awaited) -> Progress:
     if awaited.at and datetime.now(UTC) < datetime.fromisoformat(awaited.at):
         return Progress(met=False, paused=paused, text=f"{awaited.at} has not come")
     if awaited.batches:
-        behind = []
-        for shard, batch in awaited.batches.items():
-            if _filed(installation.tables, awaited.pipeline, shard) < batch:
-                behind.append(shard)
+        filed = filed_batches(installation.tables, awaited.pipeline, awaited.batches)
+        behind = [shard for shard, batch in awaited.batches.items() if filed[shard] < batch]
         shards = ", ".join(behind) or "no shard"
         return Progress(not behind, paused, f"late and poison rows of {shards} are still to be filed")
     committed = _committed(installation.ledger, awaited)
@@ -104,10 +103,18 @@ def _committed(ledger: Ledger, awaited: Awaited) -> Offsets:
     return committed
 
 
-def _filed(tables: ControlTables, pipeline: str, shard: str) -> int:
-    """The last batch of the shard that every table of the audit has; -1 for none."""
-    batches = []
+def filed_batches(tables: ControlTables, pipeline: str, shards: Iterable[str]) -> dict[str, int]:
+    """By shard the last batch whose late and poison rows are in their tables; -1 for none.
+
+    A table is opened once, however many shards there are.
+    """
+    filed = dict.fromkeys(shards, 2**_BATCH_BITS)
     for name in _FILED_INTO:
-        version = tables.open(name).transaction_version(app_id(pipeline, shard))
-        batches.append(-1 if version is None else version % 2**_BATCH_BITS)
-    return min(batches)
+        table = tables.open(name)
+        for shard, least in filed.items():
+            version = table.transaction_version(app_id(pipeline, shard))
+            batch = -1
+            if version is not None:
+                batch = version % 2**_BATCH_BITS
+            filed[shard] = min(least, batch)
+    return filed

@@ -26,7 +26,7 @@ from hindcast.errors import TryLaterError
 from hindcast.installation import Installation
 from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Mode, Pipeline
-from hindcast.replay.inputs import audited_batches
+from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout
 from hindcast.shards.version_changes import Refusal, Versions
@@ -215,7 +215,7 @@ def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: 
 def _filed_history(installation: Installation, pipeline: Pipeline) -> History:
     """What the version has read, up to the last batch whose late and poison rows are filed."""
     rows = installation.ledger.batches(pipeline.name, pipeline.version)
-    filed = audited_batches(installation.tables, rows)
+    filed = filed_batches(installation.tables, pipeline.name, {row.shard for row in rows})
     return History.of(row for row in rows if row.batch <= filed[row.shard])
 
 
