@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,6 +20,11 @@ from hindcast.errors import ArchiveDamagedError, StoreUnavailableError, UnknownA
 from hindcast.partitions import Offsets
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import archived_topics
+
+#: (path, least offset) of a file.
+_File = tuple[str, int]
+#: What of a file's statistics its place among the others depends on.
+_BOUNDS = ["path", "min.partition", "max.partition", "min.offset"]
 
 
 @dataclass(frozen=True)
@@ -48,17 +53,21 @@ class ArchiveSnapshot:
         :raises StoreUnavailableError: if a file cannot be read
         """
         at = at.replace(microsecond=at.microsecond // 1000 * 1000)
+        files = self._files(below, at)
         found: Offsets = {}
         for partition, end in below.items():
-            first = self._first_before(end, partition, at)
+            first = self._first_before(end, partition, at, files[partition])
             if first < end:
                 found[partition] = first
         return found
 
-    def _first_before(self, end: int, partition: int, at: datetime) -> int:
-        """The first such offset before ``end``, else ``end``."""
+    def _first_before(self, end: int, partition: int, at: datetime, files: Sequence[_File]) -> int:
+        """The first such offset before ``end``, else ``end``.
+
+        :param files: in the order of their least offsets
+        """
         first = end
-        for path, lowest in self._files(partition, at):
+        for path, lowest in files:
             if lowest >= first:
                 break
             offset = self._first(path, partition, at)
@@ -66,16 +75,22 @@ class ArchiveSnapshot:
                 first = min(offset, first)
         return first
 
-    def _files(self, partition: int, at: datetime) -> list[tuple[str, int]]:
-        """(path, least offset) of the files that may hold such a record, in the order of those offsets."""
-        files: list[dict[str, Any]] = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
-        found: list[tuple[str, int]] = []
-        for file in files:
-            newest_at = file["max.timestamp"]
-            of_partition = file["min.partition"] <= partition <= file["max.partition"]
-            if of_partition and (newest_at is None or newest_at >= at):
-                found.append((file["path"], file["min.offset"]))
-        return sorted(found, key=lambda file: file[1])
+    def _files(self, partitions: Iterable[int], at: datetime) -> dict[int, list[_File]]:
+        """By partition the files that may hold such a record, in the order of their least offsets.
+
+        The table is listed once, and only these files become Python objects.
+        """
+        listed = pa.table(self.table.get_add_actions(flatten=True))
+        newest_at = listed["max.timestamp"]
+        maybe = listed.filter(pc.or_kleene(pc.is_null(newest_at), pc.greater_equal(newest_at, at)))
+        found: dict[int, list[_File]] = {partition: [] for partition in partitions}
+        for file in maybe.select(_BOUNDS).to_pylist():
+            for partition in range(file["min.partition"], file["max.partition"] + 1):
+                if partition in found:
+                    found[partition].append((file["path"], file["min.offset"]))
+        for files in found.values():
+            files.sort(key=lambda file: file[1])
+        return found
 
     def _first(self, path: str, partition: int, at: datetime) -> int | None:
         try:

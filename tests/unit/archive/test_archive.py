@@ -301,6 +301,35 @@ def test_a_moment_has_an_offset_in_the_archive(settings: Settings, topic: FakeTo
     assert not held.is_of("second")
 
 
+def test_the_files_of_an_archive_are_listed_once_for_all_partitions(
+    settings: Settings, topic: FakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of several partitions counts for each of them."""
+    table = ArchiveTable(settings, "t")
+    table.create()
+    places = [(p, offset) for p in range(4) for offset in range(5)]
+    several = pa.Table.from_pylist([row(*place) for place in places], schema=ARCHIVE_SCHEMA)
+    later = pa.Table.from_pylist([row(2, offset) for offset in range(5, 8)], schema=ARCHIVE_SCHEMA)
+    files = [_write_file(part, table.url, {}, "c", BOUNDED) for part in (later, several)]
+    begin = dict.fromkeys(range(4), 0)
+    end = {**dict.fromkeys(range(4), 5), 2: 8}
+    start = table.manifest()
+    table.commit(start, start.with_step("a", begin, end, rows=23, size=1, newest_at=""), files)
+    held = read_snapshot(settings, "t")
+    assert held is not None
+    listed: list[DeltaTable] = []
+    list_ = DeltaTable.get_add_actions
+
+    def note(table: DeltaTable, **options: Any) -> Any:
+        listed.append(table)
+        return list_(table, **options)
+
+    monkeypatch.setattr(DeltaTable, "get_add_actions", note)
+    assert held.at_time(at(3), end) == dict.fromkeys(range(4), 3)
+    assert len(listed) == 1
+    assert held.at_time(at(6), end) == {2: 6}
+
+
 def test_an_archive_that_lost_records_serves_no_replay(settings: Settings, topic: FakeTopic) -> None:
     """What the manifest promises and the table does not hold would be missing from a replay in silence."""
     archive(settings)
