@@ -230,11 +230,12 @@ class Hindcast(Installation):
             where.append((by, ">=", since))
 
         def read() -> list[Row]:
-            found = self.tables.read(table, where, SCHEMAS[table].names)
-            ordered = found.sort_by([(by, "descending")])
-            if limit is not None:
-                ordered = ordered.slice(0, limit)
-            return list(ordered.to_pylist())
+            if limit is None:
+                found = self.tables.read(table, where, SCHEMAS[table].names)
+                newest = found.sort_by([(by, "descending")])
+            else:
+                newest = self.tables.newest(table, by, limit, where)
+            return list(newest.to_pylist())
 
         return self._read(read)
 

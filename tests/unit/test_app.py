@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.arrow_memory import arrow_memory
 from support.live_stream import MODULE
 
 from hindcast import Hindcast, app, catalog
@@ -143,6 +145,43 @@ def test_listings_are_chosen_and_in_order(hindcast: Hindcast, settings: Settings
     assert sorted(hindcast.values("events", "pipeline")) == ["p", "q"]
     with pytest.raises(BadNameError):
         hindcast.events("../p")
+
+
+def letters_of_a_megabyte(count: int) -> list[dict[str, Any]]:
+    """Dead letters, each a minute newer than the one before it."""
+    rows = []
+    for offset in range(count):
+        place = {"pipeline": "p", "topic": "t", "partition": 0, "offset": offset}
+        rows.append({**place, "value": os.urandom(1_000_000), "broker_at": AT + timedelta(minutes=offset)})
+    return rows
+
+
+def test_values_that_are_not_shown_are_not_read(hindcast: Hindcast) -> None:
+    """Of many dead letters the newest are found by their times alone."""
+    rows = letters_of_a_megabyte(12)
+    for number in (7, 0, 11, 3, 9, 1, 10, 5, 2, 8, 6, 4):
+        hindcast.tables.append(ControlTable.DEAD_LETTERS, [rows[number]])
+    with arrow_memory() as memory:
+        shown = hindcast.dead_letters("p", limit=2)
+    assert [(row["offset"], row["value"]) for row in shown] == [
+        (11, rows[11]["value"]),
+        (10, rows[10]["value"]),
+    ]
+    assert memory.max_memory() < 6_000_000
+
+
+def test_a_limit_holds_whatever_the_times_are(hindcast: Hindcast) -> None:
+    """Rows of one instant, and rows without any, which come last."""
+    times = [AT, None, AT, AT + timedelta(minutes=1), AT, None]
+    rows = [{"pipeline": "p", "offset": number, "broker_at": at} for number, at in enumerate(times)]
+    hindcast.tables.append(ControlTable.DEAD_LETTERS, rows)
+    expected = [3, 0, 2, 4, 1, 5]
+    for limit in range(8):
+        found = hindcast.dead_letters("p", limit=limit)
+        assert len(found) == min(limit, len(rows))
+        assert [row["broker_at"] for row in found] == [times[number] for number in expected[:limit]]
+    assert [row["offset"] for row in hindcast.dead_letters("p", since=AT, limit=1)] == [3]
+    assert hindcast.dead_letters("q", limit=1) == []
 
 
 def test_a_run_is_listed_in_its_newest_state(hindcast: Hindcast) -> None:

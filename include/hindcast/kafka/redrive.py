@@ -59,6 +59,7 @@ UNDONE = "undone"
 MARKS = "hindcast-mended-letters"
 _MARKS = TopicPartition(MARKS, 0)
 _POLL_MS = 1000
+_LAST_OFFSET = 2**63 - 1  # Kafka's offsets are signed, in 64 bits
 _SPACE = re.compile(r"[\s\ufeff]*")
 
 _CLEANUP = "cleanup.policy"
@@ -101,12 +102,20 @@ class Repaired:
         :raises BadInputError: naming the place in the file
         """
         try:
-            place = (str(row["topic"]), int(row["partition"]), int(row["offset"]))
+            place = (str(row["topic"]), int(row["partition"]), _offset(row["offset"]))
             value = _bytes(row["value"], row.get("value_base64"))
             key = _bytes(row.get("key"), row.get("key_base64"))
             return cls(place, value, key)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _no_letter(where, error) from error
+
+
+def _offset(value: Any) -> int:
+    """:raises ValueError: if it is no offset that a topic can have"""
+    offset = int(value)
+    if not 0 <= offset <= _LAST_OFFSET:
+        raise ValueError(f"no topic has an offset {offset}")
+    return offset
 
 
 def _bytes(value: Any, in_base64: str | None) -> bytes | None:
@@ -212,14 +221,11 @@ def settle(installation: Installation, pipeline: Pipeline, run_id: str, *, sent:
 
 
 def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired]) -> dict[Place, bytes | None]:
-    """The keys of the pipeline's dead letters, by place.
+    """The keys of these letters, by place.
 
-    :raises BadInputError: if a repaired letter is none of them, is named twice, or has another key
+    :raises BadInputError: if a letter is no dead letter of the pipeline, is named twice, or has another key
     """
-    keys: dict[Place, bytes | None] = {}
-    for row in tables.rows(ControlTable.DEAD_LETTERS, [("pipeline", "=", pipeline.name)]):
-        place = (row["topic"], row["partition"], row["offset"])
-        keys[place] = row["key"]
+    keys = _dead_letters(tables, pipeline, mended)
     named: set[Place] = set()
     for letter in mended:
         if letter.place not in keys:
@@ -232,6 +238,26 @@ def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired])
             problem = f"{_text_of(letter.place)} has another key in the file than in its topic"
             cure = "A letter keeps its key, because that chose its partition: change the value alone."
             raise BadInputError(problem=problem, cure=cure)
+    return keys
+
+
+def _dead_letters(
+    tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired]
+) -> dict[Place, bytes | None]:
+    """The key of each dead letter of the pipeline that has the topic and the offset of one of these.
+
+    A pipeline may have very many dead letters, so all others are left out, and the values of these, too.
+    """
+    if not mended:
+        return {}
+    topics = sorted({letter.place[0] for letter in mended})
+    offsets = sorted({letter.place[2] for letter in mended})
+    where = [("pipeline", "=", pipeline.name), ("topic", "in", topics), ("offset", "in", offsets)]
+    found = tables.read(ControlTable.DEAD_LETTERS, where, ["topic", "partition", "offset", "key"])
+    keys: dict[Place, bytes | None] = {}
+    for row in found.to_pylist():
+        place = (row["topic"], row["partition"], row["offset"])
+        keys[place] = row["key"]
     return keys
 
 

@@ -160,6 +160,31 @@ class ControlTables:
         table = self.find(name)
         if table is None:
             return SCHEMAS[name].empty_table().select(columns or SCHEMAS[name].names)
+        return self._read_version(name, table, where, columns)
+
+    def newest(self, name: ControlTable, by: str, limit: int, where: Iterable[Condition] = ()) -> pa.Table:
+        """The newest ``limit`` of the rows that meet every condition, the newest first.
+
+        :param by: the column of the instant; rows without it are the oldest
+        :raises StoreUnavailableError: if the store does not answer, or a file of the table is gone or torn
+        """
+        table = self.find(name)
+        if table is None:
+            return SCHEMAS[name].empty_table()
+        conditions = list(where)
+        # The instants say which rows are wanted, so that the wide columns of all others are never read.
+        instants = self._read_version(name, table, conditions, [by])[by].sort("descending")
+        if 0 < limit < len(instants):
+            oldest = instants[limit - 1].as_py()
+            if oldest is not None:
+                conditions.append((by, ">=", oldest))
+        rows = self._read_version(name, table, conditions, SCHEMAS[name].names)
+        return rows.sort_by([(by, "descending")]).slice(0, limit)
+
+    def _read_version(
+        self, name: ControlTable, table: DeltaTable, where: Iterable[Condition], columns: list[str] | None
+    ) -> pa.Table:
+        """The rows of one version of a table that meet every condition."""
         conditions = list(where)
         expression = None
         if conditions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
+from support.arrow_memory import arrow_memory
 
 from hindcast import catalog
 from hindcast.cli.main import run
@@ -163,6 +165,26 @@ def test_a_letter_keeps_its_key(dead: Settings) -> None:
         pipeline,
         [Repaired(("trades", 0, 0), b"x", key=b"ACME"), Repaired(("trades", 0, 1), b"x")],
     )
+
+
+def test_letters_are_checked_without_their_values(dead: Settings) -> None:
+    """However many and large the pipeline's dead letters are."""
+    tables = ControlTables(dead)
+    for offset in range(100, 112):
+        row = {"pipeline": NAME, "topic": "trades", "partition": 0, "offset": offset, "key": b"k"}
+        tables.append(ControlTable.DEAD_LETTERS, [{**row, "value": os.urandom(1_000_000)}])
+    pipeline = catalog.load(project_root() / "include/pipelines")[NAME]
+    with arrow_memory() as memory:
+        check_letters(tables, pipeline, [Repaired(("trades", 0, 105), b"x", key=b"k")])
+    assert memory.max_memory() < 3_000_000
+
+
+def test_no_letters_are_nothing_to_do(dead: Settings) -> None:
+    """An empty file is no mistake; an offset that no topic has is one."""
+    pipeline = catalog.load(project_root() / "include/pipelines")[NAME]
+    check_letters(ControlTables(dead), pipeline, letters_of("\n"))
+    with pytest.raises(BadInputError, match="Line 1 is no repaired letter"):
+        letters_of('{"topic": "trades", "partition": 0, "offset": 9223372036854775808, "value": "x"}')
 
 
 def test_two_values_for_one_letter_are_refused(dead: Settings) -> None:
