@@ -223,7 +223,8 @@ def settle(installation: Installation, pipeline: Pipeline, run_id: str, *, sent:
 def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired]) -> dict[Place, bytes | None]:
     """The keys of these letters, by place.
 
-    :raises BadInputError: if a letter is no dead letter of the pipeline, is named twice, or has another key
+    :raises BadInputError: if a letter is no dead letter of the pipeline, is named twice, has another key, or
+        has neither a key nor a value
     """
     keys = _dead_letters(tables, pipeline, mended)
     named: set[Place] = set()
@@ -237,6 +238,12 @@ def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired])
         if letter.key is not None and letter.key != keys[letter.place]:
             problem = f"{_text_of(letter.place)} has another key in the file than in its topic"
             cure = "A letter keeps its key, because that chose its partition: change the value alone."
+            raise BadInputError(problem=problem, cure=cure)
+        if letter.value is None and keys[letter.place] is None:
+            problem = (
+                f"{_text_of(letter.place)} has neither a key nor a value, and nothing sends such a record"
+            )
+            cure = "Give it a value, or leave it out: a record without a value deletes what has its key."
             raise BadInputError(problem=problem, cure=cure)
     return keys
 

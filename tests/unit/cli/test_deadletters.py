@@ -26,13 +26,13 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.table_names import ControlTable
 
 NAME = "stock_stats"
-#: (key, value) of the letters: text, bytes that are no UTF-8, what looks like an escape, nothing, a byte
+#: (key, value) of the letters: text, bytes that are no UTF-8, what looks like an escape, no value, a byte
 #: order mark, all bytes.
 RECORDS: list[tuple[bytes | None, bytes | None]] = [
     (b"ACME", b'{"ticker": "ACME", "size": "x"}'),
     (b"\xff\x00", b"caf\xc3\xa9 \xff"),
     (rb"\xff", rb'{"a": "\xff"}'),
-    (None, None),
+    (b"gone", None),
     (b"", b""),
     (b"\xef\xbb\xbfk", b"\xef\xbb\xbf{}\r\n"),
     (b"null", bytes(range(256))),
@@ -165,6 +165,22 @@ def test_a_letter_keeps_its_key(dead: Settings) -> None:
         pipeline,
         [Repaired(("trades", 0, 0), b"x", key=b"ACME"), Repaired(("trades", 0, 1), b"x")],
     )
+
+
+def test_a_letter_without_key_and_value_is_refused(
+    dead: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No producer sends such a record: the dry run says so, too, and what to do."""
+    row = {"pipeline": NAME, "topic": "trades", "partition": 0, "offset": 99, "broker_at": datetime.now(UTC)}
+    ControlTables(dead).append(ControlTable.DEAD_LETTERS, [row])
+    file = tmp_path / "letters.jsonl"
+    file.write_text('{"topic": "trades", "partition": 0, "offset": 99, "value": null}')
+    assert run(["deadletters", "replay", NAME, "--file", str(file), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "trades/0/99 has neither a key nor a value" in said
+    assert "leave it out" in said
+    file.write_text('{"topic": "trades", "partition": 0, "offset": 99, "value": {}}')
+    assert run(["deadletters", "replay", NAME, "--file", str(file), "--dry-run"]) == 0
 
 
 def test_letters_are_checked_without_their_values(dead: Settings) -> None:
