@@ -227,6 +227,42 @@ def test_marks_that_retention_would_delete_are_refused(
             )
 
 
+def allow(settings: Settings, topic: str, size: int) -> None:
+    """Let the topic take records of so many bytes."""
+    with KafkaAdminClient(bootstrap_servers=settings.bootstrap_servers) as admin:
+        limit = {"max.message.bytes": str(size)}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, limit)])
+
+
+def test_a_letter_as_large_as_its_topic_takes_is_sent_back(
+    dead: tuple[Settings, str], stock_stats: Pipeline
+) -> None:
+    """Above 1 MiB, too, which is the most that a producer sends by default."""
+    settings, topic = dead
+    allow(settings, topic, 4_000_000)
+    large = Repaired((topic, 0, 0), b"x" * 3_900_000)
+    assert redrive(Installation(settings), stock_stats, [large, *mended(topic, (1, 0))]) == (2, 0)
+    found = [(len(value), letter) for _, _, value, letter in arrived(settings, topic)]
+    assert found == [(3_900_000, f"{topic}/0/0"), (13, f"{topic}/1/0")]
+
+
+def test_a_letter_that_the_broker_finds_too_large_is_named_and_nothing_is_sent(
+    dead: tuple[Settings, str], stock_stats: Pipeline
+) -> None:
+    """The run is noted as undone, so the others can be sent without it, and it after it was made shorter."""
+    settings, topic = dead
+    large = Repaired((topic, 0, 1), b"x" * 1_100_000)
+    letters = [*mended(topic, (0, 0)), large, *mended(topic, (1, 0))]
+    with pytest.raises(BadInputError, match=rf"{topic}/0/1 .* too large .*max\.message\.bytes"):
+        redrive(Installation(settings), stock_stats, letters)
+    assert arrived(settings, topic) == []
+    rows = ControlTables(settings).rows(ControlTable.MENDED_LETTERS)
+    assert sorted(row["state"] for row in rows) == ["begun", "undone"]
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 0), (1, 0))) == (2, 0)
+    assert redrive(Installation(settings), stock_stats, mended(topic, (0, 1))) == (1, 0)
+    assert len(arrived(settings, topic)) == 3
+
+
 def test_what_is_no_dead_letter_is_refused(dead: tuple[Settings, str], stock_stats: Pipeline) -> None:
     """A wrong place, a place twice, a line that is none: nothing is sent."""
     settings, topic = dead

@@ -16,7 +16,7 @@ tables. So it holds one mark a pipeline for ever, whatever retention does to the
    run can have replaced the mark, because each begins with this step;
 4. leave out the letters that were sent before; write the row ``begun``;
 5. begin one transaction, and send the letters and the mark in it;
-6. commit it;
+6. commit it. If the broker finds a letter too large, abort it, write the row ``undone`` and name the letter;
 7. write the row ``sent``.
 
 If the topic of marks was deleted between 5 and 7, nothing proves either outcome. Nothing is sent then until a
@@ -37,7 +37,13 @@ from typing import Any, NoReturn
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAlreadyExistsError,
+)
 
 from hindcast.errors import BadInputError, BrokerUnavailableError, LettersUnprovenError
 from hindcast.installation import Installation
@@ -59,6 +65,9 @@ UNDONE = "undone"
 MARKS = "hindcast-mended-letters"
 _MARKS = TopicPartition(MARKS, 0)
 _POLL_MS = 1000
+_LEAST_REQUEST_BYTES = 1_048_576  # kafka-python's own limit; a larger letter raises it
+_BESIDE_BYTES = 4096  # a record's headers and frame take less
+_OUTCOME_SECONDS = 10
 _LAST_OFFSET = 2**63 - 1  # Kafka's offsets are signed, in 64 bits
 _SPACE = re.compile(r"[\s\ufeff]*")
 
@@ -176,15 +185,15 @@ def redrive(installation: Installation, pipeline: Pipeline, mended: Sequence[Rep
     """Send the letters that were not sent before.
 
     :returns: how many were sent now, and how many had been sent before
-    :raises BadInputError: if a place is not a dead letter of the pipeline, or is named twice; nothing was
-        sent
+    :raises BadInputError: if a place is not a dead letter of the pipeline, or is named twice, or if a letter
+        is too large for its topic; nothing was sent
     :raises LettersUnprovenError: if nothing proves whether an earlier run was sent; nothing was sent
     :raises BrokerUnavailableError: the same command again finishes what was begun
     """
     servers = installation.settings.bootstrap_servers
     keys = _keys(installation.tables, pipeline, mended)
     _make_marks(servers)  # step 1
-    with _producer(servers, pipeline) as producer:  # step 2
+    with _producer(servers, pipeline, _most_bytes(mended, keys)) as producer:  # step 2
         before = _sent_before(installation, pipeline)
         fresh = [letter for letter in mended if letter.place not in before]
         if fresh:
@@ -240,9 +249,7 @@ def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired])
             cure = "A letter keeps its key, because that chose its partition: change the value alone."
             raise BadInputError(problem=problem, cure=cure)
         if letter.value is None and keys[letter.place] is None:
-            problem = (
-                f"{_text_of(letter.place)} has neither a key nor a value, and nothing sends such a record"
-            )
+            problem = f"{_text_of(letter.place)} has neither a key nor a value, so it cannot be sent"
             cure = "Give it a value, or leave it out: a record without a value deletes what has its key."
             raise BadInputError(problem=problem, cure=cure)
     return keys
@@ -399,7 +406,10 @@ def _send(
     letters: Sequence[Repaired],
     keys: Mapping[Place, bytes | None],
 ) -> None:
-    """Steps 4 to 7."""
+    """Steps 4 to 7.
+
+    :raises BadInputError: if the broker finds a letter too large; then the transaction is aborted
+    """
     tables = installation.tables
     run_id = uuid.uuid4().hex
     with TopicOffsets(installation.settings) as offsets:
@@ -412,21 +422,53 @@ def _send(
     reach("letters.4")
     _note(tables, pipeline, run_id, BEGUN, places, ends)
     reach("letters.5")
+    too_large: list[Repaired] = []
     producer.begin_transaction()
-    for letter in letters:
-        topic, partition, _ = letter.place
-        producer.send(
-            topic,
-            value=letter.value,
-            key=keys[letter.place],
-            partition=partition % TOPIC_STRIDE,
-            headers=[(RUN_HEADER, run), (LETTER_HEADER, _text_of(letter.place).encode())],
-        )
-    producer.send(MARKS, value=run, key=mark_key.encode(), partition=_MARKS.partition)
-    reach("letters.6")
-    producer.commit_transaction()
+    try:
+        for letter in letters:
+            topic, partition, _ = letter.place
+            sent = producer.send(
+                topic,
+                value=letter.value,
+                key=keys[letter.place],
+                partition=partition % TOPIC_STRIDE,
+                headers=[(RUN_HEADER, run), (LETTER_HEADER, _text_of(letter.place).encode())],
+            )
+            sent.add_errback(_add_if_too_large, too_large, letter)
+        producer.send(MARKS, value=run, key=mark_key.encode(), partition=_MARKS.partition)
+        reach("letters.6")
+        producer.commit_transaction()
+    except KafkaError as error:
+        with suppress(KafkaTimeoutError):
+            producer.flush(timeout=_OUTCOME_SECONDS)  # the error may be known before its letter is
+        if not too_large:
+            raise
+        producer.abort_transaction()
+        _note(tables, pipeline, run_id, UNDONE, places, ends)
+        # After the first, the producer gives up the letters that still wait, with the same error.
+        _refuse_size(too_large[0], error)
     reach("letters.7")
     _note(tables, pipeline, run_id, SENT, places, ends)
+
+
+def _add_if_too_large(found: list[Repaired], letter: Repaired, error: Exception) -> None:
+    """Add a letter to those that are too large, if that is why it could not be sent."""
+    if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
+        found.append(letter)
+
+
+def _refuse_size(letter: Repaired, error: Exception) -> NoReturn:
+    topic = letter.place[0]
+    size = len(letter.value or b"")
+    problem = f"{_text_of(letter.place)} is too large for its topic ({size:,} bytes), so no letter was sent"
+    cure = f"Make its value shorter, leave it out, or raise max.message.bytes of {topic}."
+    raise BadInputError(problem=problem, cure=cure) from error
+
+
+def _most_bytes(mended: Sequence[Repaired], keys: Mapping[Place, bytes | None]) -> int:
+    """The size of the largest letter: its key and its value."""
+    sizes = [len(letter.value or b"") + len(keys[letter.place] or b"") for letter in mended]
+    return max(sizes, default=0)
 
 
 def _note(
@@ -450,9 +492,10 @@ def _note(
 
 
 @contextmanager
-def _producer(servers: str, pipeline: Pipeline) -> Iterator[KafkaProducer]:
+def _producer(servers: str, pipeline: Pipeline, most_bytes: int = 0) -> Iterator[KafkaProducer]:
     """Step 2.
 
+    :param most_bytes: the key and the value of the largest letter
     :raises BrokerUnavailableError: from the body of the ``with`` statement, too
     """
     reach("letters.2")
@@ -462,6 +505,8 @@ def _producer(servers: str, pipeline: Pipeline) -> Iterator[KafkaProducer]:
             bootstrap_servers=servers.split(","),
             transactional_id=f"hindcast-mend-{pipeline.name}",
             acks="all",
+            # Only the broker knows what its topics take. The producer's own limit is never the lower one.
+            max_request_size=max(_LEAST_REQUEST_BYTES, most_bytes + _BESIDE_BYTES),
         )
         producer.init_transactions()
         yield producer
