@@ -41,6 +41,7 @@ def test_a_verdict_in_a_process_without_a_file_goes_on(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 def test_a_verdict_reads_a_few_earlier_results_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts of all pipelines wait for each other here. After a month there are tens of thousands."""
+    expectations._great_expectations()  # as a verdict does: its import may end a process
     from great_expectations.data_context.store import ValidationResultsStore
 
     reads: list[Any] = []
