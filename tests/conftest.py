@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import structlog
 from support.failure_report import failure_report
@@ -26,6 +27,9 @@ from hindcast.settings import Settings, project_root
 from hindcast_sandbox import broker as broker_service
 from hindcast_sandbox import jars
 from hindcast_sandbox.load import ensure_topic
+
+# How long an example takes is the machine's, and no test of the code.
+hypothesis.settings.register_profile("default", deadline=None)
 
 MARKED_FOLDERS = ("acceptance", "integration", "faults")
 #: Where several processes share the tests, those that take long begin first, so that none of them ends alone.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 from hindcast.leases.store import LeaseStore
 from hindcast.partitions import Offsets
@@ -49,6 +49,6 @@ def find_begun(store: LeaseStore, pipeline: str) -> BegunRewind | None:
     for lease in leases.values():
         if lease.stream_id == pipeline and lease.status_value in ended:
             epochs[lease.status_value] = lease.epoch
-    record = ShardDetail.of(waiting[0]).rewind
+    record: Any = ShardDetail.of(waiting[0]).rewind
     assert record is not None  # or the shard would not wait for a rewind
-    return BegunRewind(cast("BegunRecord", record), epochs, offsets)
+    return BegunRewind(record, epochs, offsets)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 from hindcast.errors import RewindRefusedError
 from hindcast.leases.lease import REMOVED, Lease, ShardState, StatusType
@@ -249,7 +249,9 @@ def undo(store: LeaseStore, pipeline: str, rewind_id: str) -> list[Lease]:
 
 def _rewind_of(lease: Lease) -> BegunRecord:
     """The record of the rewind whose end a shard waits for."""
-    return cast("BegunRecord", ShardDetail.of(lease).rewind)
+    recorded: Any = ShardDetail.of(lease).rewind
+    record: BegunRecord = recorded
+    return record
 
 
 def _waiting_for(snapshot: Snapshot, pipeline: str, rewind_id: str) -> list[Lease]:

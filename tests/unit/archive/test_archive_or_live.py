@@ -23,7 +23,7 @@ def archived(draw: st.DrawFn) -> archive_or_live.Ranges:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(held=archived(), earliest=st.integers(0, 70), start=st.integers(0, 60), length=st.integers(0, 40))
 def test_archive_and_topic_together_give_the_range_once(
     held: archive_or_live.Ranges, earliest: int, start: int, length: int
@@ -46,7 +46,7 @@ def test_archive_and_topic_together_give_the_range_once(
         assert seam == start or start < earliest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     starts=st.lists(st.integers(0, 50), min_size=1, max_size=4),
     lengths=st.lists(st.integers(0, 99), min_size=4),

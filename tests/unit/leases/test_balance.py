@@ -109,7 +109,7 @@ events = st.tuples(st.sampled_from(["join", "leave", "die", "period"]), st.integ
     begun=1,
     story=[("join", 3), ("join", 3), ("period", 3), ("join", 3), ("period", 3), ("period", 3), ("leave", 3)],
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_state_settles_and_then_nothing_is_handed_over(
     leases: int, begun: int, story: list[tuple[str, int]]
 ) -> None:

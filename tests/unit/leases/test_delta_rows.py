@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hindcast.errors import SchemaVersionError
@@ -69,7 +69,6 @@ def fresh(data: pa.Table) -> dict[LeaseKey, Lease]:
     return dict(LeaseRows().read(data, "leases").leases)
 
 
-@settings(deadline=None)
 @given(VERSIONS)
 def test_what_is_remembered_changes_nothing(versions: list[tuple[int, list[Lease]]]) -> None:
     """Two clients write versions of the table by turns, and each reads those of the other. Both find what a
@@ -86,7 +85,6 @@ def test_what_is_remembered_changes_nothing(versions: list[tuple[int, list[Lease
             assert [*client.leases.items()] == [*fresh(data).items()]
 
 
-@settings(deadline=None)
 @given(VERSIONS)
 def test_a_version_that_was_missed_changes_nothing(versions: list[tuple[int, list[Lease]]]) -> None:
     """A client that reads only some versions, because others write faster, finds in each what it says."""
@@ -98,7 +96,6 @@ def test_a_version_that_was_missed_changes_nothing(versions: list[tuple[int, lis
             assert [*reader.leases.items()] == [*fresh(data).items()]
 
 
-@settings(deadline=None)
 @given(VERSIONS)
 def test_rows_in_another_order_are_read_as_they_are_and_written_in_ours(
     versions: list[tuple[int, list[Lease]]],

@@ -91,7 +91,7 @@ def read_by(stream: Simulated, plan: ReplayPlan) -> list[Record]:
     return [r for r in stream.records if plan.read_from[r.partition] <= r.offset < plan.end[r.partition]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     shards=st.integers(1, 4),
@@ -127,7 +127,7 @@ def test_consecutive_ranges_judge_every_window_once_with_all_its_rows(
     assert judged == {key: value for key, value in stream.table.items() if key[0] <= whole.windows_to_ms}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), shards=st.integers(1, 3))
 def test_every_offset_read_has_the_watermark_of_its_batch(seed: int, shards: int) -> None:
     """The plan's segments cover [read_from, end) without gap or overlap, each with the late watermark of the
@@ -233,7 +233,7 @@ def test_what_the_topic_dropped_is_read_from_the_archive_up_to_an_exact_seam(str
     assert plan.to_record().to_json()["archive_to"] == {str(p): seam for p, seam in plan.seams.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_plan_reads_each_offset_from_one_of_both_or_names_what_neither_holds(
     stream: Simulated, data: st.DataObject
@@ -426,7 +426,7 @@ def test_late_rows_that_can_never_be_corrected_are_no_work(stream: Simulated) ->
     assert "an archive holds; the late rows of 1 windows that end at 1970" in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), shards=st.integers(1, 2), data=st.data())
 def test_late_rows_are_planned_from_the_first_window_that_can_be_judged(
     seed: int, shards: int, data: st.DataObject
@@ -455,7 +455,7 @@ def test_late_rows_are_planned_from_the_first_window_that_can_be_judged(
     assert bool(plan.left_out) == (len(alone) < len(ends))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), shards=st.integers(1, 2), partitions=st.integers(1, 2))
 def test_a_plan_for_a_late_row_judges_its_window(seed: int, shards: int, partitions: int) -> None:
     """Also if the batch that made the window final read nothing."""

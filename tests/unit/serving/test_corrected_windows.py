@@ -70,7 +70,7 @@ MOVES = st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6), st.integers(1,
 
 
 @given(moves=MOVES)
-@budget(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@budget(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_leaves_each_window_with_a_run_that_had_read_most(
     tmp_path_factory: pytest.TempPathFactory, moves: list[Move]
 ) -> None:

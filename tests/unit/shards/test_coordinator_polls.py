@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.leased_shards import add_shards, owners
 
@@ -46,7 +46,6 @@ def test_a_poll_finds_an_expired_lease_before_the_next_renewal(
         st.tuples(st.sampled_from(["a renews", "b renews", "nothing"]), st.floats(0.0, LEASE)), max_size=20
     )
 )
-@settings(deadline=None)
 def test_what_a_poll_remembers_never_changes_its_answer(moves: list[tuple[str, float]]) -> None:
     """Whatever expires or is written between two polls, each answers like one that remembers nothing. Each
     reading moves the clock.

@@ -186,7 +186,7 @@ def test_the_ledger_is_read_in_order_and_a_repaired_batch_once(settings: Setting
     assert ledger.batches("other") == []
 
 
-@hypothesis_settings(deadline=None, max_examples=40)
+@hypothesis_settings(max_examples=40)
 @given(
     written=st.lists(
         st.tuples(st.sampled_from(["v1.g0.s0", "v1.g0.s1"]), st.integers(-5, 6), st.sampled_from([1, None])),

@@ -174,8 +174,6 @@ class Histories(RuleBasedStateMachine):
 def test_histories_of_versions() -> None:
     """Every history that is drawn holds, and most of them promote and back out."""
     Histories.seen.clear()
-    run_state_machine_as_test(
-        Histories, settings=settings(max_examples=60, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(Histories, settings=settings(max_examples=60, stateful_step_count=30))
     seen = Histories.seen
     assert all(seen[one] > seen[""] / 2 for one in ("promoted", "backed out")), seen
