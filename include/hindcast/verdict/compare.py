@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, NumericType
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, NumericType, StructType
 
 from hindcast.spark.session import cached
 
@@ -162,17 +162,41 @@ def _one_side(
     side: str, frame: DataFrame, keys: Mapping[str, DataType], kinds: Mapping[str, DataType]
 ) -> DataFrame:
     """The keys of the rows, the side they are of, and their values in one struct that can be ordered."""
-    key_columns = [_orderable(name, kind) for name, kind in keys.items()]
-    values = [_orderable(name, kind) for name, kind in kinds.items()]
+    key_columns = [_orderable(F.col(f"`{name}`"), kind).alias(name) for name, kind in keys.items()]
+    values = [_orderable(F.col(f"`{name}`"), kind).alias(name) for name, kind in kinds.items()]
     row = F.struct(F.lit(1).alias("_one"), *values)
     return frame.select(*key_columns, F.lit(side).alias("_side"), row.alias("_row"))
 
 
-def _orderable(name: str, kind: DataType) -> Column:
-    """Maps can be neither grouped by nor ordered: compare their sorted entries."""
+def _orderable(value: Column, kind: DataType) -> Column:
+    """Maps can be neither grouped by nor ordered, wherever they stand: compare their sorted entries."""
+    if not _holds_a_map(kind):
+        return value
     if isinstance(kind, MapType):
-        return F.array_sort(F.map_entries(name)).alias(name)
-    return F.col(f"`{name}`")
+        entries = F.map_entries(value)
+        if _holds_a_map(kind.valueType):
+            entries = F.transform(entries, lambda entry: _orderable_entry(entry, kind.valueType))
+        return F.array_sort(entries)
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda element: _orderable(element, kind.elementType))
+    assert isinstance(kind, StructType)
+    fields = [_orderable(value[field.name], field.dataType).alias(field.name) for field in kind.fields]
+    return F.when(value.isNotNull(), F.struct(*fields))
+
+
+def _orderable_entry(entry: Column, kind: DataType) -> Column:
+    """An entry of a map whose values are of this type. Keys hold no maps."""
+    return F.struct(entry["key"].alias("key"), _orderable(entry["value"], kind).alias("value"))
+
+
+def _holds_a_map(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return True
+    if isinstance(kind, ArrayType):
+        return _holds_a_map(kind.elementType)
+    if isinstance(kind, StructType):
+        return any(_holds_a_map(field.dataType) for field in kind.fields)
+    return False
 
 
 def _measures_of(side: str) -> list[Column]:
