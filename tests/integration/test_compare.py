@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hindcast.verdict.compare import Comparison, Sides, compare
+from hindcast.verdict.compare import Cause, Comparison, Kind, Sides, compare
+from hindcast.verdict.compare_values import DOUBLE_ROUNDING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Rows = Sequence[tuple[Any, ...]]
 Compare = Callable[..., Comparison]
+
+#: A difference in the last place of 1.0.
+ULP = 2.0**-52
 
 
 @pytest.fixture
@@ -57,6 +65,140 @@ def rows_that_differ(found: Comparison) -> dict[str, int]:
         "nondeterministic": found.nondeterministic,
     }
     return {kind: count for kind, count in counts.items() if count}
+
+
+#: A key's values in the stream, those in the online answer, and how their rows differ.
+SEVERAL: dict[str, tuple[list[int | None], list[int | None], dict[str, int]]] = {
+    "one row each": ([7], [7], {}),
+    "one row each, changed": ([7], [8], {"changed": 1}),
+    "equal": ([1, 2, 3], [1, 2, 3], {}),
+    "equal in another order": ([3, 1, 2, 2], [2, 3, 2, 1], {}),
+    "between the least and the greatest": ([1, 2, 3], [1, 99, 3], {"changed": 1}),
+    "one lost and another doubled": ([1, 1, 3], [1, 3, 3], {"changed": 1}),
+    "one lost": ([1, 3], [1, 2, 3], {"missing": 1}),
+    "one doubled": ([1, 2, 2, 3], [1, 2, 3], {"doubled": 1}),
+    "the only one doubled": ([4, 4], [4], {"doubled": 1}),
+    "all changed": ([1, 1, 1], [2, 2, 2], {"changed": 3}),
+    "only in the stream": ([5, 5], [], {"extra": 2}),
+    "not in the stream": ([], [5, 5], {"missing": 2}),
+    "nulls are equal": ([None, 1, 2], [1, None, 2], {}),
+    "a null is not a value": ([None, 1, 2], [1, 7, 2], {"changed": 1}),
+}
+
+
+def test_whole_rows_are_compared_if_a_key_has_several(compared: Compare) -> None:
+    """A key that is too coarse hides no row. Keys that have one row are counted as ever beside it."""
+    stream = []
+    online = []
+    expected = {}
+    rows = 0
+    for key, (here, there, differ) in SEVERAL.items():
+        stream += [(key, value) for value in here]
+        online += [(key, value) for value in there]
+        expected |= {(key, kind): count for kind, count in differ.items()}
+        rows += max(len(here), len(there))
+    found = compared("key string, value int", ["key"], stream, online)
+    named = Counter((json.loads(sample.keys)["key"], sample.kind.value) for sample in found.samples)
+    assert named == expected
+    assert rows_that_differ(found) == {"changed": 7, "missing": 3, "doubled": 2, "extra": 2}
+    assert (found.rounding, found.late_differences, found.rows_compared) == (0, 0, rows)
+
+
+def test_a_row_that_differs_among_others_is_named(compared: Compare) -> None:
+    """The sample has the row that changed, not the least one of its key."""
+    found = compared(
+        "key string, ticker string, value int",
+        ["key"],
+        [("k", "A", 1), ("k", "B", 2), ("k", "C", 3)],
+        [("k", "A", 1), ("k", "B", 99), ("k", "C", 3)],
+    )
+    (sample,) = found.samples
+    assert (sample.kind, sample.cause, sample.column) == (Kind.CHANGED, Cause.UNEXPLAINED, "value")
+    assert (json.loads(sample.keys), sample.stream_value, sample.hindcast_value) == ({"key": "k"}, "2", "99")
+    assert found.by_column == {"value": 1}
+    assert found.captured_results == pytest.approx(2 / 3)
+
+
+def test_rows_that_are_torn_apart_and_put_together_anew_differ(compared: Compare) -> None:
+    """Each column has the same values on both sides, and no row is the same."""
+    found = compared("key int, a int, b int", ["key"], [(1, 1, 1), (1, 2, 2)], [(1, 1, 2), (1, 2, 1)])
+    assert rows_that_differ(found) == {"changed": 2}
+
+
+def test_floats_of_several_rows_keep_their_rounding(compared: Compare) -> None:
+    """Rows match if they are the same but for rounding, in whatever order it puts them."""
+    near = 1 + ULP
+    found = compared(
+        "key int, name string, a double, b double",
+        ["key"],
+        [(1, "x", 1.0, 5.0), (1, "x", near, 3.0), (1, "y", 2.0, nan), (1, "z", -0.0, 0.0)],
+        [(1, "x", 1.0, 3.0), (1, "x", near, 5.0), (1, "y", 2.0 * near, nan), (1, "z", 0.0, 0.0)],
+    )
+    assert rows_that_differ(found) == {}
+    assert found.rounding == 3
+    assert ULP / 2 <= found.greatest_rounding <= ULP
+    assert {(sample.cause, sample.column) for sample in found.samples} == {(Cause.ROUNDING, "a")}
+
+
+def test_more_than_rounding_in_one_of_several_rows_is_unexplained(compared: Compare) -> None:
+    """One row is lost beside rows that differ by rounding: these still find each other."""
+    found = compared(
+        "key int, a double",
+        ["key"],
+        [(1, 0.5), (1, 1.0), (1, 2.0), (1, 3.0)],
+        [(1, 0.5), (1, 1.0 + ULP), (1, 2.0 * (1 + 3 * DOUBLE_ROUNDING)), (1, 3.0 * (1 + ULP))],
+    )
+    assert rows_that_differ(found) == {"changed": 1}
+    assert (found.rounding, found.rows_compared) == (2, 4)
+
+
+def test_zero_beside_a_rounded_value_of_the_same_key(compared: Compare) -> None:
+    """The least rows are equal and zero, the greatest differ by rounding: nothing is divided by zero."""
+    found = compared("key int, a double", ["key"], [(1, 0.0), (1, 1.0)], [(1, 0.0), (1, 1.0 + ULP)])
+    assert (found.unexplained, found.rounding) == (0, 1)
+    assert found.greatest_rounding == pytest.approx(ULP)
+
+
+def test_late_rows_explain_one_of_several_rows_of_a_window(compared: Compare) -> None:
+    """Keys of windows alone: hindsight changes one row of a window that had a late row, and may do so; in the
+    other window it may not.
+    """
+
+    def window(minute: int) -> tuple[datetime, datetime]:
+        return (
+            datetime(2026, 1, 5, 12, minute, tzinfo=UTC),
+            datetime(2026, 1, 5, 12, minute + 1, tzinfo=UTC),
+        )
+
+    first = window(0)
+    second = window(1)
+    stream = [(first, "A", 1), (first, "B", 2), (first, "C", 3), (second, "A", 4), (second, "B", 5)]
+    late = [(int(first[1].timestamp() * 1000), 6)]
+    schema = "window struct<start timestamp, end timestamp>, ticker string, trades int"
+    hindsight = [(first, "A", 1), (first, "B", 8), (first, "C", 3), (second, "A", 4), (second, "B", 5)]
+    found = compared(schema, ["window"], stream, stream, hindsight, late)
+    assert (found.unexplained, found.late_differences, found.windows_compared) == (0, 1, 2)
+    assert found.captured_results == pytest.approx(4 / 5)
+    (sample,) = found.samples
+    assert (sample.cause, sample.late_rows) == (Cause.LATE_ROWS, 6)
+    assert json.loads(sample.stream_value) == {"ticker": "B", "trades": 2}
+    assert json.loads(sample.hindcast_value) == {"ticker": "B", "trades": 8}
+    hindsight = [*stream[:4], (second, "B", 9)]
+    assert rows_that_differ(compared(schema, ["window"], stream, stream, hindsight, late)) == {
+        "nondeterministic": 1
+    }
+
+
+def test_keys_that_are_null_or_several_columns_tell_rows_apart(compared: Compare) -> None:
+    """A null key has rows of its own."""
+    found = compared(
+        "a string, b double, value int",
+        ["a", "b"],
+        [(None, 1.0, 1), (None, 1.0, 2), (None, 1.0, 3), ("k", nan, 1), ("k", nan, 2), ("k", None, 3)],
+        [(None, 1.0, 1), (None, 1.0, 9), (None, 1.0, 3), ("k", nan, 2), ("k", nan, 1), ("k", None, 3)],
+    )
+    assert rows_that_differ(found) == {"changed": 1}
+    assert found.rows_compared == 6
 
 
 @pytest.mark.parametrize(

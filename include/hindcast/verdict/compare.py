@@ -1,5 +1,8 @@
 """Compare the stream's table with both answers of a replay, key by key: one shuffle for all three.
 
+If a key has several rows on a side, its rows are compared one by one (:mod:`hindcast.verdict.number_rows`):
+a second pass, over the rows of such keys alone.
+
 The stream against the *online* answer is the verdict: any difference is unexplained, except rounding, which
 is counted apart. The stream against the answer in *hindsight* is the price of deciding online. A value that
 is null on both sides is equal; so is not-a-number.
@@ -9,27 +12,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, NumericType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StructType
 
 from hindcast.spark.session import cached
-
-#: A greater relative difference between two doubles is never rounding. Adding n numbers in another order
-#: moves the sum by less than n * 1.1e-16 of the sum of their magnitudes (Higham, Accuracy and Stability of
-#: Numerical Algorithms, 4.2): enough for 9,000 rows.
-DOUBLE_ROUNDING = 1e-12
-#: The same for 4-byte floats: four units in the last place.
-FLOAT_ROUNDING = 4 * 2.0**-23
+from hindcast.verdict.compare_values import finite, relative_difference, rounding_limit, value_state
+from hindcast.verdict.number_rows import number_rows
 
 # The three sides of a comparison, as the names of the columns below begin or end: `n_s` counts a key's rows
-# in the stream, `s_min` and `s_max` are the least and the greatest of them.
+# in the stream, `s_row` is the least of them.
 _STREAM = "s"
 _ONLINE = "o"
 _HINDSIGHT = "h"
@@ -69,13 +68,13 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Exact counts and some samples. Rows are counted as often as they stand in a table; ``changed`` and
-    ``rounding`` count keys.
+    """Exact counts and some samples. Rows are counted as often as they stand in a table. Of a key with
+    several rows those are paired that are equal, then those that differ by rounding, then the others.
 
-    ``by_column``: column -> in how many keys it differs from the online answer by more than rounding.
-    ``unexplained_late``: the keys with unexplained differences in windows that had late rows.
+    ``by_column``: column -> in how many rows it differs from the online answer by more than rounding.
+    ``unexplained_late``: the rows with unexplained differences in windows that had late rows.
 
-    ``ratios``: numeric column -> ``worst`` (farthest from 1) and ``mean`` of stream / hindsight over the keys
+    ``ratios``: numeric column -> ``worst`` (farthest from 1) and ``mean`` of stream / hindsight over the rows
     that both hold.
     """
 
@@ -118,15 +117,22 @@ class Sides:
 
 
 def compare(sides: Sides, samples: int) -> Comparison:
-    """Count every difference. Keep up to ``samples`` keys of them: unexplained ones first, then in the order
+    """Count every difference. Keep up to ``samples`` rows of them: unexplained ones first, then in the order
     of the keys.
     """
     keys = list(sides.keys) or list(sides.online.columns)
     values = [column for column in sides.online.columns if column not in keys]
     kinds = {name: sides.online.schema[name].dataType for name in values}
-    with cached(_classified(sides, keys, kinds)) as found:
-        totals = found.agg(*_totals(keys, kinds)).first()
-        assert totals is not None
+    all_rows = _all_rows(sides, keys, kinds)
+    with ExitStack() as caches:
+        found = caches.enter_context(cached(_by_key(all_rows, sides, keys, kinds)))
+        totals = _totals_of(found, keys, kinds)
+        # Rows without values are equal if their keys are: then their number says all.
+        if kinds and totals["several"]:
+            row_by_row = _row_by_row(all_rows, found.where(_several()), sides, keys, kinds)
+            row_by_row = caches.enter_context(cached(row_by_row))
+            found = found.where(~_several()).unionByName(row_by_row)
+            totals = _totals_of(found, keys, kinds)
         different = found.where("unexplained OR explained OR rounding OR nondeterministic")
         order = [
             F.col("unexplained").desc(),
@@ -141,21 +147,53 @@ def compare(sides: Sides, samples: int) -> Comparison:
     return _comparison(totals, kinds, tuple(kept))
 
 
-def _classified(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
-    """One row a key: its rows on each side, how many came late, and how the sides differ."""
+def _all_rows(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
     key_types = {name: sides.online.schema[name].dataType for name in keys}
     frames = [
         _one_side(_STREAM, sides.stream, key_types, kinds),
         _one_side(_ONLINE, sides.online, key_types, kinds),
         _one_side(_HINDSIGHT, sides.hindsight, key_types, kinds),
     ]
-    all_rows = reduce(DataFrame.unionByName, frames)
-    measures = [*_measures_of(_STREAM), *_measures_of(_ONLINE), *_measures_of(_HINDSIGHT)]
-    key_columns = [F.col(f"`{name}`") for name in keys]
-    grouped = all_rows.groupBy(*key_columns).agg(*measures)
-    grouped = _with_late_rows(grouped, sides.late)
-    as_json = F.to_json(F.struct(*key_columns), {"ignoreNullFields": "false"})
-    return _judged(grouped.withColumn("keys", as_json), kinds, foresight=sides.foresight)
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _by_key(all_rows: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
+    """One row a key: its rows on each side, how many came late, and how the sides differ."""
+    grouped = all_rows.groupBy(*_columns(keys)).agg(*_measures())
+    return _classified(grouped, sides, keys, kinds, rows_of_key=F.col("n_o"))
+
+
+def _row_by_row(
+    all_rows: DataFrame, coarse: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType]
+) -> DataFrame:
+    """The same for the keys of ``coarse``, with a row for each number of a key."""
+    key = F.struct(*_columns(keys)).alias("_key")
+    rows = all_rows.select(key, "_side", "_row").join(coarse.select(key), "_key", "left_semi")
+    numbered = number_rows(rows, kinds, _STREAM, (_ONLINE, _HINDSIGHT))
+    grouped = numbered.groupBy("_key", "_number").agg(*_measures())
+    rows_of_key = F.sum("n_o").over(Window.partitionBy("_key"))
+    grouped = grouped.withColumn("_rows_of_key", rows_of_key).select("_key.*", "*")
+    found = _classified(grouped, sides, keys, kinds, rows_of_key=F.col("_rows_of_key"))
+    return found.drop("_key", "_number", "_rows_of_key")
+
+
+def _several() -> Column:
+    """Whether the key has several rows on a side."""
+    return F.greatest(F.col("n_s"), F.col("n_o"), F.col("n_h")) > 1
+
+
+def _classified(
+    grouped: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType], *, rows_of_key: Column
+) -> DataFrame:
+    """With the keys as JSON, how many rows came late, and how the sides differ."""
+    with_late_rows = _with_late_rows(grouped, sides.late)
+    as_json = F.to_json(F.struct(*_columns(keys)), {"ignoreNullFields": "false"})
+    named = with_late_rows.withColumn("keys", as_json)
+    return _judged(named, kinds, rows_of_key, foresight=sides.foresight)
+
+
+def _columns(names: list[str]) -> list[Column]:
+    return [F.col(f"`{name}`") for name in names]
 
 
 def _one_side(
@@ -199,15 +237,12 @@ def _holds_a_map(kind: DataType) -> bool:
     return False
 
 
-def _measures_of(side: str) -> list[Column]:
-    """Of one key: how many rows the side has, the least of them and the greatest."""
-    mine = F.col("_side") == side
-    row = F.when(mine, F.col("_row"))
-    return [
-        F.count_if(mine).alias(f"n_{side}"),
-        F.min(row).alias(f"{side}_min"),
-        F.max(row).alias(f"{side}_max"),
-    ]
+def _measures() -> Iterator[Column]:
+    """How many rows each side has, and the least of them."""
+    for side in (_STREAM, _ONLINE, _HINDSIGHT):
+        is_of_side = F.col("_side") == side
+        yield F.count_if(is_of_side).alias(f"n_{side}")
+        yield F.min(F.when(is_of_side, F.col("_row"))).alias(f"{side}_row")
 
 
 def _with_late_rows(grouped: DataFrame, late: DataFrame | None) -> DataFrame:
@@ -220,13 +255,18 @@ def _with_late_rows(grouped: DataFrame, late: DataFrame | None) -> DataFrame:
     return joined.drop("_end_ms").fillna(0, ["late_rows"])
 
 
-def _judged(grouped: DataFrame, kinds: dict[str, DataType], *, foresight: bool) -> DataFrame:
-    """With the differences of each key from the online answer and from hindsight, and what explains them."""
+def _judged(
+    grouped: DataFrame, kinds: dict[str, DataType], rows_of_key: Column, *, foresight: bool
+) -> DataFrame:
+    """With the differences from the online answer and from hindsight, and what explains them.
+
+    ``rows_of_key``: how many rows the online answer has of the key.
+    """
     in_stream = F.col("n_s")
     in_online = F.col("n_o")
     in_hindsight = F.col("n_h")
-    online = {name: _verdict_of(name, kind, _ONLINE) for name, kind in kinds.items()}
-    hindsight = {name: _verdict_of(name, kind, _HINDSIGHT) for name, kind in kinds.items()}
+    online = _states(kinds, _ONLINE)
+    hindsight = _states(kinds, _HINDSIGHT)
 
     in_stream_and_online = (in_stream > 0) & (in_online > 0)
     columns = {
@@ -239,8 +279,8 @@ def _judged(grouped: DataFrame, kinds: dict[str, DataType], *, foresight: bool) 
     held = in_stream_and_hindsight & ~differs
     counts = {
         "missing": F.greatest(in_online - in_stream, F.lit(0)),
-        "extra": F.when(in_online == 0, in_stream).otherwise(0),
-        "doubled": F.when(in_online > 0, F.greatest(in_stream - in_online, F.lit(0))).otherwise(0),
+        "extra": F.when(rows_of_key == 0, in_stream).otherwise(0),
+        "doubled": F.when(rows_of_key > 0, F.greatest(in_stream - in_online, F.lit(0))).otherwise(0),
         "changed": F.size("changed_columns") > 0,
         "rounding": F.size("rounded_columns") > 0,
         "hindsight_differs": (in_hindsight != in_stream) | (in_stream_and_hindsight & differs),
@@ -272,58 +312,32 @@ def _columns_in_state(wanted: str, states: Mapping[str, Column], compared: Colum
     return F.array_compact(F.array(*names))
 
 
-def _verdict_of(name: str, kind: DataType, side: str) -> Column:
-    """``same``, ``rounding`` or ``changed`` of one column. If a key has several rows it is the worse of the
-    least and the greatest row.
-    """
-    least = _state(F.col("s_min")[name], F.col(f"{side}_min")[name], kind)
-    greatest = _state(F.col("s_max")[name], F.col(f"{side}_max")[name], kind)
-    return (
-        F.when((least == "changed") | (greatest == "changed"), "changed")
-        .when((least == "rounding") | (greatest == "rounding"), "rounding")
-        .otherwise("same")
-    )
-
-
-def _state(a: Column, b: Column, kind: DataType) -> Column:
-    state = F.when(a.eqNullSafe(b), "same")
-    limit = _rounding_limit(kind)
-    if limit is not None:
-        rounded = _finite(a) & _finite(b) & (_relative(a, b) <= limit)
-        state = state.when(rounded, "rounding")
-    return state.otherwise("changed")
-
-
-def _rounding_limit(kind: DataType) -> float | None:
-    """The greatest relative difference that may be rounding; None for types that are never rounded."""
-    if isinstance(kind, DoubleType):
-        return DOUBLE_ROUNDING
-    if isinstance(kind, FloatType):
-        return FLOAT_ROUNDING
-    return None
-
-
-def _finite(value: Column) -> Column:
-    # Spark orders NaN above infinity, so this is false for NaN; null stays null.
-    return F.abs(value) < F.lit(float("inf"))
-
-
-def _relative(a: Column, b: Column) -> Column:
-    distance = F.abs(a.cast("double") - b.cast("double"))
-    return distance / F.greatest(F.abs(a), F.abs(b)).cast("double")
+def _states(kinds: Mapping[str, DataType], side: str) -> dict[str, Column]:
+    """``same``, ``rounding`` or ``changed`` of each column, by the row of each side."""
+    states: dict[str, Column] = {}
+    for name, kind in kinds.items():
+        states[name] = value_state(F.col("s_row")[name], F.col(f"{side}_row")[name], kind)
+    return states
 
 
 def _any(conditions: list[Column]) -> Column:
     return reduce(or_, conditions, F.lit(False))
 
 
+def _totals_of(found: DataFrame, keys: list[str], kinds: dict[str, DataType]) -> Row:
+    totals = found.agg(*_totals(keys, kinds)).first()
+    assert totals is not None
+    return totals
+
+
 def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
     """The aggregates over all keys, as :func:`_comparison` reads them."""
+    yield F.count_if(_several()).alias("several")
     windows = F.lit(0)
     if "window" in keys:
         windows = F.count_distinct(F.col("window"))
     yield windows.alias("windows_compared")
-    yield F.count_if((F.col("n_s") > 0) | (F.col("n_o") > 0)).alias("rows_compared")
+    yield F.sum(F.greatest("n_s", "n_o")).alias("rows_compared")
     for name in ("missing", "extra", "doubled", "held", "n_h"):
         yield F.sum(name).alias(name)
     for name in ("changed", "rounding", "explained", "nondeterministic"):
@@ -342,20 +356,21 @@ def _greatest_rounding(kinds: dict[str, DataType]) -> Column:
     """The greatest relative difference that counts as rounding, of any column; 0.0 if there is none."""
     sizes: list[Column] = []
     for name, kind in kinds.items():
-        if _rounding_limit(kind) is None:
+        if rounding_limit(kind) is None:
             continue
         rounded = F.array_contains("rounded_columns", name)
-        sizes.append(F.when(rounded, _relative(F.col("s_min")[name], F.col("o_min")[name])))
+        size = relative_difference(F.col("s_row")[name], F.col("o_row")[name])
+        sizes.append(F.when(rounded, size))
     # `greatest` takes two columns at least, so that zero stands twice.
     return F.max(F.greatest(*sizes, F.lit(0.0), F.lit(0.0)))
 
 
 def _ratio(name: str) -> Column:
-    """Stream / hindsight of one key; null if either side lacks a finite value, or hindsight alone is 0."""
-    stream = F.col("s_min")[name].cast("double")
-    hindsight = F.col("h_min")[name].cast("double")
+    """Stream / hindsight of one row; null if either side lacks a finite value, or hindsight alone is 0."""
+    stream = F.col("s_row")[name].cast("double")
+    hindsight = F.col("h_row")[name].cast("double")
     both_zero = (stream == 0) & (hindsight == 0)
-    divisible = _finite(stream) & _finite(hindsight) & (hindsight != 0)
+    divisible = finite(stream) & finite(hindsight) & (hindsight != 0)
     return F.when(both_zero, 1.0).when(divisible, stream / hindsight)
 
 
@@ -416,10 +431,10 @@ def _changes_by_column(totals: Row, kinds: dict[str, DataType]) -> dict[str, int
 
 
 def _samples(row: Row) -> Iterator[Difference]:
-    """The differences of one key."""
-    stream = _values(row["s_min"])
-    online = _values(row["o_min"])
-    hindsight = _values(row["h_min"])
+    """The differences of one key, or of one of its rows."""
+    stream = _values(row["s_row"])
+    online = _values(row["o_row"])
+    hindsight = _values(row["h_row"])
     keys = row["keys"]
     if row["explained"] or row["nondeterministic"]:
         yield Difference(

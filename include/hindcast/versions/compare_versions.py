@@ -268,6 +268,7 @@ def _row(
     new: Pipeline, old: Pipeline, barrier: _Barrier, result: Comparison, missing_windows: int
 ) -> dict[str, Any]:
     differing = result.missing + result.extra + result.doubled + result.changed
+    same = result.rows_compared - differing
     failed = []
     if missing_windows:
         failed.append(f"{missing_windows} windows are only in version {old.version}")
@@ -284,7 +285,7 @@ def _row(
         "windows_to_ms": barrier.to_ms,
         "windows": result.windows_compared,
         "rows": result.rows_compared,
-        "same": result.rows_compared - result.missing - result.extra - result.changed,
+        "same": same,
         "only_old": result.missing,
         "only_new": result.extra,
         "changed": result.changed,
