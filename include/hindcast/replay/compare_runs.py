@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow.compute as pc
@@ -155,26 +156,50 @@ class _Matched:
 
 
 def _match_by_keys(first: list[_Row], second: list[_Row], keys: list[str], common: list[str]) -> _Matched:
-    """Match rows that have the same keys, and compare their common columns."""
+    """Match rows that have the same keys, and compare their common columns.
+
+    Of keys with several rows equal ones are matched first, then the others in order.
+    """
     first_rows = _by_keys(first, keys)
     second_rows = _by_keys(second, keys)
-    both = first_rows.keys() & second_rows.keys()
+    equal = 0
     changed = 0
+    only_first = 0
+    only_second = 0
     changed_columns = Counter[str]()
-    for key in both:
-        one = first_rows[key]
-        other = second_rows[key]
-        differing = [name for name in common if _text(one[name]) != _text(other[name])]
-        if differing:
-            changed += 1
-            changed_columns.update(differing)
+    for key in first_rows.keys() | second_rows.keys():
+        ones = first_rows.get(key, [])
+        others = second_rows.get(key, [])
+        lone_ones = _without(ones, others, common)
+        lone_others = _without(others, ones, common)
+        equal += len(ones) - len(lone_ones)
+        pairs = min(len(lone_ones), len(lone_others))
+        changed += pairs
+        only_first += len(lone_ones) - pairs
+        only_second += len(lone_others) - pairs
+        for one, other in zip(lone_ones, lone_others, strict=False):
+            changed_columns.update(name for name in common if _text(one[name]) != _text(other[name]))
     return _Matched(
-        equal=len(both) - changed,
+        equal=equal,
         changed=changed,
-        only_first=len(first_rows.keys() - both),
-        only_second=len(second_rows.keys() - both),
+        only_first=only_first,
+        only_second=only_second,
         changed_columns=changed_columns,
     )
+
+
+def _without(rows: list[_Row], others: list[_Row], columns: list[str]) -> list[_Row]:
+    """The rows of a key, in order, without those that have an equal among the others, each for one."""
+    equals = _as_multiset(others, columns)
+    left: list[tuple[str, _Row]] = []
+    for row in rows:
+        text = _row_text(row, columns)
+        if equals[text]:
+            equals[text] -= 1
+        else:
+            left.append((text, row))
+    left.sort(key=itemgetter(0))
+    return [row for _, row in left]
 
 
 def _match_whole_rows(first: list[_Row], second: list[_Row], common: list[str]) -> _Matched:
@@ -190,22 +215,22 @@ def _match_whole_rows(first: list[_Row], second: list[_Row], common: list[str]) 
     )
 
 
-def _by_keys(rows: list[_Row], keys: list[str]) -> dict[str, _Row]:
+def _by_keys(rows: list[_Row], keys: list[str]) -> dict[str, list[_Row]]:
     """The rows by the text of their keys."""
-    found = {}
+    found: dict[str, list[_Row]] = {}
     for row in rows:
         values = [row[key] for key in keys]
-        found[_text(values)] = row
+        found.setdefault(_text(values), []).append(row)
     return found
 
 
 def _as_multiset(rows: list[_Row], columns: list[str]) -> Counter[str]:
     """The texts of the rows, and how often each is there."""
-    found = Counter[str]()
-    for row in rows:
-        values = {name: row[name] for name in columns}
-        found[_text(values)] += 1
-    return found
+    return Counter(_row_text(row, columns) for row in rows)
+
+
+def _row_text(row: _Row, columns: list[str]) -> str:
+    return _text({name: row[name] for name in columns})
 
 
 def _text(value: Any) -> str:
