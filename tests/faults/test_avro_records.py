@@ -101,12 +101,18 @@ JSON_POISON = {
     + b"}",
     "a decimal of 300,000,000 digits": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": 1e300000000}',
     "a decimal of 300,000,000 places": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": 1E-300000000}',
+    "a decimal of 300,000,000 digits in a string": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": "1e300000000"}',
+    "a decimal of 300,000,000 places in a string": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": "1,e-3000\\u00300,000"}',
+    "a decimal of 1,000,000 digits in a string": b'{"name": "a", "ts": "2026-01-05T12:00:00Z", "amount": "'
+    + b"1" * 1_000_000
+    + b'"}',
     "a decimal whose exponent is hidden": b'{"name": "\\" 1e5", "ts": "2026-01-05T12:00:00Z", "amount": -1.5e+0300000000}',
 }
 #: Usable records beside the poison, which look a little like it.
 JSON_NEIGHBOURS = [
     GOOD_JSON,
     b'{"name": "1e300000000 \\" 1e300000000", "ts": "2026-01-05T12:00:00Z", "amount": 2e3}',
+    b'{"name": "1e300000000", "ts": "2026-01-05T12:00:00Z", "tags": ["1e300000000"], "amount": "2e3"}',
 ]
 
 

@@ -161,6 +161,89 @@ def test_each_type_is_read_from_json(
     assert [row._reason for row in bad] == ["does not parse as the topic's schema"] * len(bad)
 
 
+TORN = "does not parse as the topic's schema"
+#: Spark would take each of these numbers for 0, and without a wait: so they show that nothing else was asked.
+ENDLESS_ZERO = "0e300000000"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("decimal(10, 2)", "#"),
+        ("DEC(10, 2)", "#"),
+        ("numeric(10, 2)", "#"),
+        ("numeric", "#"),
+        ("array<dec(3, 1)>", "[1, #]"),
+        ("map<string, numeric(3, 1)>", '{"x": #}'),
+        ("struct<x: array<struct<y: dec>>>", '{"x": [{"y": 1}, {"y": #}]}'),
+    ],
+)
+def test_an_endless_number_is_no_decimal_of_any_name(spark: SparkSession, kind: str, value: str) -> None:
+    """Spark would write it out, digit by digit. A number that ends is read; a string may hold either."""
+    topic = Topic("t", f"ts timestamp, `the a` {kind}")
+    lines = []
+    for number in ("0e300", '"0e300"', ENDLESS_ZERO, f'"{ENDLESS_ZERO}"'):
+        of_a = value.replace("#", number)
+        lines.append(f'{{"ts": "2026-01-05T12:00:00Z", "the a": {of_a}}}'.encode())
+    assert [row._reason for row in _parsed(spark, topic, lines)] == [None, None, TORN, TORN]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ENDLESS_ZERO,
+        "0E-300000000",
+        "-0.00e+00300000000",
+        "0e3,00,000000",
+        "0,e,3000",
+        ",0e,1000",
+        ".0e9999",
+        r"\u0030\u0065\u0033000",
+        r"0\u0045\u002b300\u002C0",
+        "0e\u0663\u0660\u0660\u0660",
+        r"\u0660e\u0663\u0660\u0660\u0660",
+        "0" * 1001,
+        "0." + "0" * 1001,
+    ],
+    ids=lambda written: ascii(written[:30]),
+)
+def test_an_endless_number_in_a_string_is_no_decimal(spark: SparkSession, written: str) -> None:
+    """Spark reads a decimal out of a string, too, in all of these forms. Each is a dead letter wherever the
+    record has it, and in a column of text it is text.
+    """
+    topic = Topic("t", "ts timestamp, name string, raw binary, `the a` numeric(10, 2)")
+    records = [
+        f'{{"ts": "2026-01-05T12:00:00Z", "the a": "{written}", "name": "x"}}',
+        f"{{'ts': '2026-01-05T12:00:00Z', 'name': 'x', 'the a': '{written}'}}",
+        f'{{"the a": "{written}", "the a": 1, "ts": "2026-01-05T12:00:00Z"}}',
+        f'{{"ts": "2026-01-05T12:00:00Z", "name": "{written}", "{written}": "", "the a": 1.5, "raw": "1e999999"}}',
+        f'{{"{written}": 1, "ts": "2026-01-05T12:00:00Z", "other": "{written}", "the a": "1,000.5"}}',
+    ]
+    found = _parsed(spark, topic, [record.encode() for record in records])
+    assert [row._reason for row in found] == [TORN, TORN, TORN, None, None]
+    assert [row.a for row in found[3:]] == [Decimal("1.50"), Decimal("1000.50")]
+
+
+def test_a_number_that_ends_is_a_decimal_in_a_string(spark: SparkSession) -> None:
+    """A leading zero of an exponent is none of its digits. What only looks like an endless number, in a record
+    that has strings on both sides of numbers, hides nothing.
+    """
+    topic = Topic(
+        "t", "ts timestamp, name string, others array<string>, sizes array<int>, `the a` dec(10, 2)"
+    )
+    at = '"ts": "2026-01-05T12:00:00Z"'
+    sizes = ", ".join(["1"] * 1001).replace(" ", "")
+    records = [
+        f'{{{at}, "the a": "12.5e-0000001"}}',
+        f'{{{at}, "the a": "\\u0031\\u002e5"}}',
+        f'{{"others": ["a", "1e9999", "b"], "sizes": [{sizes}], {at}, "name": "\\"1e9999", "the a": "2e3"}}',
+        f'{{{at}, "others": ["{"1" * 1001}"], "name": \'"1e9999"\', "the a": "7"}}',
+    ]
+    found = _parsed(spark, topic, [record.encode() for record in records])
+    assert [row._reason for row in found] == [None] * 4
+    assert [row.a for row in found] == [Decimal("1.25"), Decimal("1.5"), Decimal(2000), Decimal(7)]
+
+
 def test_a_required_column_in_back_ticks_makes_dead_letters(spark: SparkSession) -> None:
     """NOT NULL holds for a column of any name and type."""
     topic = Topic("t", "ts: timestamp, `the a`: variant NOT NULL")
