@@ -22,6 +22,7 @@ from hindcast.tables.table_names import ControlTable
 SHOWN_EVENTS = 15
 SHOWN_VERDICTS = 10
 SHOWN_DIFFERENCES = 200
+SHOWN_DOCUMENTED = 200
 #: Events that are older are history, for `hindcast events`.
 EVENTS_AGE = timedelta(days=7)
 
@@ -114,8 +115,9 @@ class Views:
         }
 
     def documented(self) -> list[Row]:
-        """The verdicts that say where their Data Docs are, the newest first."""
-        return [row for row in self._verdicts() if row["data_docs"]]
+        """The newest verdicts that say where their Data Docs are, the newest first."""
+        newest = self._tables.newest(ControlTable.VERDICTS, "judged_at", SHOWN_DOCUMENTED)
+        return [row for row in _judged_last(newest.to_pylist()) if row["data_docs"]]
 
     def data_docs(self, run_id: str) -> str:
         """Where the run's Data Docs are, as its verdict says; empty if it has none."""
@@ -240,12 +242,7 @@ class Views:
 
     def _verdicts(self, where: Iterable[Condition] = ()) -> list[Row]:
         """The newest first; of a run that was judged again, the last judgement."""
-        rows = self._tables.rows(ControlTable.VERDICTS, where)
-        rows.sort(key=lambda row: row["judged_at"])
-        newest: dict[str, Row] = {}
-        for row in rows:
-            newest[row["run_id"]] = {**row, "failures": texts(row["failed"])}
-        return sorted(newest.values(), key=lambda row: row["judged_at"], reverse=True)
+        return _judged_last(self._tables.rows(ControlTable.VERDICTS, where))
 
     def _runs(self, where: Iterable[Condition]) -> list[Row]:
         """The newest first; of a run with several attempts, the last row."""
@@ -261,6 +258,14 @@ class Views:
         rows = self._tables.rows(ControlTable.EVENTS, [recent, *where])
         rows.sort(key=lambda row: row["at"], reverse=True)
         return [{**row, "age": age_seconds(row["at"], self._now)} for row in rows[:SHOWN_EVENTS]]
+
+
+def _judged_last(rows: Iterable[Row]) -> list[Row]:
+    """The verdicts, the newest first; of a run that was judged again, the last judgement."""
+    newest: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: row["judged_at"]):
+        newest[row["run_id"]] = {**row, "failures": texts(row["failed"])}
+    return sorted(newest.values(), key=lambda row: row["judged_at"], reverse=True)
 
 
 def _first(rows: Sequence[Row]) -> Row | None:

@@ -46,7 +46,7 @@ with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries 
     from fastapi.routing import APIRoute
     from fastapi.testclient import TestClient
 
-    from hindcast.airflow.pages import quality_reports
+    from hindcast.airflow.pages import quality_reports, views
     from hindcast.airflow.pages import web as pages_app
     from hindcast.airflow.pages.views import Views
     from hindcast.airflow.pages.web import create_app
@@ -378,6 +378,23 @@ def test_data_docs_have_an_index_that_needs_no_script(
         link = next(link for link in links(page.text) if link.endswith("run.html"))
         assert viewer.get(urljoin(str(page.url), link)).status_code == 200
         assert RUN not in page.text
+
+
+def test_the_index_lists_the_newest_verdicts(
+    viewer: TestClient, docs: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After months there are tens of thousands, and a page of all of them would be of no use."""
+    monkeypatch.setattr(views, "SHOWN_DOCUMENTED", 2)
+    page = str(docs / "validations" / "run.html")
+    rows = []
+    for number in range(4):
+        judged_at = datetime(2030, 1, 1, hour=number, tzinfo=UTC)
+        rows.append(verdict(f"documented-{number}", data_docs=page, judged_at=judged_at))
+    ControlTables(settings).append(ControlTable.VERDICTS, rows)
+    text = viewer.get("data-docs/").text
+    assert [number for number in range(4) if f"documented-{number}" in text] == [2, 3]
+    assert text.index("documented-3") < text.index("documented-2")
+    assert "pages of their runs" in text
 
 
 def test_tables_that_cannot_be_read_are_named(
