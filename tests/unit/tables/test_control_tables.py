@@ -505,3 +505,67 @@ def test_an_older_table_that_can_be_opened_no_more_is_named(
         ControlTables(settings).open(ControlTable.VERDICTS)
     assert caught.value.fields["table"] == url
     assert options_seen == [options, options]
+
+
+def _at(second: int) -> datetime:
+    return datetime(2026, 1, 5, 12, 0, second, tzinfo=UTC)
+
+
+def _events(tables: ControlTables) -> None:
+    """Six events at the seconds 0 to 5, in no order; those at even seconds are of ``p``, the others of ``q``."""
+    seconds = (3, 0, 5, 2, 4, 1)
+    rows = [
+        {"event_id": str(second), "at": _at(second), "pipeline": "pq"[second % 2], "kind": "k"}
+        for second in seconds
+    ]
+    tables.append(ControlTable.EVENTS, rows)
+
+
+@pytest.mark.parametrize(
+    ("limit", "found"), [(0, []), (1, ["4"]), (2, ["4", "2"]), (3, ["4", "2", "0"]), (9, ["4", "2", "0"])]
+)
+def test_the_newest_rows_are_found(settings: Settings, limit: int, found: list[str]) -> None:
+    """The newest first, of those that meet the conditions; with all columns."""
+    tables = ControlTables(settings)
+    assert tables.newest(ControlTable.EVENTS, "at", limit).to_pylist() == []
+    _events(tables)
+    where = (condition for condition in [("pipeline", "=", "p")])  # a caller's may be read once
+    newest = tables.newest(ControlTable.EVENTS, "at", limit, where)
+    assert newest["event_id"].to_pylist() == found
+    assert newest.column_names == SCHEMAS[ControlTable.EVENTS].names
+
+
+def test_rows_without_an_instant_are_the_oldest(settings: Settings) -> None:
+    """A run that has not finished comes after those that have, whatever the limit."""
+    tables = ControlTables(settings)
+    rows = [
+        {"run_id": "begun", "pipeline": "p", "started_at": _at(0)},
+        {"run_id": "ended", "pipeline": "p", "started_at": _at(0), "finished_at": _at(1)},
+        {"run_id": "begun", "pipeline": "p", "started_at": _at(0)},
+    ]
+    tables.append(ControlTable.RUNS, rows)
+    for limit in (1, 2, 3):
+        newest = tables.newest(ControlTable.RUNS, "finished_at", limit)
+        assert newest["run_id"].to_pylist() == ["ended", "begun", "begun"][:limit]
+
+
+def test_the_wide_columns_of_older_rows_are_not_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instants are read first. They say from when on whole rows are needed, if not all are."""
+    tables = ControlTables(settings)
+    _events(tables)
+    reads: list[tuple[list[Any], list[str]]] = []
+    read_version = ControlTables._read_version
+
+    def read(of: ControlTables, name: ControlTable, table: Any, where: Any, columns: Any) -> pa.Table:
+        reads.append((list(where), columns))
+        return read_version(of, name, table, where, columns)
+
+    monkeypatch.setattr(ControlTables, "_read_version", read)
+    everything = SCHEMAS[ControlTable.EVENTS].names
+    tables.newest(ControlTable.EVENTS, "at", 2)
+    assert reads == [([], ["at"]), ([("at", ">=", _at(4))], everything)]
+    reads.clear()
+    tables.newest(ControlTable.EVENTS, "at", 6)
+    assert reads == [([], ["at"]), ([], everything)]
