@@ -555,17 +555,18 @@ def test_the_wide_columns_of_older_rows_are_not_read(
     """The instants are read first. They say from when on whole rows are needed, if not all are."""
     tables = ControlTables(settings)
     _events(tables)
-    reads: list[tuple[list[Any], list[str]]] = []
+    reads: list[tuple[ControlTable, list[Any], list[str]]] = []
     read_version = ControlTables._read_version
 
     def read(of: ControlTables, name: ControlTable, table: Any, where: Any, columns: Any) -> pa.Table:
-        reads.append((list(where), columns))
+        reads.append((name, list(where), columns))
         return read_version(of, name, table, where, columns)
 
     monkeypatch.setattr(ControlTables, "_read_version", read)
-    everything = SCHEMAS[ControlTable.EVENTS].names
-    tables.newest(ControlTable.EVENTS, "at", 2)
-    assert reads == [([], ["at"]), ([("at", ">=", _at(4))], everything)]
-    reads.clear()
-    tables.newest(ControlTable.EVENTS, "at", 6)
-    assert reads == [([], ["at"]), ([], everything)]
+    name = ControlTable.EVENTS
+    everything = SCHEMAS[name].names
+    conditions: dict[int, list[Any]] = {0: [], 1: [("at", ">=", _at(5))], 2: [("at", ">=", _at(4))], 6: []}
+    for limit, of_rows in conditions.items():
+        reads.clear()
+        tables.newest(name, "at", limit)
+        assert reads == [(name, [], ["at"]), (name, of_rows, everything)]
