@@ -314,6 +314,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
         super().__init__(**kwargs)
         self.promoted = promoted
         self.minutes = minutes
+        self._is_quiet = False  # whether this try found nothing to judge
 
     def execute(self, context: Context) -> dict[str, Any]:
         promoted_at = datetime.fromisoformat(self.promoted["at"])
@@ -336,7 +337,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
         if event["verdicts"]:
             return event
         ended = self.run_judge(context, since_last_verdict=True)
-        if self._nothing_to_judge(ended):
+        if self._is_quiet:
             _log.info(f"Version {self.number} of {self.pipeline} has read nothing since its last verdict.")
             return event
         verdict = self.verdict_of(ended)
@@ -346,7 +347,8 @@ class WatchPromotedOperator(JudgeVersionOperator):
         return {**event, "verdicts": 1, "run_id": verdict["run_id"]}
 
     def is_asked_again(self, context: Context, ended: Ended) -> bool:
-        return self._nothing_to_judge(ended) or super().is_asked_again(context, ended)
+        self._is_quiet = self._nothing_to_judge(ended)
+        return self._is_quiet or super().is_asked_again(context, ended)
 
     def _nothing_to_judge(self, ended: Ended) -> bool:
         """Whether the version has read nothing since its last verdict, and nothing is left to be read.
