@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from hindcast.errors import HindcastError, ServiceError, VerdictFailedError
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease, StatusType
-from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline
 from hindcast.processes.background_services import Services
+from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.settings import Settings
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState
@@ -56,8 +56,6 @@ _IN_SLOT = ("running", "queued")
 _BEFORE_SLOT = ("scheduled", "deferred", "up_for_retry")
 #: What tells one attempt of a task, and its state, from another.
 _TASK_FIELDS = ("dag_id", "dag_run_id", "task_id", "map_index", "try_number", "state")
-#: The tables that the audit files rows into, each with its own progress.
-_AUDITED = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 #: What the summary takes from the verdict's row.
 _OF_VERDICT = (
     "run_id",
@@ -406,11 +404,8 @@ def _wait_committed(demo: Demo, report: LoadReport) -> None:
 
 def _audited(tables: ControlTables, pipeline: Pipeline, batches: Mapping[str, int]) -> bool:
     """Whether the audit has filed all rows up to these batches, shard to batch."""
-    for name in _AUDITED:
-        for shard, batch in batches.items():
-            if audited_batch(tables, name, pipeline, shard) < batch:
-                return False
-    return True
+    filed = filed_batches(tables, pipeline.name, batches)
+    return all(filed[shard] >= batch for shard, batch in batches.items())
 
 
 def _replay(demo: Demo, report: LoadReport) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -628,15 +623,6 @@ def covering_batches(rows: list[LedgerRow], end_offsets: Mapping[int, int]) -> d
 def _covers(row: LedgerRow, end_offsets: Mapping[int, int]) -> bool:
     ends = row.end_offsets.items()
     return all(offset >= end_offsets.get(partition, 0) for partition, offset in ends)
-
-
-def audited_batch(tables: ControlTables, name: ControlTable, pipeline: Pipeline, shard: str) -> int:
-    """The batch up to which the audit has filed the shard's rows into the table; 0 before its first.
-
-    See hindcast.stream.late_and_dead_rows.
-    """
-    version = tables.open(name).transaction_version(app_id(pipeline.name, shard)) or 0
-    return version & 0xFFFFFFFF
 
 
 def _wait_down(settings: Settings) -> None:

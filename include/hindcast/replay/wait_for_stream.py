@@ -5,7 +5,7 @@ It reads tables; no broker, no JVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from hindcast.tables.control_tables import ControlTables
     from hindcast.tables.ledger import Ledger
 
-#: The tables that the audit files rows into. Each remembers ``epoch << 32 | batch`` of its last batch, by
-#: shard.
+#: The tables that the audit files rows into. Each has the fence of the last batch of each shard.
 _FILED_INTO = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
-_BATCH_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +101,20 @@ def _committed(ledger: Ledger, awaited: Awaited) -> Offsets:
     return committed
 
 
-def filed_batches(tables: ControlTables, pipeline: str, shards: Iterable[str]) -> dict[str, int]:
+def filed_batches(tables: ControlTables, pipeline: str, shards: Collection[str]) -> dict[str, int]:
     """By shard the last batch whose late and poison rows are in their tables; -1 for none.
 
     A table is opened once, however many shards there are.
     """
-    filed = dict.fromkeys(shards, 2**_BATCH_BITS)
+    from hindcast.tables.fenced_sink import Fence  # not above: DAG files import no library of tables
+
+    filed: dict[str, int] = {}
     for name in _FILED_INTO:
         table = tables.open(name)
-        for shard, least in filed.items():
-            version = table.transaction_version(app_id(pipeline, shard))
+        for shard in shards:
+            fence = Fence.of(table.transaction_version(app_id(pipeline, shard)))
             batch = -1
-            if version is not None:
-                batch = version % 2**_BATCH_BITS
-            filed[shard] = min(least, batch)
+            if fence is not None:
+                batch = fence.batch
+            filed[shard] = min(filed.get(shard, batch), batch)
     return filed
