@@ -16,8 +16,8 @@ from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 class BegunRewind:
     """What is known of it.
 
-    ``record``: what was recorded when it began; ``epochs``: shard that ended -> its new
-    epoch; ``offsets``: by partition, where the new shards begin.
+    ``record``: what was recorded when it began; ``epochs``: shard that ended -> its new epoch; ``offsets``:
+    by partition, where the new shards begin.
     """
 
     record: BegunRecord

@@ -28,10 +28,10 @@ DOCS = "data_docs"
 FORM = '{"type": "expect_column_values_to_not_be_null", "column": "ticker"}'
 #: Arguments that name the columns of an expectation; one without any of them looks at the table as a whole.
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
-#: The numbers of a verdict that Great Expectations sees.
 #: Results that the library's index lists. It reads each of them again at every verdict, while the verdicts of
 #: all pipelines wait; `/hindcast/data-docs/` has an index of its own.
 _IN_INDEX = 20
+#: The numbers of a verdict that Great Expectations sees.
 _VERDICT_COLUMNS = (
     "unexplained",
     "captured",
