@@ -115,6 +115,21 @@ def avro(identity: str, user: str, micros: int) -> bytes:
     )
 
 
+def sessions(made: Workload) -> list[tuple[str, int, int]]:
+    """The user, the second of the beginning and the clicks of each session, in order."""
+    return sorted((row["user"], row["session"]["start"].second, row["count"]) for row in made.rows())
+
+
+def with_an_open_session(workload: Make) -> Workload:
+    """Two clicks were read by two owners, and the third of the session waits in the topic."""
+    made = workload(visits)
+    for second in (0, 4):
+        made.put([click(str(second), second)])
+        made.read()
+    made.put([click("8", 8)])
+    return made
+
+
 def test_sessions_go_on_over_batches_and_end_at_a_gap(workload: Make) -> None:
     """A session of three clicks in two batches; one that comes when the watermark has passed its session is
     dropped, and filed.
@@ -129,10 +144,7 @@ def test_sessions_go_on_over_batches_and_end_at_a_gap(workload: Make) -> None:
         made.read()
     made.put([click("late", 1)])
     made.read()
-    assert sorted((row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()) == [
-        ("u", 0, 3),
-        ("u", 14, 1),
-    ]
+    assert sessions(made) == [("u", 0, 3), ("u", 14, 1)]
     verdict = made.verdict()
     assert (verdict["unexplained"], verdict["input_rows"], verdict["late_rows"], verdict["passed"]) == (
         0,
@@ -215,11 +227,7 @@ def test_a_session_goes_on_in_state_that_was_made_anew(workload: Make) -> None:
     """Killed before the new state was taken into use: the next owner makes it once more, and the open session
     is all there.
     """
-    made = workload(visits)
-    for second in (0, 4):
-        made.put([click(str(second), second)])
-        made.read()
-    made.put([click("8", 8)])
+    made = with_an_open_session(workload)
     with pytest.MonkeyPatch.context() as patched:
         crash_at(patched, "rerun.3", 1)
         owner = made.start("it was asked for")
@@ -231,9 +239,7 @@ def test_a_session_goes_on_in_state_that_was_made_anew(workload: Make) -> None:
     made.read()
     made.put([click("end", 41, "x")])
     made.read("it was asked for")  # the life after a new one, too
-    assert [(row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()] == [
-        ("u", 0, 3)
-    ]
+    assert sessions(made) == [("u", 0, 3)]
     assert [row.batch for row in ledger(made.settings, visits.name)] == list(
         range(1, len(ledger(made.settings, visits.name)) + 1)
     )
@@ -245,11 +251,7 @@ def test_the_next_owner_loads_the_state_that_was_made_anew(workload: Make) -> No
     """The owner that made it dies before its second batch: the next one has only what the first batch left on
     disk. That is not the state of a batch that ended the re-execution.
     """
-    made = workload(visits)
-    for second in (0, 4):
-        made.put([click(str(second), second)])
-        made.read()
-    made.put([click("8", 8)])
+    made = with_an_open_session(workload)
     with pytest.MonkeyPatch.context() as patched:
         crash_at(patched, "sink.1", 2)
         owner = made.start("it was asked for")
@@ -263,9 +265,7 @@ def test_the_next_owner_loads_the_state_that_was_made_anew(workload: Make) -> No
     for second in (40, 41):
         made.put([click("end", second, "x")])
         made.read()
-    assert [(row["user"], row["session"]["start"].second, row["count"]) for row in made.rows()] == [
-        ("u", 0, 3)
-    ]
+    assert sessions(made) == [("u", 0, 3)]
     verdict = made.verdict()
     assert (verdict["unexplained"], verdict["input_rows"], verdict["passed"]) == (0, 5, True)
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from support.counted import NOTHING_COUNTED
 from support.simulated_stream import simulate, trades
 
 from hindcast import catalog
 from hindcast.errors import BadNameError, BadRangeError, PipelineError
 from hindcast.replay.cost import Meter, StreamCost, peak_memory_bytes, slow_note
-from hindcast.replay.recorded_plan import Counted, RecordedPlan
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import RANGE_OPTIONS, RangeFields, ReplayRequest, new_run_id
 from hindcast.settings import project_root
 from hindcast.verdict.check_side_rows import mismatches, within
@@ -117,19 +118,7 @@ def _run(rate: float, read: int = 1_000, rows: int = 1_000) -> dict[str, Any]:
     :param read: how many records it read, those before its range included
     :param rows: how many records its range held
     """
-    counted = Counted(
-        rows_read=read,
-        input_rows=rows,
-        input_bytes=0,
-        dead_letters=0,
-        late_rows=0,
-        judged_rows=0,
-        late_judged_rows=0,
-        pairs=0,
-        output_rows=0,
-        latency_p50_seconds=None,
-        latency_p95_seconds=None,
-    )
+    counted = replace(NOTHING_COUNTED, rows_read=read, input_rows=rows)
     start = {0: 500_000}
     end = {0: 500_000 + rows}
     plan = RecordedPlan(

@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from support.counted import NOTHING_COUNTED
 
 from hindcast import Table, Topic, Window, pipeline
 from hindcast.installation import Installation
 from hindcast.replay.batch import ANSWER, Answer, answers_url
-from hindcast.replay.recorded_plan import Counted, RecordedPlan
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import Corrections
 from hindcast.settings import Settings
@@ -47,18 +48,14 @@ def stats(frame: Any) -> Any:
 
 def judged(installation: Installation, run_id: str, late_judged_rows: int, end: int) -> None:
     """A run over the windows that end after 0 and by 3 s, with a verdict of which nothing is unexplained."""
-    counted = Counted(
+    counted = replace(
+        NOTHING_COUNTED,
         rows_read=9,
         input_rows=9,
-        input_bytes=9,
-        dead_letters=0,
         late_rows=late_judged_rows,
         judged_rows=9,
         late_judged_rows=late_judged_rows,
-        pairs=9,
         output_rows=3,
-        latency_p50_seconds=None,
-        latency_p95_seconds=None,
     )
     plan = RecordedPlan(
         asked="",
