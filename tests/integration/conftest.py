@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.live_stream import on_topic
+from support.live_stream import declare, on_topic
 from support.replayed_stream import LIST, ONCE, ReplayedStream
+from support.shapes import Shape
 from support.shard_harness import Shard
 from support.simulated_platform import publish, store
 from support.simulated_stream import simulate, trades
@@ -59,6 +60,37 @@ def shard(
     yield made
     for owner in made.running:
         made.die(owner)
+
+
+@pytest.fixture
+def shard_of(
+    spark: SparkSession,
+    broker: Broker,
+    topic_factory: Callable[..., str],
+    settings_factory: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[Shape], Shard]]:
+    """Make a shard of two partitions of a pipeline of this shape, on topics of its own; its batches are
+    small.
+    """
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_BATCH", 120)
+    made: list[Shard] = []
+
+    def make(shape: Shape) -> Shard:
+        settings = settings_factory(bootstrap_servers=broker.bootstrap_servers, trigger_seconds=0.0)
+        settings = settings.model_copy(update={"pipelines_dir": settings.home / "pipelines"})
+        topic = topic_factory(partitions=2)
+        for own in shape.topics(topic)[1:]:
+            ensure_topic(broker.bootstrap_servers, own, 2)
+        declare(settings, topic, name="shaped", shape=shape)
+        pipeline = catalog.load(settings.pipelines_dir)["shaped"]
+        made.append(Shard(spark, settings, pipeline, broker.bootstrap_servers, 2, shape=shape))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for owner in one.running:
+            one.die(owner)
 
 
 @pytest.fixture

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
-from support.live_stream import MODULE
+from support.live_stream import MODULE, delete_records, ends
 from support.shard_harness import WAIT_SECONDS, Shard, parts
 from support.simulated_stream import Clockwork, Record
 from support.waiting import wait_until
 
 from hindcast import catalog
+from hindcast.archive.copy_topic import archive_topic
 from hindcast.errors import BadRangeError, TryLaterError, UnknownVersionError, VersionRefusedError
 from hindcast.installation import Installation
 from hindcast.leases.delta_store import LeaseTable
@@ -255,6 +256,31 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
         "version_backed_out",
         "version_discarded",
     ]
+
+
+def test_a_version_begins_in_the_archive_and_goes_live(two: Callable[[str], Two]) -> None:
+    """The topic has dropped all that version 1 has read. Version 2 reads it in the archive, goes on in the
+    topic, is judged from the first record on, compared and promoted, and readers see no seam.
+    """
+    pair = two(SAME)
+    shard = pair.first
+    settings = pair.settings
+    before = read(NAME, settings).arrow().to_pylist()
+    archive_topic(lambda: shard.spark, Installation(settings), shard.pipeline.source.name)
+    delete_records(shard.servers, shard.pipeline.source.name, ends(shard.sent))
+    started = pair.begin()
+    assert (started["offsets"], started["seam_ms"]) == ({"0": 0, "1": 0}, None)
+    pair.send(parts()[1])
+    pair.catch_up()
+    verdict = pair.judge("from-the-archive")
+    assert (verdict["unexplained"], verdict["input_rows"]) == (0, len(shard.sent))
+    compared = pair.compare()
+    assert compared["passed"], compared["failed"]
+    assert compared["changed"] == compared["missing_windows"] == 0
+    assert promote(Installation(settings), NAME, 2)["promoted"]
+    after = windows(read(NAME, settings).arrow().to_pylist())
+    assert max(after.values()) == 1
+    assert windows(before) - after == Counter()
 
 
 def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two]) -> None:

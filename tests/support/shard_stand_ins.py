@@ -97,9 +97,9 @@ class Takeover:
     def seal(self) -> ShardQuery:
         return self.query
 
-    def start(self, rebuild: str, *, allowed: Callable[[], object]) -> ShardQuery:
+    def start(self, rebuild: str, *, held: Callable[[], object]) -> ShardQuery:
         self.started.append(rebuild)
-        allowed()
+        held()
         if self.refusal is not None:
             raise self.refusal
         return self.query

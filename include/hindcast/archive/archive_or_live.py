@@ -1,16 +1,63 @@
-"""Arithmetic of offset ranges, for one partition at a time. Pure Python. A range is (start, end), its end
-exclusive.
+"""What topics and their archives hold together: arithmetic of offset ranges. Pure Python. A range is (start,
+end), its end exclusive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hindcast.partitions import Offsets
 
 Range = tuple[int, int]
 #: In order, none empty, no two that touch.
 Ranges = tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class HeldRecords:
+    """What can be read of a pipeline's topics, by the pipeline's partitions.
+
+    ``earliest`` and ``latest``: the topics' own first offset, and the one after their last. ``archived``: the
+    ranges that archives hold, of topics that have dropped records.
+    """
+
+    earliest: Offsets
+    latest: Offsets
+    archived: Mapping[int, Ranges]
+
+    def missing(self, partition: int, start: int, end: int) -> Ranges:
+        """What of a partition's [start, end) neither the topic nor its archive holds, in order."""
+        return missing(self.archived.get(partition, ()), self.earliest.get(partition, 0), start, end)
+
+    def seams(self, start: Mapping[int, int], end: Mapping[int, int]) -> Offsets:
+        """By partition, up to where [start, end) is read from the archive; see :func:`seam`."""
+        seams: Offsets = {}
+        for partition, offset in start.items():
+            ranges = self.archived.get(partition, ())
+            seams[partition] = seam(ranges, self.earliest.get(partition, 0), offset, end[partition])
+        return seams
+
+    def dropped(self, offsets: Mapping[int, int]) -> bool:
+        """Whether a topic no longer holds what comes at one of these offsets."""
+        return any(offset < self.earliest.get(partition, 0) for partition, offset in offsets.items())
+
+    def first(self) -> Offsets:
+        """By partition, the first offset from which on nothing is missing."""
+        firsts: Offsets = {}
+        for partition, earliest in self.earliest.items():
+            firsts[partition] = earliest
+            for first, end in self.archived.get(partition, ()):
+                if first <= earliest <= end:
+                    firsts[partition] = first
+        return firsts
+
+    def archived_to(self, partition: int, offset: int) -> int:
+        """How far the archive goes on from this offset without a gap: the offset itself if it lacks it."""
+        for first, end in self.archived.get(partition, ()):
+            if first <= offset < end:
+                return end
+        return offset
 
 
 def extended(ranges: Ranges, start: int, end: int) -> Ranges:

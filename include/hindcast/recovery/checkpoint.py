@@ -11,9 +11,10 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -44,6 +45,13 @@ class PlannedBatch:
     watermark_ms: int
 
 
+class BatchPlans(Protocol):
+    """Knows what each batch of a query was planned to read."""
+
+    def planned(self, spark_batch: int) -> PlannedBatch:
+        """The plan of a batch, by Spark's number of it."""
+
+
 class SparkCheckpoint:
     """The checkpoint folder of one query on a pipeline's topics. Offsets are by the pipeline's own
     partitions.
@@ -66,14 +74,28 @@ class SparkCheckpoint:
 
         :raises CheckpointDamagedError: if its file is missing, empty or torn
         """
+        with self._understood(spark_batch) as lines:
+            batch = json.loads(lines[1])
+            ends = self._ends([json.loads(line) for line in lines[2:]])
+            return PlannedBatch(ends, int(batch["batchWatermarkMs"]))
+
+    def watermark_ms(self, spark_batch: int) -> int:
+        """The watermark under which a batch emits, of whatever sources it reads; 0 before the first.
+
+        :raises CheckpointDamagedError: if its file is missing, empty or torn
+        """
+        with self._understood(spark_batch) as lines:
+            return int(json.loads(lines[1])["batchWatermarkMs"])
+
+    @contextmanager
+    def _understood(self, spark_batch: int) -> Iterator[list[str]]:
+        """The lines of a batch's plan, for reading them: what is not understood is damage."""
         text = self._read(f"offsets/{spark_batch}")
         lines = (text or "").splitlines()
         try:
             if lines[0] != _FORMAT:
                 raise self._damaged(f"offsets/{spark_batch} is of the format {lines[0]!r}")
-            batch = json.loads(lines[1])
-            ends = self._ends([json.loads(line) for line in lines[2:]])
-            return PlannedBatch(ends, int(batch["batchWatermarkMs"]))
+            yield lines
         except (IndexError, KeyError, TypeError, ValueError) as error:
             problem = f"is torn or not understood ({error})"
             if text is None:
@@ -88,6 +110,8 @@ class SparkCheckpoint:
         ends: Offsets = {}
         for entry in sources:
             for topic, offsets in (entry or {}).items():
+                if topic not in indexes:
+                    raise ValueError(f"it reads {entry}, and no topic of the pipeline")
                 for number, offset in offsets.items():
                     partition = indexes[topic] * TOPIC_STRIDE + int(number)
                     if ends.setdefault(partition, int(offset)) != int(offset):

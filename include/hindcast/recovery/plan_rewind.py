@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
+from hindcast.archive.archive_or_live import HeldRecords
+from hindcast.archive.held_records import held_records
 from hindcast.clock import utc_from_ms
 from hindcast.delta.application_ids import applications
 from hindcast.delta.open_table import open_table
@@ -152,18 +154,17 @@ class _Planner:
 
     def plan(self, target: Mapping[int, int] | datetime | None) -> RewindPlan:
         with TopicOffsets(self._settings) as topic:
-            earliest = across(self._pipeline, topic.earliest)
-            latest = across(self._pipeline, topic.latest)
+            held = held_records(self._settings, self._pipeline, topic)
             if isinstance(target, datetime):
                 target = self._offsets_at(topic, target)
         if target is not None:
-            self._check_backward(target, latest)
+            self._check_backward(target, held.latest)
         point = rewind_point.find(self._batches, target, rewind_point.starts(self._shards))
         if not point.undone:
             raise self._request.refused("nothing was read after it", "Give an earlier place.")
         self._check_kind(point)
         check_only_writer(self._settings, self._pipeline, self._request)
-        self._check_readable(point, earliest, latest)
+        self._check_readable(point, held)
         self._check_filed(point)
         return self._plan_to(point)
 
@@ -206,8 +207,9 @@ class _Planner:
             problem = f"the rows in {self._pipeline.late_sink.name} do not say which batch they are of"
             raise self._request.refused(problem, cure)
 
-    def _check_readable(self, point: RewindPoint, earliest: Offsets, latest: Offsets) -> None:
-        """Check that the topic holds all that must be read again: a stream reads no archive."""
+    def _check_readable(self, point: RewindPoint, held: HeldRecords) -> None:
+        """Check that the topic and its archive hold all that must be read again."""
+        latest = held.latest
         for partition, offset in point.offsets.items():
             if partition not in latest or latest[partition] < offset:
                 place = self._pipeline.place(partition)
@@ -217,21 +219,15 @@ class _Planner:
         kept = History.of(point.kept)
         start = rebuild_state.start_of(self._pipeline, kept, point.offsets, point.floors)
         try:
-            rebuild_state.check_retained(self._pipeline, "all shards", start, latest, earliest)
+            rebuild_state.check_retained(self._pipeline, "all shards", start, latest, held)
         except OffsetsLostError as error:
             problem = f"not all of it could be read again ({error})"
-            raise self._request.refused(problem, self._cure_of_lost_offsets(earliest)) from error
+            raise self._request.refused(problem, self._cure_of_lost_offsets(held)) from error
 
-    def _cure_of_lost_offsets(self, earliest: Offsets) -> str:
-        begins = offsets_to_json(earliest)
-        cure = (
-            f"Rewind to a later place: the topic begins at {begins}, and open windows need rows of before it."
-        )
-        archived = sorted(topic.name for topic in self._pipeline.topics if topic.archive)
-        if archived:
-            replay = f"`hindcast correct {self._pipeline.name}` replays as a batch"
-            cure += f" What the archive of {', '.join(archived)} holds, {replay}."
-        return cure
+    def _cure_of_lost_offsets(self, held: HeldRecords) -> str:
+        begins = offsets_to_json(held.first())
+        cause = f"what is held begins at {begins}, and open windows need rows of before it"
+        return f"Rewind to a later place: {cause}."
 
     def _check_filed(self, point: RewindPoint) -> None:
         """What is kept must be whole: in the ledger, and its late and poison rows in their tables."""

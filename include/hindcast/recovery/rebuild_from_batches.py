@@ -1,35 +1,45 @@
-"""Rebuild a shard's state that depends on which rows came together: run every batch that the sink holds
-again.
+"""Run batches from files into a shard's new checkpoint, before its query reads the topics.
 
-1. The shard's batches are read from their topics into files, one a batch
-   (:mod:`hindcast.replay.recorded_batches`).
+Two things need that. A state that depends on which rows came together is rebuilt by running every batch again
+that the sink holds. And what the topics no longer hold is read from their archives, both to rebuild a state
+and to go on (:mod:`hindcast.recovery.archived_rounds`).
+
+1. The batches that the sink holds are read from topics and archives into files, one a batch
+   (:mod:`hindcast.replay.recorded_batches`). A state that depends on rows alone needs one batch, of all that
+   open windows need.
 2. The pipeline's query runs over them in the shard's new checkpoint folder, and its results are dropped: the
-   sink has them. Spark numbers the batches as it did the first time, so its batch N is the sink's N + 1.
-3. In Spark's plan of the last batch the files give way to the offsets of the topics that the batch had read
+   sink has them. Spark numbers the batches from 0 on, so its batch N is the sink's N + ``base``.
+3. Round by round, batches that the sink does not hold yet are read into files and run on in the same folder.
+   Each is committed as any batch is (:mod:`hindcast.stream.batch_commits`).
+4. In Spark's plan of the last batch the files give way to the offsets of the topics that the batch had read
    to (:meth:`hindcast.recovery.checkpoint.SparkCheckpoint.adopt`). The next start of the query resumes there,
    with the state that the batches left.
 
 That may take as long as the stream was busy, so a thread of its own does it while the worker runs on. A crash
-in between leaves a folder that no commit of the sink names; the next owner starts again, in a folder of its
-own epoch.
+in between leaves a folder that no query can resume from; the next owner starts again, in a folder of its own
+epoch, with what the sink holds by then.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline, Topic
 from hindcast.processes.crash_points import reach
+from hindcast.recovery.archived_rounds import Round
 from hindcast.recovery.checkpoint import SparkCheckpoint
-from hindcast.replay.recorded_batches import recorded_batches
+from hindcast.replay.recorded_batches import BatchRange, recorded_batches
 from hindcast.settings import Settings
-from hindcast.spark import parquet_writer
+from hindcast.spark import parquet_writer, scratch
 from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
@@ -38,8 +48,44 @@ _POLL_SECONDS = 1
 _LOG_SECONDS = 10.0
 
 
+class FurtherBatches(Protocol):
+    """The batches of step 3."""
+
+    def rounds(self) -> Iterator[Round]:
+        """What is still to be read. A round is asked for once the one before is done."""
+
+    def commit(self, frame: DataFrame, spark_batch: int) -> None:
+        """Commit one batch; Spark's thread calls it."""
+
+    def follow(self, query: StreamingQuery) -> None:
+        """A round's query was started."""
+
+    def round_ended(self) -> None:
+        """A round's query has ended."""
+
+    def close(self) -> None:
+        """No batch follows any more."""
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether a batch is being committed."""
+
+    @property
+    def refusal(self) -> Exception | None:
+        """Why a batch was not committed."""
+
+
+@dataclass(frozen=True)
+class _LastBatch:
+    """Spark's number of a batch, the topic of each of its query's sources, and up to where it has read."""
+
+    number: int
+    sources: list[Topic]
+    end: Offsets
+
+
 class RebuildFromBatches:
-    """One shard's batches, first to last, run again from the moment this is made until :attr:`ended`."""
+    """The batches of one shard, first to last, from the moment this is made until :attr:`ended`."""
 
     def __init__(
         self,
@@ -47,15 +93,29 @@ class RebuildFromBatches:
         settings: Settings,
         pipeline: Pipeline,
         checkpoint: SparkCheckpoint,
-        rows: Sequence[LedgerRow],
+        shard: str,
+        rows: Sequence[LedgerRow | BatchRange],
+        *,
+        seams: Offsets | None = None,
+        floors: Offsets | None = None,
+        further: FurtherBatches | None = None,
     ) -> None:
+        """:param rows: the batches of steps 1 and 2
+        :param seams: by partition, up to where they are read from the archive
+        :param floors: of the query; see :mod:`hindcast.recovery.rebuild_state`
+        :param further: the batches of step 3; none if the topics hold all that comes next
+        """
         # A session of its own: which state store a query gets is a setting of the session, and other queries
         # are started meanwhile.
         self._spark = spark.newSession()
         self._settings = settings
         self._pipeline = pipeline
         self._checkpoint = checkpoint
+        self._shard = shard
         self._rows = rows
+        self._seams = seams
+        self._floors = floors
+        self._further = further
         self._jobs = f"rebuild of {checkpoint.url}"
         self._stop = threading.Event()
         self.failure: BaseException | None = None
@@ -64,8 +124,13 @@ class RebuildFromBatches:
 
     @property
     def ended(self) -> bool:
-        """Whether the state is rebuilt, or :attr:`failure` says why it is not."""
+        """Whether the state is there, or :attr:`failure` says why it is not."""
         return not self._thread.is_alive()
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether a batch of step 3 is being committed: :meth:`stop` would interrupt it."""
+        return self._further is not None and self._further.in_hand and not self.ended
 
     def stop(self) -> None:
         """Give up; what was rebuilt so far is never used."""
@@ -79,27 +144,86 @@ class RebuildFromBatches:
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             if not self._stop.is_set():
                 self.failure = error
+                if self._further is not None and self._further.refusal is not None:
+                    self.failure = self._further.refusal
+        finally:
+            if self._further is not None:
+                self._further.close()
 
     def _rebuild(self) -> None:
-        first = self._rows[0]
-        last = self._rows[-1]
-        shard = first.shard
-        self._spark.sparkContext.setJobGroup(self._jobs, f"the records of {shard}")
+        self._spark.sparkContext.setJobGroup(self._jobs, f"the records of {self._shard}")
+        with scratch.folder(self._spark) as folder:
+            last = self._run_all(folder)
+        if self._stop.is_set() or last is None:
+            return
+        reach("rerun.3")
+        self._checkpoint.adopt(last.number, last.sources, last.end)
+
+    def _run_all(self, folder: scratch.Folder) -> _LastBatch | None:
+        """Steps 1 to 3.
+
+        :returns: the last batch; None if there was none, or if it was stopped
+        """
+        last = None
+        if self._rows:
+            first = self._rows[0].start_offsets
+            end = self._rows[-1].end_offsets
+            recorded = Round(tuple(self._rows), first, end, self._seams)
+            last = self._run_round(folder, recorded, _drop, None)
+        further = self._further
+        if further is None or self._stop.is_set():
+            return last
+        for one in further.rounds():
+            reach("base.1")
+            last = self._run_round(folder, one, further.commit, last)
+            if self._stop.is_set():
+                return None
+            further.round_ended()
+            reach("base.2")
+        return last
+
+    def _run_round(
+        self,
+        folder: scratch.Folder,
+        one: Round,
+        save: Callable[[DataFrame, int], None],
+        before: _LastBatch | None,
+    ) -> _LastBatch | None:
+        """Run batches on in the checkpoint.
+
+        :param before: the last batch before them
+        :returns: the last of them; None if it was stopped
+        """
+        ran = 0
+        if before is not None:
+            ran = before.number + 1
+        measured = save is not _drop
         context = recorded_batches(
-            self._spark, self._settings, self._pipeline, first.start_offsets, last.end_offsets, self._rows
+            self._spark,
+            self._settings,
+            self._pipeline,
+            one.start,
+            one.end,
+            one.batches,
+            one.seams,
+            folder=folder,
+            before=ran,
         )
         with context as recorded:
             if self._stop.is_set():
-                return
-            query = recorded.begin(shard, self._checkpoint.url, _drop)
-            self._watch(query)
+                return None
+            query = recorded.begin(
+                self._shard, self._checkpoint.url, save, floors=self._floors, measured=measured
+            )
+            if measured and self._further is not None:
+                self._further.follow(query)
+            self._watch(query, len(one.batches))
             if self._stop.is_set():
-                return
-            sources = _topics_of(query, self._pipeline)
-        reach("rerun.3")
-        self._checkpoint.adopt(len(self._rows) - 1, sources, last.end_offsets)
+                return None
+        number = ran + len(one.batches) - 1
+        return _LastBatch(number, _topics_of(query, self._pipeline), one.end)
 
-    def _watch(self, query: StreamingQuery) -> None:
+    def _watch(self, query: StreamingQuery, count: int) -> None:
         logged = time.monotonic()
         while not query.awaitTermination(_POLL_SECONDS):
             if self._stop.is_set():
@@ -111,10 +235,7 @@ class RebuildFromBatches:
                 continue
             logged = time.monotonic()
             _log.info(
-                "Running batches again.",
-                shard=self._rows[0].shard,
-                done=progress["batchId"] + 1,
-                of=len(self._rows),
+                "Running batches from files.", shard=self._shard, batch=progress["batchId"], of_round=count
             )
 
 

@@ -1,4 +1,4 @@
-"""Rebuild a shard's state from the topic and the ledger: state is a cache.
+"""Rebuild a shard's state from the topic, or its archive, and the ledger: state is a cache.
 
 A shard is at offsets C with watermark W. To resume exactly it needs the rows of the windows that are still
 open. So its new query
@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from hindcast.archive.archive_or_live import HeldRecords
 from hindcast.errors import OffsetsLostError, ReshardRefusedError
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets
@@ -75,29 +76,36 @@ def check_retained(
     shard: str,
     start: Mapping[int, int],
     end: Mapping[int, int],
-    earliest: Mapping[int, int],
+    held: HeldRecords,
+    need: str = "windows that are still open need them",
 ) -> None:
-    """:raises OffsetsLostError: if the topic no longer holds all of [start, end)"""
+    """:param need: why they are needed, in words
+    :raises OffsetsLostError: if neither the topic nor its archive holds all of [start, end)
+    """
     for partition, offset in start.items():
-        if offset < end[partition] and offset < earliest.get(partition, 0):
-            raise OffsetsLostError(
-                topic=pipeline.topics[partition // TOPIC_STRIDE].name,
-                partition=partition % TOPIC_STRIDE,
-                pipeline=pipeline.name,
-                shard=shard,
-                start=offset,
-                end=min(earliest[partition], end[partition]) - 1,
-                problem="the topic no longer holds them, and windows that are still open need them",
-            )
+        gaps = held.missing(partition, offset, end[partition])
+        if not gaps:
+            continue
+        first, last = gaps[0]
+        lacking = "the topic no longer holds them"
+        if held.archived.get(partition):
+            lacking = "neither the topic nor its archive holds them"
+        raise OffsetsLostError(
+            topic=pipeline.topics[partition // TOPIC_STRIDE].name,
+            partition=partition % TOPIC_STRIDE,
+            pipeline=pipeline.name,
+            shard=shard,
+            start=first,
+            end=last - 1,
+            problem=f"{lacking}, and {need}",
+        )
 
 
-def check_reshard(
-    pipeline: Pipeline, history: History, leases: Iterable[Lease], earliest: Mapping[int, int]
-) -> None:
-    """Check that a new generation could rebuild its state from the topic as it is now.
+def check_reshard(pipeline: Pipeline, history: History, leases: Iterable[Lease], held: HeldRecords) -> None:
+    """Check that a new generation could rebuild its state from the topic and its archive as they are now.
 
     :raises ReshardRefusedError: if the state does not depend on the rows alone
-    :raises OffsetsLostError: if the topic no longer holds them
+    :raises OffsetsLostError: if neither holds them any more
     """
     if pipeline.re_execute:
         raise ReshardRefusedError(pipeline=pipeline.name)
@@ -106,4 +114,4 @@ def check_reshard(
         end = checkpoint.read_to
         floors = {partition: checkpoint.final_ms(partition) for partition in end}
         start = start_of(pipeline, history, end, floors)
-        check_retained(pipeline, lease.status_value, start, end, earliest)
+        check_retained(pipeline, lease.status_value, start, end, held)

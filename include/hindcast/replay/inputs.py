@@ -6,23 +6,21 @@ It starts no JVM.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 
 import pandas as pd
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from hindcast.archive.snapshot import ArchiveSnapshot, read_snapshot
+from hindcast.archive.held_records import archived_ranges, archives_of, offsets_at
 from hindcast.delta.commit import METADATA_KEY, newest_commits
 from hindcast.delta.open_table import find_table
 from hindcast.errors import RangeNotYetConsumedError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
-from hindcast.partitions import Offsets
-from hindcast.pipeline import TOPIC_STRIDE, Pipeline
+from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
@@ -73,9 +71,13 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
     with TopicOffsets(settings) as topic:
         earliest = across(pipeline, topic.earliest)
         latest = across(pipeline, topic.latest)
-        archives = _archives(settings, pipeline, topic, earliest)
-        from_time_offsets = _offsets_at(request.from_time, pipeline, topic, archives)
-        to_time_offsets = _offsets_at(request.to_time, pipeline, topic, archives)
+        archives = archives_of(settings, pipeline, topic, earliest)
+        from_time_offsets = None
+        if request.from_time is not None:
+            from_time_offsets = offsets_at(request.from_time, pipeline, topic, archives)
+        to_time_offsets = None
+        if request.to_time is not None:
+            to_time_offsets = offsets_at(request.to_time, pipeline, topic, archives)
     sink = _sink_if_any(settings, pipeline)
     corrected = NOTHING
     if pipeline.window is not None:
@@ -105,46 +107,11 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
         sink_commits=sink_commits,
         from_time_offsets=from_time_offsets,
         to_time_offsets=to_time_offsets,
-        archived=across(pipeline, lambda name: archives[name].ranges if name in archives else {}),
+        archived=archived_ranges(pipeline, archives),
         corrected=corrected,
         late_ends_ms=late_ends_ms,
         judged_to=judged_to,
     )
-
-
-def _archives(
-    settings: Settings, pipeline: Pipeline, topic: TopicOffsets, earliest: Offsets
-) -> dict[str, ArchiveSnapshot]:
-    """By topic what its archive holds, for the topics that have dropped records and have an archive."""
-    dropped = set()
-    for partition, offset in earliest.items():
-        if offset > 0:
-            dropped.add(pipeline.topics[partition // TOPIC_STRIDE].name)
-    archives = {}
-    for name in dropped:
-        held = read_snapshot(settings, name)
-        if held is not None and held.is_of(topic.identity(name)):
-            archives[name] = held
-    return archives
-
-
-def _offsets_at(
-    at: datetime | None, pipeline: Pipeline, topic: TopicOffsets, archives: Mapping[str, ArchiveSnapshot]
-) -> Offsets | None:
-    """The first offset of each partition at or after a moment, of what the topics and their archives hold."""
-    if at is None:
-        return None
-    return across(pipeline, partial(_at_time, topic, archives, at=at))
-
-
-def _at_time(
-    topic: TopicOffsets, archives: Mapping[str, ArchiveSnapshot], name: str, at: datetime
-) -> Offsets:
-    """The same for one topic."""
-    found = topic.at_time(name, at)
-    if name in archives:
-        found = {**found, **archives[name].at_time(at, topic.earliest(name))}
-    return found
 
 
 def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:

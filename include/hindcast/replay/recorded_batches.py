@@ -17,8 +17,8 @@ the same watermark as the stream, so windows that were still open in the stream 
 batch query gives this answer at less cost (:mod:`hindcast.replay.hindsight_in_one_query`).
 
 This module is used by a verdict, for the online answer and to find out what is not deterministic; by a replay
-if no batch query gives its answer in hindsight; and by a shard that has lost its state
-(:mod:`hindcast.recovery.rebuild_from_batches`).
+if no batch query gives its answer in hindsight; and by a shard that has lost its state, or reads from an
+archive (:mod:`hindcast.recovery.rebuild_from_batches`).
 
 The files lie in the job's folder (:func:`hindcast.spark.scratch.folder`). Driver and executors share that
 folder, so this runs on any Spark master.
@@ -31,7 +31,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -48,7 +48,7 @@ from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
 from hindcast.replay import offset_buckets
 from hindcast.settings import Settings
-from hindcast.spark import kafka_source, scratch, session
+from hindcast.spark import batch_metrics, kafka_source, scratch, session
 from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +61,22 @@ _BATCH = "_batch"
 _NUMBER = re.compile(rf"/{_BATCH}=(\d+)/")
 _RANGE_COLUMNS = ("_p", "_from", "_to", "_shard", _BATCH)
 _RANGE_SCHEMA = f"_bucket long, _p int, _from long, _to long, _shard string, {_BATCH} int"
+
+
+#: A shard's batches in order.
+_ByShard = dict[str, list["LedgerRow | BatchRange"]]
+
+
+@dataclass(frozen=True)
+class BatchRange:
+    """The offsets that one batch of a shard is to read. The shard's batches are run in the order of their
+    numbers.
+    """
+
+    shard: str
+    batch: int
+    start_offsets: Offsets
+    end_offsets: Offsets
 
 
 class _Range(NamedTuple):
@@ -80,25 +96,31 @@ def recorded_batches(
     pipeline: Pipeline,
     start: Offsets,
     end: Offsets,
-    rows: Iterable[LedgerRow],
+    rows: Iterable[LedgerRow | BatchRange],
     seams: Offsets | None = None,
     *,
     at_once: bool = False,
+    folder: scratch.Folder | None = None,
+    before: int = 0,
 ) -> Iterator[RecordedBatches]:
     """The records of [start, end) in files, by shard and batch, for as long as the context lasts.
 
-    :param rows: the batches that read them
+    :param rows: the batches that read them, or are to read them
     :param seams: see :func:`hindcast.spark.kafka_source.records`
     :param at_once: deal them as the fewest batches
+    :param folder: where the files are to lie; a folder of their own by default
+    :param before: so many batches of the shard have run from this folder before
     """
-    with scratch.folder(spark) as folder:
-        by_shard: dict[str, list[LedgerRow]] = defaultdict(list)
+    with ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(scratch.folder(spark))
+        by_shard: _ByShard = defaultdict(list)
         for row in sorted(rows, key=lambda row: (row.shard, row.batch)):
             by_shard[row.shard].append(row)
         counts = {shard: len(batches) for shard, batches in by_shard.items()}
         if at_once:
             counts = {shard: min(count, _FEWEST) for shard, count in counts.items()}
-        recorded = RecordedBatches(spark, pipeline, folder, counts)
+        recorded = RecordedBatches(spark, pipeline, folder, counts, before)
         for topic in pipeline.topics:
             raw = kafka_source.records(spark, settings, pipeline, topic, start, end, seams)
             recorded.keep(topic, raw, by_shard)
@@ -108,15 +130,16 @@ def recorded_batches(
 @dataclass(frozen=True)
 class RecordedBatches:
     """``counts``: shard -> as how many batches its records are dealt; the last of them is the last recorded
-    one.
+    one. ``before``: so many batches have run from the folder before, into the same checkpoint.
     """
 
     spark: SparkSession
     pipeline: Pipeline
     folder: scratch.Folder
     counts: dict[str, int]
+    before: int = 0
 
-    def keep(self, topic: Topic, raw: DataFrame, by_shard: dict[str, list[LedgerRow]]) -> None:
+    def keep(self, topic: Topic, raw: DataFrame, by_shard: _ByShard) -> None:
         """Step 1, for one topic."""
         ranges = self._ranges(topic, by_shard)
         width = offset_buckets.width_of(sum(one.end - one.start for one in ranges), len(ranges))
@@ -130,9 +153,12 @@ class RecordedBatches:
         placed = raw.join(F.broadcast(lookup), here).select(*record, "_shard", _BATCH)
         dealt = placed.repartition("_shard", _BATCH)
         dealt = dealt.sortWithinPartitions("_shard", _BATCH, "partition", "offset")
-        dealt.write.partitionBy("_shard", _BATCH).parquet(self.folder.at(f"kept/{topic.name}"))
+        dealt.write.partitionBy("_shard", _BATCH).parquet(self.folder.at(self._kept(topic)))
 
-    def _ranges(self, topic: Topic, by_shard: dict[str, list[LedgerRow]]) -> list[_Range]:
+    def _kept(self, topic: Topic) -> str:
+        return f"kept/{self.before}/{topic.name}"
+
+    def _ranges(self, topic: Topic, by_shard: _ByShard) -> list[_Range]:
         """The ranges of the topic that batches read. Those of one batch dealt that touch are one range.
 
         If a shard's records are dealt as fewer batches than were recorded, the first of them holds the oldest
@@ -178,20 +204,34 @@ class RecordedBatches:
         seconds = time.monotonic() - started
         _log.info("Ran recorded batches again.", shard=shard, batches=self.counts[shard], seconds=seconds)
 
-    def begin(self, shard: str, checkpoint: str, save: Callable[[DataFrame, int], None]) -> StreamingQuery:
+    def begin(
+        self,
+        shard: str,
+        checkpoint: str,
+        save: Callable[[DataFrame, int], None],
+        *,
+        floors: Offsets | None = None,
+        measured: bool = False,
+    ) -> StreamingQuery:
         """Start steps 2 and 3 for one shard, once.
 
         The files of a topic come from a folder of the topic's name.
+
+        :param floors: see :func:`hindcast.spark.kafka_source.above_floors`
+        :param measured: whether Spark is to measure the batches, as it does those of a stream
         """
         frames = []
-        for topic in self.pipeline.topics:
+        for number, topic in enumerate(self.pipeline.topics):
             line = f"lines/{shard}/{topic.name}"
-            self._line_up(line, f"kept/{topic.name}/_shard={shard}", self.counts[shard])
+            self._line_up(line, f"{self._kept(topic)}/_shard={shard}", self.counts[shard])
             reader = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1)
             raw = reader.parquet(self.folder.at(line))
-            frames.append(kafka_source.parse(raw, self.pipeline, topic))
+            parsed = kafka_source.parse(raw, self.pipeline, topic)
+            if measured:
+                parsed = batch_metrics.observed(parsed, number)
+            frames.append(parsed)
         writer = (
-            kafka_source.result(frames, self.pipeline, {})
+            kafka_source.result(frames, self.pipeline, floors or {})
             .writeStream.queryName(f"re-execution of {self.pipeline.name}.{shard}")
             .foreachBatch(save)
             .outputMode(kafka_source.output_mode(self.pipeline))
@@ -205,16 +245,19 @@ class RecordedBatches:
     def _line_up(self, line: str, kept: str, count: int) -> None:
         """One file a batch in ``line``, in the order of their times.
 
-        All rows of a batch went through one task, so it has at most one file.
+        All rows of a batch went through one task, so it has at most one file. Of the batches before, the last
+        one's file stays: a query that is started again looks at it.
         """
         self.folder.make(line)
+        for name in self.folder.names(f"{line}/*.parquet")[:-1]:
+            self.folder.remove(name)
         parts: dict[int, str] = {}
         for name in self.folder.names(f"{kept}/{_BATCH}=*/*.parquet"):
             for found in _NUMBER.findall(name):
                 parts[int(found)] = name
         first_ms = time.time_ns() // 1_000_000 - count * _STEP_MS
         for number in range(count):
-            name = f"{line}/{number:08}.parquet"
+            name = f"{line}/{self.before + number:08}.parquet"
             at_ms = first_ms + number * _STEP_MS
             if number in parts:
                 self.folder.move(parts[number], name)

@@ -54,7 +54,12 @@ def _known(found: Iterable[Any], name: str) -> list[int]:
 
 
 def lag_records(progress: StreamingQueryProgress) -> int | None:
-    """How many records the topics' ends were ahead when the batch was planned; None before the first plan."""
+    """How many records the topics' ends were ahead when the batch was planned.
+
+    None before the first plan, and of a query that does not read topics.
+    """
+    if not all("Kafka" in source.description for source in progress.sources):
+        return None
     if not progress.sources:
         return None
     behind = 0

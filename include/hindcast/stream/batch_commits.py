@@ -31,7 +31,7 @@ from hindcast.errors import DoubledKeyError, HindcastError
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Mode
 from hindcast.processes.crash_points import reach
-from hindcast.recovery.checkpoint import SparkCheckpoint
+from hindcast.recovery.checkpoint import BatchPlans
 from hindcast.recovery.takeover import ShardPosition
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
@@ -54,20 +54,21 @@ class BatchCommits:
         progress: ShardProgress,
         held: HeldLeases,
         sink: FencedTable,
-        checkpoint: SparkCheckpoint,
+        plans: BatchPlans,
         clock: Clock,
         meter: CpuMeter,
         *,
         draining: threading.Event,
         give_way: Callable[[], object],
     ) -> None:
-        """:param draining: once it is set no batch begins any more
+        """:param plans: of the query: its checkpoint, or what reads archives for it
+        :param draining: once it is set no batch begins any more
         :param give_way: called before each batch but the first of this owner; may wait
         """
         self._progress = progress
         self._held = held
         self._sink = sink
-        self._checkpoint = checkpoint
+        self._plans = plans
         self._clock = clock
         self._meter = meter
         self._cpu = meter.opened()  # its part of the process's CPU
@@ -110,7 +111,7 @@ class BatchCommits:
         reach("sink.1")  # 1. still the owner?
         self._held.check(lease.key, lease.epoch)
         fence = Fence(lease.epoch, spark_batch + incarnation.base)
-        plan = self._checkpoint.planned(spark_batch)
+        plan = self._plans.planned(spark_batch)
         if fence.batch <= position.fence.batch:
             # The sink holds this batch, or the batch rebuilds the state: only Spark's state needs it.
             parquet_writer.run(frame)
@@ -152,7 +153,7 @@ class BatchCommits:
     def _start_of(self, spark_batch: int) -> Offsets:
         """The offsets at which Spark begins the batch: the end of the one before, or the lease's start."""
         if spark_batch:
-            return self._checkpoint.planned(spark_batch - 1).end_offsets
+            return self._plans.planned(spark_batch - 1).end_offsets
         return ShardCheckpoint.of(self._progress.lease).start_offsets
 
     def _written(self, frame: DataFrame, fence: Fence) -> tuple[Data, int]:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from hindcast.archive.held_records import held_records
 from hindcast.ddl import quoted
 from hindcast.delta.files import DataFile
 from hindcast.errors import FenceMovedError
 from hindcast.installation import Installation
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.pipeline import Pipeline
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
 from hindcast.spark.window_counts import window_counts
@@ -49,9 +51,17 @@ class Audit:
     """
 
     def __init__(
-        self, spark: SparkSession, installation: Installation, pipeline: Pipeline, app: str, epoch: int
+        self,
+        spark: SparkSession,
+        installation: Installation,
+        pipeline: Pipeline,
+        app: str,
+        epoch: int,
+        topics: TopicOffsets | None = None,
     ) -> None:
+        """:param topics: asked what can be read; one that stays connected saves each pass a connection"""
         self._spark = spark
+        self._topics = topics or TopicOffsets(installation.settings)
         self._settings = installation.settings
         self._pipeline = pipeline
         self._epoch = epoch
@@ -159,7 +169,7 @@ class Audit:
         return self._located(batches).where(F.col("_reason").isNotNull() | (late > 0))
 
     def _located(self, batches: Sequence[LedgerRow]) -> DataFrame:
-        """The records of these batches, parsed.
+        """The records of these batches, parsed; from an archive what the topic no longer holds.
 
         Each has ``_batch`` and ``_late_watermark_ms`` of the batch that read it.
         """
@@ -174,7 +184,9 @@ class Audit:
         )
         first = batches[0].start_offsets
         last = batches[-1].end_offsets
-        parsed = kafka_source.read_topics(self._spark, self._settings, self._pipeline, first, last)
+        held = held_records(self._settings, self._pipeline, self._topics, first)
+        seams = held.seams(first, last)
+        parsed = kafka_source.read_topics(self._spark, self._settings, self._pipeline, first, last, seams)
         rows = kafka_source.in_common(parsed)
         same_partition = F.col("_partition") == F.col("p")
         in_range = (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
-from functools import partial
 
+from hindcast.archive.held_records import archives_of, held_records, offsets_at
 from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
@@ -15,6 +15,7 @@ from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.leases.store import Snapshot
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.recovery import rebuild_state
+from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.pipeline_row import rows_of
 from hindcast.shards.shard_row import ShardDetail
@@ -86,7 +87,7 @@ class ShardCreation:
             return
         try:
             with TopicOffsets(self._settings) as offsets:
-                start = _start_of(self._deployed.of(name, version), offsets)
+                start = _start_of(self._settings, self._deployed.of(name, version), offsets)
             created = resharding.create(self._store, name, version, count, start)
         except HindcastError as error:
             message = f"The shards of {name} could not be created: {error}"
@@ -107,10 +108,11 @@ class ShardCreation:
         pipeline = self._deployed.of(name, version)
         try:
             with TopicOffsets(self._settings) as offsets:
-                earliest = across(pipeline, offsets.earliest)
+                held = held_records(self._settings, pipeline, offsets)
+            earliest = held.earliest
             leases = resharding.of_version(self._store.leases(), name, version)
             history = History.of(self._ledger.batches(name, version))
-            rebuild_state.check_reshard(pipeline, history, leases, earliest)
+            rebuild_state.check_reshard(pipeline, history, leases, held)
             created = resharding.reshard(self._store, name, version, count, earliest)
         except HindcastError as error:
             message = f"{name} could not be resharded: {error}"
@@ -131,25 +133,29 @@ def _case(version: int, error: HindcastError) -> str:
     return f"version {version}: {type(error).__name__}"
 
 
-def _start_of(pipeline: Pipeline, topics: TopicOffsets) -> dict[int, int]:
+def _start_of(settings: Settings, pipeline: Pipeline, topics: TopicOffsets) -> dict[int, int]:
     """Where a new version begins.
 
-    :raises BadRangeError: if the declared offsets are not of the topic's partitions, or not within them
+    :raises BadRangeError: if the declared offsets are not of the topic's partitions, or not within what it
+        and its archive hold
     """
     start = parse_start(pipeline.start)
-    earliest = across(pipeline, topics.earliest)
-    latest = across(pipeline, topics.latest)
     if isinstance(start, datetime):
-        return across(pipeline, partial(topics.at_time, at=start))
+        archives = archives_of(settings, pipeline, topics, across(pipeline, topics.earliest))
+        return offsets_at(start, pipeline, topics, archives)
+    held = held_records(settings, pipeline, topics)
     if start == "earliest":
-        return earliest
+        return held.first()
     if isinstance(start, str):
-        return latest
-    held = start.keys() == earliest.keys()
-    if held:
-        held = all(earliest[partition] <= offset <= latest[partition] for partition, offset in start.items())
-    if not held:
-        problem = f"the topic's partitions hold {earliest} to {latest}"
-        cure = "Name each partition, with an offset that it holds, or its end."
+        return held.latest
+    within = start.keys() == held.earliest.keys()
+    if within:
+        within = all(
+            offset <= held.latest[partition] and not held.missing(partition, offset, held.latest[partition])
+            for partition, offset in start.items()
+        )
+    if not within:
+        problem = f"the topic's partitions hold {held.earliest} to {held.latest}"
+        cure = "Name each partition, with an offset that it or its archive holds, or its end."
         raise BadRangeError(range=pipeline.start, problem=problem, cure=cure)
     return start

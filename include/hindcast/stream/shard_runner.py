@@ -29,7 +29,7 @@ class Phase(StrEnum):
     """What a shard that was taken over does."""
 
     SEALED = "sealed"  # it is only to be ended, and has no query
-    REBUILDING = "rebuilding"  # recorded batches run into its state; its query waits for them
+    REBUILDING = "rebuilding"  # batches run from files into its state; its query waits for them
     CONSUMING = "consuming"  # its query was started
 
 
@@ -48,13 +48,14 @@ class ShardRunner:
         self,
         progress: ShardProgress,
         *,
-        begin: Callable[[threading.Event], RunningQuery] | None = None,
+        begin: Callable[[], RunningQuery] | None = None,
+        draining: threading.Event | None = None,
         rebuild: RebuildFromBatches | None = None,
         rebuilt: str = "",
     ) -> None:
-        """:param begin: starts the query, which begins no batch once the event is set; None if the shard is
-            only to be ended
-        :param rebuild: recorded batches that must have run before the query begins
+        """:param begin: starts the query; None if the shard is only to be ended
+        :param draining: once it is set, the query begins no batch
+        :param rebuild: batches from files that must have run before the query begins
         :param rebuilt: why the shard's state was rebuilt; empty if it was not
         """
         self.rebuilt = rebuilt
@@ -63,7 +64,7 @@ class ShardRunner:
         self._rebuild = rebuild
         self._running: RunningQuery | None = None
         self._refusal: Exception | None = None  # why its query could not begin
-        self._draining = threading.Event()
+        self._draining = draining or threading.Event()
 
     @property
     def lease(self) -> Lease:
@@ -78,10 +79,10 @@ class ShardRunner:
     def begin(self) -> None:
         """Start the query; see :meth:`hindcast.stream.shard_takeover.ShardTakeover.start`."""
         if self._begin is not None:
-            self._running = self._begin(self._draining)
+            self._running = self._begin()
 
     def go_on(self) -> None:
-        """Start the query of a shard whose state is rebuilt from recorded batches, once the state is there.
+        """Start the query of a shard whose state is rebuilt from files, once the state is there.
 
         An error becomes a :attr:`failure`.
         """
@@ -101,7 +102,9 @@ class ShardRunner:
     @property
     def drained(self) -> bool:
         """Whether no batch is in hand any more after :meth:`drain`; then :meth:`stop` interrupts nothing."""
-        if self._running is None or not self._running.query.isActive:
+        if self._running is None:
+            return self._rebuild is None or not self._rebuild.in_hand
+        if not self._running.query.isActive:
             return True
         return self._draining.is_set() and not self._running.query.status["isTriggerActive"]
 
@@ -138,7 +141,7 @@ class ShardRunner:
 
     @property
     def _rebuild_failure(self) -> BaseException | None:
-        if self._rebuild is None or not self._rebuild.ended:
+        if self._rebuild is None or not self._rebuild.ended or self._draining.is_set():
             return None
         return self._rebuild.failure
 

@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from pyspark.sql import SparkSession
 
+from hindcast.archive.archive_or_live import HeldRecords
 from hindcast.clock import Clock
 from hindcast.installation import Installation
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.lease import Lease
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
@@ -52,6 +54,8 @@ class ShardStarter:
         self._clock = clock
         self._priority = priority
         self._meter = CpuMeter(clock)
+        # The passes of all audits run one after the other, so one connection serves them.
+        self._audited_topics = TopicOffsets(installation.settings)
         self._meanwhile = ThreadPoolExecutor(2, "take-over")
 
     def prepare(self, lease: Lease, *, shadow: bool) -> ShardTakeover:
@@ -91,14 +95,15 @@ class ShardStarter:
         retained = self._meanwhile.submit(self._topics.check_retained, lease.key, reached)
         prepared = self._meanwhile.submit(takeover.prepare)
 
-        def allowed() -> None:
-            retained.result()
+        def held() -> HeldRecords:
             prepared.result()
+            return retained.result()
 
         try:
-            return takeover.start(rebuild, allowed=allowed)
+            return takeover.start(rebuild, held=held)
         finally:
-            wait([retained, prepared])
+            wait([retained])
+            wait([prepared])
 
     def audit_of(self, lease: Lease, app: str) -> Audit:
         """What files the late and poison rows of a shard that was taken over.
@@ -106,6 +111,6 @@ class ShardStarter:
         :param app: the take-over's application id
         """
         pipeline = self._deployed.of_shard(lease.key)
-        audit = Audit(self._spark, self._installation, pipeline, app, lease.epoch)
+        audit = Audit(self._spark, self._installation, pipeline, app, lease.epoch, self._audited_topics)
         audit.give_way = self._priority.give_way
         return audit

@@ -8,26 +8,32 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
+from hindcast.archive.archive_or_live import HeldRecords
+from hindcast.archive.held_records import held_records
 from hindcast.clock import Clock
 from hindcast.errors import CheckpointDamagedError
 from hindcast.installation import Installation
-from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, ShardId, app_id
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, takeover
-from hindcast.recovery.checkpoint import SparkCheckpoint
+from hindcast.recovery.archived_rounds import rounds
+from hindcast.recovery.checkpoint import BatchPlans, SparkCheckpoint
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
+from hindcast.replay.recorded_batches import BatchRange
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.spark import kafka_source, query_signature, session
+from hindcast.stream.archived_batches import ArchivedBatches
 from hindcast.stream.batch_commits import BatchCommits
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.query_frame import QueryFrame
 from hindcast.stream.shard_progress import ShardProgress
 from hindcast.stream.shard_runner import RunningQuery, ShardRunner
 from hindcast.tables.fenced_sink import FencedTable
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
 
 
@@ -36,7 +42,7 @@ class _Resumption:
     """Where a query is to begin.
 
     :param start: the offsets of its first batch
-    :param rebuild: the recorded batches that run into the checkpoint first; None if none have to
+    :param rebuild: the batches from files that run into the checkpoint first; None if none have to
     :param reason: why the state is rebuilt; empty if the query resumes
     """
 
@@ -75,6 +81,8 @@ class ShardTakeover:
         self._clock = clock
         self._meter = meter
         self._give_way = give_way
+        self._most_records = most_records
+        self._draining = threading.Event()
         sink_url = self._settings.table("sinks", pipeline.sink.name)
         self._sink = FencedTable(sink_url, self._settings.storage_options, self.app)
         self._frame = QueryFrame(spark, self._settings, pipeline, most_records)
@@ -95,22 +103,29 @@ class ShardTakeover:
         _, progress = self._seal()
         return ShardRunner(progress)
 
-    def start(self, rebuild: str = "", *, allowed: Callable[[], object] = lambda: None) -> ShardRunner:
-        """Steps 2 to 5. It returns once the query runs, or once recorded batches run into its state.
+    def start(self, rebuild: str = "", *, held: Callable[[], HeldRecords] | None = None) -> ShardRunner:
+        """Steps 2 to 5. It returns once the query runs, or once batches run from files into its state.
 
         :param rebuild: why its state is to be rebuilt; empty if the query is to resume from its checkpoint
-        :param allowed: called once the sink is sealed; waits for what is done meanwhile, and raises if
-            nothing must be read
+        :param held: called once the sink is sealed; waits for what is done meanwhile, says what can be read
+            of the topics, and raises if nothing must be read. By default the broker is asked
         :raises HindcastError: if it cannot resume exactly where the sink stands; nothing was read
         """
         fingerprint, progress = self._seal()
-        allowed()
-        resumption = self._resumption(progress, fingerprint, rebuild)
+        ends = progress.end_offsets
+        found = held() if held is not None else self._held_records(ends)
+        resumption = self._resumption(progress, fingerprint, rebuild, behind=found.dropped(ends))
 
-        def begin(draining: threading.Event) -> RunningQuery:
-            return self._begin(progress, resumption, draining)
+        def begin() -> RunningQuery:
+            return self._begin(progress, resumption)
 
-        runner = ShardRunner(progress, begin=begin, rebuild=resumption.rebuild, rebuilt=resumption.reason)
+        runner = ShardRunner(
+            progress,
+            begin=begin,
+            draining=self._draining,
+            rebuild=resumption.rebuild,
+            rebuilt=resumption.reason,
+        )
         try:
             progress.report_query(fingerprint)
             if resumption.rebuild is None:
@@ -136,15 +151,26 @@ class ShardTakeover:
         progress = ShardProgress(pipeline, self._lease, self._held, self._ledger, position, history)
         return signature.fingerprint, progress
 
-    def _resumption(self, progress: ShardProgress, fingerprint: str, reason: str) -> _Resumption:
+    def _held_records(self, needed: Offsets) -> HeldRecords:
+        """What can be read now. Archives are asked only if a topic has dropped one of these offsets."""
+        with TopicOffsets(self._settings) as topics:
+            return held_records(self._settings, self._pipeline, topics, needed)
+
+    def _resumption(
+        self, progress: ShardProgress, fingerprint: str, reason: str, *, behind: bool
+    ) -> _Resumption:
         """Step 4: where the query begins, and whether its state is rebuilt.
 
+        :param behind: whether a topic has dropped what comes next
         :raises CheckpointRefusedError: if another query made the checkpoint
         :raises OffsetsLostError: if the topic no longer holds the rows for a rebuild; nothing was changed
         """
         if not reason:
             takeover.check_query(self._pipeline, self._lease, fingerprint)
-            reason = self._damage(progress)
+            if behind:
+                reason = "a topic has dropped what comes next, and its archive holds it"
+            else:
+                reason = self._damage(progress)
         if reason:
             return self._rebuild(progress, reason)
         checkpoint = self._checkpoint_in(progress.position.incarnation.checkpoint)
@@ -167,50 +193,86 @@ class ShardTakeover:
         The steps are in :mod:`hindcast.recovery.rebuild_state`, or in
         :mod:`hindcast.recovery.rebuild_from_batches`.
 
-        :raises OffsetsLostError: if the topic no longer holds the rows for that; nothing was changed
+        :raises OffsetsLostError: if neither the topic nor its archive holds the rows for that; nothing was
+            changed
         """
         pipeline = self._pipeline
-        name, version = pipeline.name, pipeline.version
         shard = self._lease.status_value
         position = progress.position
         floors = position.floors()
         ends = position.end_offsets
-        history = History.of(self._ledger.batches(name, version))
+        history = History.of(self._ledger.batches(pipeline.name, pipeline.version))
         start = rebuild_state.start_of(pipeline, history, ends, floors)
-        with TopicOffsets(self._settings) as offsets:
-            earliest = across(pipeline, offsets.earliest)
-            rebuild_state.check_retained(pipeline, shard, start, ends, earliest)
+        held = self._held_records(start)
+        rebuild_state.check_retained(pipeline, shard, start, ends, held)
         folder = f"{shard}.r{position.fence.batch}.e{self._lease.epoch}"
         checkpoint = self._checkpoint_in(folder)
-        rebuild = None
+        incarnation = rebuild_state.CheckpointRef(folder, position.fence.batch, floors)
+        rows: list[LedgerRow | BatchRange] = []
         if pipeline.re_execute:
             incarnation = rebuild_state.CheckpointRef(folder, 1, {})
-            checkpoint.remove()
-            recorded = self._ledger.batches(name, version, shard)
-            if recorded:
-                rebuild = RebuildFromBatches(self._spark, self._settings, pipeline, checkpoint, recorded)
-        else:
-            incarnation = rebuild_state.CheckpointRef(folder, position.fence.batch, floors)
-            checkpoint.begin(self._spark, ends)
+            rows += self._ledger.batches(pipeline.name, pipeline.version, shard)
+        elif held.dropped(start):
+            rows.append(BatchRange(shard, position.fence.batch, start, ends))
         progress.position = replace(position, incarnation=incarnation)
-        return _Resumption(checkpoint, start, rebuild, reason)
+        behind = held.dropped(ends)
+        if rows or behind:
+            checkpoint.remove()
+            further = self._archived(progress, checkpoint, len(rows)) if behind else None
+            rebuild = RebuildFromBatches(
+                self._spark,
+                self._settings,
+                pipeline,
+                checkpoint,
+                shard,
+                rows,
+                seams=held.seams(start, ends),
+                floors=incarnation.floors,
+                further=further,
+            )
+            return _Resumption(checkpoint, start, rebuild, reason)
+        if pipeline.re_execute:
+            checkpoint.remove()
+        else:
+            checkpoint.begin(self._spark, ends)
+        return _Resumption(checkpoint, start, None, reason)
 
-    def _begin(
-        self, progress: ShardProgress, resumption: _Resumption, draining: threading.Event
-    ) -> RunningQuery:
-        """Step 5: start the query."""
+    def _archived(self, progress: ShardProgress, checkpoint: SparkCheckpoint, first: int) -> ArchivedBatches:
+        """The batches that the shard reads from archives before its topics.
+
+        :param first: Spark's number of the first of them
+        """
         pipeline = self._pipeline
-        checkpoint = resumption.checkpoint
-        commits = BatchCommits(
+        start = progress.end_offsets
+        most_records = self._most_records or kafka_source.MAX_RECORDS_PER_BATCH
+
+        def held() -> HeldRecords:
+            return self._held_records(progress.end_offsets)
+
+        found = rounds(pipeline, self._lease.status_value, start, most_records, held)
+
+        def commits(plans: BatchPlans) -> BatchCommits:
+            return self._commits(progress, plans)
+
+        return ArchivedBatches(found, checkpoint, progress, first, commits)
+
+    def _commits(self, progress: ShardProgress, plans: BatchPlans) -> BatchCommits:
+        return BatchCommits(
             progress,
             self._held,
             self._sink,
-            checkpoint,
+            plans,
             self._clock,
             self._meter,
-            draining=draining,
+            draining=self._draining,
             give_way=self._give_way,
         )
+
+    def _begin(self, progress: ShardProgress, resumption: _Resumption) -> RunningQuery:
+        """Step 5: start the query."""
+        pipeline = self._pipeline
+        checkpoint = resumption.checkpoint
+        commits = self._commits(progress, checkpoint)
         try:
             frame = self._frame.at(resumption.start, progress.position.incarnation.floors)
             session.keep_state_for(self._spark, pipeline)

@@ -1,7 +1,9 @@
-"""What the topics hold of the shards that one worker consumes."""
+"""What the topics and their archives hold of the shards that one worker consumes."""
 
 from __future__ import annotations
 
+from hindcast.archive.archive_or_live import HeldRecords
+from hindcast.archive.held_records import held_records
 from hindcast.errors import OffsetsLostError
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import LeaseKey
@@ -19,6 +21,7 @@ class ShardTopics:
     """
 
     def __init__(self, settings: Settings, deployed: LoadedPipelines) -> None:
+        self._settings = settings
         self._offsets = TopicOffsets(settings)  # stays connected: a take-over waits for its answers
         self._deployed = deployed
 
@@ -29,15 +32,15 @@ class ShardTopics:
         """
         return across(self._deployed.of_shard(key), self._offsets.latest)
 
-    def check_retained(self, key: LeaseKey, reached: Offsets) -> None:
-        """Check that a shard can be read on.
+    def check_retained(self, key: LeaseKey, reached: Offsets) -> HeldRecords:
+        """Check that a shard can be read on, from its topics or from what their archives hold.
 
         :param reached: up to where it is read
-        :raises OffsetsLostError: if the topic does not hold, or not reach, one of these offsets
+        :returns: what can be read. Archives were asked only if a topic has dropped what comes next
+        :raises OffsetsLostError: if neither holds, or the topic does not reach, one of these offsets
         """
         pipeline = self._deployed.of_shard(key)
-        earliest = across(pipeline, self._offsets.earliest)
-        latest = across(pipeline, self._offsets.latest)
+        held = held_records(self._settings, pipeline, self._offsets, reached)
         for partition, offset in reached.items():
             lost = {
                 "topic": pipeline.topics[partition // TOPIC_STRIDE].name,
@@ -46,12 +49,15 @@ class ShardTopics:
                 "shard": key.status_value,
                 "start": offset,
             }
-            if partition not in latest:
+            if partition not in held.latest:
                 problem = "the topic no longer has that partition: it was deleted and created again"
                 raise OffsetsLostError(**lost, end="its end", problem=problem)
-            if offset < earliest[partition]:
-                problem = "the topic no longer holds them (retention or a deletion)"
-                raise OffsetsLostError(**lost, end=earliest[partition] - 1, problem=problem)
-            if offset > latest[partition]:
-                problem = f"the topic ends at {latest[partition]}: it was deleted and created again"
+            if offset > held.latest[partition]:
+                problem = f"the topic ends at {held.latest[partition]}: it was deleted and created again"
                 raise OffsetsLostError(**lost, end="later", problem=problem)
+            gaps = held.missing(partition, offset, held.earliest[partition])
+            if gaps:
+                first, last = gaps[0]
+                problem = "the topic no longer holds them (retention or a deletion), and no archive does"
+                raise OffsetsLostError(**{**lost, "start": first}, end=last - 1, problem=problem)
+        return held

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deltalake import Schema
 
+from hindcast.archive.archive_or_live import HeldRecords
+from hindcast.archive.held_records import archives_of, held_records, offsets_at
 from hindcast.delta.open_table import find_table
 from hindcast.errors import BadRangeError, TryLaterError
 from hindcast.installation import Installation
-from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, as_json_object
 from hindcast.pipeline import Pipeline, parse_start
@@ -139,21 +140,22 @@ def _topic_names(pipeline: Pipeline) -> str:
 
 
 def start_offsets(settings: Settings, pipeline: Pipeline, text: str, now: datetime) -> Offsets:
-    """The offset of each partition at which the version starts.
+    """The offset of each partition at which the version starts, in its topics or in their archives.
 
-    :raises BadRangeError: if it is no start, lies in the future, or the topic no longer holds it
+    :raises BadRangeError: if it is no start, lies in the future, or neither the topic nor its archive holds
+        it any more
     """
     start = _parse_start(text, now)
     with TopicOffsets(settings) as topics:
-        earliest = across(pipeline, topics.earliest)
+        held = held_records(settings, pipeline, topics)
         if isinstance(start, datetime):
-            offsets = across(pipeline, partial(topics.at_time, at=start))
-            _check_time_retained(pipeline, text, offsets, earliest)
+            archives = archives_of(settings, pipeline, topics, held.earliest)
+            offsets = offsets_at(start, pipeline, topics, archives)
+            _check_time_retained(pipeline, text, offsets, held)
             return offsets
-        latest = across(pipeline, topics.latest)
     if isinstance(start, str):
-        return earliest
-    _check_offsets(pipeline, text, start, earliest, latest)
+        return held.first()
+    _check_offsets(pipeline, text, start, held)
     return start
 
 
@@ -170,35 +172,42 @@ def _parse_start(text: str, now: datetime) -> str | datetime | Offsets:
     return start
 
 
-def _check_time_retained(pipeline: Pipeline, text: str, offsets: Offsets, earliest: Offsets) -> None:
-    """Refuse a time whose first record is the first that the topic holds, if records before it are gone: the
-    time may be that of a lost record.
+def _check_time_retained(pipeline: Pipeline, text: str, offsets: Offsets, held: HeldRecords) -> None:
+    """Refuse a time whose first record is the first that is held, if records before it are gone: the time may
+    be that of a lost record.
     """
+    first = held.first()
     for partition, offset in offsets.items():
-        if 0 < earliest[partition] == offset:
-            raise _lost(pipeline, text, partition, earliest)
+        if 0 < first[partition] == offset:
+            raise _lost(pipeline, text, partition, held)
+        _check_held(pipeline, text, partition, offset, held)
 
 
-def _check_offsets(pipeline: Pipeline, text: str, start: Offsets, earliest: Offsets, latest: Offsets) -> None:
+def _check_offsets(pipeline: Pipeline, text: str, start: Offsets, held: HeldRecords) -> None:
     """Check that the start names each partition, and in each of them a record that is there or comes next."""
-    if start.keys() != earliest.keys():
-        partitions = ", ".join(map(pipeline.place, earliest))
+    if start.keys() != held.earliest.keys():
+        partitions = ", ".join(map(pipeline.place, held.earliest))
         raise _bad_start(text, f"the partitions are {partitions}")
     for partition, offset in start.items():
-        if offset < earliest[partition]:
-            raise _lost(pipeline, text, partition, earliest)
-        if offset > latest[partition]:
-            end = f"partition {pipeline.place(partition)} ends at {latest[partition]}"
+        if offset > held.latest[partition]:
+            end = f"partition {pipeline.place(partition)} ends at {held.latest[partition]}"
             raise _bad_start(text, f"it is in the future: {end}")
+        _check_held(pipeline, text, partition, offset, held)
 
 
-def _lost(pipeline: Pipeline, text: str, partition: int, earliest: Offsets) -> BadRangeError:
-    first = f"partition {pipeline.place(partition)} begins at {earliest[partition]} now"
-    cure = (
-        "Give --from earliest: readers get what is older from the active version. "
-        "(A stream reads no archive; replays do.)"
-    )
-    return _bad_start(text, f"it is past the topic's retention: {first}", cure)
+def _check_held(pipeline: Pipeline, text: str, partition: int, offset: int, held: HeldRecords) -> None:
+    if held.missing(partition, offset, held.latest[partition]):
+        raise _lost(pipeline, text, partition, held)
+
+
+def _lost(pipeline: Pipeline, text: str, partition: int, held: HeldRecords) -> BadRangeError:
+    first = held.first()[partition]
+    begins = f"partition {pipeline.place(partition)} begins at {first} now"
+    archived = "the topic has no archive"
+    if held.archived.get(partition):
+        archived = "its archive has no more"
+    cure = "Give --from earliest: readers get what is older from the active version."
+    return _bad_start(text, f"it is past the topic's retention: {begins}, and {archived}", cure)
 
 
 def _bad_start(text: str, problem: str, cure: str = START_FORM) -> BadRangeError:
@@ -251,7 +260,9 @@ def seam_of(
     if pipeline.window is None or active.window is None:
         problem = "without windows it must begin where the active version did"
         place = f"Version {active.version} began at {lacking_from}"
-        raise _refused(pipeline)(problem, f"{place}: give --from earliest if the topic still holds that.")
+        raise _refused(pipeline)(
+            problem, f"{place}: give --from earliest if the topic or its archive holds that."
+        )
     _check_read(pipeline, active, {**lacking_from, **history.committed}, lacking_to)
     lacking = history.reading(lacking_from, lacking_to)
     newest_ms = max(_newest_event_ms(active, history, segment.row) for segment in lacking)

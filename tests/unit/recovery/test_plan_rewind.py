@@ -14,11 +14,13 @@ from support.crashes import die_before
 from support.paused_pipeline import EPOCH, Paused, write_as
 from support.simulated_platform import SINK_SCHEMA
 
+from hindcast.archive.archive_or_live import HeldRecords
 from hindcast.delta.application_ids import applications
 from hindcast.errors import RewindRefusedError
 from hindcast.installation import Installation
 from hindcast.partitions import offsets_to_json
 from hindcast.pipeline import Table
+from hindcast.recovery import plan_rewind
 from hindcast.recovery.plan_rewind import other_writers
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState
@@ -154,27 +156,22 @@ def test_a_topic_that_was_created_again_is_not_read_again(paused: Paused) -> Non
     assert "Restore the topic" in refusal["cure"]
 
 
-@pytest.mark.parametrize("archive", [False, True])
-def test_what_the_topic_has_dropped_is_not_read_again(paused: Paused, archive: bool) -> None:
-    """If an archive has it, the batch that replays it is named."""
-    paused.pipeline = replace(paused.pipeline, source=replace(paused.pipeline.source, archive=archive))
+def test_what_the_topic_has_dropped_is_not_read_again(paused: Paused) -> None:
+    """If no archive has it."""
     paused.broker.earliest[3] = 1
     refusal = paused.refusal(None)
     assert "not all of it could be read again" in refusal["problem"]
     assert "all shards" in refusal["problem"]
     assert "later place" in refusal["cure"]
     assert offsets_to_json(paused.broker.earliest) in refusal["cure"]
-    named = "the archive of trades holds, `hindcast correct stock_stats`" in refusal["cure"]
-    assert named is archive
 
 
-def test_each_topic_that_has_an_archive_is_named(paused: Paused) -> None:
-    """In the order of their names; one without an archive is not."""
-    source = replace(paused.pipeline.source, archive=True)
-    joined = (replace(source, name="quotes"), replace(source, name="news", archive=False))
-    paused.pipeline = replace(paused.pipeline, source=source, joined=joined)
+def test_what_an_archive_holds_may_be_read_again(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic has dropped the first record of a partition, and its archive has that one."""
     paused.broker.earliest[3] = 1
-    assert "What the archive of quotes, trades holds" in paused.refusal(None)["cure"]
+    whole = HeldRecords(dict(paused.broker.earliest), dict(paused.broker.latest), {3: ((0, 1),)})
+    monkeypatch.setattr(plan_rewind, "held_records", lambda *_: whole)
+    assert paused.plan(None).point.offsets[3] == 0
 
 
 def test_rows_of_open_windows_must_be_read_again_too(paused: Paused) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from support.ledger_rows import batch
 
+from hindcast.archive.archive_or_live import HeldRecords, Ranges
 from hindcast.errors import OffsetsLostError, ReshardRefusedError
 from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode
 from hindcast.recovery.rebuild_state import check_reshard, check_retained, start_of
 from hindcast.shards.resharding import create
@@ -37,6 +39,19 @@ def declared(**fields: Any) -> Any:
 
 
 UPSERT = SimpleNamespace(mode=Mode.UPSERT)
+
+
+def topic(earliest: Offsets, archived: dict[int, Ranges] | None = None) -> HeldRecords:
+    """What is held of a topic that begins at these offsets, and of its archive."""
+    return HeldRecords(earliest, dict.fromkeys(earliest, 100), archived or {})
+
+
+def test_what_an_archive_holds_is_not_lost() -> None:
+    """A gap between archive and topic is, with its own first offset."""
+    check_retained(declared(), "s0", {0: 4}, {0: 9}, topic({0: 6}, {0: ((3, 6),)}))
+    with pytest.raises(OffsetsLostError, match="neither the topic nor its archive holds them") as caught:
+        check_retained(declared(), "s0", {0: 4}, {0: 9}, topic({0: 8}, {0: ((3, 6),)}))
+    assert caught.value.fields.items() >= {"start": 6, "end": 7}.items()
 
 
 @pytest.mark.parametrize(
@@ -68,15 +83,15 @@ def test_offsets_that_the_topic_has_dropped_are_named() -> None:
     """With the topic that they are of, and only such as are needed: nothing is lost at the earliest offset,
     nor if nothing is needed.
     """
-    check_retained(declared(), "s0", {0: 4, 1: 9}, {0: 9, 1: 9}, {0: 4, 1: 20})
-    check_retained(declared(), "s0", {0: 0}, {0: 9}, {})
+    check_retained(declared(), "s0", {0: 4, 1: 9}, {0: 9, 1: 9}, topic({0: 4, 1: 20}))
+    check_retained(declared(), "s0", {0: 0}, {0: 9}, topic({}))
     with pytest.raises(OffsetsLostError, match="no longer holds them") as caught:
-        check_retained(declared(), "s0", {0: 4}, {0: 9}, {0: 6})
+        check_retained(declared(), "s0", {0: 4}, {0: 9}, topic({0: 6}))
     fields = {"topic": "trades", "partition": 0, "pipeline": "p", "shard": "s0", "start": 4, "end": 5}
     assert caught.value.fields.items() >= fields.items()
     of_the_second = TOPIC_STRIDE + 3
     with pytest.raises(OffsetsLostError) as caught:
-        check_retained(declared(), "s0", {of_the_second: 4}, {of_the_second: 9}, {of_the_second: 60})
+        check_retained(declared(), "s0", {of_the_second: 4}, {of_the_second: 9}, topic({of_the_second: 60}))
     assert caught.value.fields.items() >= {"topic": "quotes", "partition": 3, "start": 4, "end": 8}.items()
 
 
@@ -89,23 +104,22 @@ def held(**checkpoint: Any) -> list[Lease]:
 def test_a_reshard_needs_what_its_new_shards_read_again() -> None:
     """From where the shards of today end, under their watermarks and floors."""
     leases = held(end_offsets={"0": 12}, watermark_ms=16_000)
-    check_reshard(declared(), HISTORY, leases, {0: 5})
+    check_reshard(declared(), HISTORY, leases, topic({0: 5}))
     with pytest.raises(OffsetsLostError) as caught:
-        check_reshard(declared(), HISTORY, leases, {0: 6})
+        check_reshard(declared(), HISTORY, leases, topic({0: 6}))
     assert caught.value.fields.items() >= {"shard": leases[0].status_value, "start": 5, "end": 5}.items()
-    check_reshard(
-        declared(), HISTORY, held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"0": 21_000}), {0: 9}
-    )
+    above_a_floor = held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"0": 21_000})
+    check_reshard(declared(), HISTORY, above_a_floor, topic({0: 9}))
     with pytest.raises(OffsetsLostError):  # another partition's floor is none of its own
         check_reshard(
             declared(),
             HISTORY,
             held(end_offsets={"0": 12}, watermark_ms=16_000, floors={"1": 21_000}),
-            {0: 6},
+            topic({0: 6}),
         )
 
 
 def test_a_reshard_of_state_that_depends_on_batches_is_refused() -> None:
     """Before anything is looked at."""
     with pytest.raises(ReshardRefusedError, match="p is not resharded"):
-        check_reshard(declared(re_execute=True), HISTORY, held(), {})
+        check_reshard(declared(re_execute=True), HISTORY, held(), topic({}))

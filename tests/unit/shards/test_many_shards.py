@@ -143,10 +143,10 @@ class TakenOver:
     def seal(self) -> Query:
         return Query(self.lease, self.turns)
 
-    def start(self, _: str, *, allowed: Callable[[], object]) -> Query:
+    def start(self, _: str, *, held: Callable[[], object]) -> Query:
         self.started.append(self.lease)
         self.turns.pass_time(START_SECONDS)
-        allowed()
+        held()
         return Query(self.lease, self.turns)
 
 

@@ -41,7 +41,7 @@ def test_a_shard_within_its_topic_may_resume(topics_factory: Callable[..., Shard
 @pytest.mark.parametrize(
     ("offset", "latest", "problem"),
     [
-        (4, {0: 10}, "offsets 4 to 4 .* no longer holds them"),
+        (4, {0: 10}, "offsets 4 to 4 .* no longer holds them .* no archive does"),
         (11, {0: 10}, "the topic ends at 10: it was deleted and created again"),
         (7, {1: 10}, "no longer has that partition"),
     ],
