@@ -169,13 +169,13 @@ class RebuildFromBatches:
             first = self._rows[0].start_offsets
             end = self._rows[-1].end_offsets
             recorded = Round(tuple(self._rows), first, end, self._seams)
-            last = self._run_round(folder, recorded, _drop, None)
+            last = self._run_round(folder, recorded, None)
         further = self._further
         if further is None or self._stop.is_set():
             return last
         for one in further.rounds():
             reach("base.1")
-            last = self._run_round(folder, one, further.commit, last)
+            last = self._run_round(folder, one, last, further)
             if self._stop.is_set():
                 return None
             further.round_ended()
@@ -186,18 +186,21 @@ class RebuildFromBatches:
         self,
         folder: scratch.Folder,
         one: Round,
-        save: Callable[[DataFrame, int], None],
         before: _LastBatch | None,
+        further: FurtherBatches | None = None,
     ) -> _LastBatch | None:
         """Run batches on in the checkpoint.
 
         :param before: the last batch before them
+        :param further: commits their results; without it they are dropped
         :returns: the last of them; None if it was stopped
         """
         ran = 0
         if before is not None:
             ran = before.number + 1
-        measured = save is not _drop
+        save: Callable[[DataFrame, int], None] = _drop
+        if further is not None:
+            save = further.commit
         context = recorded_batches(
             self._spark,
             self._settings,
@@ -213,10 +216,10 @@ class RebuildFromBatches:
             if self._stop.is_set():
                 return None
             query = recorded.begin(
-                self._shard, self._checkpoint.url, save, floors=self._floors, measured=measured
+                self._shard, self._checkpoint.url, save, floors=self._floors, measured=further is not None
             )
-            if measured and self._further is not None:
-                self._further.follow(query)
+            if further is not None:
+                further.follow(query)
             self._watch(query, len(one.batches))
             if self._stop.is_set():
                 return None
