@@ -43,6 +43,7 @@ CONTROL_TABLES = frozenset(
         "dead_letters",
         "mended_letters",
         "events",
+        "verdict_trends",
     }
 )
 #: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.

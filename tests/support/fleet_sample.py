@@ -16,6 +16,7 @@ from hindcast.shards.pipeline_row import ACTIVE
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.table_names import ControlTable
+from hindcast.tables.verdict_trends import VerdictTrends, point_of
 
 RUN = "stock_stats-20261120T100000-abc123"
 FAILED_RUN = "stock_stats-20261120T110000-def456"
@@ -122,6 +123,14 @@ def verdict(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) ->
         "ratios": json.dumps(
             {"avg_ask": {"worst": 1.0021, "mean": 1.000013}, "trades": {"worst": 0.9, "mean": 0.99991}}
         ),
+        "bounds": json.dumps(
+            {
+                "tolerance": {
+                    "avg_ask": {"bound": 1e-6, "greatest": 3.5e-9, "beyond": 0, "without_figure": 0}
+                },
+                "ratio_bound": {"fees": {"bound": 1.5, "greatest": 1.75, "beyond": 4, "without_figure": 0}},
+            }
+        ),
         "input_rows": 7_200_413,
         "late_rows": 201,
         "dead_letters": 7213,
@@ -225,6 +234,18 @@ def write_sample(settings: Settings) -> None:
             ),
         ],
     )
+    trends = VerdictTrends(tables)
+    history = {
+        RUN: 0.997,
+        "earlier-1": 0.9965,
+        FAILED_RUN: 0.99218,
+        "earlier-2": 0.9991,
+        "earlier-3": 0.99931,
+    }
+    for number, (run_id, captured) in enumerate(history.items()):
+        judged_at = datetime.now(UTC) - timedelta(hours=5 - number)
+        judged = verdict(run_id, captured=captured, judged_at=judged_at)
+        trends.add("stock_stats", 1, point_of(judged, run(run_id, latency_p95_seconds=2.61 + number % 3)))
     missing = {
         "kind": "missing",
         "stream_value": None,

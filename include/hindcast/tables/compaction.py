@@ -31,7 +31,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
-from hindcast.tables.schema import APPENDED_RETENTION_HOURS
+from hindcast.tables.schema import APPENDED_RETENTION_HOURS, REPLACED
 from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
@@ -81,6 +81,11 @@ def tidy_appended(open_table: OpenTable, storage_options: dict[str, str]) -> int
     nothing. The appends themselves checkpoint the table and delete its old log (delta-rs's hooks).
     """
     _on_newest_version(open_table, lambda table: compact(table, storage_options))
+    return tidy_replaced(open_table)
+
+
+def tidy_replaced(open_table: OpenTable) -> int:
+    """Delete the files that were replaced longer ago than the retention; return their number."""
     deleted = open_table().vacuum(
         retention_hours=APPENDED_RETENTION_HOURS, dry_run=False, enforce_retention_duration=False
     )
@@ -225,6 +230,8 @@ class Compactor:
     def _tidy(self) -> int:
         if self._name is ControlTable.LEASES:
             return tidy_leases(self._open)
+        if self._name in REPLACED:
+            return tidy_replaced(self._open)
         return tidy_appended(self._open, self._options)
 
     def wait(self) -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow.dataset import Dataset
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
@@ -35,6 +35,12 @@ Condition = tuple[str, str, Any]
 #: An append that lands later than this after its start is repeated: see :meth:`ControlTables.append`. It is
 #: half of the time for which the log is kept, so that clocks may differ by the other half.
 _BELIEVED_SECONDS = APPENDED_LOG_RETENTION_SECONDS / 2
+
+#: One row: column -> value.
+Row = dict[str, Any]
+
+#: delta-rs must not retry: its own retry would replace rows that were never read.
+_NO_RETRY = CommitProperties(max_commit_retries=0)
 
 #: Arrow's file system of a folder on this machine.
 _below = partial(SubTreeFileSystem, base_fs=LocalFileSystem())
@@ -145,6 +151,43 @@ class ControlTables:
             self._appended[name] = table
             return table.version()
 
+    def replace(
+        self, name: ControlTable, equal: Mapping[str, str | int], decide: Callable[[list[Row]], list[Row]]
+    ) -> None:
+        """Replace the rows that have these values by what is decided from them, in one commit.
+
+        If another process commits in between, the rows are read and decided again. The table must be one of
+        :data:`hindcast.tables.schema.REPLACED`.
+
+        :raises StoreUnavailableError: if the rows could not be written
+        """
+        url = self.url(name)
+        try:
+            version = until_it_lands(url, lambda: self._replace(name, equal, decide))
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=url, action="written", reason=error) from error
+        self.upkeep[name].committed(version)
+
+    def _replace(
+        self, name: ControlTable, equal: Mapping[str, str | int], decide: Callable[[list[Row]], list[Row]]
+    ) -> int:
+        """Replace once; return the version.
+
+        :raises CommitFailedError: if it must be repeated
+        """
+        began = self._clock.monotonic()
+        table = self.open(name)
+        where = [(column, "=", value) for column, value in equal.items()]
+        decided = decide(self._read_version(name, table, where, SCHEMAS[name].names).to_pylist())
+        stamped = [{**row, "schema_version": SCHEMA_VERSION} for row in decided]
+        data = pa.Table.from_pylist(stamped, schema=SCHEMAS[name])
+        predicate = " AND ".join(f"{column} = {_literal(value)}" for column, value in equal.items())
+        write_deltalake(table, data, mode="overwrite", predicate=predicate, commit_properties=_NO_RETRY)
+        late = self._clock.monotonic() - began
+        if late > _BELIEVED_SECONDS:
+            raise CommitFailedError(f"it landed {late:.0f} s after it was begun")
+        return table.version()
+
     def rows(self, name: ControlTable, where: Iterable[Condition] = ()) -> list[dict[str, Any]]:
         """All rows that meet every condition, in no order; none if there is no table."""
         return list(self.read(name, where).to_pylist())
@@ -193,6 +236,14 @@ class ControlTables:
             return arrow_dataset(table).to_table(columns=columns, filter=expression)
         except (DeltaError, OSError, pa.ArrowInvalid) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
+
+
+def _literal(value: str | int) -> str:
+    """The value in an SQL predicate."""
+    if isinstance(value, int):
+        return str(int(value))
+    doubled = value.replace("'", "''")
+    return f"'{doubled}'"
 
 
 def _append_to_kept(table: DeltaTable, data: pa.Table) -> None:

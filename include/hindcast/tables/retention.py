@@ -27,6 +27,7 @@ from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
 from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.run_states import BENCHMARKS, RunState
+from hindcast.tables.schema import REPLACED
 from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
@@ -34,8 +35,8 @@ _log = structlog.get_logger(__name__)
 #: Hindcasts are kept this long: they can be made again from the topic while it holds the range. The newest
 #: benchmark of each version stays. Its version may not run any more, so it could not be made again.
 HINDCAST_DAYS = 7
-#: Each commit rewrites these whole, so there is nothing to join.
-_REWRITTEN = frozenset({ControlTable.LEASES})
+#: Each commit rewrites the leases whole, and a row of these others: there is nothing to join.
+_REWRITTEN = frozenset({ControlTable.LEASES, *REPLACED})
 #: What the upkeep of one table may raise: the store does not answer, a writer was faster, a file is torn, or
 #: the table is another Hindcast's. None of these says anything about the other tables.
 _FAILURES = (DeltaError, OSError, pa.ArrowException, StoreUnavailableError, SchemaVersionError)

@@ -126,9 +126,10 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         judged_at=INSTANT,
         change=COUNT,
         number=COUNT,
+        bounds=TEXT,
         schema_version=COUNT,
     ),
-    # Sample rows of what differs. keys is JSON; cause is late_rows, rounding or unexplained.
+    # Sample rows of what differs. keys is JSON; cause is late_rows, online, rounding, bound or unexplained.
     ControlTable.DIFFERENCES: _schema(
         run_id=TEXT,
         pipeline=TEXT,
@@ -200,10 +201,25 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         detail=TEXT,
         schema_version=COUNT,
     ),
+    # One row for each version of a pipeline: its verdicts in a few figures, however many they are. worst and
+    # recent are JSON; see hindcast.tables.verdict_trends.
+    ControlTable.VERDICT_TRENDS: _schema(
+        pipeline=TEXT,
+        version=COUNT,
+        verdicts=COUNT,
+        worst=TEXT,
+        recent=TEXT,
+        updated_at=INSTANT,
+        schema_version=COUNT,
+    ),
 }
 
+#: Tables whose rows are replaced one by one. Their files are never joined: a join that began before a row was
+#: replaced would bring the old one back. Each row has a file of its own.
+REPLACED: frozenset[ControlTable] = frozenset({ControlTable.VERDICT_TRENDS})
+
 #: Columns that came later than their table. A table that lacks them gets them: null in the rows that it has.
-LATER: dict[ControlTable, frozenset[str]] = {ControlTable.VERDICTS: frozenset({"change", "number"})}
+LATER: dict[ControlTable, frozenset[str]] = {ControlTable.VERDICTS: frozenset({"change", "number", "bounds"})}
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.
 LEASES_RETENTION_SECONDS = 120

@@ -20,3 +20,4 @@ class ControlTable(StrEnum):
     DEAD_LETTERS = "dead_letters"
     MENDED_LETTERS = "mended_letters"
     EVENTS = "events"
+    VERDICT_TRENDS = "verdict_trends"
