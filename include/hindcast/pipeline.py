@@ -244,6 +244,9 @@ class Pipeline:
     late_sink: Table | None = None
     policy: Policy = Policy.REPORT
     captured_floor: float = 0.0
+    ratio_bound: dict[str, float] = field(default_factory=dict)
+    tolerance: dict[str, float] = field(default_factory=dict)
+    changed_at_most: float | None = None
     reference: tuple[str, str] | None = None
     expectations: tuple[dict[str, Any], ...] = ()
     file: str = ""
@@ -278,6 +281,13 @@ class Pipeline:
         if len(topics) == 1:
             return str(number)
         return f"{topics[index].name}/{number}"
+
+    @property
+    def compares_by_key(self) -> bool:
+        """Whether a result has one row a key. If not, whole rows are compared, so that no column has a value
+        of its own.
+        """
+        return self.window is not None or self.re_execute or self.sink.mode is Mode.UPSERT
 
     @property
     def watermark_delay(self) -> timedelta:
@@ -320,6 +330,9 @@ def pipeline(
     late_sink: Table | None = None,
     policy: Policy | str = Policy.REPORT,
     captured_floor: float = 0.0,
+    ratio_bound: dict[str, float] | None = None,
+    tolerance: dict[str, float] | None = None,
+    changed_at_most: float | None = None,
     reference: tuple[str, str] | None = None,
     expectations: list[dict[str, Any]] | None = None,
 ) -> Callable[[Callable[..., DataFrame]], Pipeline]:
@@ -347,6 +360,12 @@ def pipeline(
     :param policy: ``report``: a verdict lists the late rows; ``correct``: after a verdict without unexplained
         differences readers get the batch's results for the windows that it judged, if rows came late for them
     :param captured_floor: the least share of input rows the stream must hold for a verdict to pass, 0 to 1
+    :param ratio_bound: a result's column to the greatest ratio, from 1, that a cost in the stream may have to
+        the cost in hindsight, in each row that both hold: the competitive ratio. A verdict beyond it fails
+    :param tolerance: a result's column to the greatest absolute difference, in the column's own unit, that
+        counts as rounding
+    :param changed_at_most: the greatest share of keys, 0 to 1, that this version may change against the
+        active one; beyond it the comparison fails, and a promotion needs a reason
     :param reference: the range that each new version replays as a benchmark: its two ends as ISO 8601 times
         with an offset from UTC, or as JSON of offsets; the end is exclusive
     :param expectations: Great Expectations on the sink, each ``{"type": ..., **kwargs}``
@@ -375,6 +394,9 @@ def pipeline(
             late_sink=late_sink,
             policy=policy,  # type: ignore[arg-type]  # a word becomes a member, or a mistake that is listed
             captured_floor=captured_floor,
+            ratio_bound=ratio_bound or {},
+            tolerance=tolerance or {},
+            changed_at_most=changed_at_most,
             reference=reference,
             expectations=tuple(expectations or ()),
             file=code.co_filename,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hindcast.ddl import Type
+from hindcast.errors import PipelineError, together
 from hindcast.pipeline import (
     CONTROL_TABLES,
     EVENT_TIME_TYPES,
@@ -37,6 +39,9 @@ _REFERENCE_FORM = "reference=('{\"0\": 0}', '{\"0\": 500000}')"
 _SCHEMA_FORM = 'schema="ticker string NOT NULL, ts timestamp, ask decimal(10, 2)"'
 _START_FORM = 'start="earliest", start="2026-01-05T12:00:00+00:00" or start=\'{"0": 100}\''
 _TEXT_FORM = 'Topic("lines", schema="...", format="text", parse=from_line)'
+_RATIO_FORM = 'ratio_bound={"trucks": 1.7}'
+_TOLERANCE_FORM = 'tolerance={"avg_ask": 1e-6}'
+_CHANGED_FORM = "changed_at_most=0.01"
 _AVRO_FORM = 'Topic("records", schema="...", format="avro", avro_schema=AVRO_SCHEMA)'
 
 _Part = TypeVar("_Part", Pipeline, Topic, Table, Window)
@@ -78,6 +83,9 @@ _PIPELINE_KINDS = {
         Policy, "one of report and correct", Policy.REPORT, 'policy="report" or policy="correct"'
     ),
     "captured_floor": _Kind((int, float), "a number", 0.0, "captured_floor=0.99"),
+    "ratio_bound": _Kind(dict, "a dictionary of columns and numbers", {}, _RATIO_FORM),
+    "tolerance": _Kind(dict, "a dictionary of columns and numbers", {}, _TOLERANCE_FORM),
+    "changed_at_most": _Kind((int, float, type(None)), "a number", None, _CHANGED_FORM),
 }
 _TOPIC_KINDS = {
     "name": _Kind(str, "a text", "t", 'Topic("trades", ...)'),
@@ -118,6 +126,7 @@ def problems(p: Pipeline) -> Iterator[Problem]:
     yield from _of_late(readable)
     yield from _of_shards(readable)
     yield from _of_numbers(readable)
+    yield from _of_bounds(readable)
     try:
         parse_start(readable.start)
     except ValueError as error:
@@ -287,6 +296,78 @@ def _of_numbers(p: Pipeline) -> Iterator[Problem]:
     if not 0.0 <= p.captured_floor <= 1.0:
         says = f"captured_floor {p.captured_floor!r} is not from 0 to 1"
         yield Problem("captured_floor", says, "captured_floor=0.99")
+
+
+def _of_bounds(p: Pipeline) -> Iterator[Problem]:
+    for column, bound in p.ratio_bound.items():
+        if not _is_number(bound) or bound < 1:
+            says = f"the ratio_bound {bound!r} of {column!r} is not a number from 1"
+            says += ": hindsight has the least cost, so that no bound is below 1"
+            yield Problem("ratio_bound", says, _RATIO_FORM)
+    for column, greatest in p.tolerance.items():
+        if not _is_number(greatest) or greatest <= 0:
+            says = f"the tolerance {greatest!r} of {column!r} is not a number above 0, in the column's unit"
+            yield Problem("tolerance", says, _TOLERANCE_FORM)
+    for field, form, columns in _bounded_columns(p):
+        yield from _of_bounded_columns(p, field, form, columns)
+    most = p.changed_at_most
+    if most is not None and not (_is_number(most) and 0 <= most <= 1):
+        yield Problem("changed_at_most", f"changed_at_most {most!r} is not from 0 to 1", _CHANGED_FORM)
+
+
+def _bounded_columns(p: Pipeline) -> Iterator[tuple[str, str, list[object]]]:
+    """Each argument that names columns of the result, a valid form of it, and those columns."""
+    yield "ratio_bound", _RATIO_FORM, list(p.ratio_bound)
+    yield "tolerance", _TOLERANCE_FORM, list(p.tolerance)
+
+
+def _of_bounded_columns(p: Pipeline, field: str, form: str, columns: list[object]) -> Iterator[Problem]:
+    if columns and not p.compares_by_key:
+        says = f"{field} needs rows that are compared by their keys; without a window, re_execute=True and"
+        yield Problem(field, f"{says} mode='upsert' whole rows are compared", form)
+        return
+    for column in columns:
+        if not isinstance(column, str) or not column:
+            yield Problem(field, f"{field} names the column {column!r}, which is not a text", form)
+        elif column in p.sink.keys:
+            says = f"{field} names {column!r}, which is one of the sink's keys: keys identify rows"
+            yield Problem(field, f"{says}, and are compared exactly", form)
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+#: The types that are numbers, as Spark shows them, without what stands in brackets.
+_NUMERIC_TYPES = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double", "decimal"})
+
+
+def check_bounded_columns(p: Pipeline, types: Mapping[str, str]) -> None:
+    """Refuse bounds of columns that the result does not have, or that are no numbers.
+
+    :param types: the result's columns, each with its type as Spark shows it
+    :raises PipelineError: with the lines of the bounds, and the columns that may have one
+    """
+    numeric = []
+    for name, kind in types.items():
+        if _is_numeric(kind) and name not in p.sink.keys:
+            numeric.append(name)
+    errors = []
+    for field, form, columns in _bounded_columns(p):
+        for column in columns:
+            if column in numeric:
+                continue
+            says = f"{field} names {column!r}, which is no numeric column of the result"
+            says += f"; those are: {', '.join(numeric) or 'none'}"
+            line = line_of(p, field)
+            errors.append(PipelineError(file=p.file, line=line, pipeline=p.name, problem=says, form=form))
+    if errors:
+        raise together(errors)
+
+
+def _is_numeric(kind: str) -> bool:
+    return kind.partition("(")[0] in _NUMERIC_TYPES
 
 
 def _of_reference(reference: tuple[str, str]) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ The ski-rental problem of *Stream Processing with Apache Spark* (chapter 3). A d
 skis 10. A skier who rents until the rent paid would equal the price pays at most 2 - 1/10 times the
 optimum. One who buys on the first day pays at most 10 times that. The stream keeps what each rule has cost so
 far; in hindsight the days are known and the cheaper way is taken. A verdict's ratios are the competitive
-ratios.
+ratios, and it fails if one is beyond what was proven.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -45,6 +45,7 @@ def optimum(days: DataFrame) -> DataFrame:
     paused=True,
     shards=2,
     hindsight=optimum,
+    ratio_bound=BOUNDS,
 )
 def rent_or_buy(days: DataFrame) -> DataFrame:
     """What each rule has cost each skier so far."""

@@ -6,11 +6,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from math import nan
+from decimal import Decimal
+from math import inf, nan
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from hindcast.verdict.bounds import BoundFound
 from hindcast.verdict.compare import Cause, Comparison, Kind, Sides, compare
 from hindcast.verdict.compare_values import DOUBLE_ROUNDING
 
@@ -37,6 +41,7 @@ def compared(spark: SparkSession) -> Compare:
         online: Rows,
         hindsight: Rows | None = None,
         late: Rows | None = None,
+        **declared: Any,
     ) -> Comparison:
         if hindsight is None:
             hindsight = online
@@ -49,6 +54,7 @@ def compared(spark: SparkSession) -> Compare:
             hindsight=spark.createDataFrame(list(hindsight), schema),
             keys=keys,
             late=late_rows,
+            **declared,
         )
         return compare(sides, 20)
 
@@ -224,3 +230,165 @@ def test_maps_are_compared_wherever_they_stand(compared: Compare, kind: str, val
     assert rows_that_differ(as_value) == {"changed": 1}
     as_key = compared(schema, [], [(1, value), (2, None), (3, value)], [(1, value), (2, None), (3, other)])
     assert rows_that_differ(as_key) == {"missing": 1, "extra": 1}
+
+
+#: A cost in the stream, the one in hindsight, and what the bound of 1.7 makes of the row.
+COSTS: dict[str, tuple[float | None, float | None, str]] = {
+    "less than hindsight": (3.0, 10.0, ""),
+    "the bound met exactly": (17.0, 10.0, ""),
+    "the bound met but for rounding": (0.51, 0.3, ""),  # 1.7000000000000002
+    "nothing for nothing": (0.0, 0.0, ""),
+    "nothing": (0.0, 10.0, ""),
+    "both null": (None, None, ""),
+    "both not-a-number": (nan, nan, ""),
+    "a little more than the bound": (17.000001, 10.0, "beyond"),
+    "something for nothing": (1.0, 0.0, "without"),
+    "null in the stream": (None, 10.0, "without"),
+    "null in hindsight": (10.0, None, "without"),
+    "not-a-number in the stream": (nan, 10.0, "without"),
+    "infinite in the stream": (inf, 10.0, "without"),
+    "infinite in hindsight": (10.0, inf, "without"),
+    "negative in the stream": (-1.0, 10.0, "without"),
+    "negative in hindsight": (1.0, -10.0, "without"),
+}
+
+
+def test_a_ratio_is_held_against_its_bound_in_each_row(compared: Compare) -> None:
+    """Each row is an input of its own. A row of which no ratio shows that it keeps the bound is beyond it."""
+    stream = [(name, 1, cost[0]) for name, cost in COSTS.items()]
+    hindsight = [(name, 1, cost[1]) for name, cost in COSTS.items()]
+    found = compared(
+        "input string, n int, cost double",
+        ["input"],
+        [*stream, ("only in the stream", 1, 9.0)],
+        [*stream, ("only in the stream", 1, 9.0)],
+        [*hindsight, ("only in hindsight", 1, 9.0)],
+        foresight=True,
+        ratio_bound={"cost": 1.7, "nope": 1.0},
+    )
+    expected = {name for name, cost in COSTS.items() if cost[2]}
+    without = sum(cost[2] == "without" for cost in COSTS.values())
+    assert found.ratio_bounds == {
+        "cost": BoundFound(bound=1.7, greatest=1.7000001, beyond=len(expected), without_figure=without)
+    }
+    assert found.unexplained == 0
+    samples = [sample for sample in found.samples if sample.cause is Cause.BOUND]
+    assert {json.loads(sample.keys)["input"] for sample in samples} == expected
+    assert {(sample.kind, sample.column) for sample in samples} == {(Kind.RATIO, "cost")}
+
+
+def test_rows_beyond_a_bound_are_named_first(compared: Compare) -> None:
+    """However many others hindsight changes."""
+    stream = [(number, 1.0) for number in range(100)]
+    hindsight = [(number, 0.9) for number in range(99)] + [(99, 0.5)]
+    found = compared(
+        "input int, cost double",
+        ["input"],
+        stream,
+        stream,
+        hindsight,
+        foresight=True,
+        ratio_bound={"cost": 1.5},
+    )
+    assert found.ratio_bounds["cost"].beyond == 1
+    named = [json.loads(sample.keys)["input"] for sample in found.samples if sample.cause is Cause.BOUND]
+    assert named == [99]
+
+
+def test_without_rows_a_bound_has_no_figure(compared: Compare) -> None:
+    """And nothing is beyond it."""
+    found = compared(
+        "input int, cost double", ["input"], [], [], [], ratio_bound={"cost": 2.0}, tolerance={"cost": 1.0}
+    )
+    nothing = BoundFound(bound=2.0, greatest=None, beyond=0)
+    assert found.ratio_bounds == {"cost": nothing}
+    assert found.tolerances == {"cost": BoundFound(bound=1.0, greatest=None, beyond=0)}
+
+
+#: Two values, and what a tolerance of 0.5 makes of them.
+NEAR: dict[str, tuple[str, Any, Any, str]] = {
+    "equal": ("double", 1.0, 1.0, ""),
+    "the tolerance met exactly": ("double", 1.0, 1.5, "rounding"),
+    "just more": ("double", 1.0, 1.5000001, "changed"),
+    "about zero": ("double", -0.2, 0.2, "rounding"),
+    "a null": ("double", None, 0.1, "changed"),
+    "both null": ("double", None, None, ""),
+    "not-a-number": ("double", nan, 0.1, "changed"),
+    "both not-a-number": ("double", nan, nan, ""),
+    "infinite": ("double", inf, 1.0, "changed"),
+    "infinite on both sides": ("double", inf, -inf, "changed"),
+    "relative rounding is rounding beside it": ("double", 1e300, 1e300 * (1 + ULP), "rounding"),
+    "floats": ("float", 1.0, 1.5, "rounding"),
+    "decimals": ("decimal(38,18)", Decimal(1), Decimal("1.5"), "rounding"),
+    "decimals that no double tells apart": (
+        "decimal(38,18)",
+        Decimal(1),
+        Decimal("1.500000000000000001"),
+        "rounding",
+    ),
+    "decimals at both ends": ("decimal(38,0)", Decimal(-10) ** 37, Decimal(10) ** 37 * 9, "changed"),
+    "integers": ("long", 1, 2, "changed"),
+    "integers at both ends": ("long", -(2**63), 2**63 - 1, "changed"),
+    "large integers that no double tells apart": ("long", 2**60, 2**60 + 1, "changed"),
+}
+
+
+@pytest.mark.parametrize("case", NEAR, ids=str)
+def test_a_tolerance_is_absolute(compared: Compare, case: str) -> None:
+    """Values that differ by no more are rounding, in both answers. What is not a number is never near."""
+    kind, here, there, state = NEAR[case]
+    found = compared(
+        f"key int, value {kind}", ["key"], [(1, here)], [(1, there)], tolerance={"value": 0.5, "nope": 1.0}
+    )
+    assert (found.changed, found.rounding) == (int(state == "changed"), int(state == "rounding"))
+    assert found.unexplained == found.changed
+    assert found.tolerances["value"].beyond == int(state == "changed")
+    assert found.greatest_rounding == 0.0, "which is of columns without a tolerance"
+    greatest = found.tolerances["value"].greatest
+    assert greatest is None or (greatest > 0.5) == (state == "changed"), "the figure says what the count says"
+
+
+def test_a_tolerance_holds_for_several_rows_of_a_key(compared: Compare) -> None:
+    """Rows that are near each other are paired, in whatever order they stand; one that is not has changed."""
+    found = compared(
+        "key int, name string, value double",
+        ["key"],
+        [(1, "a", 1.0), (1, "a", 2.0), (1, "b", 5.0), (1, "c", 0.3)],
+        [(1, "a", 2.4), (1, "b", 5.0), (1, "a", 0.6), (1, "c", -0.3)],
+        tolerance={"value": 0.5},
+    )
+    assert (found.rounding, found.changed, found.unexplained) == (2, 1, 1)
+    assert found.tolerances["value"] == BoundFound(bound=0.5, greatest=pytest.approx(0.6), beyond=1)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.lists(
+        st.tuples(st.integers(-100, 100), st.integers(-100, 100)), min_size=1, max_size=30, unique=True
+    ),
+    tolerance=st.integers(1, 50),
+    bound=st.integers(1, 4),
+)
+def test_what_is_within_the_bounds_is_what_arithmetic_says(
+    compared: Compare, values: list[tuple[int, int]], tolerance: int, bound: int
+) -> None:
+    """For whole numbers, of which plain Python knows difference and ratio exactly."""
+    stream = [(number, float(here)) for number, (here, _) in enumerate(values)]
+    other = [(number, float(there)) for number, (_, there) in enumerate(values)]
+    found = compared(
+        "key int, value double",
+        ["key"],
+        stream,
+        other,
+        foresight=True,
+        tolerance={"value": float(tolerance)},
+        ratio_bound={"value": float(bound)},
+    )
+    assert found.changed == found.tolerances["value"].beyond
+    assert found.changed == sum(abs(here - there) > tolerance for here, there in values)
+    assert found.tolerances["value"].greatest == max(abs(here - there) for here, there in values)
+    kept = [
+        here == there or (here >= 0 and there > 0 and here <= bound * there) or (here == there == 0)
+        for here, there in values
+    ]
+    assert found.ratio_bounds["value"].beyond == kept.count(False)

@@ -227,6 +227,44 @@ def test_rounding_is_counted_apart_with_its_size(scene: ReplayedStream, one_key:
     assert sample["column"] == "avg_ask"
 
 
+@pytest.mark.parametrize(
+    ("tolerance", "is_near"), [(1.0, True), (1e-6, False)], ids=["within the tolerance", "beyond it"]
+)
+def test_a_tolerance_decides_about_a_difference(
+    scene: ReplayedStream, one_key: tuple[int, str], tolerance: float, is_near: bool
+) -> None:
+    """Within it a changed average is rounding, and the verdict says how much it was. Beyond it the verdict
+    fails with the figure, the bound and the cure.
+    """
+    _change("avg_ask", 1 + 1e-5)(scene, one_key)
+    verdict = replace(scene, pipeline=replace(scene.pipeline, tolerance={"avg_ask": tolerance})).judge()
+    found = json.loads(verdict["bounds"])["tolerance"]["avg_ask"]
+    assert found["greatest"] == pytest.approx(scene.stream.table[one_key][2] * 1e-5)
+    assert (found["bound"], found["beyond"]) == (tolerance, int(not is_near))
+    assert (verdict["unexplained"], verdict["rounding"]) == (int(not is_near), int(is_near))
+    assert verdict["passed"] is is_near
+    if not is_near:
+        sentences = json.loads(verdict["failed"])
+        (of_bound,) = [sentence for sentence in sentences if "tolerance" in sentence]
+        assert "its tolerance is 1e-06, and 1 row is beyond it" in of_bound
+        (sample,) = scene.differences(ONCE)
+        assert sample["column"] == "avg_ask"
+
+
+def test_no_tolerance_hides_a_lost_value(scene: ReplayedStream, one_key: tuple[int, str]) -> None:
+    """A null is near nothing."""
+    _null(scene, one_key)
+    verdict = replace(scene, pipeline=replace(scene.pipeline, tolerance={"avg_ask": 1e9})).judge()
+    assert verdict["unexplained"] == verdict["changed"] == 1
+
+
+def test_a_bound_of_an_unknown_column_is_refused(scene: ReplayedStream) -> None:
+    """Before anything is compared, with the columns that may have one."""
+    odd = replace(scene.pipeline, tolerance={"average": 1e-6})
+    with pytest.raises(PipelineError, match=r"'average'.*those are: min_ask, trades, avg_ask"):
+        judge(lambda: scene.spark, scene.installation, odd, ONCE)
+
+
 def test_a_transformation_that_is_not_a_function_of_its_input_is_found_out(scene: ReplayedStream) -> None:
     """A random column differs in every row: each is unexplained."""
 

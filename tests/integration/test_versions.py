@@ -59,6 +59,8 @@ SECOND = (
     .replace('F.avg("ask").alias("avg_ask")', 'F.avg("ask").alias("avg_ask"), F.max("ask").alias("max_ask")')
     .replace('F.min("ask").alias', '(F.min("ask") + 1).alias')
 )
+#: The same, declaring that at most 1 % of the keys may change.
+CAREFUL = SECOND.replace("version={version}", "version={version}, changed_at_most=0.01")
 #: The rules of version 1.
 SAME = MODULE.replace('Table("{name}"', 'Table("{name}_v2"')
 
@@ -281,6 +283,37 @@ def test_a_version_begins_in_the_archive_and_goes_live(two: Callable[[str], Two]
     after = windows(read(NAME, settings).arrow().to_pylist())
     assert max(after.values()) == 1
     assert windows(before) - after == Counter()
+
+
+def test_a_version_that_changes_more_keys_than_it_declares_is_promoted_only_with_a_reason(
+    two: Callable[[str], Two],
+) -> None:
+    """The comparison fails with the figure and the bound, and so does the promotion. The reason that overrides
+    it is recorded.
+    """
+    pair = two(CAREFUL)
+    settings = pair.settings
+    pair.begin(new_table=True)
+    pair.catch_up()
+    assert pair.judge("second")["passed"]
+    compared = pair.compare()
+    assert (compared["passed"], compared["changed_at_most"]) == (False, 0.01)
+    differing = sum(compared[kind] for kind in ("changed", "only_old", "only_new"))
+    assert compared["changed_share"] == pytest.approx(differing / compared["rows"])
+    assert compared["changed"] > 0
+    (failed,) = compared["failed"]
+    assert f"({differing} of {compared['rows']}" in failed
+    with pytest.raises(
+        VersionRefusedError, match=r"keys changed .*changed_at_most of version 2 is 0\.01"
+    ) as caught:
+        promote(Installation(settings), NAME, 2)
+    assert "--despite" in str(caught.value)
+    assert read(NAME, settings).pipeline.version == 1
+    promote(Installation(settings), NAME, 2, despite="each ask has a fee now", who="ada")
+    assert read(NAME, settings).pipeline.version == 2
+    (event,) = ControlTables(settings).rows(ControlTable.EVENTS, [("kind", "=", "version_promoted")])
+    assert "although it was not proved: each ask has a fee now" in event["message"]
+    assert "ada" in event["detail"]
 
 
 def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two]) -> None:

@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.workload_harness import Workload, at
 
 from hindcast import catalog
+from hindcast.errors import PipelineError
+from hindcast.installation import Installation
 from hindcast.settings import project_root
 from hindcast.tables.table_names import ControlTable
+from hindcast.tables.verdict_trends import VerdictTrends
+from hindcast.verdict.judge import judge
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -225,6 +230,39 @@ def test_rent_or_buy_pays_at_most_its_bound(workload: Make) -> None:
     ratios = json.loads(verdict["ratios"])
     assert ratios["rent_until_equal"] == {"worst": 1.9, "mean": pytest.approx((1 + 1.9) / 2)}
     assert ratios["always_buy"]["worst"] == pytest.approx(10 / 3)
+    kept = json.loads(verdict["bounds"])["ratio_bound"]
+    assert kept["rent_until_equal"] == {"bound": 1.9, "greatest": 1.9, "beyond": 0, "without_figure": 0}
+    assert (kept["always_buy"]["bound"], kept["always_buy"]["beyond"]) == (10.0, 0)
+
+
+def test_a_ratio_beyond_its_bound_fails_the_verdict_and_names_the_row(workload: Make) -> None:
+    """The stream is right and pays more than was declared: nothing is unexplained. The sentence, the event and
+    the page of Data Docs have the figure and the bound; the trend keeps the worst.
+    """
+    skiing = workload("rent_or_buy", 2)
+    skiing.put([{"skier": "few", "day": day, "ts": at(day)} for day in range(1, 4)])
+    skiing.put([{"skier": "many", "day": day, "ts": at(day)} for day in range(1, 13)], partition=1)
+    skiing.read()
+    assert skiing.verdict()["passed"]
+    tight = replace(skiing.pipeline, ratio_bound={"rent_until_equal": 1.8999, "always_buy": 10.0})
+    installation = Installation(skiing.settings)
+    verdict = judge(lambda: skiing.spark, installation, tight, "once")
+    assert (verdict["passed"], verdict["unexplained"]) == (False, 0)
+    (sentence,) = json.loads(verdict["failed"])
+    assert "rent_until_equal: the ratio to hindsight is up to 1.9, its ratio_bound is 1.8999" in sentence
+    assert "`hindcast verdicts --run once --differences`" in sentence
+    (named,) = [row for row in skiing.differences() if row["cause"] == "bound"]
+    assert (json.loads(named["keys"]), named["kind"]) == ({"skier": "many"}, "ratio")
+    assert (named["stream_value"], named["hindcast_value"]) == ("19.0", "10.0")
+    (event,) = installation.tables.rows(ControlTable.EVENTS, [("kind", "=", "verdict_failed")])
+    assert sentence in event["message"]
+    page = (skiing.settings.home / "data_docs" / verdict["data_docs"]).read_text()
+    assert "ratio_bound rent_until_equal" in page
+    (trend,) = VerdictTrends(installation.tables).read("rent_or_buy")
+    assert (trend.verdicts, trend.worst["ratio_greatest.rent_until_equal"].value) == (1, 1.9)
+    unknown = replace(skiing.pipeline, ratio_bound={"fees": 2.0})
+    with pytest.raises(PipelineError, match=r"'fees'.*those are: days, rent_until_equal, always_buy"):
+        judge(lambda: skiing.spark, installation, unknown, "once")
 
 
 def test_bin_packing_opens_a_truck_for_what_fits_in_none(workload: Make) -> None:
@@ -251,6 +289,8 @@ def test_bin_packing_opens_a_truck_for_what_fits_in_none(workload: Make) -> None
         "worst": pytest.approx(4 / 3),
         "mean": pytest.approx(4 / 3),
     }
+    kept = json.loads(verdict["bounds"])["ratio_bound"]["trucks"]
+    assert (kept["bound"], kept["greatest"], kept["beyond"]) == (1.7, pytest.approx(4 / 3), 0)
 
 
 def test_clicks_get_what_was_known_and_hindsight_knows_more(workload: Make) -> None:

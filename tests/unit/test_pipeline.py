@@ -28,6 +28,7 @@ from hindcast.pipeline import (
     parse_duration,
     parse_start,
 )
+from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import archive_url
 from hindcast.tables.table_names import ControlTable
@@ -124,6 +125,30 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
             'version=1, late=lambda rows: rows, late_sink=Table("One")',
             "the sink and late_sink are one table",
         ),
+        (
+            "version=1",
+            'version=1, ratio_bound={"cost": 0.9}',
+            "ratio_bound 0.9 of 'cost' is not a number from 1",
+        ),
+        (
+            "version=1",
+            'version=1, ratio_bound={"cost": float("nan")}',
+            "nan of 'cost' is not a number from 1",
+        ),
+        ("version=1", 'version=1, ratio_bound={"cost": "1.7"}', "'1.7' of 'cost' is not a number from 1"),
+        ("version=1", 'version=1, ratio_bound={"cost": True}', "True of 'cost' is not a number from 1"),
+        ("version=1", 'version=1, ratio_bound={"ticker": 2}', "'ticker', which is one of the sink's keys"),
+        ("version=1", "version=1, ratio_bound={1: 2}", "the column 1, which is not a text"),
+        ("version=1", "version=1, ratio_bound=1.7", "ratio_bound 1.7 is not a dictionary of columns"),
+        ("version=1", 'version=1, tolerance={"ask": 0}', "the tolerance 0 of 'ask' is not a number above 0"),
+        ("version=1", 'version=1, tolerance={"ask": float("inf")}', "inf of 'ask' is not a number above 0"),
+        ("version=1", 'version=1, tolerance={"window": 1.0}', "'window', which is one of the sink's keys"),
+        ("version=1", 'version=1, tolerance=["ask"]', "tolerance ['ask'] is not a dictionary of columns"),
+        ("version=1", "version=1, changed_at_most=1.5", "changed_at_most 1.5 is not from 0 to 1"),
+        ("version=1", 'version=1, changed_at_most=float("nan")', "changed_at_most nan is not from 0 to 1"),
+        ("version=1", "version=1, changed_at_most=True", "changed_at_most True is not from 0 to 1"),
+        ("version=1", 'version=1, changed_at_most="1 %"', "changed_at_most '1 %' is not a number"),
+        ('Table("one"', 'Table("verdict_trends"', "one of the platform's own tables"),
         ('Table("one"', 'Table("leases"', "one of the platform's own tables"),
         ('Table("one"', 'Table("Dead_Letters"', "one of the platform's own tables"),
         (
@@ -151,6 +176,47 @@ def test_a_wrong_declaration_is_refused_with_its_place(
     assert says in str(error)
     assert f"{path}:" in str(error)
     assert "Write it like this" in str(error)
+
+
+def test_bounds_are_declared(tmp_path: Path) -> None:
+    """Each at its limit: a ratio of 1 allows nothing more than hindsight, and 0 % of the keys may change."""
+    bounds = 'ratio_bound={"cost": 1}, tolerance={"cost": 1e-300}, changed_at_most=0'
+    write(tmp_path, "one", GOOD.format(name="one").replace("version=1", f"version=1, {bounds}"))
+    pipeline = catalog.load(tmp_path)["one"]
+    assert (pipeline.ratio_bound, pipeline.tolerance) == ({"cost": 1}, {"cost": 1e-300})
+    assert pipeline.changed_at_most == 0
+
+
+@pytest.mark.parametrize("bound", ['ratio_bound={"cost": 2.0}', 'tolerance={"cost": 1e-6}'])
+def test_rows_that_are_compared_whole_have_no_bounds(tmp_path: Path, bound: str) -> None:
+    """Without keys no column has a value of its own that could be near another."""
+    text = GOOD.format(name="one").replace(' window=Window("5 seconds", slide="1 second"),', "")
+    text = text.replace('keys=["window", "ticker"]', 'keys=["ticker"]')
+    write(tmp_path, "one", text.replace("version=1", f"version=1, {bound}"))
+    (error,) = catalog.load(tmp_path).errors.values()
+    assert "needs rows that are compared by their keys" in str(error)
+    upsert = text.replace('keys=["ticker"]', 'keys=["ticker"], mode="upsert"')
+    write(tmp_path, "one", upsert.replace("version=1", f"version=1, {bound}"))
+    assert list(catalog.load(tmp_path)) == ["one"]
+
+
+def test_a_bound_of_a_column_that_is_no_number_of_the_result_is_refused(tmp_path: Path) -> None:
+    """The result's columns are known once Spark has analysed the function. The mistakes are named with their
+    lines, and with the columns that may have a bound.
+    """
+    bounds = 'ratio_bound={"cost": 2},\n    tolerance={"cost": 1e-6, "name": 1, "nope": 1}'
+    path = write(tmp_path, "one", GOOD.format(name="one").replace("version=1", f"version=1, {bounds}"))
+    pipeline = catalog.load(tmp_path)["one"]
+    types = {"window": "struct<start:timestamp,end:timestamp>", "ticker": "string", "name": "string"}
+    check_bounded_columns(pipeline, {**types, "cost": "decimal(10,2)", "nope": "bigint"} | {"name": "double"})
+    with pytest.raises(PipelineMistakesError) as caught:
+        check_bounded_columns(pipeline, {**types, "cost": "decimal(10,2)"})
+    first, second = caught.value.errors
+    line = pipeline.line + 4
+    assert str(first).startswith(f"{path}:{line}: pipeline one: tolerance names 'name', which is no numeric")
+    assert "those are: cost" in str(second) and "'nope'" in str(second)
+    with pytest.raises(PipelineMistakesError, match="those are: none"):
+        check_bounded_columns(pipeline, types)
 
 
 @pytest.mark.parametrize(

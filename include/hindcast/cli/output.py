@@ -21,7 +21,7 @@ from hindcast.cli.text_table import Columns, lay_out
 
 #: Columns of the control tables whose text is JSON.
 JSON_COLUMNS = frozenset(
-    {"checkpoint", "detail", "start_offsets", "end_offsets", "plan", "versions", "ratios", "keys"}
+    {"checkpoint", "detail", "start_offsets", "end_offsets", "plan", "versions", "ratios", "bounds", "keys"}
 )
 #: Columns whose text is a JSON list; a table shows an empty list as an empty cell.
 _LISTS = frozenset({"failed"})

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from hindcast.errors import PipelineError
 from hindcast.pipeline import FORM, Mode, Pipeline
+from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.spark import kafka_source
 
 #: Functions into which Spark puts a random seed of its own.
@@ -39,8 +40,8 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     The hash is of the analysed plan and the declaration around it. The plan's expression numbers (``ask#12``)
     and the seeds that Spark draws (``rand(42)``) differ between sessions and are left out.
 
-    :raises PipelineError: where the transformation does not fit the source's columns, or the sink's keys are
-        not in its result
+    :raises PipelineError: where the transformation does not fit the source's columns, the sink's keys are not
+        in its result, or a bound is of a column that is no number of it
     """
     frame = _empty_result(spark, pipeline)
     plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed())))
@@ -80,6 +81,7 @@ def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
         raise PipelineError(
             file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM
         )
+    check_bounded_columns(pipeline, {field.name: field.dataType.simpleString() for field in result.schema})
     return result
 
 

@@ -11,9 +11,10 @@ is null on both sides is equal; so is not-a-number.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
 from operator import or_
@@ -24,7 +25,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StructType
 
 from hindcast.spark.session import cached
-from hindcast.verdict.compare_values import finite, relative_difference, rounding_limit, value_state
+from hindcast.verdict.bounds import BoundFound
+from hindcast.verdict.compare_values import (
+    absolute_difference,
+    finite,
+    relative_difference,
+    rounding_limit,
+    value_state,
+)
 from hindcast.verdict.number_rows import number_rows
 
 # The three sides of a comparison, as the names of the columns below begin or end: `n_s` counts a key's rows
@@ -35,12 +43,13 @@ _HINDSIGHT = "h"
 
 
 class Kind(StrEnum):
-    """What differs. The first four are of rows; the others name what cannot be compared row by row."""
+    """What differs. The first five are of rows; the others name what cannot be compared row by row."""
 
     MISSING = "missing"  # the stream lacks the row
     EXTRA = "extra"  # only the stream has the row
     CHANGED = "changed"
     DOUBLED = "doubled"  # the stream has the row more often
+    RATIO = "ratio"  # the row costs more, against hindsight, than was declared
     COLUMNS = "columns"
     LATE_ROWS_TABLE = "late_rows_table"
     DEAD_LETTERS_TABLE = "dead_letters_table"
@@ -50,6 +59,7 @@ class Cause(StrEnum):
     LATE_ROWS = "late_rows"
     ONLINE = "online"  # decided before what came later was known
     ROUNDING = "rounding"
+    BOUND = "bound"  # beyond a bound that the pipeline declares
     UNEXPLAINED = "unexplained"
 
 
@@ -76,6 +86,10 @@ class Comparison:
 
     ``ratios``: numeric column -> ``worst`` (farthest from 1) and ``mean`` of stream / hindsight over the rows
     that both hold.
+
+    ``ratio_bounds``: of each column with a bound, the greatest ratio of stream / hindsight over the rows that
+    both hold, and how many are beyond the bound. ``tolerances``: of each column with a tolerance, the
+    greatest difference from the online answer, and how many rows are beyond it.
     """
 
     windows_compared: int
@@ -93,6 +107,8 @@ class Comparison:
     by_column: dict[str, int]
     unexplained_late: int
     samples: tuple[Difference, ...]
+    ratio_bounds: dict[str, BoundFound] = field(default_factory=dict)
+    tolerances: dict[str, BoundFound] = field(default_factory=dict)
 
     @property
     def unexplained(self) -> int:
@@ -106,6 +122,9 @@ class Sides:
     ``late``: a window's ``end_ms`` and the ``late_rows`` it had; None without windows.
 
     ``foresight``: hindsight may differ without any late row, because it knows what came later.
+
+    ``tolerance``: column -> the greatest absolute difference that counts as rounding. ``ratio_bound``: column
+    -> the greatest ratio of stream / hindsight.
     """
 
     stream: DataFrame
@@ -114,11 +133,13 @@ class Sides:
     keys: Sequence[str]
     late: DataFrame | None = None
     foresight: bool = False
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    ratio_bound: Mapping[str, float] = field(default_factory=dict)
 
 
 def compare(sides: Sides, samples: int) -> Comparison:
-    """Count every difference. Keep up to ``samples`` rows of them: unexplained ones first, then in the order
-    of the keys.
+    """Count every difference. Keep up to ``samples`` rows of them: unexplained ones first, then those beyond
+    a bound, then in the order of the keys.
     """
     keys = list(sides.keys) or list(sides.online.columns)
     values = [column for column in sides.online.columns if column not in keys]
@@ -126,17 +147,18 @@ def compare(sides: Sides, samples: int) -> Comparison:
     all_rows = _all_rows(sides, keys, kinds)
     with ExitStack() as caches:
         found = caches.enter_context(cached(_by_key(all_rows, sides, keys, kinds)))
-        totals = _totals_of(found, keys, kinds)
+        totals = _totals_of(found, sides, keys, kinds)
         # Rows without values are equal if their keys are: then their number says all.
         if kinds and totals["several"]:
             row_by_row = _row_by_row(all_rows, found.where(_several()), sides, keys, kinds)
             row_by_row = caches.enter_context(cached(row_by_row))
             found = found.where(~_several()).unionByName(row_by_row)
-            totals = _totals_of(found, keys, kinds)
-        different = found.where("unexplained OR explained OR rounding OR nondeterministic")
+            totals = _totals_of(found, sides, keys, kinds)
+        different = found.where("unexplained OR explained OR rounding OR nondeterministic OR beyond_bound")
         order = [
             F.col("unexplained").desc(),
             F.col("nondeterministic").desc(),
+            F.col("beyond_bound").desc(),
             F.col("rounding").desc(),
             F.col("keys"),
         ]
@@ -144,7 +166,7 @@ def compare(sides: Sides, samples: int) -> Comparison:
     kept: list[Difference] = []
     for row in rows:
         kept.extend(_samples(row))
-    return _comparison(totals, kinds, tuple(kept))
+    return _comparison(totals, sides, kinds, tuple(kept))
 
 
 def _all_rows(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
@@ -169,7 +191,7 @@ def _row_by_row(
     """The same for the keys of ``coarse``, with a row for each number of a key."""
     key = F.struct(*_columns(keys)).alias("_key")
     rows = all_rows.select(key, "_side", "_row").join(coarse.select(key), "_key", "left_semi")
-    numbered = number_rows(rows, kinds, _STREAM, (_ONLINE, _HINDSIGHT))
+    numbered = number_rows(rows, kinds, _STREAM, (_ONLINE, _HINDSIGHT), sides.tolerance)
     grouped = numbered.groupBy("_key", "_number").agg(*_measures())
     rows_of_key = F.sum("n_o").over(Window.partitionBy("_key"))
     grouped = grouped.withColumn("_rows_of_key", rows_of_key).select("_key.*", "*")
@@ -189,7 +211,7 @@ def _classified(
     with_late_rows = _with_late_rows(grouped, sides.late)
     as_json = F.to_json(F.struct(*_columns(keys)), {"ignoreNullFields": "false"})
     named = with_late_rows.withColumn("keys", as_json)
-    return _judged(named, kinds, rows_of_key, foresight=sides.foresight)
+    return _judged(named, sides, kinds, rows_of_key)
 
 
 def _columns(names: list[str]) -> list[Column]:
@@ -255,9 +277,7 @@ def _with_late_rows(grouped: DataFrame, late: DataFrame | None) -> DataFrame:
     return joined.drop("_end_ms").fillna(0, ["late_rows"])
 
 
-def _judged(
-    grouped: DataFrame, kinds: dict[str, DataType], rows_of_key: Column, *, foresight: bool
-) -> DataFrame:
+def _judged(grouped: DataFrame, sides: Sides, kinds: dict[str, DataType], rows_of_key: Column) -> DataFrame:
     """With the differences from the online answer and from hindsight, and what explains them.
 
     ``rows_of_key``: how many rows the online answer has of the key.
@@ -265,16 +285,19 @@ def _judged(
     in_stream = F.col("n_s")
     in_online = F.col("n_o")
     in_hindsight = F.col("n_h")
-    online = _states(kinds, _ONLINE)
-    hindsight = _states(kinds, _HINDSIGHT)
+    online = _states(kinds, sides.tolerance, _ONLINE)
+    hindsight = _states(kinds, sides.tolerance, _HINDSIGHT)
 
     in_stream_and_online = (in_stream > 0) & (in_online > 0)
+    in_stream_and_hindsight = (in_stream > 0) & (in_hindsight > 0)
+    ratios = _ratio_states(kinds, sides.ratio_bound)
     columns = {
         "changed_columns": _columns_in_state("changed", online, in_stream_and_online),
         "rounded_columns": _columns_in_state("rounding", online, in_stream_and_online),
+        "beyond_columns": _columns_in_state("beyond", ratios, in_stream_and_hindsight),
+        "no_ratio_columns": _columns_in_state("no ratio", ratios, in_stream_and_hindsight),
     }
 
-    in_stream_and_hindsight = (in_stream > 0) & (in_hindsight > 0)
     differs = _any([state == "changed" for state in hindsight.values()])
     held = in_stream_and_hindsight & ~differs
     counts = {
@@ -283,6 +306,7 @@ def _judged(
         "doubled": F.when(rows_of_key > 0, F.greatest(in_stream - in_online, F.lit(0))).otherwise(0),
         "changed": F.size("changed_columns") > 0,
         "rounding": F.size("rounded_columns") > 0,
+        "beyond_bound": F.size("beyond_columns") + F.size("no_ratio_columns") > 0,
         "hindsight_differs": (in_hindsight != in_stream) | (in_stream_and_hindsight & differs),
         "held": F.when(held, F.least(in_stream, in_hindsight)).otherwise(0),
     }
@@ -291,7 +315,7 @@ def _judged(
     unexplained = rows_differ | F.col("changed")
     # Only late rows may set hindsight apart. A difference without any means that two runs of the same rows
     # disagree.
-    may_differ = (F.col("late_rows") > 0) | F.lit(foresight)
+    may_differ = (F.col("late_rows") > 0) | F.lit(sides.foresight)
     only_hindsight_differs = F.col("hindsight_differs") & ~F.col("unexplained")
     explained = only_hindsight_differs & may_differ
     nondeterministic = only_hindsight_differs & ~F.col("explained")
@@ -312,11 +336,33 @@ def _columns_in_state(wanted: str, states: Mapping[str, Column], compared: Colum
     return F.array_compact(F.array(*names))
 
 
-def _states(kinds: Mapping[str, DataType], side: str) -> dict[str, Column]:
+def _states(kinds: Mapping[str, DataType], tolerance: Mapping[str, float], side: str) -> dict[str, Column]:
     """``same``, ``rounding`` or ``changed`` of each column, by the row of each side."""
     states: dict[str, Column] = {}
     for name, kind in kinds.items():
-        states[name] = value_state(F.col("s_row")[name], F.col(f"{side}_row")[name], kind)
+        mine = F.col("s_row")[name]
+        theirs = F.col(f"{side}_row")[name]
+        states[name] = value_state(mine, theirs, kind, tolerance.get(name))
+    return states
+
+
+def _ratio_states(kinds: Mapping[str, DataType], bounds: Mapping[str, float]) -> dict[str, Column]:
+    """``within``, ``beyond`` or ``no ratio`` of each column that has a bound.
+
+    A ratio that exceeds its bound by rounding alone is within. There is no ratio if hindsight alone is 0, or
+    the values differ and one of them is negative, null, infinite or not-a-number: nothing then shows that the
+    bound is kept.
+    """
+    states: dict[str, Column] = {}
+    for name, bound in bounds.items():
+        if name not in kinds:
+            continue
+        stream = F.col("s_row")[name]
+        hindsight = F.col("h_row")[name]
+        ratio = _cost_ratio(name)
+        state = F.when(stream.eqNullSafe(hindsight), "within").when(ratio.isNull(), "no ratio")
+        rounding = rounding_limit(kinds[name]) or 0.0
+        states[name] = state.when(ratio > bound * (1 + rounding), "beyond").otherwise("within")
     return states
 
 
@@ -324,13 +370,13 @@ def _any(conditions: list[Column]) -> Column:
     return reduce(or_, conditions, F.lit(False))
 
 
-def _totals_of(found: DataFrame, keys: list[str], kinds: dict[str, DataType]) -> Row:
-    totals = found.agg(*_totals(keys, kinds)).first()
+def _totals_of(found: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Row:
+    totals = found.agg(*_totals(sides, keys, kinds)).first()
     assert totals is not None
     return totals
 
 
-def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
+def _totals(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
     """The aggregates over all keys, as :func:`_comparison` reads them."""
     yield F.count_if(_several()).alias("several")
     windows = F.lit(0)
@@ -345,15 +391,27 @@ def _totals(keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
     yield F.count_if(F.col("unexplained") & (F.col("late_rows") > 0)).alias("unexplained_late")
     for name in kinds:
         yield F.count_if(F.array_contains("changed_columns", name)).alias(f"changed_{name}")
-    yield _greatest_rounding(kinds).alias("greatest_rounding")
+    exact_or_rounded = {name: kind for name, kind in kinds.items() if name not in sides.tolerance}
+    yield _greatest_rounding(exact_or_rounded).alias("greatest_rounding")
     for name in _numeric(kinds):
         ratio = _ratio(name)
         yield F.avg(ratio).alias(f"mean_{name}")
         yield F.max_by(ratio, F.abs(ratio - 1)).alias(f"worst_{name}")
+    for name in _named(sides.ratio_bound, kinds):
+        yield F.max(_cost_ratio(name)).alias(f"greatest_ratio_{name}")
+        yield F.count_if(F.array_contains("beyond_columns", name)).alias(f"beyond_{name}")
+        yield F.count_if(F.array_contains("no_ratio_columns", name)).alias(f"no_ratio_{name}")
+    for name in _named(sides.tolerance, kinds):
+        difference = absolute_difference(F.col("s_row")[name], F.col("o_row")[name], kinds[name])
+        # Large values may differ by more and be equal but for relative rounding: that exceeds nothing.
+        is_judged = (difference <= sides.tolerance[name]) | F.array_contains("changed_columns", name)
+        yield F.max(F.when(is_judged, difference)).alias(f"greatest_difference_{name}")
 
 
 def _greatest_rounding(kinds: dict[str, DataType]) -> Column:
-    """The greatest relative difference that counts as rounding, of any column; 0.0 if there is none."""
+    """The greatest relative difference that counts as rounding, of any of these columns; 0.0 if there is
+    none.
+    """
     sizes: list[Column] = []
     for name, kind in kinds.items():
         if rounding_limit(kind) is None:
@@ -374,11 +432,25 @@ def _ratio(name: str) -> Column:
     return F.when(both_zero, 1.0).when(divisible, stream / hindsight)
 
 
+def _cost_ratio(name: str) -> Column:
+    """The same for costs, which are not negative."""
+    stream = F.col("s_row")[name].cast("double")
+    hindsight = F.col("h_row")[name].cast("double")
+    return F.when((stream >= 0) & (hindsight >= 0), _ratio(name))
+
+
+def _named(bounds: Mapping[str, float], kinds: Mapping[str, DataType]) -> list[str]:
+    """The columns with a bound that are compared."""
+    return [name for name in bounds if name in kinds]
+
+
 def _numeric(kinds: dict[str, DataType]) -> list[str]:
     return [name for name, kind in kinds.items() if isinstance(kind, NumericType)]
 
 
-def _comparison(totals: Row, kinds: dict[str, DataType], samples: tuple[Difference, ...]) -> Comparison:
+def _comparison(
+    totals: Row, sides: Sides, kinds: dict[str, DataType], samples: tuple[Difference, ...]
+) -> Comparison:
     return Comparison(
         windows_compared=_count(totals, "windows_compared"),
         rows_compared=_count(totals, "rows_compared"),
@@ -395,7 +467,40 @@ def _comparison(totals: Row, kinds: dict[str, DataType], samples: tuple[Differen
         by_column=_changes_by_column(totals, kinds),
         unexplained_late=_count(totals, "unexplained_late"),
         samples=samples,
+        ratio_bounds=_ratio_bounds(totals, sides, kinds),
+        tolerances=_tolerances(totals, sides, kinds),
     )
+
+
+def _ratio_bounds(totals: Row, sides: Sides, kinds: dict[str, DataType]) -> dict[str, BoundFound]:
+    found: dict[str, BoundFound] = {}
+    for name in _named(sides.ratio_bound, kinds):
+        without = _count(totals, f"no_ratio_{name}")
+        found[name] = BoundFound(
+            bound=sides.ratio_bound[name],
+            greatest=_finite_or_none(totals[f"greatest_ratio_{name}"]),
+            beyond=_count(totals, f"beyond_{name}") + without,
+            without_figure=without,
+        )
+    return found
+
+
+def _tolerances(totals: Row, sides: Sides, kinds: dict[str, DataType]) -> dict[str, BoundFound]:
+    found: dict[str, BoundFound] = {}
+    for name in _named(sides.tolerance, kinds):
+        found[name] = BoundFound(
+            bound=sides.tolerance[name],
+            greatest=_finite_or_none(totals[f"greatest_difference_{name}"]),
+            beyond=_count(totals, f"changed_{name}"),
+        )
+    return found
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    """JSON has no infinity."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _count(totals: Row, name: str) -> int:
@@ -454,6 +559,8 @@ def _samples(row: Row) -> Iterator[Difference]:
                 stream_value=_text(stream),
                 hindcast_value=_text(online),
             )
+    for name in (*row["beyond_columns"], *row["no_ratio_columns"]):
+        yield _changed_column(keys, name, Cause.BOUND, stream, hindsight, Kind.RATIO)
     for name in row["changed_columns"]:
         yield _changed_column(keys, name, Cause.UNEXPLAINED, stream, online)
     for name in row["rounded_columns"]:
@@ -461,15 +568,20 @@ def _samples(row: Row) -> Iterator[Difference]:
 
 
 def _changed_column(
-    keys: str, name: str, cause: Cause, stream: dict[str, Any] | None, online: dict[str, Any] | None
+    keys: str,
+    name: str,
+    cause: Cause,
+    stream: dict[str, Any] | None,
+    hindcast: dict[str, Any] | None,
+    kind: Kind = Kind.CHANGED,
 ) -> Difference:
     return Difference(
-        kind=Kind.CHANGED,
+        kind=kind,
         cause=cause,
         keys=keys,
         column=name,
         stream_value=_text((stream or {}).get(name)),
-        hindcast_value=_text((online or {}).get(name)),
+        hindcast_value=_text((hindcast or {}).get(name)),
     )
 
 

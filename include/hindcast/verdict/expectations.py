@@ -11,7 +11,7 @@ import fcntl
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ import pandas as pd
 
 from hindcast.errors import PipelineError
 from hindcast.pipeline import Pipeline
+from hindcast.verdict.bounds import BoundFound, ColumnBound
 
 DOCS = "data_docs"
 FORM = '{"type": "expect_column_values_to_not_be_null", "column": "ticker"}'
@@ -93,7 +94,12 @@ def columns_of(expectations: tuple[dict[str, Any], ...]) -> list[str] | None:
 
 
 def validate(
-    home: Path, pipeline: Pipeline, run_id: str, verdict: Mapping[str, Any], sink: pd.DataFrame | None
+    home: Path,
+    pipeline: Pipeline,
+    run_id: str,
+    verdict: Mapping[str, Any],
+    sink: pd.DataFrame | None,
+    bounds: Sequence[ColumnBound] = (),
 ) -> Outcome:
     """Check the verdict's numbers and, if ``sink`` is given, the pipeline's own expectations.
 
@@ -102,14 +108,25 @@ def validate(
     :param verdict: the row of ``verdicts``; ``unexplained`` must be 0, and ``captured`` at least the
         pipeline's floor
     :param sink: the judged rows, the columns of :func:`columns_of`
+    :param bounds: shown on the verdict's page. Those that are exceeded are not among what failed:
+        :func:`hindcast.verdict.bounds.exceeded` says that, with the cure
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")  # read when the library is imported
-    judged = pd.DataFrame([{name: verdict[name] for name in _VERDICT_COLUMNS}])
-    expected = (_between("unexplained", 0, 0), _between("captured", pipeline.captured_floor, 1))
+    figures = {name: verdict[name] for name in _VERDICT_COLUMNS}
+    expected = [_between("unexplained", 0, 0), _between("captured", pipeline.captured_floor, 1)]
+    of_bounds = set()
+    for bound in bounds:
+        name = f"{bound.kind.value} {bound.column}"
+        rows_beyond = f"{name}: rows beyond"
+        figures |= {name: _figure(bound.found), rows_beyond: bound.found.beyond}
+        expected += [_between(name, None, bound.found.bound), _between(rows_beyond, 0, 0)]
+        of_bounds |= {name, rows_beyond}
+    judged = pd.DataFrame([figures])
     with _locked(home / "gx"):
         context = _context(home)
         at = datetime.now(UTC)
-        failed, page = _check(context, f"{pipeline.name}.verdict", run_id, at, judged, expected)
+        name = f"{pipeline.name}.verdict"
+        failed, page = _check(context, name, run_id, at, judged, tuple(expected), untold=of_bounds)
         if sink is not None and pipeline.expectations:
             failed_of_sink, _ = _check(
                 context, f"{pipeline.name}.sink", run_id, at, sink, pipeline.expectations
@@ -119,7 +136,14 @@ def validate(
     return Outcome(failed, str(page.relative_to(docs.resolve())))
 
 
-def _between(column: str, least: float, greatest: float) -> dict[str, Any]:
+def _figure(found: BoundFound) -> float | None:
+    """What was measured. If it exceeds the bound by rounding alone, the bound."""
+    if found.greatest is None or found.beyond:
+        return found.greatest
+    return min(found.greatest, found.bound)
+
+
+def _between(column: str, least: float | None, greatest: float) -> dict[str, Any]:
     return {
         "type": "expect_column_values_to_be_between",
         "column": column,
@@ -213,8 +237,13 @@ def _check(
     at: datetime,
     frame: pd.DataFrame,
     expectations: tuple[dict[str, Any], ...],
+    *,
+    untold: Collection[str] = (),
 ) -> tuple[list[str], Path]:
-    """Validate the frame; return each expectation that does not hold, in words, and the page that says so."""
+    """Validate the frame; return each expectation that does not hold, in words, and the page that says so.
+
+    :param untold: the columns of expectations that only the page tells of
+    """
     gx = _great_expectations()
     from great_expectations.checkpoint import UpdateDataDocsAction
     from great_expectations.core.run_identifier import RunIdentifier
@@ -235,7 +264,9 @@ def _check(
     run = RunIdentifier(run_name=run_id, run_time=at)
     result = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": frame}, run_id=run)
     ((key, found),) = result.run_results.items()
-    failed = [_in_words(one) for one in found.results if not one.success]
+    broken = [one for one in found.results if not one.success]
+    told = [one for one in broken if one.expectation_config.kwargs.get("column") not in untold]
+    failed = [_in_words(one) for one in told]
     (site,) = context.get_docs_sites_urls(resource_identifier=key)
     return failed, Path(unquote(urlparse(site["site_url"]).path))
 

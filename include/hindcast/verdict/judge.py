@@ -19,7 +19,8 @@ from hindcast.clock import utc_from_ms
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
-from hindcast.pipeline import Mode, Pipeline
+from hindcast.pipeline import Pipeline
+from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.replay.batch import ANSWER, Answer, answers_url, side_rows_url
 from hindcast.replay.online_answer import keep_online
 from hindcast.replay.recorded_batches import recorded_batches
@@ -32,6 +33,8 @@ from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.table_names import ControlTable
+from hindcast.tables.verdict_trends import VerdictTrends, point_of
+from hindcast.verdict import bounds
 from hindcast.verdict.check_side_rows import check_side_rows
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
 from hindcast.verdict.expectations import check_types, columns_of, validate
@@ -93,7 +96,8 @@ def judge(
     leaves an event.
 
     :raises UnknownRunError: if no replay of that id has succeeded
-    :raises PipelineError: if an expectation is of an unknown type
+    :raises PipelineError: if an expectation is of an unknown type, or a bound is of a column that is no
+        number of the result
     """
     check_types(pipeline)
     settings = installation.settings
@@ -122,8 +126,10 @@ def judge(
         unexplained=unexplained,
     )
     row = _verdict_row(pipeline, case, comparison, unexplained)
-    outcome = validate(settings.home, pipeline, run_id, row, _sink_frame(settings, pipeline, case))
-    failed = list(outcome.failed)
+    found = bounds.of_columns(comparison.ratio_bounds, comparison.tolerances)
+    sink = _sink_frame(settings, pipeline, case)
+    outcome = validate(settings.home, pipeline, run_id, row, sink, found)
+    failed = [*outcome.failed, *bounds.exceeded(found, run_id)]
     if unexplained and pipeline.re_execute:
         failed += _unstable(session(), installation, pipeline, case)
     change = 0
@@ -132,11 +138,14 @@ def judge(
     row |= {
         "passed": not failed and unexplained == 0,
         "failed": json.dumps(failed),
+        "bounds": bounds.as_text(found),
         "data_docs": outcome.page,
         "judged_at": datetime.now(UTC),
         "change": change,
         "number": _next_number(tables, pipeline.name, case.version),
     }
+    # A verdict that is killed after this is given again, and its figures then count once.
+    VerdictTrends(tables).add(pipeline.name, case.version, point_of(row, case.row))
     differences = [*columns, *side_rows, *comparison.samples]
     samples = [_difference_row(pipeline, row, difference) for difference in differences[:SAMPLES]]
     tables.append(ControlTable.DIFFERENCES, samples)
@@ -172,7 +181,8 @@ def _unstable(spark: SparkSession, installation: Installation, pipeline: Pipelin
         spark, settings, pipeline, case.plan.start, case.plan.end, rows, case.plan.seams
     ) as recorded:
         second = recorded.run()
-        found = compare(Sides(second, first, first, pipeline.sink.keys), SAMPLES)
+        sides = Sides(second, first, first, pipeline.sink.keys, tolerance=pipeline.tolerance)
+        found = compare(sides, SAMPLES)
     if not found.unexplained:
         return []
     place = "in its rows"
@@ -190,8 +200,10 @@ def _compare(
 
     :returns: one difference for each column that cannot be compared, and the comparison of all others
     :raises BadInputError: if a key column cannot be compared
+    :raises PipelineError: if a bound is of a column that is no number of the result
     """
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
+    check_bounded_columns(pipeline, _types(answers.drop(ANSWER)))
     stream = _stream_frame(spark, settings, pipeline, case)
     late = None
     if pipeline.window is not None:
@@ -199,7 +211,9 @@ def _compare(
         stream = stream.where(F.col("window.end").between(after, to))
         late = _late_rows_by_window(spark, settings, pipeline, case)
     common, differing = _columns(stream, answers.drop(ANSWER))
-    keys = _keys(pipeline)
+    keys: list[str] = []  # if a key may have several rows, whole rows are compared
+    if pipeline.compares_by_key:
+        keys = list(pipeline.sink.keys)
     lacking = [key for key in keys if key not in common]
     if lacking:
         raise BadInputError(
@@ -216,6 +230,8 @@ def _compare(
         keys=keys,
         late=late,
         foresight=pipeline.re_execute or pipeline.hindsight is not None,
+        tolerance=pipeline.tolerance,
+        ratio_bound=pipeline.ratio_bound,
     )
     return differing, compare(sides, SAMPLES)
 
@@ -234,14 +250,6 @@ def _late_rows_by_window(
     side_rows = spark.read.format("delta").load(side_rows_url(settings, pipeline.name, case.run_id))
     windows = side_rows.select(F.explode("windows").alias("end_ms"))
     return windows.groupBy("end_ms").agg(F.count("*").alias("late_rows"))
-
-
-def _keys(pipeline: Pipeline) -> list[str]:
-    """The key columns. Empty if a key may have several rows: whole rows are then compared."""
-    one_row_a_key = pipeline.window is not None or pipeline.re_execute or pipeline.sink.mode is Mode.UPSERT
-    if not one_row_a_key:
-        return []
-    return list(pipeline.sink.keys)
 
 
 def _bounds(case: _Case) -> tuple[Any, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from operator import and_
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -24,23 +23,29 @@ _NUMBER = "_number"
 _MINE = "_mine"
 _THEIRS = "_theirs"
 
-#: Values whose logarithms differ by less than so many limits of rounding are put side by side.
+#: Values whose logarithms differ by less than so many limits of rounding are put side by side; of a column
+#: with a tolerance, those that differ by less than so many tolerances.
 _LIMITS_SIDE_BY_SIDE = 1000
 
 
 def number_rows(
-    rows: DataFrame, kinds: Mapping[str, DataType], stream: str, others: Sequence[str]
+    rows: DataFrame,
+    kinds: Mapping[str, DataType],
+    stream: str,
+    others: Sequence[str],
+    tolerance: Mapping[str, float],
 ) -> DataFrame:
     """Add ``_number`` to rows of ``_key``, ``_side`` and ``_row``.
 
     ``kinds`` are the types of a row's columns. ``stream`` and ``others`` are values of ``_side``.
+    ``tolerance``: column -> the greatest difference that counts as rounding.
     """
     # All that follows stays within a key, so that this is the one shuffle.
     by_key = rows.repartition("_key")
     numbered = [by_key.where(F.col("_side") == stream).withColumn(_NUMBER, _place_in_order())]
     for side in others:
         both = by_key.where(F.col("_side").isin(stream, side))
-        numbered.append(_numbered_like_the_stream(both, kinds, stream, side))
+        numbered.append(_numbered_like_the_stream(both, kinds, stream, side, tolerance))
     return reduce(DataFrame.unionByName, numbered)
 
 
@@ -49,7 +54,7 @@ def _place_in_order() -> Column:
 
 
 def _numbered_like_the_stream(
-    both: DataFrame, kinds: Mapping[str, DataType], stream: str, side: str
+    both: DataFrame, kinds: Mapping[str, DataType], stream: str, side: str, tolerance: Mapping[str, float]
 ) -> DataFrame:
     """The rows of the side."""
     is_mine = F.col("_side") == stream
@@ -62,12 +67,13 @@ def _numbered_like_the_stream(
     )
     either = F.coalesce(F.col(_MINE), F.col(_THEIRS))
     pairs = _paired(pairs, either, [F.lit(1)])
-    floats = {name: kind for name, kind in kinds.items() if rounding_limit(kind) is not None}
-    if floats:
-        others = [either[name].alias(name) for name in kinds if name not in floats]
+    names = [name for name, kind in kinds.items() if rounding_limit(kind) is not None or name in tolerance]
+    inexact = {name: kinds[name] for name in names}
+    if inexact:
+        others = [either[name].alias(name) for name in kinds if name not in inexact]
         rest = F.struct(F.lit(1).alias("_one"), *others)
-        pairs = _paired(pairs, rest, _side_by_side(either, floats))
-        pairs = _without_changed_pairs(pairs, floats)
+        pairs = _paired(pairs, rest, _side_by_side(either, inexact, tolerance))
+        pairs = _without_changed_pairs(pairs, inexact, tolerance)
     pairs = _paired(pairs, F.lit(1), [either])
     alone = F.col(_NUMBER).isNull()
     in_order = Window.partitionBy("_key", alone).orderBy(_THEIRS)
@@ -96,33 +102,41 @@ def _paired(pairs: DataFrame, same: Column, order: Sequence[Column]) -> DataFram
     )
 
 
-def _side_by_side(row: Column, floats: Mapping[str, DataType]) -> list[Column]:
+def _side_by_side(
+    row: Column, inexact: Mapping[str, DataType], tolerance: Mapping[str, float]
+) -> list[Column]:
     """An order in which rows that differ by rounding alone have the same places on both sides.
 
     Ordered by the values, rounding in the first column could swap two rows that the second tells apart. So
-    rounded logarithms come first. Rounding can move one across the border of two cells, which is rare; the
-    rows are then called changed if there is also another row in one of the cells.
+    rounded logarithms come first; for a column with a tolerance, rounded values. Rounding can move one across
+    the border of two cells, which is rare; the rows are then called changed if there is also another row in
+    one of the cells.
     """
     cells: list[Column] = []
     values: list[Column] = []
-    for name, kind in floats.items():
-        limit = rounding_limit(kind)
-        assert limit is not None
+    for name, kind in inexact.items():
         value = row[name].cast("double")
-        cells.append(F.signum(value))
-        cells.append(F.rint(F.ln(F.abs(value)) / (_LIMITS_SIDE_BY_SIDE * limit)))
+        if name in tolerance:
+            cells.append(F.rint(value / (_LIMITS_SIDE_BY_SIDE * tolerance[name])))
+        else:
+            limit = rounding_limit(kind)
+            assert limit is not None
+            cells.append(F.signum(value))
+            cells.append(F.rint(F.ln(F.abs(value)) / (_LIMITS_SIDE_BY_SIDE * limit)))
         values.append(value)
     return [*cells, *values]
 
 
-def _without_changed_pairs(pairs: DataFrame, floats: Mapping[str, DataType]) -> DataFrame:
+def _without_changed_pairs(
+    pairs: DataFrame, inexact: Mapping[str, DataType], tolerance: Mapping[str, float]
+) -> DataFrame:
     """Take pairs apart that differ by more than rounding."""
     number = F.col(_NUMBER)
     mine = F.col(_MINE)
     theirs = F.col(_THEIRS)
-    near = reduce(
-        and_, [value_state(mine[name], theirs[name], kind) != "changed" for name, kind in floats.items()]
-    )
+    near = F.lit(True)
+    for name, kind in inexact.items():
+        near = near & (value_state(mine[name], theirs[name], kind, tolerance.get(name)) != "changed")
     alone = mine.isNull() | theirs.isNull()
     types = {name: pairs.schema[name].dataType for name in (_NUMBER, _MINE, _THEIRS)}
     nothing = {name: F.lit(None).cast(kind) for name, kind in types.items()}

@@ -4,8 +4,9 @@ Both have read all records below a barrier: for each partition the lesser of wha
 Every window that is final in both by then is compared, key by key, on the columns that both have.
 
 A version may differ from the one before, because that is its purpose. It must not lack windows or have a key
-twice. Two streams of the same rules differ only if a row came late for one of them alone, since they batch
-differently. Such windows are named. All other differences come from the versions' own rules.
+twice, and it may declare how large a share of the keys it changes (``changed_at_most``). Two streams of the
+same rules differ only if a row came late for one of them alone, since they batch differently. Such windows
+are named. All other differences come from the versions' own rules.
 
 Without windows only tables that hold the very same offsets can be compared.
 """
@@ -25,7 +26,8 @@ from hindcast.clock import utc_from_ms
 from hindcast.errors import TryLaterError
 from hindcast.installation import Installation
 from hindcast.partitions import Offsets, offsets_to_json
-from hindcast.pipeline import Mode, Pipeline
+from hindcast.pipeline import Pipeline
+from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout
@@ -36,13 +38,14 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger_history import History
 from hindcast.tables.table_names import ControlTable
+from hindcast.verdict.bounds import number
 from hindcast.verdict.compare import Comparison, Kind, Sides, compare
 
 SAMPLES = 20
 
 
 @dataclass(frozen=True)
-class _Barrier:
+class Barrier:
     """The offsets up to which both have read and filed.
 
     Also the windows that both have closed by then: after < end <= to.
@@ -71,10 +74,13 @@ def compare_versions(
     """Compare, and keep the result in an event. Counts are exact; up to 20 rows that differ are kept.
 
     :returns: {pipeline, version, with, offsets, windows_after_ms, windows_to_ms, until, windows, rows, same,
-        only_old, only_new, changed, rounding, doubled, by_column, columns_only_old, columns_only_new,
-        missing_windows, causes, samples, failed, passed, change, number}: ``change`` is the pipeline's last
-        change when the comparison began, ``number`` counts the pipeline's comparisons
+        only_old, only_new, changed, rounding, doubled, changed_share, changed_at_most, by_column,
+        columns_only_old, columns_only_new, missing_windows, causes, samples, failed, passed, change, number}:
+        ``changed_share`` is the share of keys of which the versions differ, ``changed_at_most`` what the new
+        version declares (None for nothing), ``change`` is the pipeline's last change when the comparison
+        began, ``number`` counts the pipeline's comparisons
     :raises VersionRefusedError: if the pipeline has no inactive version, or the keys of the two differ
+    :raises PipelineError: if the new version has a tolerance of a column that is no number of its result
     :raises TryLaterError: if there is nothing yet that both have read
     """
     found = installation.catalog
@@ -90,7 +96,7 @@ def compare_versions(
         raise Refusal(name, new.version, "compared")(problem, 'It can be promoted with --despite "reason".')
     barrier = _barrier(installation, new, old, rollout)
     compared = _compare(session(), installation, new, old, barrier)
-    row = _row(new, old, barrier, compared.result, compared.missing_windows)
+    row = comparison_row(new, old, barrier, compared.result, compared.missing_windows)
     row["change"] = rollout.changes
     row["number"] = _next_number(tables, name)
     row["columns_only_old"] = compared.columns_only_old
@@ -100,7 +106,7 @@ def compare_versions(
 
 
 def _compare(
-    spark: SparkSession, installation: Installation, new: Pipeline, old: Pipeline, barrier: _Barrier
+    spark: SparkSession, installation: Installation, new: Pipeline, old: Pipeline, barrier: Barrier
 ) -> _Compared:
     """Compare the windows (without windows: all rows) of both sinks."""
     settings = installation.settings
@@ -108,6 +114,7 @@ def _compare(
         new_rows = caches.enter_context(cached(_closed(spark, settings, new, barrier)))
         old_rows = caches.enter_context(cached(_closed(spark, settings, old, barrier)))
         new_types = _column_types(new_rows)
+        check_bounded_columns(new, new_types)
         old_types = _column_types(old_rows)
         common = [column for column in old_types if new_types.get(column) == old_types[column]]
         late = None
@@ -116,7 +123,11 @@ def _compare(
         columns = [f"`{column}`" for column in common]
         stream = new_rows.select(*columns)
         hindsight = old_rows.select(*columns)
-        result = compare(Sides(stream, hindsight, hindsight, _keys(new), late), SAMPLES)
+        keys: list[str] = []  # if a key may have several rows, whole rows are compared
+        if new.compares_by_key:
+            keys = list(new.sink.keys)
+        sides = Sides(stream, hindsight, hindsight, keys, late, tolerance=new.tolerance)
+        result = compare(sides, SAMPLES)
         missing_windows = 0
         if late is not None:
             missing_windows = _missing_windows(new_rows, old_rows, late)
@@ -132,20 +143,14 @@ def _column_types(frame: DataFrame) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in frame.schema.fields}
 
 
-def _keys(pipeline: Pipeline) -> list[str]:
-    """The columns that identify a row; none if rows are compared as a whole."""
-    if pipeline.window is not None or pipeline.re_execute or pipeline.sink.mode is Mode.UPSERT:
-        return list(pipeline.sink.keys)
-    return []
-
-
 def _record(events: EventLog, row: dict[str, Any]) -> None:
     """Keep the comparison in an event."""
     name = row["pipeline"]
     versions = f"version {row['version']} was compared with version {row['with']}"
     same = f"{row['same']} rows are the same, {row['changed']} changed"
     alone = f"{row['only_old']} only in the old, {row['only_new']} only in the new"
-    message = f"{name}: {versions} over {row['windows']} windows: {same}, {alone}."
+    share = f"{row['changed_share']:.4%} of the keys differ"
+    message = f"{name}: {versions} over {row['windows']} windows: {same}, {alone}; {share}."
     severity = Severity.INFO
     cure = ""
     if not row["passed"]:
@@ -184,7 +189,7 @@ def _comparisons(tables: ControlTables, name: str) -> list[dict[str, Any]]:
     return [json.loads(event["detail"])["comparison"] for event in events]
 
 
-def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: Rollout) -> _Barrier:
+def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: Rollout) -> Barrier:
     assert rollout.beside is not None
     new_history = _filed_history(installation, new)
     old_history = _filed_history(installation, old)
@@ -198,7 +203,7 @@ def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: 
             condition = "only if both versions have read the very same records"
             cure = f"`hindcast drain {new.name}` lets both reach the topic's end; compare them then."
             raise TryLaterError(reason=f"Without windows {new.name} is compared {condition}. {cure}")
-        return _Barrier(offsets, 0, 0)
+        return Barrier(offsets, 0, 0)
     partitions = [partition for partition, end in offsets.items() if end > 0]
     new_horizon_ms = new_history.horizon_ms(offsets, partitions)
     old_horizon_ms = old_history.horizon_ms(offsets, partitions)
@@ -209,7 +214,7 @@ def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: 
     if to_ms <= after_ms:
         reason = f"No window of {new.name} is final in both versions {new.version} and {old.version} yet."
         raise TryLaterError(reason=reason)
-    return _Barrier(offsets, after_ms, to_ms)
+    return Barrier(offsets, after_ms, to_ms)
 
 
 def _filed_history(installation: Installation, pipeline: Pipeline) -> History:
@@ -219,7 +224,7 @@ def _filed_history(installation: Installation, pipeline: Pipeline) -> History:
     return History.of(row for row in rows if row.batch <= filed[row.shard])
 
 
-def _closed(spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier: _Barrier) -> DataFrame:
+def _closed(spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier: Barrier) -> DataFrame:
     """The sink's rows of windows that the barrier has closed; without windows all rows."""
     frame = spark.read.format("delta").load(settings.table("sinks", pipeline.sink.name))
     if pipeline.window is None:
@@ -229,7 +234,7 @@ def _closed(spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier
 
 
 def _late_for_one(
-    spark: SparkSession, tables: ControlTables, new: Pipeline, old: Pipeline, barrier: _Barrier
+    spark: SparkSession, tables: ControlTables, new: Pipeline, old: Pipeline, barrier: Barrier
 ) -> DataFrame:
     """Windows (``end_ms``) for which rows were late in one of the versions alone, and how many
     (``late_rows``).
@@ -242,7 +247,7 @@ def _late_for_one(
     return alone.groupBy("end_ms").agg(F.count("*").alias("late_rows"))
 
 
-def _late_for_windows(filed: DataFrame, pipeline: Pipeline, barrier: _Barrier) -> DataFrame:
+def _late_for_windows(filed: DataFrame, pipeline: Pipeline, barrier: Barrier) -> DataFrame:
     """The version's late rows, once for each window (``end_ms``) of the barrier that they were late for."""
     assert pipeline.window is not None
     duration = pipeline.window.duration
@@ -264,8 +269,8 @@ def _missing_windows(new: DataFrame, old: DataFrame, late: DataFrame) -> int:
     return lacking.join(late, "end_ms", "left_anti").count()
 
 
-def _row(
-    new: Pipeline, old: Pipeline, barrier: _Barrier, result: Comparison, missing_windows: int
+def comparison_row(
+    new: Pipeline, old: Pipeline, barrier: Barrier, result: Comparison, missing_windows: int
 ) -> dict[str, Any]:
     differing = result.missing + result.extra + result.doubled + result.changed
     same = result.rows_compared - differing
@@ -275,6 +280,10 @@ def _row(
     if result.doubled:
         failed.append(f"{result.doubled} rows of version {new.version} have keys of others")
     late = result.unexplained_late
+    share = changed_share(differing, result.rows_compared)
+    most = new.changed_at_most
+    if most is not None and share > most:
+        failed.append(_changed_too_much(new, share, most, differing, result, late))
     causes = {"late_in_one_version": late, "version": max(0, differing - late)}
     return {
         "pipeline": new.name,
@@ -291,6 +300,8 @@ def _row(
         "changed": result.changed,
         "rounding": result.rounding,
         "doubled": result.doubled,
+        "changed_share": share,
+        "changed_at_most": most,
         "by_column": result.by_column,
         "missing_windows": missing_windows,
         "causes": causes,
@@ -299,6 +310,24 @@ def _row(
         "failed": failed,
         "passed": not failed,
     }
+
+
+def changed_share(differing: int, rows: int) -> float:
+    """The share of keys of which two versions differ; 0.0 if there are none."""
+    if rows == 0:
+        return 0.0
+    return differing / rows
+
+
+def _changed_too_much(
+    new: Pipeline, share: float, most: float, differing: int, result: Comparison, late: int
+) -> str:
+    figure = f"{number(share)} of the keys changed ({differing} of {result.rows_compared}"
+    if late:
+        figure += f", {late} of them for rows that were late in one version alone"
+    limit = f"changed_at_most of version {new.version} is {number(most)}"
+    cure = "find out whether each change is meant; then declare a greater changed_at_most and compare again"
+    return f"{figure}), and {limit}: {cure}"
 
 
 #: The verdict's kind -> its name here. The verdict has the new version as the stream and the old one as the
