@@ -139,6 +139,22 @@ class Hindcast(Installation):
         """
         return self._newest("verdicts", "judged_at", since, limit, pipeline=pipeline, run_id=run_id)
 
+    def trend(self, pipeline: str = "") -> list[Row]:
+        """What the verdicts of each version come to, a row for each measure: {pipeline, version, measure,
+        column, newest, median, worst, worst_run, worst_at, verdicts, recent}.
+
+        ``recent`` are the values of the newest 50 verdicts, oldest first, and ``median`` is theirs. ``worst``
+        is the worst value ever.
+        """
+        from hindcast.tables.verdict_trends import VerdictTrends
+
+        if pipeline:
+            check_name("pipeline", pipeline)
+        rows: list[Row] = []
+        for trend in self._read(lambda: VerdictTrends(self.tables).read(pipeline)):
+            rows.extend(trend.measures())
+        return rows
+
     def differences(
         self, run_id: str, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
     ) -> list[Row]:
@@ -346,6 +362,10 @@ class InstalledPipeline:
         """Its verdicts, newest first."""
         return self._hindcast.verdicts(self.name, since=since, limit=limit)
 
+    def trend(self) -> list[Row]:
+        """What its verdicts come to, by version and measure; see :meth:`Hindcast.trend`."""
+        return self._hindcast.trend(self.name)
+
     def events(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
         """What happened to it, newest first."""
         return self._hindcast.events(self.name, since=since, limit=limit)
@@ -483,7 +503,9 @@ class InstalledPipeline:
             return self._session(run_id)
 
         row = judge(session, self._hindcast, self.declared, run_id)
-        shown = {**row, "failed": json.loads(row["failed"]), "ratios": json.loads(row["ratios"])}
+        shown = dict(row)
+        for name in ("failed", "ratios", "bounds"):
+            shown[name] = json.loads(row[name])
         corrects = (policy or self.declared.policy) is Policy.CORRECT
         if corrects and not row["unexplained"]:
             shown["corrected"] = self.correct(run_id)["corrected"]

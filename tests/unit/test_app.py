@@ -286,7 +286,13 @@ def test_a_verdict_corrects_if_the_policy_says_so(
     corrected: bool,
 ) -> None:
     """A stream with unexplained differences is never corrected."""
-    row = {"failed": "[]", "ratios": '{"x": 1.5}', "unexplained": unexplained, "passed": not unexplained}
+    row = {
+        "failed": "[]",
+        "ratios": '{"x": 1.5}',
+        "bounds": "{}",
+        "unexplained": unexplained,
+        "passed": not unexplained,
+    }
     monkeypatch.setattr("hindcast.verdict.judge.judge", lambda *_: row)
     monkeypatch.setattr(app, "_import_great_expectations", lambda: None)
     pipeline = hindcast.pipeline("p")

@@ -142,7 +142,8 @@ def approval_text(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> 
     new = f"version {comparison['version']}"
     old = f"version {comparison['with']}"
     paragraphs = [_summary(comparison, new, old), _proof(verdict, comparison)]
-    paragraphs.extend(table for table in _tables(comparison, new, old) if table)
+    tables = [_bounds(verdict), *_tables(comparison, new, old)]
+    paragraphs.extend(table for table in tables if table)
     paragraphs.append(
         f"*{Decision.PROMOTE}* makes {new} the active one: readers switch at once, {old} is kept warm, "
         "and a verdict that fails within the watch returns to it. "
@@ -159,7 +160,19 @@ def _summary(comparison: Mapping[str, Any], new: str, old: str) -> str:
         f"over {comparison['windows']} windows that both have closed (the last ends at {until}); "
         f"only the old one has {comparison['missing_windows']} of them. "
         f"{comparison['same']} rows are the same, {comparison['changed']} changed."
+        f"{_share(comparison)}"
     )
+
+
+def _share(comparison: Mapping[str, Any]) -> str:
+    """Which share of the keys differs, and which may."""
+    share = comparison.get("changed_share")
+    if share is None:
+        return ""
+    most = comparison.get("changed_at_most")
+    if most is None:
+        return f" {share:.4%} of the keys differ."
+    return f" {share:.4%} of the keys differ; at most {most:.4%} may (changed\\_at\\_most)."
 
 
 def _proof(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
@@ -175,6 +188,15 @@ def _proof(verdict: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
         share = f", captured {captured:.4%} of its input"
     run_id = escaped(verdict["run_id"])
     return f"{proof} Its own verdict, {run_id}: {verdict['unexplained']} unexplained differences{share}."
+
+
+def _bounds(verdict: Mapping[str, Any]) -> str:
+    """What the verdict measured against each bound that the version declares; empty if it declares none."""
+    rows = []
+    for kind, columns in (verdict.get("bounds") or {}).items():
+        for column, found in columns.items():
+            rows.append([kind, column, found["greatest"], found["bound"], found["beyond"]])
+    return _table(["bound", "column", "measured", "allowed", "rows beyond it"], rows)
 
 
 def _tables(comparison: Mapping[str, Any], new: str, old: str) -> list[str]:

@@ -92,6 +92,10 @@ VERDICTS = Columns(
     prose=frozenset({"failed"}),
     spare=("windows_compared", "rows_compared", "late_differences", "pipeline", "captured"),
 )
+TREND = Columns(
+    ["pipeline", "version", "measure", "column", "newest", "median", "worst", "worst_run", "verdicts"],
+    spare=("verdicts", "pipeline", "median"),
+)
 CORRECTIONS = Columns(["pipeline", "windows_after", "windows_to", "run_id"], spare=("pipeline",))
 EVENTS = Columns(
     ["at", "severity", "kind", "pipeline", "shard", "worker", "message", "cure"],
@@ -285,6 +289,26 @@ def _check_run(hindcast: Hindcast, run: str) -> None:
     for table in ("runs", "verdicts"):
         known.update(hindcast.values(table, "run_id"))
     check_known("run", run, sorted(known), "`hindcast runs` lists them.")
+
+
+@app.command(rich_help_panel=REPLAYS)
+def trend(
+    pipeline: PipelineOption = "",
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """List what the verdicts of each version come to: newest, median and worst of captured, ratios, latency
+    and cost.
+    """
+    hindcast = Hindcast()
+
+    def read() -> list[dict[str, Any]]:
+        return rows_or_unknown(hindcast, hindcast.trend(pipeline), pipeline, "verdict_trends")
+
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(hindcast, form, read, TREND, "Nothing was judged yet.")
 
 
 @app.command(rich_help_panel=REPLAYS)

@@ -183,6 +183,20 @@ def test_the_text_says_what_a_person_decides_by() -> None:
     )
 
 
+def test_the_text_shows_what_the_version_declares() -> None:
+    """The share of keys that differ and may, and each bound with its figure. Runs that were asked before an
+    upgrade lack both.
+    """
+    found = {"bound": 1.7, "greatest": 1.6, "beyond": 0, "without_figure": 0}
+    verdict = {**VERDICT, "bounds": {"ratio_bound": {"trucks": found}}}
+    text = approval_text(verdict, {**COMPARISON, "changed_share": 0.05, "changed_at_most": None})
+    assert " 5.0000% of the keys differ.\n" in text
+    assert r"| ratio\_bound | trucks | 1\.6 | 1\.7 | 0 |" in text
+    text = approval_text(VERDICT, {**COMPARISON, "changed_share": 0.05, "changed_at_most": 0.01})
+    assert r"5.0000% of the keys differ; at most 1.0000% may (changed\_at\_most)." in text
+    assert "of the keys differ" not in approval_text(VERDICT, COMPARISON)
+
+
 def test_data_stays_text() -> None:
     """A value may hold markup, a break or a bar: none of it forms the page."""
     hostile = "<img src=x onerror=alert(1)>|\n# [a](javascript:b) `c` **d** {{ e }} &lt; https://f.example"

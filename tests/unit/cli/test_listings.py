@@ -16,12 +16,14 @@ from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.table_names import ControlTable
+from hindcast.tables.verdict_trends import TrendPoint, VerdictTrends
 
 LISTINGS = (
     ("pipelines",),
     ("leases",),
     ("checkpoints",),
     ("verdicts",),
+    ("trend",),
     ("corrections",),
     ("runs",),
     ("events",),
@@ -173,3 +175,32 @@ def test_every_refused_file_is_listed_and_the_command_fails(
     assert ended.returncode == 2
     assert [Path(row["file"]).name for row in json.loads(ended.stdout)] == ["one.py", "two.py"]
     assert "one.py" in ended.stderr and "two.py" in ended.stderr
+
+
+def test_the_trend_is_listed_by_version_and_measure(hindcast: Hindcast, settings: Settings) -> None:
+    """With the worst figure ever, also if its verdict is no longer among the newest."""
+    trends = VerdictTrends(ControlTables(settings))
+    for number in range(3):
+        at = f"2026-01-05T1{number}:00:00+00:00"
+        figures = {"captured": 0.25 + number / 4, "ratio_greatest.trucks": 1.5}
+        trends.add(
+            "bin_packing", 1, TrendPoint(run_id=f"r{number}", judged_at=at, passed=True, figures=figures)
+        )
+    ended = hindcast("trend", "--pipeline", "bin_packing", "-o", "json")
+    captured, ratio = json.loads(ended.stdout)
+    assert captured == {
+        "pipeline": "bin_packing",
+        "version": 1,
+        "measure": "captured",
+        "column": "",
+        "newest": 0.75,
+        "median": 0.5,
+        "worst": 0.25,
+        "worst_run": "r0",
+        "worst_at": "2026-01-05T10:00:00+00:00",
+        "verdicts": 3,
+        "recent": [0.25, 0.5, 0.75],
+    }
+    assert (ratio["measure"], ratio["column"], ratio["worst"]) == ("ratio_greatest", "trucks", 1.5)
+    shown = hindcast("trend").stdout
+    assert "ratio_greatest" in shown and "worst_run" in shown

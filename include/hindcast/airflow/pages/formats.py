@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 UNKNOWN = "\N{EN DASH}"
 _INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?Z")
+#: The picture of a trend, in its own units; the page scales it.
+TREND_WIDTH, TREND_HEIGHT = 160, 28
+_TREND_MARGIN = 3
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -26,6 +30,41 @@ def share(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return "100 %" if value >= 1 else f"{int(value * 100_000) / 1000:.3f} %"
+
+
+def figure(value: float | None, measure: str) -> str:
+    """A figure of a verdict's trend, as its measure asks."""
+    if value is None:
+        return UNKNOWN
+    if measure in {"captured", "captured_results"}:
+        return share(value)
+    if measure.endswith("_seconds"):
+        return seconds(value)
+    return f"{value:.6g}"
+
+
+def trend_lines(values: Sequence[float | None]) -> list[str]:
+    """The lines of a trend's picture, as the points of SVG polylines: from left to right, the greatest value
+    on top. A value that is not known interrupts the line.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return []
+    least = min(known)
+    height = TREND_HEIGHT - 2 * _TREND_MARGIN
+    width = TREND_WIDTH - 2 * _TREND_MARGIN
+    scale = (max(known) - least) or 1.0
+    flat = max(known) == least
+    lines: list[list[str]] = [[]]
+    for number, value in enumerate(values):
+        if value is None:
+            lines.append([])
+            continue
+        x = _TREND_MARGIN + width * number / max(len(values) - 1, 1)
+        share_of_height = 0.5 if flat else (value - least) / scale
+        lines[-1].append(f"{x:.1f},{_TREND_MARGIN + height * (1 - share_of_height):.1f}")
+    # A line of one point would not be drawn.
+    return [" ".join(points * 2 if len(points) == 1 else points) for points in lines if points]
 
 
 def size(value: float | None) -> str:

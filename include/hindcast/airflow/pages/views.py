@@ -18,11 +18,14 @@ from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.shards.slot_row import SlotHolder
 from hindcast.tables.control_tables import Condition
 from hindcast.tables.table_names import ControlTable
+from hindcast.tables.verdict_trends import VerdictTrends
 
 SHOWN_EVENTS = 15
 SHOWN_VERDICTS = 10
 SHOWN_DIFFERENCES = 200
 SHOWN_DOCUMENTED = 200
+#: Versions of which the trend is shown: the newest.
+SHOWN_TRENDS = 3
 #: Events that are older are history, for `hindcast events`.
 EVENTS_AGE = timedelta(days=7)
 
@@ -83,6 +86,7 @@ class Views:
             "pipeline": pipeline,
             "shards": shards,
             "verdicts": verdicts[:SHOWN_VERDICTS],
+            "trends": self._trends(name),
             "runs": self._runs(of_pipeline)[:SHOWN_VERDICTS],
             "events": self._events(of_pipeline),
         }
@@ -99,8 +103,10 @@ class Views:
         if known is None:
             return None
         ratios: list[Row] = []
+        bounds: list[Row] = []
         if verdict is not None:
             ratios = _ratios(verdict["ratios"])
+            bounds = _bounds(verdict["bounds"])
         differences = self._tables.rows(ControlTable.DIFFERENCES, of_run)
         differences.sort(key=_unexplained_first)
         return {
@@ -110,6 +116,7 @@ class Views:
             "verdict": verdict,
             "run": run,
             "ratios": ratios,
+            "bounds": bounds,
             "differences": [_difference(row) for row in differences[:SHOWN_DIFFERENCES]],
             "more_differences": max(len(differences) - SHOWN_DIFFERENCES, 0),
         }
@@ -244,6 +251,15 @@ class Views:
         """The newest first; of a run that was judged again, the last judgement."""
         return _judged_last(self._tables.rows(ControlTable.VERDICTS, where))
 
+    def _trends(self, name: str) -> list[Row]:
+        """What the verdicts of the newest versions come to, the newest version first."""
+        newest = VerdictTrends(self._tables).read(name)[-SHOWN_TRENDS:]
+        rows = []
+        for trend in reversed(newest):
+            row = {"version": trend.version, "verdicts": trend.verdicts, "measures": trend.measures()}
+            rows.append(row)
+        return rows
+
     def _runs(self, where: Iterable[Condition]) -> list[Row]:
         """The newest first; of a run with several attempts, the last row."""
         rows = self._tables.rows(ControlTable.RUNS, where)
@@ -298,6 +314,15 @@ def _difference(row: Row) -> Row:
     if row["column"]:
         columns = [row["column"]]
     return {**row, "columns": columns, "stream": stream, "hindcast": hindcast}
+
+
+def _bounds(text: str | None) -> list[Row]:
+    """What was measured against each bound of a column: rows of kind, column and figures."""
+    rows = []
+    for kind, columns in sorted(fields(text).items()):
+        for column, found in sorted(columns.items()):
+            rows.append({"kind": kind, "column": column, **found})
+    return rows
 
 
 def _ratios(text: str | None) -> list[Row]:

@@ -41,7 +41,19 @@ DOCUMENT_HEADERS = {
     **PAGE_HEADERS,
     "Content-Security-Policy": quality_reports.CONTENT_SECURITY_POLICY + "; frame-ancestors 'self'",
 }
-_FILTERS = ("count", "number", "share", "size", "seconds", "instant", "event_time", "fields", "keys")
+_FILTERS = (
+    "count",
+    "number",
+    "share",
+    "figure",
+    "size",
+    "seconds",
+    "instant",
+    "event_time",
+    "fields",
+    "keys",
+    "trend_lines",
+)
 
 
 @cache

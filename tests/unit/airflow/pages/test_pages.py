@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -36,6 +37,7 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog
 from hindcast.tables.run_states import BadEnd, close_run
 from hindcast.tables.table_names import ControlTable
+from hindcast.tables.verdict_trends import VerdictTrends, point_of
 
 with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries call deprecated
     warnings.simplefilter("ignore")
@@ -46,7 +48,7 @@ with warnings.catch_warnings():  # Airflow and FastAPI use what other libraries 
     from fastapi.routing import APIRoute
     from fastapi.testclient import TestClient
 
-    from hindcast.airflow.pages import quality_reports, views
+    from hindcast.airflow.pages import formats, quality_reports, views
     from hindcast.airflow.pages import web as pages_app
     from hindcast.airflow.pages.views import Views
     from hindcast.airflow.pages.web import create_app
@@ -214,6 +216,40 @@ def test_a_verdict_without_windows_says_how_many_rows_it_compared(
     assert "<b>3,600</b><span>windows compared</span>" in viewer.get(f"verdicts/{RUN}").text
 
 
+def test_a_verdict_shows_its_bounds(viewer: TestClient, settings: Settings) -> None:
+    """What was measured, what is allowed, and how many rows are beyond it. A verdict of an older Hindcast has
+    none.
+    """
+    text = viewer.get(f"verdicts/{RUN}").text
+    beyond = '<td class="n bad">1.75</td><td class="n">1.5</td><td class="n bad">4</td>'
+    assert f"<td>ratio bound</td><td><code>fees</code></td>{beyond}" in text
+    assert '<td class="n">3.5e-09</td><td class="n">1e-06</td><td class="n">0</td>' in text
+    ControlTables(settings).append(ControlTable.VERDICTS, [verdict("old", bounds=None)])
+    assert "<h2>Bounds</h2>" not in viewer.get("verdicts/old").text
+
+
+def test_a_pipeline_shows_the_trend_of_its_verdicts(viewer: TestClient) -> None:
+    """For each measure the newest, the median and the worst figure, with the worst one's run and a picture. A
+    pipeline without verdicts has no such section.
+    """
+    text = viewer.get("pipelines/stock_stats").text
+    assert "Verdicts of version 1 over time: 5 in all" in text
+    row = text.partition("<td>captured</td>")[2].partition("</tr>")[0]
+    assert [figure in row for figure in ("99.931 %", "99.700 %", "99.218 %")] == [True] * 3
+    assert f'<a href="../verdicts/{FAILED_RUN}">' in row
+    assert '<polyline points="3.0,' in row
+    assert "over time" not in viewer.get("pipelines/order_totals").text
+
+
+def test_the_picture_of_a_trend() -> None:
+    """The greatest value is on top. Unknown values interrupt the line, and one that stands alone is a dot."""
+    assert formats.trend_lines([1.0, 3.0, 2.0]) == ["3.0,25.0 80.0,3.0 157.0,14.0"]
+    assert formats.trend_lines([5.0, 5.0]) == ["3.0,14.0 157.0,14.0"]
+    assert formats.trend_lines([1.0, None, 2.0]) == ["3.0,25.0 3.0,25.0", "157.0,3.0 157.0,3.0"]
+    assert formats.trend_lines([7.0]) == ["3.0,14.0 3.0,14.0"]
+    assert formats.trend_lines([None]) == formats.trend_lines([]) == []
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_the_overview_says_that_the_drivers_pool_is_missing(
     viewer: TestClient, monkeypatch: pytest.MonkeyPatch, known: bool
@@ -246,10 +282,12 @@ def test_hostile_data_stays_text(settings: Settings) -> None:
         slot(0, HOSTILE).evolve(detail={"pid": HOSTILE, "host": HOSTILE}),
     )
     tables = ControlTables(settings)
-    tables.append(
-        ControlTable.VERDICTS,
-        [verdict("r", "p", failed=HOSTILE, ratios=json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))],
-    )
+    bound = {"bound": 2.0, "greatest": 1.0, "beyond": 0, "without_figure": 0}
+    bounds = json.dumps({"ratio_bound": {HOSTILE: bound}})
+    ratios = json.dumps({HOSTILE: {HOSTILE: HOSTILE}})
+    tables.append(ControlTable.VERDICTS, [verdict("r", "p", failed=HOSTILE, ratios=ratios, bounds=bounds)])
+    of_column = verdict("r", "p", ratios=json.dumps({HOSTILE: {HOSTILE: 1.0}}), bounds=bounds)
+    VerdictTrends(tables).add("p", 1, replace(point_of(of_column, {}), run_id=HOSTILE))
     tables.append(ControlTable.RUNS, [run("r", "p", note=HOSTILE, state=HOSTILE)])
     hostile = {
         "keys": json.dumps({HOSTILE: HOSTILE}),
