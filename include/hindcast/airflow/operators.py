@@ -429,7 +429,7 @@ class ValidateOperator(ReplayAppOperator):
         return verdict
 
     def _name_differences(self) -> None:
-        conditions = [("run_id", "=", self.run_id), ("cause", "=", "unexplained")]
+        conditions = [("run_id", "=", self.run_id), ("cause", "in", ["unexplained", "bound"])]
         rows = Hindcast().tables.rows(ControlTable.DIFFERENCES, conditions)
         rows.sort(key=lambda row: (row["kind"], row["keys"], row["column"] or ""))
         for row in rows[:NAMED_DIFFERENCES]:

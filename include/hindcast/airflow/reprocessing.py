@@ -332,8 +332,10 @@ class WatchPromotedOperator(JudgeVersionOperator):
         if event["news"] == News.INACTIVE:
             self._say_backed_out()
         if event["news"] == News.FAILED:
-            unexplained = event["unexplained"]
-            self._back_out(f"its verdict {event['run_id']} failed with {unexplained} unexplained differences")
+            failed = f"its verdict {event['run_id']} failed"
+            if event["unexplained"]:
+                self._back_out(f"{failed} with {event['unexplained']} unexplained differences")
+            self._back_out(f"{failed}: `hindcast verdicts --run {event['run_id']}` says why")
         if event["verdicts"]:
             return event
         ended = self.run_judge(context, since_last_verdict=True)

@@ -378,15 +378,19 @@ def test_a_passed_verdict_is_returned(app: Any, context: dict[str, Any]) -> None
 def test_a_failed_verdict_fails_the_task_and_names_the_rows(
     app: Any, context: dict[str, Any], home: Settings
 ) -> None:
-    """Without a retry: judging again changes nothing. The verdict is kept as XCom although the task fails."""
-    ControlTables(home).append(
-        ControlTable.DIFFERENCES, [difference(), difference(cause="late_rows", stream_value="12345")]
-    )
+    """Without a retry: judging again changes nothing. The verdict is kept as XCom although the task fails.
+    Rows beyond a bound are named, too; what late rows explain is not.
+    """
+    beyond = difference(cause="bound", kind="ratio", column="trucks", stream_value="9", hindcast_value="5")
+    late = difference(cause="late_rows", stream_value="12345")
+    ControlTables(home).append(ControlTable.DIFFERENCES, [difference(), beyond, late])
     app(3, "stock_stats: 1 difference is unexplained", unexplained=1)
     with capture_logs() as logs, pytest.raises(AirflowFailException, match="1 difference is unexplained"):
         ValidateOperator(task_id="judge", pipeline="stock_stats", run_id=FAILED_RUN).execute(context)
     named = [entry for entry in logs if entry["log_level"] == "error"]
-    assert len(named) == 1
+    assert len(named) == 2
+    assert named[1]["event"].startswith("ratio: the row ")
+    assert named[1]["event"].endswith("column trucks")
     assert "NVDA" in named[0]["event"]
     assert "131.07" in named[0]["stream"]
     assert "129.88" in named[0]["hindcast"]

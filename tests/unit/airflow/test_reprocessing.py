@@ -453,6 +453,15 @@ def test_killed_between_the_back_out_and_its_event(
     assert len(told(home, "version_backed_out")) == 1
 
 
+def test_the_watch_returns_if_a_bound_is_exceeded(
+    home: Settings, watch: Callable[..., Any], context: dict[str, Any]
+) -> None:
+    """Such a verdict has no unexplained difference. The error says where the reason is."""
+    with pytest.raises(AirflowFailException, match="failed: `hindcast verdicts --run bad` says why"):
+        watch().seen(context, {"news": "failed", "run_id": "bad", "unexplained": 0})
+    assert rollout(home).active == 1
+
+
 def test_the_watch_undoes_no_other_promotion(
     home: Settings, watch: Callable[..., Any], context: dict[str, Any]
 ) -> None:

@@ -304,9 +304,10 @@ def _shards_of(owner: str, leases: Iterable[Lease]) -> list[str]:
     return sorted(held)
 
 
-def _unexplained_first(row: Row) -> tuple[bool, str, str, str]:
-    explained = row["cause"] != "unexplained"
-    return explained, row["kind"] or "", row["keys"] or "", row["column"] or ""
+def _unexplained_first(row: Row) -> tuple[int, str, str, str]:
+    """After them what is beyond a bound."""
+    place = {"unexplained": 0, "bound": 1}.get(row["cause"], 2)
+    return place, row["kind"] or "", row["keys"] or "", row["column"] or ""
 
 
 def _difference(row: Row) -> Row:

@@ -228,6 +228,21 @@ def test_a_verdict_shows_its_bounds(viewer: TestClient, settings: Settings) -> N
     assert "<h2>Bounds</h2>" not in viewer.get("verdicts/old").text
 
 
+def test_rows_beyond_a_bound_come_before_what_is_explained(settings: Settings) -> None:
+    """Unexplained ones come first of all."""
+    rows = [
+        difference("r", cause="late_rows", kind="changed", column="a"),
+        difference("r", cause="bound", kind="ratio", column="b"),
+        difference("r", cause="unexplained", kind="missing", column="c"),
+    ]
+    tables = ControlTables(settings)
+    tables.append(ControlTable.VERDICTS, [verdict("r")])
+    tables.append(ControlTable.DIFFERENCES, rows)
+    found = Views(Installation(settings), SystemClock()).verdict("r")
+    assert found is not None
+    assert [row["cause"] for row in found["differences"]] == ["unexplained", "bound", "late_rows"]
+
+
 def test_a_pipeline_shows_the_trend_of_its_verdicts(viewer: TestClient) -> None:
     """For each measure the newest, the median and the worst figure, with the worst one's run and a picture. A
     pipeline without verdicts has no such section.
