@@ -85,7 +85,7 @@ class VerdictTrend:
             "pipeline": self.pipeline,
             "version": self.version,
             "verdicts": self.verdicts,
-            "worst": json.dumps(worst, sort_keys=True),
+            "worst": json.dumps(worst),
             "recent": json.dumps([point.as_json_object() for point in self.recent]),
             "updated_at": datetime.now(UTC),
         }

@@ -10,7 +10,7 @@ from math import inf, nan
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fleet_sample import run, verdict
+from support.fleet_sample import RUN, run, verdict
 
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
@@ -79,7 +79,10 @@ def test_the_figures_of_a_verdict() -> None:
         "latency_p95_seconds": 2.0,
         "batch_cpu_seconds_per_million_rows": 1.5,
     }
-    assert found.judged_at == "2026-01-05T12:00:00+00:00"
+    assert (found.run_id, found.passed, found.judged_at) == (RUN, True, "2026-01-05T12:00:00+00:00")
+    assert not point_of({**row, "passed": False}, measured).passed
+    streamed = point_of(row, {**measured, "stream_cpu_seconds": 4.0})
+    assert streamed.figures["stream_cpu_seconds_per_million_rows"] == 2.0
     without = point_of(row, run(input_rows=0, cpu_seconds=3.0, stream_cpu_seconds=1.0))
     assert "batch_cpu_seconds_per_million_rows" not in without.figures
 
@@ -107,6 +110,29 @@ def test_a_run_that_is_judged_again_counts_once() -> None:
     again = trend.adding(point(1, captured=0.8))
     (measure,) = again.measures()
     assert (measure["verdicts"], measure["recent"], measure["worst"]) == (2, [0.9, 0.8], 0.5)
+
+
+def test_a_measure_is_a_row_with_all_that_a_listing_shows() -> None:
+    """Also one that none of the newest verdicts has: its worst stays."""
+    trend = VerdictTrend("p", 3).adding(point(0, **{"ratio_worst.a.b": 2.0}))
+    for number in range(1, RECENT + 1):
+        trend = trend.adding(point(number))
+    row = trend.as_row()
+    assert row["updated_at"].tzinfo is UTC
+    (measure,) = VerdictTrend.of_row(row).measures()
+    assert measure == {
+        "pipeline": "p",
+        "version": 3,
+        "measure": "ratio_worst",
+        "column": "a.b",
+        "newest": None,
+        "median": None,
+        "worst": 2.0,
+        "worst_run": "r-0",
+        "worst_at": AT,
+        "verdicts": RECENT + 1,
+        "recent": [None] * RECENT,
+    }
 
 
 def test_a_measure_that_a_verdict_lacks_is_unknown_there() -> None:
