@@ -100,6 +100,13 @@ class BadRangeError(BadInputError):
     """The range {range} cannot be replayed: {problem}. {cure}"""
 
 
+class VersionLostError(BadInputError):
+    """The table {table} cannot be judged as it was: its version {version} is gone. The log of a table and the
+    files that a compaction replaced are kept for a limited time. Judge more often than that, begin where an
+    earlier replay ended (`hindcast runs`), or judge from the beginning (`--all`).
+    """
+
+
 class NothingLateError(HindcastError):
     """No late row of {pipeline} waits for a correction: the windows of each were corrected after it came, or
     are still open.

@@ -257,6 +257,11 @@ class Pipeline:
         _as_member(self, "policy", Policy)
 
     @property
+    def row_by_row(self) -> bool:
+        """Whether each row of the result comes from one record, whatever other records there are."""
+        return self.window is None and not self.re_execute and self.sink.mode is Mode.APPEND
+
+    @property
     def topics(self) -> tuple[Topic, ...]:
         """The topics that it reads, the source first: the order in which its partitions are numbered."""
         joined = [one for one in self.joined if isinstance(one, Topic)]

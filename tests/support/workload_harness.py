@@ -90,11 +90,11 @@ class Workload(Shard):
     def filed(self, table: ControlTable) -> list[dict[str, Any]]:
         return ControlTables(self.settings).rows(table, [("pipeline", "=", self.pipeline.name)])
 
-    def verdict(self, run_id: str = "once") -> dict[str, Any]:
-        """File what is late or poison, replay everything, judge."""
+    def verdict(self, run_id: str = "once", **asked: Any) -> dict[str, Any]:
+        """File what is late or poison, replay everything or what was asked, judge."""
         self.file()
         installation = Installation(self.settings)
-        request = ReplayRequest(pipeline=self.pipeline.name, run_id=run_id, everything=True)
+        request = ReplayRequest(pipeline=self.pipeline.name, run_id=run_id, **(asked or {"everything": True}))
         run_replay(lambda: self.spark, installation, self.pipeline, request)
         return judge(lambda: self.spark, installation, self.pipeline, run_id)
 

@@ -24,7 +24,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run_table import Runs
+from hindcast.replay.run_table import JudgedRange, Runs
 from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
@@ -94,8 +94,13 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
     if request.late:
         late_ends_ms = uncorrected_ends_ms(pipeline, _late_rows(tables, pipeline), corrected)
     judged_to = None
-    if request.since_last_verdict:
-        runs = Runs(tables)
+    judged: Sequence[JudgedRange] = ()
+    runs = Runs(tables)
+    if pipeline.window is None:
+        judged = runs.judged_ranges(pipeline.name, pipeline.version, without=request.run_id, undone=undone)
+        if judged:
+            judged_to = judged[-1].end
+    elif request.since_last_verdict:
         judged_to = runs.judged_to(pipeline.name, pipeline.version, without=request.run_id, undone=undone)
     return ReplayInputs(
         history=history,
@@ -111,6 +116,7 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
         corrected=corrected,
         late_ends_ms=late_ends_ms,
         judged_to=judged_to,
+        judged=judged,
     )
 
 

@@ -32,6 +32,7 @@ from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.request import ReplayRequest
+from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
 from hindcast.tables.ledger import LedgerRow
@@ -47,8 +48,8 @@ class ReplayInputs:
     versions that are batches, or empty where the pipeline has windows. ``from_time_offsets`` and
     ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges
     that the archives of the topics hold, by partition. ``judged_to``: the end of the last verdict's range, if
-    any. ``late_ends_ms``: the ends of the windows that a late row was for and that no correction has with
-    that row, in order.
+    any. ``judged``: without windows, where each verdict ended. ``late_ends_ms``: the ends of the windows that
+    a late row was for and that no correction has with that row, in order.
     """
 
     history: History
@@ -62,6 +63,7 @@ class ReplayInputs:
     to_time_offsets: Offsets | None = None
     archived: Mapping[int, Ranges] = field(default_factory=dict)
     judged_to: Offsets | None = None
+    judged: Sequence[JudgedRange] = ()
     corrected: Corrected = NOTHING
     late_ends_ms: Sequence[int] = ()
 
@@ -105,11 +107,12 @@ class ReplayPlan:
     ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``.
     [read_from, seams) is read from the archive, [seams, end) from the topic. ``segments`` cover [read_from,
     end) and say for each offset by which batch, so with which watermark, it was read. ``recorded``: without
-    windows, every batch that the sink's version holds, also those that read nothing. ``corrected``: the
-    corrections of its windows, as readers have them at ``corrections_version``, by runs that had read no
-    further than ``end``: the online answer counts a late row that one of them has. ``left_out``: which part
-    of what was asked lies before the stream's beginning, or which late rows can no longer be corrected, in
-    words; empty if all of it is planned.
+    windows, every batch that the sink's version holds, also those that read nothing. ``sink_after``: without
+    windows, the rows that the sink's versions after this one brought are judged; -1 for all rows.
+    ``corrected``: the corrections of its windows, as readers have them at ``corrections_version``, by runs
+    that had read no further than ``end``: the online answer counts a late row that one of them has.
+    ``left_out``: which part of what was asked lies before the stream's beginning, or which late rows can no
+    longer be corrected, in words; empty if all of it is planned.
     """
 
     pipeline: str
@@ -122,6 +125,7 @@ class ReplayPlan:
     seams: Offsets
     windows_after_ms: int
     windows_to_ms: int
+    sink_after: int = -1
     sink_version: int
     segments: tuple[Segment, ...]
     batches: tuple[LedgerRow, ...]
@@ -141,6 +145,7 @@ class ReplayPlan:
             seams=self.seams,
             windows_after_ms=self.windows_after_ms,
             windows_to_ms=self.windows_to_ms,
+            sink_after=self.sink_after,
             sink_version=self.sink_version,
             corrections_version=self.corrections_version,
             batches=len(self.batches),
@@ -175,10 +180,15 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
     sink_version = facts.sink_version
     windows_after_ms = windows_to_ms = 0
     read_from = start
+    sink_after = -1
     recorded: tuple[LedgerRow, ...] = ()
     if pipeline.window is None:
-        start, end, sink_version, recorded = _whole_commits(pipeline, request, facts, start, end)
-        read_from = start
+        commits = _whole_commits(pipeline, request, facts, start, end)
+        start = read_from = commits.start
+        end = commits.end
+        sink_after = commits.after
+        sink_version = commits.version
+        recorded = commits.rows
     else:
         windows = _windows(pipeline, facts, partitions, start, end)
         windows_after_ms = windows.after_ms
@@ -196,6 +206,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         seams=facts.seams(read_from, end),
         windows_after_ms=windows_after_ms,
         windows_to_ms=windows_to_ms,
+        sink_after=sink_after,
         sink_version=sink_version,
         segments=tuple(history.reading(read_from, end)),
         batches=tuple(history.batches(start, end)),
@@ -465,15 +476,8 @@ def _unfiled(facts: ReplayInputs, end: Offsets) -> dict[str, int]:
 
 
 def _check_retained(request: ReplayRequest, facts: ReplayInputs, read_from: Offsets, end: Offsets) -> None:
+    _check_was_input(request, facts, read_from)
     for partition, offset in read_from.items():
-        if (begun := facts.history.first[partition]) > offset:
-            problem = f"the stream began partition {partition} at offset {begun}"
-            problem += f", so {offset} to {begun} were never its input"
-            raise BadRangeError(
-                range=request.describe(),
-                problem=problem,
-                cure=f"Start at {offsets_to_json(facts.history.first)} or later.",
-            )
         if end[partition] > facts.latest[partition]:
             problem = f"partition {partition} ends at {facts.latest[partition]} now, before {end[partition]}"
             problem += ": the topic was created again"
@@ -498,37 +502,123 @@ def _refuse_gap(request: ReplayRequest, facts: ReplayInputs, partition: int, *ga
     raise BadRangeError(range=request.describe(), problem=problem, cure=cure)
 
 
+@dataclass(frozen=True)
+class _Commits:
+    """Whole commits of the sink: its versions after ``after`` up to and including ``version``, and the
+    offsets that their batches read. ``after`` is -1 at the stream's beginning.
+
+    ``rows``: the batches of all versions up to ``version``.
+    """
+
+    start: Offsets
+    end: Offsets
+    after: int
+    version: int
+    rows: tuple[LedgerRow, ...]
+
+
 def _whole_commits(
     pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, start: Offsets, end: Offsets
-) -> tuple[Offsets, Offsets, int, tuple[LedgerRow, ...]]:
-    """Without windows no row of the sink says which offsets it came from: such a pipeline is judged from its
-    beginning, up to a version of the sink that holds whole batches below ``end`` and nothing else.
+) -> _Commits:
+    """Without windows no row of the sink says which offsets it came from. So such a range is made of whole
+    commits: it ends at a version of the sink that holds the batches below ``end`` and no others.
+
+    If each row comes from one record, it begins in the same way, at or before ``start``. All other results
+    depend on all that came before, so they are judged from the stream's beginning.
     """
     history = facts.history
     begun = {partition: history.first[partition] for partition in start}
-    if request.from_offsets is not None and start != begun:
+    if request.from_offsets is not None and not pipeline.row_by_row and start != begun:
         raise BadRangeError(
             range=request.describe(),
-            problem="a pipeline without windows can only be judged from its beginning",
+            problem="a result that depends on earlier records can only be judged from the beginning",
             cure=f"Begin at {offsets_to_json(begun)}.",
         )
-    inside = [
-        row
-        for row in history.rows
-        if all(offset <= end.get(partition, 0) for partition, offset in row.end_offsets.items())
-    ]
-    known = {row.sink_version for row in inside}
-    outside = [
-        version
-        for version in (*facts.sink_commits, *(row.sink_version for row in history.rows))
-        if version not in known
-    ]
-    version = min([*(first - 1 for first in outside), facts.sink_version])
-    chosen = History.of(row for row in inside if row.sink_version <= version)
+    _check_was_input(request, facts, start)
+    from_start, after = begun, -1
+    if pipeline.row_by_row:
+        from_start, after = _commits_before(facts, start, begun)
+    version = _last_version_below(pipeline, request, facts, end)
+    chosen = History.of(row for row in history.rows if row.sink_version <= version)
     reached = {partition: chosen.committed.get(partition, begun[partition]) for partition in start}
-    if reached == begun:
+    if version <= after or reached == from_start:
         problem = "no version of the sink holds whole batches of this range only"
         if request.to_time is not None:  # all of it is committed, so waiting brings no other batches
             raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
         raise not_yet(pipeline, problem, beyond=history.committed)
-    return begun, reached, version, chosen.rows
+    return _Commits(from_start, reached, after, version, chosen.rows)
+
+
+def _last_version_below(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, end: Offsets) -> int:
+    """The last version of the sink before a batch that read something from ``end`` on.
+
+    A batch that the ledger does not have yet counts as one. But a range with a given end must not become
+    shorter for it: the next one begins at that end, and none would have the rest.
+
+    :raises RangeNotYetConsumedError: if such a batch is among those of a range with a given end
+    """
+    outside = _first_beyond(facts.history, end)
+    version = facts.sink_version
+    if outside is not None:
+        version = min(version, outside - 1)
+    known = {row.sink_version for row in facts.history.rows}
+    unknown = [commit for commit in facts.sink_commits if commit not in known and commit <= version]
+    if not unknown:
+        return version
+    inside = [row.sink_version for row in facts.history.rows if row.reads and row.sink_version <= version]
+    first_unknown = min(unknown)
+    given_end = request.from_offsets is not None or request.to_time is not None
+    if given_end and first_unknown < max(inside, default=-1):
+        problem = f"the ledger does not have the batch of the sink's version {first_unknown} yet"
+        raise not_yet(pipeline, problem, beyond=facts.history.committed)
+    return first_unknown - 1
+
+
+def _commits_before(facts: ReplayInputs, start: Offsets, begun: Offsets) -> tuple[Offsets, int]:
+    """The offsets of the whole commits below ``start``, and the version of the sink after which the range
+    begins; -1 if there is none.
+
+    A verdict that ended at these offsets has judged the table up to its own version. The range begins after
+    that one, so that each commit is in one range, and what was written between two batches in one, too. After
+    no verdict it begins after the last batch.
+    """
+    beyond = _first_beyond(facts.history, start)
+    below = [row for row in facts.history.rows if beyond is None or row.sink_version < beyond]
+    reading = [row.sink_version for row in below if row.reads]
+    if not reading:
+        return begun, -1
+    committed = History.of(below).committed
+    reached = {partition: committed.get(partition, offset) for partition, offset in begun.items()}
+    after = max(reading)
+    for judged in facts.judged:
+        in_place = beyond is None or judged.sink_version < beyond
+        if in_place and {**begun, **judged.end} == reached:
+            after = max(after, judged.sink_version)
+    return reached, after
+
+
+def _first_beyond(history: History, offsets: Offsets) -> int | None:
+    """The sink's version of the first batch that read something at or after the offsets; None if none did.
+
+    A batch that read nothing brings no rows, so it may be on either side.
+    """
+    beyond = []
+    for row in history.rows:
+        past = any(offset > offsets.get(partition, 0) for partition, offset in row.end_offsets.items())
+        if past and row.reads:
+            beyond.append(row.sink_version)
+    return min(beyond, default=None)
+
+
+def _check_was_input(request: ReplayRequest, facts: ReplayInputs, start: Offsets) -> None:
+    """:raises BadRangeError: if the range begins before the stream did"""
+    for partition, offset in start.items():
+        begun = facts.history.first[partition]
+        if begun > offset:
+            problem = f"the stream began partition {partition} at offset {begun}"
+            problem += f", so {offset} to {begun} were never its input"
+            raise BadRangeError(
+                range=request.describe(),
+                problem=problem,
+                cure=f"Start at {offsets_to_json(facts.history.first)} or later.",
+            )

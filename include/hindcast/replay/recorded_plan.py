@@ -39,6 +39,7 @@ class RecordedPlan:
     """The offsets, windows and versions of a replay; see :class:`hindcast.replay.planner.ReplayPlan`.
 
     :param seams: by partition, up to where the archive is read; in the JSON they are ``archive_to``
+    :param sink_after: the rows that the sink's versions after this one brought are judged; -1 for all rows
     :param batches: how many batches of the stream read the range
     :param counted: what was in the range, once the replay has read it
     """
@@ -51,6 +52,7 @@ class RecordedPlan:
     seams: Offsets = field(default_factory=dict)
     windows_after_ms: int = 0
     windows_to_ms: int = 0
+    sink_after: int = -1
     sink_version: int
     corrections_version: int = NOTHING.version
     batches: int = 0
@@ -68,6 +70,7 @@ class RecordedPlan:
             "archive_to": _texts(self.seams),
             "windows_after_ms": self.windows_after_ms,
             "windows_to_ms": self.windows_to_ms,
+            "sink_after": self.sink_after,
             "sink_version": self.sink_version,
             "corrections_version": self.corrections_version,
             "batches": self.batches,
@@ -97,6 +100,7 @@ class RecordedPlan:
             seams=by_partition(written.get("archive_to", {})),
             windows_after_ms=written["windows_after_ms"],
             windows_to_ms=written["windows_to_ms"],
+            sink_after=written.get("sink_after", -1),
             sink_version=written["sink_version"],
             corrections_version=written.get("corrections_version", NOTHING.version),
             batches=written["batches"],

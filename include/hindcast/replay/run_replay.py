@@ -11,7 +11,14 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
-from hindcast.errors import HindcastError, NothingToReplayError, ReplayFailedError, TryLaterError, innermost
+from hindcast.errors import (
+    HindcastError,
+    NothingToReplayError,
+    ReplayFailedError,
+    TryLaterError,
+    VersionLostError,
+    innermost,
+)
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import answers_url, run_batch
@@ -24,6 +31,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.event_log import EventKind, Severity
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
+from hindcast.tables.sink_files import SinkFiles, VersionGoneError
 
 _log = structlog.get_logger(__name__)
 
@@ -92,6 +100,7 @@ def run_replay(
     request = replace(request, run_id=request.run_id or new_run_id(pipeline.name, began_at))
     try:
         run_id, plan = plan_replay(installation, pipeline, request)
+        _keep_files(installation.settings, pipeline, plan)
     except NothingToReplayError as nothing:
         runs.answer(request.run_id, pipeline.name, pipeline.version, kind, RunState.SKIPPED, str(nothing))
         raise
@@ -160,6 +169,24 @@ def run_replay(
             pipeline=pipeline.name,
         )
     return Replayed(run_id, plan, counted, done)
+
+
+def _keep_files(settings: Settings, pipeline: Pipeline, plan: ReplayPlan) -> None:
+    """Keep what the sink held at both ends of the range: its verdict and the next range need that when the
+    sink's log may have lost it.
+
+    :raises VersionLostError: if the log has lost it already
+    """
+    if not pipeline.row_by_row:
+        return
+    files = SinkFiles(settings, pipeline.sink.name)
+    for version in (plan.sink_after, plan.sink_version):
+        if version < 0:
+            continue
+        try:
+            files.keep(version)
+        except VersionGoneError as error:
+            raise VersionLostError(table=files.url, version=version) from error
 
 
 def _first_row(

@@ -17,6 +17,14 @@ from hindcast.tables.table_names import ControlTable
 
 
 @dataclass(frozen=True)
+class JudgedRange:
+    """Where the range of a verdict ended: its offsets, and the version of the sink that was judged."""
+
+    end: Offsets
+    sink_version: int
+
+
+@dataclass(frozen=True)
 class Runs:
     """Reads and appends runs."""
 
@@ -95,6 +103,26 @@ class Runs:
             if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):
                 return RecordedPlan.from_text(run["plan"]).end
         return None
+
+    def judged_ranges(
+        self, pipeline: str, version: int, *, without: str = "", undone: Sequence[Undone] = ()
+    ) -> list[JudgedRange]:
+        """Where each verdict ended, passed or not, in the order of the sink's versions; see
+        :meth:`judged_to`.
+        """
+        of_version: list[Condition] = [("pipeline", "=", pipeline), ("version", "=", version)]
+        succeeded = [*of_version, ("state", "=", RunState.SUCCEEDED.value)]
+        columns = ["run_id", "plan", "started_at", "finished_at"]
+        runs = newest_by_run(self.tables.read(ControlTable.RUNS, succeeded, columns=columns).to_pylist())
+        plans = {run["run_id"]: RecordedPlan.from_text(run["plan"]) for run in runs}
+        verdicts = self.tables.read(ControlTable.VERDICTS, of_version, columns=["run_id", "sink_version"])
+        found = []
+        for verdict in verdicts.to_pylist():
+            plan = plans.get(verdict["run_id"])
+            taken_back = any(reset.has(verdict["sink_version"]) for reset in undone)
+            if plan is not None and verdict["run_id"] != without and not taken_back:
+                found.append(JudgedRange(plan.end, verdict["sink_version"]))
+        return sorted(found, key=lambda judged: judged.sink_version)
 
     def recorded_plan(self, run_id: str, asked: str) -> RecordedPlan | None:
         """The plan that this run was given before, if it answered the same request: a retry replays the same

@@ -28,6 +28,7 @@ from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.run_states import BENCHMARKS, RunState
 from hindcast.tables.schema import REPLACED
+from hindcast.tables.sink_files import FOLDER
 from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
@@ -64,6 +65,7 @@ def maintain(
         if report is not None:
             reports.append(report)
     _delete_old_hindcasts(settings, tables)
+    _delete_old_file_lists(settings)
     return reports
 
 
@@ -162,6 +164,17 @@ def _old_hindcasts(settings: Settings, kept: frozenset[tuple[str, str]]) -> Iter
                 continue
             if folder.is_dir() and folder.stat().st_mtime < oldest:
                 yield folder
+
+
+def _delete_old_file_lists(settings: Settings) -> None:
+    """Delete the lists of a sink's files that are as old as the files which a vacuum deletes."""
+    oldest = time.time() - HINDCAST_DAYS * 86_400
+    root = settings.table(FOLDER)
+    if "://" in root:
+        return  # an object store expires files by its own lifecycle rules
+    for path in Path(root).glob("*/*/*.parquet"):
+        if path.stat().st_mtime < oldest:
+            path.unlink(missing_ok=True)
 
 
 def _newest_benchmarks(tables: ControlTables) -> frozenset[tuple[str, str]]:

@@ -38,6 +38,7 @@ from hindcast.verdict import bounds
 from hindcast.verdict.check_side_rows import check_side_rows
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
 from hindcast.verdict.expectations import check_types, columns_of, validate
+from hindcast.verdict.sink_change import SinkChange
 
 _log = structlog.get_logger(__name__)
 
@@ -204,7 +205,14 @@ def _compare(
     """
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     check_bounded_columns(pipeline, _types(answers.drop(ANSWER)))
-    stream = _stream_frame(spark, settings, pipeline, case)
+    carried = None
+    if pipeline.row_by_row:
+        change = _sink_change(settings, pipeline, case)
+        stream = change.added_rows(spark)
+        if change.removed:
+            carried = change.removed_rows(spark)
+    else:
+        stream = _stream_frame(spark, settings, pipeline, case)
     late = None
     if pipeline.window is not None:
         after, to = _bounds(case)
@@ -223,10 +231,16 @@ def _compare(
             ),
             cure="Correct the sink's keys, or give the pipeline a new version and sink.",
         )
+    online = answers.where(F.col(ANSWER) == Answer.ONLINE.value).select(*common)
+    hindsight = answers.where(F.col(ANSWER) == Answer.HINDSIGHT.value).select(*common)
+    if carried is not None:
+        # Rows that were there before the range must still be there, wherever they were moved.
+        online = online.unionByName(carried.select(*common))
+        hindsight = hindsight.unionByName(carried.select(*common))
     sides = Sides(
         stream=stream.select(*common),
-        online=answers.where(F.col(ANSWER) == Answer.ONLINE.value).select(*common),
-        hindsight=answers.where(F.col(ANSWER) == Answer.HINDSIGHT.value).select(*common),
+        online=online,
+        hindsight=hindsight,
         keys=keys,
         late=late,
         foresight=pipeline.re_execute or pipeline.hindsight is not None,
@@ -234,6 +248,11 @@ def _compare(
         ratio_bound=pipeline.ratio_bound,
     )
     return differing, compare(sides, SAMPLES)
+
+
+def _sink_change(settings: Settings, pipeline: Pipeline, case: _Case) -> SinkChange:
+    """What the commits of the range changed in the sink."""
+    return SinkChange.between(settings, pipeline.sink.name, case.plan.sink_after, case.plan.sink_version)
 
 
 def _stream_frame(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> DataFrame:
@@ -298,6 +317,8 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
     """
     if not pipeline.expectations:
         return None
+    if pipeline.row_by_row:
+        return _sink_change(settings, pipeline, case).added_pandas(columns_of(pipeline.expectations))
     url = settings.table("sinks", pipeline.sink.name)
     table = open_table(url, settings.storage_options, case.plan.sink_version)
     dataset = arrow_dataset(table)

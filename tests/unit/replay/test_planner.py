@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.simulated_stream import BASE_MS, Record, Simulated, simulate, trades
 
-from hindcast import Table, Topic, Window, pipeline
+from hindcast import Mode, Table, Topic, Window, pipeline
 from hindcast.archive.archive_or_live import extended
 from hindcast.errors import (
     BadRangeError,
@@ -25,6 +25,7 @@ from hindcast.errors import (
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest
+from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.tables.ledger_history import History, may_hold
 
@@ -55,6 +56,17 @@ def stock_stats(frame: Any) -> Any:
     version=1,
 )
 def plain(frame: Any) -> Any:
+    return frame
+
+
+@pipeline(
+    source=Topic("trades", schema=SCHEMA),
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("counts", keys=["ticker"], mode=Mode.UPSERT),
+    version=1,
+)
+def counts(frame: Any) -> Any:
     return frame
 
 
@@ -628,21 +640,129 @@ def test_an_interval_of_which_records_are_archived_is_planned(stream: Simulated)
         make_plan(stock_stats, _between(at, at + timedelta(days=1)), late)
 
 
-def test_a_pipeline_without_windows_is_judged_in_whole_commits_from_its_beginning() -> None:
-    """Its plan ends at the newest sink version that holds batches of the range only."""
-    stream = simulate(trades(5, count=200, partitions=2), seed=5, shards=1, pipeline="plain")
-    facts = facts_of(
-        stream, sink_commits=tuple(range(1, len(stream.ledger) + 1)), sink_version=len(stream.ledger) + 2
+def _plain_facts(seed: int, shards: int, batch_rows: int = 30, **changes: Any) -> ReplayInputs:
+    """A stream without windows whose sink has a commit of something else before each batch and at the end."""
+    stream = simulate(
+        trades(seed, count=300, partitions=4),
+        seed=seed,
+        shards=shards,
+        pipeline="plain",
+        batch_rows=batch_rows,
     )
-    whole = make_plan(plain, everything("plain"), facts)
-    assert (whole.end, whole.sink_version) == (facts.history.committed, len(stream.ledger) + 2)
-    middle = next(row for row in facts.history.rows if min(row.end_offsets.values()) > 20)
-    part = make_plan(
-        plain, ask(facts.history.first, {p: o + 1 for p, o in middle.end_offsets.items()}, "plain"), facts
+    rows = [replace(row, sink_version=2 * row.sink_version) for row in stream.ledger]
+    commits = [row.sink_version for row in rows]
+    newest = 2 * len(rows) + 1
+    return facts_of(stream, history=History.of(rows), sink_commits=commits, sink_version=newest, **changes)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    shards=st.integers(1, 4),
+    cuts=st.integers(1, 6),
+    batch_rows=st.integers(1, 120),
+    verdicts=st.booleans(),
+)
+def test_consecutive_ranges_without_windows_judge_each_commit_once(
+    seed: int, shards: int, cuts: int, batch_rows: int, verdicts: bool
+) -> None:
+    """However the offsets are cut into ranges, each batch is in one of them, with the offsets that it read.
+    If each range got a verdict, so is every other commit of the sink.
+    """
+    facts, rng = _plain_facts(seed, shards, batch_rows), random.Random(seed)
+    marks = [{p: rng.randint(0, end) for p, end in facts.latest.items()} for _ in range(cuts)]
+    ordered = [{p: sorted(mark[p] for mark in marks)[number] for p in facts.latest} for number in range(cuts)]
+    bounds = [facts.history.first, *ordered, facts.history.committed]
+    judged: list[JudgedRange] = []
+    plans = []
+    for start, end in itertools.pairwise(bounds):
+        try:
+            plan = make_plan(plain, ask(start, end, "plain"), replace(facts, judged=judged))
+        except (RangeNotYetConsumedError, BadRangeError):
+            continue  # no whole batch, or no offset
+        plans.append(plan)
+        if verdicts:
+            judged.append(JudgedRange(plan.end, plan.sink_version))
+    assert [plan.start for plan in plans] == [facts.history.first, *(plan.end for plan in plans[:-1])]
+    assert (plans[0].sink_after, plans[-1].sink_version) == (-1, facts.sink_version)
+    versions = [version for plan in plans for version in range(plan.sink_after + 1, plan.sink_version + 1)]
+    if verdicts:
+        assert versions == list(range(facts.sink_version + 1))
+    for plan in plans:
+        inside = [
+            row for row in facts.history.rows if plan.sink_after < row.sink_version <= plan.sink_version
+        ]
+        assert {row.sink_version for row in inside if row.reads} == {row.sink_version for row in plan.batches}
+        read = sum(end - row.start_offsets[p] for row in inside for p, end in row.end_offsets.items())
+        assert read == sum(plan.end[p] - offset for p, offset in plan.start.items())
+    batches = [row.sink_version for plan in plans for row in plan.batches]
+    assert sorted(batches) == sorted(row.sink_version for row in facts.history.rows if row.reads)
+
+
+def test_a_range_without_windows_is_rounded_to_whole_commits() -> None:
+    """It ends before the first batch beyond its end, and begins after the last one below its start."""
+    facts = _plain_facts(5, shards=1)
+    first, second, third = [row for row in facts.history.rows if row.reads][2:5]
+    asked = ask(
+        {p: min(o + 1, facts.latest[p]) for p, o in first.end_offsets.items()},
+        {p: min(o + 1, facts.latest[p]) for p, o in third.end_offsets.items()},
+        "plain",
     )
-    assert (part.end, part.sink_version) == (middle.end_offsets, middle.sink_version)
-    with pytest.raises(BadRangeError, match="from its beginning"):
-        make_plan(plain, ask(middle.end_offsets, facts.history.committed, "plain"), facts)
+    plan = make_plan(plain, asked, facts)
+    assert (plan.start, plan.end) == (first.end_offsets, third.end_offsets)
+    assert (plan.sink_after, plan.sink_version) == (first.sink_version, third.sink_version + 1)
+    assert [row.sink_version for row in plan.batches] == [second.sink_version, third.sink_version]
+    again = make_plan(plain, ask(plan.start, plan.end, "plain"), facts)
+    assert (again.start, again.end, again.sink_after) == (plan.start, plan.end, plan.sink_after)
+
+
+def test_a_range_begins_at_the_version_up_to_which_a_verdict_has_judged() -> None:
+    """What was written between the last batch and that version is in the range before. A verdict that ended
+    at other offsets says nothing.
+    """
+    facts = _plain_facts(5, shards=1)
+    first, second = [row for row in facts.history.rows if row.reads][2:4]
+    asked = ask(first.end_offsets, second.end_offsets, "plain")
+    here = JudgedRange(first.end_offsets, first.sink_version + 1)
+    elsewhere = JudgedRange(second.end_offsets, first.sink_version + 1)
+    assert make_plan(plain, asked, replace(facts, judged=[here])).sink_after == first.sink_version + 1
+    assert make_plan(plain, asked, replace(facts, judged=[elsewhere])).sink_after == first.sink_version
+
+
+def test_a_range_with_a_given_end_waits_for_the_ledger() -> None:
+    """A batch that is in the sink and not yet in the ledger would be in no range, so the range is not cut
+    short at it. All that is there is planned up to it.
+    """
+    facts = _plain_facts(5, shards=1)
+    reading = [row for row in facts.history.rows if row.reads]
+    unknown = reading[2].sink_version - 1
+    late_ledger = replace(facts, sink_commits=[*facts.sink_commits, unknown])
+    with pytest.raises(RangeNotYetConsumedError, match=f"version {unknown} yet"):
+        make_plan(plain, ask(facts.history.first, reading[3].end_offsets, "plain"), late_ledger)
+    plan = make_plan(plain, everything("plain"), late_ledger)
+    assert (plan.end, plan.sink_version) == (reading[1].end_offsets, unknown - 1)
+    beyond = replace(facts, sink_commits=[*facts.sink_commits, reading[3].sink_version + 1])
+    plan = make_plan(plain, ask(facts.history.first, reading[3].end_offsets, "plain"), beyond)
+    assert (plan.end, plan.sink_version) == (reading[3].end_offsets, reading[3].sink_version)
+
+
+def test_a_result_of_earlier_records_is_judged_from_the_beginning() -> None:
+    """A running result depends on all that came before, so its range begins there and nowhere else."""
+    facts = _plain_facts(5, shards=1)
+    middle = facts.history.rows[len(facts.history.rows) // 2]
+    plan = make_plan(counts, ask(facts.history.first, middle.end_offsets, "plain"), facts)
+    assert (plan.start, plan.sink_after, plan.end) == (facts.history.first, -1, middle.end_offsets)
+    with pytest.raises(BadRangeError, match="from the beginning"):
+        make_plan(counts, ask(middle.end_offsets, facts.history.committed, "plain"), facts)
+
+
+def test_offsets_before_a_stream_without_windows_began_are_refused() -> None:
+    """They were never its input; rounding does not hide that."""
+    facts = _plain_facts(5, shards=1)
+    begun = next(row for row in facts.history.rows if row.reads)
+    later = replace(facts, history=History.of(row for row in facts.history.rows if row is not begun))
+    with pytest.raises(BadRangeError, match="never its input"):
+        make_plan(plain, ask(dict.fromkeys(facts.latest, 0), facts.latest, "plain"), later)
 
 
 def test_a_batch_of_which_nothing_is_known_may_hold_any_row(stream: Simulated) -> None:

@@ -1,0 +1,131 @@
+"""Which files a sink had at a version, so what its commits brought between two versions.
+
+A sink's log is kept for hours. A replay therefore keeps the list of the files at the two versions between
+which it judges, and the next one, which begins where it ended, needs no log from before its own range. Files
+that both versions have hold the same rows. What remains are the files that batches added, those that a
+compaction joined and those it replaced, and whatever else was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from hindcast.delta.files import filesystem
+from hindcast.delta.open_table import open_table
+from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.settings import Settings
+
+#: The folder of the kept lists, below the root of all tables: sink/table id/version.parquet.
+FOLDER = "sink_files"
+#: The key of the columns in the metadata of a list.
+_SCHEMA = b"hindcast.columns"
+
+
+class VersionGoneError(Exception):
+    """The log has lost the version, and no list of its files was kept."""
+
+
+@dataclass(frozen=True)
+class FileList:
+    """The files of a table at a version, as paths within it, and its columns in Delta's JSON."""
+
+    schema: str
+    paths: frozenset[str]
+
+    def to_arrow(self) -> pa.Table:
+        paths = pa.table({"path": sorted(self.paths)}, schema=pa.schema([("path", pa.string())]))
+        return paths.replace_schema_metadata({_SCHEMA: self.schema})
+
+    @classmethod
+    def from_arrow(cls, kept: pa.Table) -> FileList:
+        return cls(kept.schema.metadata[_SCHEMA].decode(), frozenset(kept["path"].to_pylist()))
+
+    def without(self, other: FileList) -> list[str]:
+        """The paths that the other list does not have, in order."""
+        return sorted(self.paths - other.paths)
+
+
+class SinkFiles:
+    """The lists of the files of one sink."""
+
+    def __init__(self, settings: Settings, sink: str) -> None:
+        self.url = settings.table("sinks", sink)
+        self._options = settings.storage_options
+        self._sink = sink
+        self._root = settings.table(FOLDER)
+
+    def at(self, version: int) -> FileList:
+        """The files at a version of the table: from the log, or as they were kept.
+
+        :raises VersionGoneError: if neither has them
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        newest = open_table(self.url, self._options)
+        kept = self._kept(newest, version)
+        if kept is not None:
+            return kept
+        try:
+            table = DeltaTable(self.url, version=version, storage_options=self._options or None)
+            return _files_of(table)
+        except (DeltaError, OSError) as error:
+            raise VersionGoneError from error
+
+    def keep(self, version: int) -> None:
+        """Keep the list of a version, unless it is kept.
+
+        :raises VersionGoneError: if the log has lost the version
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        newest = open_table(self.url, self._options)
+        if self._kept(newest, version) is not None:
+            return
+        found = self.at(version).to_arrow()
+        try:
+            if "://" not in self._root:
+                Path(self._root).mkdir(parents=True, exist_ok=True)
+            files = filesystem(self._root, self._options)
+            pq.write_table(found, self._name(newest, version), filesystem=files)
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise StoreUnavailableError(table=self._root, action="written", reason=error) from error
+
+    def lacking(self, paths: Sequence[str]) -> str | None:
+        """The first of these files that a vacuum has deleted; None if all are there.
+
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        try:
+            found = filesystem(self.url, self._options).get_file_info(list(paths))
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+        return next((info.path for info in found if not info.is_file), None)
+
+    def _name(self, table: DeltaTable, version: int) -> str:
+        # A table that was deleted and made again counts its versions from 0, under another id.
+        return f"{self._sink}/{table.metadata().id}/{version}.parquet"
+
+    def _kept(self, table: DeltaTable, version: int) -> FileList | None:
+        if "://" not in self._root and not Path(self._root).exists():
+            return None
+        try:
+            files = filesystem(self._root, self._options)
+            return FileList.from_arrow(pq.read_table(self._name(table, version), filesystem=files))
+        except FileNotFoundError:
+            return None
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise StoreUnavailableError(table=self._root, action="read", reason=error) from error
+
+
+def _files_of(table: DeltaTable) -> FileList:
+    """:raises BadInputError: if a file may lack rows that the list does not tell"""
+    if "deletionVectors" in (table.protocol().reader_features or []):
+        problem = f"The table {table.table_uri} has deletion vectors: its files do not say which rows it has"
+        raise BadInputError(problem=problem, cure="Hindcast writes none: restore the table as it was before.")
+    paths = pa.table(table.get_add_actions())["path"].to_pylist()
+    return FileList(table.schema().to_json(), frozenset(paths))

@@ -1,0 +1,89 @@
+"""The rows that the commits of a sink brought between two of its versions, and those that they took away.
+
+A row that a compaction moved is among both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from hindcast.delta.files import filesystem
+from hindcast.errors import VersionLostError
+from hindcast.settings import Settings
+from hindcast.tables.sink_files import FileList, SinkFiles, VersionGoneError
+
+#: Spark's option by which a path is no pattern, whatever characters it has.
+_PATHS_AS_THEY_ARE = ("__globPaths__", "false")
+
+
+@dataclass(frozen=True)
+class SinkChange:
+    """``added`` and ``removed`` are paths of files within the table at ``url``."""
+
+    url: str
+    schema: str
+    added: Sequence[str]
+    removed: Sequence[str]
+    storage_options: dict[str, str]
+
+    @classmethod
+    def between(cls, settings: Settings, sink: str, after: int, version: int) -> SinkChange:
+        """What the versions after ``after`` up to and including ``version`` changed. From -1 on these are all
+        rows of the version.
+
+        :raises VersionLostError: if one of the versions, or one of the files, is gone
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        files = SinkFiles(settings, sink)
+        number = version
+        try:
+            last = files.at(version)
+            first = FileList(last.schema, frozenset())
+            if after >= 0:
+                number = after
+                first = files.at(after)
+        except VersionGoneError as error:
+            raise VersionLostError(table=files.url, version=number) from error
+        change = cls(
+            files.url, last.schema, last.without(first), first.without(last), settings.storage_options
+        )
+        lacking = files.lacking([*change.added, *change.removed])
+        if lacking is not None:
+            raise VersionLostError(table=files.url, version=f"{after} to {version}: {lacking}")
+        return change
+
+    def added_rows(self, spark: SparkSession) -> DataFrame:
+        return self._rows(spark, self.added)
+
+    def removed_rows(self, spark: SparkSession) -> DataFrame:
+        return self._rows(spark, self.removed)
+
+    def _rows(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+        # Delta writes a schema as Spark does.
+        schema = StructType.fromJson(json.loads(self.schema))
+        if not paths:
+            return spark.createDataFrame([], schema)
+        reader = spark.read.schema(schema).option(*_PATHS_AS_THEY_ARE)
+        return reader.parquet(*[f"{self.url}/{path}" for path in paths])
+
+    def added_pandas(self, columns: Sequence[str] | None) -> pd.DataFrame:
+        """The added rows.
+
+        :param columns: these columns only, those of them that there are
+        """
+        fields = [field["name"] for field in json.loads(self.schema)["fields"]]
+        names = [name for name in fields if columns is None or name in columns]
+        store = filesystem(self.url, self.storage_options)
+        pieces = [pq.read_table(path, filesystem=store, columns=names) for path in self.added]
+        if not pieces:
+            return pd.DataFrame(columns=names)
+        frame: pd.DataFrame = pa.concat_tables(pieces, promote_options="default").to_pandas()
+        return frame

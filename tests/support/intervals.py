@@ -1,0 +1,97 @@
+"""A stream that is judged interval by interval, while its topic loses the beginning and its sink the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+from support.live_stream import delete_records
+from support.workload_harness import Value, Workload
+
+from hindcast.pipeline import TOPIC_STRIDE
+from hindcast.replay.recorded_plan import Counted, RecordedPlan
+from hindcast.replay.run_table import Runs
+from hindcast.stream.shard_runner import ShardRunner
+from hindcast.tables.compaction import compact
+from hindcast.tables.control_tables import ControlTables
+
+
+@dataclass
+class Intervals:
+    """One owner reads interval after interval; each gets a verdict of its own."""
+
+    made: Workload
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def owner(self) -> ShardRunner:
+        return self.made.start()
+
+    @property
+    def sink(self) -> DeltaTable:
+        return DeltaTable(self.made.settings.table("sinks", self.made.pipeline.sink.name))
+
+    def stream(self, rows: Mapping[int, Iterable[Value]]) -> None:
+        """Send rows to the topics of these numbers, and wait until they are committed."""
+        for topic, values in rows.items():
+            self.made.put(values, topic=topic)
+        self.made.consume(self.owner)
+        self.made.renew()
+
+    def judge(self, **asked: Any) -> dict[str, Any]:
+        """The verdict on what was read since the last one, or on what is asked."""
+        run_id = f"interval-{len(self.verdicts)}"
+        self.verdicts.append(self.made.verdict(run_id, **(asked or {"since_last_verdict": True})))
+        return self.verdicts[-1]
+
+    def plan(self, verdict: Mapping[str, Any]) -> RecordedPlan:
+        run = Runs(ControlTables(self.made.settings)).succeeded(verdict["run_id"])
+        return RecordedPlan.from_text(run["plan"])
+
+    def counted(self, verdict: Mapping[str, Any]) -> Counted:
+        counted = self.plan(verdict).counted
+        assert counted is not None
+        return counted
+
+    def lose_the_beginning(self) -> None:
+        """The topics lose all that was read so far."""
+        ends = self.made.reached()
+        for index, topic in enumerate(self.made.pipeline.topics):
+            first = index * TOPIC_STRIDE
+            before = {
+                place - first: end for place, end in ends.items() if first <= place < first + TOPIC_STRIDE
+            }
+            delete_records(self.made.servers, topic.name, before)
+
+    def tidy(self) -> None:
+        """Join the sink's small files, and cut its log to its newest version."""
+        compact(self.sink, {})
+        table = self.sink
+        properties = {"delta.logRetentionDuration": "interval 0 seconds"}
+        if table.metadata().configuration.get("delta.logRetentionDuration") is None:
+            table.alter.set_table_properties(properties)
+        table = self.sink
+        table.create_checkpoint()
+        table.cleanup_metadata()
+
+    def delete(self, predicate: str) -> None:
+        """A person deletes rows of the sink."""
+        self.sink.delete(predicate)
+
+    def double(self, row: pc.Expression) -> None:
+        """A person appends rows of the sink to it once more."""
+        rows = self.sink.to_pyarrow_dataset().to_table(filter=row)
+        write_deltalake(self.sink, rows, mode="append")
+
+    def change(self, updates: Mapping[str, str], predicate: str) -> None:
+        """A person changes rows of the sink."""
+        self.sink.update(updates=dict(updates), predicate=predicate)
+
+    def kinds(self, verdict: Mapping[str, Any]) -> dict[str, int]:
+        """The unexplained differences by kind, those that there are."""
+        kinds = ("missing", "extra", "changed", "doubled")
+        return {kind: verdict[kind] for kind in kinds if verdict[kind]}
