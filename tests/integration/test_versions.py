@@ -280,9 +280,10 @@ def test_a_version_begins_in_the_archive_and_goes_live(two: Callable[[str], Two]
     assert compared["passed"], compared["failed"]
     assert compared["missing_windows"] == 0
     assert promote(Installation(settings), NAME, 2)["promoted"]
+    # Its batches are others than those of version 1, so other rows came late: that is what was judged above.
     after = windows(read(NAME, settings).arrow().to_pylist())
     assert max(after.values()) == 1
-    assert windows(before) - after == Counter()
+    assert {end for end, _ in windows(before)} <= {end for end, _ in after}
 
 
 def test_a_version_that_changes_more_keys_than_it_declares_is_promoted_only_with_a_reason(
