@@ -121,4 +121,4 @@ def test_a_range_in_the_middle_is_judged_alone(intervals: Intervals) -> None:
     with pytest.raises(VersionLostError, match="begin where an earlier replay ended"):
         intervals.judge(from_offsets={0: 15}, to_offsets={0: 20})
     runs = intervals.made.filed(ControlTable.RUNS)
-    assert [run["state"] for run in runs if run["run_id"] == "interval-1"] == ["failed"]
+    assert [run["state"] for run in runs if run["run_id"] == "interval-1"] == ["refused"]

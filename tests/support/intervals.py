@@ -9,7 +9,9 @@ from typing import Any
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
-from support.live_stream import delete_records
+from support.live_stream import delete_records, ledger
+from support.shard_harness import WAIT_SECONDS
+from support.waiting import wait_until
 from support.workload_harness import Value, Workload
 
 from hindcast.pipeline import TOPIC_STRIDE
@@ -36,11 +38,17 @@ class Intervals:
         return DeltaTable(self.made.settings.table("sinks", self.made.pipeline.sink.name))
 
     def stream(self, rows: Mapping[int, Iterable[Value]]) -> None:
-        """Send rows to the topics of these numbers, and wait until they are committed."""
+        """Send rows to the topics of these numbers, and wait until they are committed and in the ledger."""
         for topic, values in rows.items():
             self.made.put(values, topic=topic)
         self.made.consume(self.owner)
         self.made.renew()
+        wait_until(self._flushed, WAIT_SECONDS, "the ledger has the last batch")
+
+    def _flushed(self) -> bool:
+        self.owner.flush()
+        rows = ledger(self.made.settings, self.made.pipeline.name)
+        return bool(rows) and rows[-1].batch == self.owner.batch
 
     def judge(self, **asked: Any) -> dict[str, Any]:
         """The verdict on what was read since the last one, or on what is asked."""

@@ -85,5 +85,6 @@ class SinkChange:
         pieces = [pq.read_table(path, filesystem=store, columns=names) for path in self.added]
         if not pieces:
             return pd.DataFrame(columns=names)
-        frame: pd.DataFrame = pa.concat_tables(pieces, promote_options="default").to_pandas()
+        # Files that another program has rewritten may have other types of text, with the same values.
+        frame: pd.DataFrame = pa.concat_tables(pieces, promote_options="permissive").to_pandas()
         return frame
