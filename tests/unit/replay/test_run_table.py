@@ -15,9 +15,10 @@ from hindcast.replay import run_replay
 from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run_table import Runs
+from hindcast.replay.run_table import JudgedRange, Runs
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Undone
 from hindcast.tables.run_states import RunKind, RunState
 from hindcast.tables.table_names import ControlTable
 
@@ -129,3 +130,34 @@ def test_the_newest_plan_tells_how_many_records_a_run_reads(tmp_path: Path) -> N
     runs.answer("r-2", "words", 3, RunKind.REPLAY, RunState.SKIPPED, "nothing to replay")
     with pytest.raises(UnknownRunError):
         runs.planned_records("r-2")
+
+
+def test_the_ranges_of_verdicts_are_in_the_order_of_the_sinks_versions(tmp_path: Path) -> None:
+    """Each with the end that its run planned last. Left out are the run itself, what was taken back, other
+    versions, and verdicts whose run is unknown.
+    """
+    tables = ControlTables(Settings(home=tmp_path))
+    runs = Runs(tables)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def judged(run_id: str, sink_version: int, *ends: int, version: int = 3) -> None:
+        of_run = {"run_id": run_id, "pipeline": "words", "version": version}
+        for minute, end in enumerate(ends):
+            plan = RecordedPlan(
+                asked="", topic="t", read_from={0: 0}, start={0: 0}, end={0: end}, sink_version=sink_version
+            )
+            ended = {"state": RunState.SUCCEEDED.value, "finished_at": at + timedelta(minutes=minute)}
+            runs.append({**of_run, **ended, "plan": plan.text()})
+        tables.append(ControlTable.VERDICTS, [{**of_run, "sink_version": sink_version}])
+
+    judged("later", 9, 90)
+    judged("sooner", 4, 30, 40)
+    judged("taken-back", 6, 60)
+    judged("other-version", 5, 50, version=2)
+    judged("no-run", 7)
+    judged("itself", 8, 80)
+    assert runs.judged_ranges("words", 3, without="itself", undone=[Undone(5, 7)]) == [
+        JudgedRange({0: 40}, 4),
+        JudgedRange({0: 90}, 9),
+    ]
+    assert Runs(ControlTables(Settings(home=tmp_path / "new"))).judged_ranges("words", 3) == []

@@ -260,6 +260,27 @@ def test_a_hindcast_is_deleted_once_it_is_a_week_old(settings: Settings) -> None
     assert left(settings) == {"before"}
 
 
+def test_the_list_of_a_sinks_files_is_deleted_once_it_is_a_week_old(
+    settings: Settings, settings_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may be gone by then. Those in an object store expire by the store's own rules."""
+    folder = Path(settings.table("sink_files")) / "s" / "id"
+    in_store = tmp_path / "s3:/bucket/tables/sink_files/s/id"
+    for place in (folder, in_store):
+        place.mkdir(parents=True)
+        for name, more in (("before", 600), ("after", -2)):
+            kept = place / f"{name}.parquet"
+            kept.write_bytes(b"")
+            os.utime(kept, (time.time() - HINDCAST_DAYS * 86_400 + more,) * 2)
+    maintain_all(settings)
+    assert [kept.name for kept in folder.iterdir()] == ["before.parquet"]
+    monkeypatch.chdir(tmp_path)
+    retention._delete_old_file_lists(
+        settings_factory(pipelines_dir=tmp_path / "none", tables_url="s3://bucket/tables")
+    )
+    assert len(list(in_store.iterdir())) == 2
+
+
 def test_every_access_of_the_maintenance_has_the_stores_options(
     busy: Settings, options_seen: list[Any]
 ) -> None:
