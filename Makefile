@@ -151,6 +151,10 @@ failover: env jars ## kill -9 of an owner to the next owner's commit, TIMES=20 t
 bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/lease_cost.py
 
+.PHONY: bench-age
+bench-age: env ## what a month of commits adds to a commit, a take-over, a renewal and a plan: minutes, no JVM (COMMITS, TAIL)
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/age_cost.py $(if $(COMMITS),--commits "$(COMMITS)") $(if $(TAIL),--tail "$(TAIL)")
+
 .PHONY: bench-pipelines
 bench-pipelines: env jars ## each example's replay beside a batch by hand, and its re-execution beside the live stream (PIPELINE, ROWS)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/pipeline_cost.py $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(ROWS),--rows "$(ROWS)")
