@@ -85,8 +85,7 @@ class ArchiveTable:
 
     def _newest_manifest(self, version: int) -> Manifest | None:
         """The manifest of the newest commit up to this version that has one."""
-        other_handle = self.open()  # a commit may be about to land on the caller's
-        for entry in commits_down(other_handle, version):
+        for entry in commits_down(self.url, self.storage_options, version):
             if METADATA_KEY in entry:
                 return Manifest.from_metadata(entry[METADATA_KEY])
         return None

@@ -2,70 +2,76 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from pyarrow.fs import FileSystem
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
 
 #: The key of Hindcast's part of a commit's metadata (Delta's commitInfo).
 METADATA_KEY = "hindcast"
 #: The configuration of a table whose commits hold what must never be forgotten.
 KEEP_THE_LOG = {"delta.logRetentionDuration": "interval 36500 days", "delta.enableExpiredLogCleanup": "false"}
-#: So many commits are read at first.
-_FIRST = 32
-#: Each further reading asks for this many times as many commits as the one before.
-_GROWTH = 4
-#: So often the log is read again because a commit landed in between.
-_READINGS = 50
 #: So often a commit is attempted. The waits in between take 9 s in the mean and 17 s at most.
 _ATTEMPTS = 40
 
 _Result = TypeVar("_Result")
 
 
-def newest_commits(table: DeltaTable, limit: int | None = None) -> list[dict[str, Any]]:
-    """The newest commits of the table's log, newest first, each with its ``version``. This moves the handle
-    to the newest version.
+def read_commit(url: str, storage_options: dict[str, str], version: int) -> dict[str, Any] | None:
+    """What a commit of the table says of itself (Delta's commitInfo), with its ``version``; None if the log
+    does not have it.
 
-    delta-rs reads the log from its newest commit on and counts down from the version of the handle. If a
-    commit has landed since the handle was read, each entry gets the number of the one before it. So this
-    function reads again until no commit lands in between.
+    The file is read by its name, so the version is the true one, and the price does not depend on the log.
 
-    :raises StoreUnavailableError: if others commit faster than the log can be read
+    :raises StoreUnavailableError: if the store does not answer, or the file is torn
     """
-    for _ in range(_READINGS):
-        table.update_incremental()
-        version = table.version()
-        entries = table.history(limit)
-        table.update_incremental()
-        if table.version() == version:
-            return entries
-    reason = "its log grows faster than it can be read"
-    raise StoreUnavailableError(table=table.table_uri, action="read", reason=reason)
+    return _read(filesystem(url, storage_options), url, version)
 
 
-def commits_down(table: DeltaTable, newest: int | None = None) -> Iterator[dict[str, Any]]:
-    """The table's commits from a version down, by default from the newest one. No more of the log is read
-    than the caller asks for.
-
-    Each commit comes once. A commit that lands during the reading is not among them. This moves the handle:
-    never give it one that a commit is to land on.
+def commits_down(url: str, storage_options: dict[str, str], newest: int) -> Iterator[dict[str, Any]]:
+    """The table's commits from a version down, as far as its log has them; see :func:`read_commit`. No more
+    of the log is read than the caller asks for.
     """
-    limit = _FIRST
-    below = None if newest is None else newest + 1
-    while True:
-        entries = newest_commits(table, limit)
-        for entry in entries:
-            if below is None or entry["version"] < below:
-                below = entry["version"]
-                yield entry
-        if len(entries) < limit:
+    store = filesystem(url, storage_options)
+    for version in range(newest, -1, -1):
+        entry = _read(store, url, version)
+        if entry is None:
             return
-        limit *= _GROWTH
+        yield entry
+
+
+def commits_up(url: str, storage_options: dict[str, str], first: int) -> Iterator[dict[str, Any]]:
+    """The table's commits from a version up to the newest; see :func:`read_commit`. None if the log does not
+    have the first.
+    """
+    store = filesystem(url, storage_options)
+    version = first
+    while (entry := _read(store, url, version)) is not None:
+        yield entry
+        version += 1
+
+
+def _read(store: FileSystem, url: str, version: int) -> dict[str, Any] | None:
+    try:
+        with store.open_input_stream(f"_delta_log/{version:020d}.json") as file:
+            actions = file.read().decode()
+        for line in actions.splitlines():
+            if '"commitInfo"' not in line:
+                continue
+            said = json.loads(line).get("commitInfo")
+            if said is not None:
+                return {**said, "version": version}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreUnavailableError(table=url, action="read", reason=error) from error
+    return {"version": version}
 
 
 def until_it_lands(url: str, attempt: Callable[[], _Result], *failures: type[Exception]) -> _Result:

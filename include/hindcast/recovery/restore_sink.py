@@ -104,7 +104,7 @@ class SinkRestore:
 
     def _landed(self, table: DeltaTable) -> BatchCommit:
         """The commit of this rewind that has landed."""
-        for entry in commits_down(table):
+        for entry in commits_down(self.url, self._storage_options, table.version()):
             if entry.get(_REWIND_KEY) == self._begun.id:
                 return BatchCommit.from_history(entry)
         reason = f"its log has lost the commit of the rewind {self._begun.id}"

@@ -87,11 +87,11 @@ def seal(
     filed = known[-1].batch if known else 0
     while True:
         recorded = sink.recorded()
-        commits: list[BatchCommit] = []
+        last: BatchCommit | None = None
+        missing: list[BatchCommit] = []
         if recorded is not None:
-            commits = list(sink.commits(stop_after=filed))
-            _check_log(pipeline, lease, recorded, commits)
-        last = commits[0] if commits else None
+            last, missing = sink.since(recorded, known[-1] if known else None)
+            _check_log(pipeline, lease, recorded, filed, last, missing)
         position = _position(lease, recorded, last)
         # A seal on top would stay when the lost commit is restored.
         _check_known(pipeline, lease, position, known, sink.url)
@@ -104,7 +104,6 @@ def seal(
         except FenceMovedError:
             # An older owner committed after the reading. It was in time, so read again what it wrote.
             continue
-        missing = [commit for commit in reversed(commits) if commit.kind == "batch" and commit.batch > filed]
         return position, missing
 
 
@@ -123,12 +122,22 @@ def _position(lease: Lease, recorded: Fence | None, last: BatchCommit | None) ->
     return ShardPosition(fence, checkpoint.start_offsets, 0, query)
 
 
-def _check_log(pipeline: Pipeline, lease: Lease, recorded: Fence, commits: Sequence[BatchCommit]) -> None:
-    """Check that the log still says where the shard is. If it has no batch yet, its lease says that.
+def _check_log(
+    pipeline: Pipeline,
+    lease: Lease,
+    recorded: Fence,
+    filed: int,
+    last: BatchCommit | None,
+    missing: Sequence[BatchCommit],
+) -> None:
+    """Check that ledger and log say where the shard is, and how it came there. If it has no batch yet, its
+    lease says that.
 
-    :raises OffsetGapError: if the log has no commit of the shard, though the sink holds a batch
+    :param filed: the last batch that the ledger has
+    :raises OffsetGapError: if the sink holds a batch that is neither in the ledger nor in the log
     """
-    if recorded.batch and not commits:
+    lost = last is None or [commit.batch for commit in missing] != list(range(filed + 1, recorded.batch + 1))
+    if recorded.batch > filed and lost:
         cure = "Raise the pipeline's version, with a new sink table: it starts again from the topic."
         expired = "a commit whose log entry has expired"
         raise _gap(pipeline, lease, recorded.batch + 1, "an unknown place", expired, cure)

@@ -5,8 +5,7 @@ It starts no JVM.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from hindcast.archive.held_records import archived_ranges, archives_of, offsets_at
-from hindcast.delta.commit import METADATA_KEY, newest_commits
+from hindcast.delta.application_ids import applications
 from hindcast.delta.open_table import find_table
 from hindcast.errors import RangeNotYetConsumedError
 from hindcast.installation import Installation
@@ -29,7 +28,8 @@ from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
-from hindcast.tables.ledger import Undone
+from hindcast.tables.fenced_sink import Fence, FencedTable
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
 from hindcast.tables.table_names import ControlTable
 from hindcast.windows import MILLISECOND, WindowEnds
@@ -85,11 +85,12 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
     history = History.of(rows)
     sink_version = -1
     if sink is not None:
-        sink_version = sink.version()  # before the commits are listed, because that moves the handle
+        sink_version = sink.version()
     now = datetime.now(UTC)
     sink_commits: Sequence[int] = ()
     if sink is not None and pipeline.window is None:
-        sink_commits = _batch_commits(sink, undone)
+        reached = ledger.reached(pipeline.name, pipeline.version)
+        sink_commits = _unknown_commits(settings, pipeline, sink, reached)
     late_ends_ms: Sequence[int] = ()
     if request.late:
         late_ends_ms = uncorrected_ends_ms(pipeline, _late_rows(tables, pipeline), corrected)
@@ -174,18 +175,34 @@ def uncorrected_ends_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corre
     return sorted(found)
 
 
-def _batch_commits(sink: DeltaTable, undone: Sequence[Undone]) -> list[int]:
-    """The sink's versions that are batches of the stream and that no rewind took back."""
+def _unknown_commits(
+    settings: Settings, pipeline: Pipeline, sink: DeltaTable, reached: Mapping[str, LedgerRow]
+) -> list[int]:
+    """The first version of the sink, for each shard, that is a batch which the ledger did not have yet.
+
+    Only the commits after the ledger's last row of a shard are read, and only if the sink has more batches.
+
+    :param reached: shard -> its last batch in the ledger, also one that a rewind took back
+    """
+    url = settings.table("sinks", pipeline.sink.name)
+    options = settings.storage_options
+    prefix = f"{pipeline.name}/v{pipeline.version}/"
     versions = []
-    for commit in newest_commits(sink):
-        version = int(commit["version"])
-        is_batch = _commit_kind(commit.get(METADATA_KEY)) == "batch"
-        if is_batch and not any(reset.has(version) for reset in undone):
-            versions.append(version)
+    for app in applications(url, options):
+        fence = Fence.of(sink.transaction_version(app))
+        if not app.startswith(prefix) or fence is None:
+            continue
+        known = reached.get(app.removeprefix(prefix))
+        filed = 0
+        first = 0
+        if known is not None:
+            filed = known.batch
+            first = known.sink_version + 1
+        if fence.batch <= filed:
+            continue
+        _, missing = FencedTable(url, options, app).since(fence, known)
+        if missing:
+            first = missing[0].sink_version
+        # If the log has lost them, no version after the ledger's last row is whole.
+        versions.append(first)
     return versions
-
-
-def _commit_kind(text: object) -> str:
-    if not isinstance(text, str):
-        return ""
-    return str(json.loads(text).get("kind", ""))

@@ -197,8 +197,7 @@ class Corrections:
         other commits only join files.
         """
         version = table.version()
-        other_handle = self.open()  # a commit may be about to land on the given one
-        for entry in commits_down(other_handle, version):
+        for entry in commits_down(self.url, self._options, version):
             if METADATA_KEY in entry:
                 metadata = json.loads(entry[METADATA_KEY])
                 ranges = [CorrectedRange.of(one) for one in metadata["ranges"]]

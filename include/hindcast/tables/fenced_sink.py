@@ -9,17 +9,17 @@ owner can never write a batch twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from hindcast.clock import utc_from_ms
-from hindcast.delta.commit import METADATA_KEY, commits_down, until_it_lands
+from hindcast.delta.commit import METADATA_KEY, commits_down, commits_up, read_commit, until_it_lands
 from hindcast.delta.files import DataFile
 from hindcast.delta.open_table import create_table, find_table
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
@@ -31,7 +31,7 @@ from hindcast.tables.ledger import LedgerRow
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 #: The log itself has these of each commit.
 _OF_THE_LOG = ("sink_version", "committed_ms")
-_NOT_IN_LEDGER = frozenset({"kind", "committed_ms", "checkpoint", "base"})
+_NOT_IN_LEDGER = frozenset({"kind", "committed_ms"})
 
 
 class Fence(NamedTuple):
@@ -94,6 +94,15 @@ class BatchCommit:
         return LedgerRow.unmeasured(**shared, topic=topic, committed_at=committed_at)
 
     @classmethod
+    def from_ledger_row(cls, row: LedgerRow) -> Self:
+        """The batch of a row that names its checkpoint."""
+        assert row.checkpoint is not None and row.base is not None
+        names = cls.__dataclass_fields__.keys() - _NOT_IN_LEDGER
+        shared: dict[str, Any] = {name: getattr(row, name) for name in names}
+        committed_ms = int(row.committed_at.timestamp() * 1000)
+        return cls(kind="batch", committed_ms=committed_ms, **shared)
+
+    @classmethod
     def from_history(cls, entry: dict[str, Any]) -> Self:
         values = json.loads(entry[METADATA_KEY])
         for name in _BY_PARTITION:
@@ -112,7 +121,9 @@ class Upsert:
     rows: pa.Table
     keys: Sequence[str]
 
-    def merge_into(self, table: DeltaTable, properties: CommitProperties) -> None:
+    def merge_into(
+        self, table: DeltaTable, properties: CommitProperties, hooks: PostCommitHookProperties
+    ) -> None:
         conditions = []
         for key in self.keys:
             column = '"' + key.replace('"', '""') + '"'
@@ -125,6 +136,7 @@ class Upsert:
             source_alias="source",
             target_alias="target",
             commit_properties=properties,
+            post_commithook_properties=hooks,
         )
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
@@ -215,11 +227,18 @@ class FencedTable:
             max_commit_retries=0,
             app_transactions=[Transaction(self.app, fence.number)],
         )
+        # delta-rs's default hook lists the whole log after each commit, to find entries that have expired:
+        # three quarters of a commit's price in a long log. A sink leaves that to the maintenance. A table
+        # whose log is minutes long asks for the hook.
+        wanted = table.metadata().configuration.get("delta.enableExpiredLogCleanup") == "true"
+        hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=wanted)
         if isinstance(data, Upsert):
-            data.merge_into(table, properties)
+            data.merge_into(table, properties, hooks)
             return
         actions: list[AddAction | RemoveAction] = [file.as_action() for file in data]
-        table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
+        table.create_write_transaction(
+            actions, "append", table.schema(), commit_properties=properties, post_commithook_properties=hooks
+        )
 
     def _check_own(self, fence: Fence, metadata: str) -> None:
         """Refuse a fence that another worker has recorded.
@@ -240,15 +259,67 @@ class FencedTable:
 
     def commits(self, stop_after: int | None = None) -> Iterator[BatchCommit]:
         """This application's commits, newest first, down to and including batch ``stop_after``."""
-        for entry in commits_down(self._open()):
-            if METADATA_KEY not in entry:
-                continue
-            commit = BatchCommit.from_history(entry)
-            if f"{commit.pipeline}/v{commit.version}/{commit.shard}" != self.app:
-                continue
+        newest = self._open().version()
+        for commit in self._own(commits_down(self.url, self.storage_options, newest)):
             yield commit
             if stop_after is not None and commit.kind == "batch" and commit.batch <= stop_after:
                 return
+
+    def since(self, recorded: Fence, known: LedgerRow | None) -> tuple[BatchCommit | None, list[BatchCommit]]:
+        """The commit that says where the application is, and its batches that the ledger lacks.
+
+        The log is not searched if the ledger has the recorded batch. Else the few commits after the ledger's
+        last row are read; a batch comes into the ledger seconds after it came into the table. Only if they
+        are gone from the log is all of it searched.
+
+        :param recorded: the application's place
+        :param known: the ledger's last row of it, read before
+        :returns: None before the first batch, or if neither ledger nor log says; the batches, the oldest
+            first
+        """
+        filed = 0
+        if known is not None:
+            filed = known.batch
+        if recorded.batch == filed:
+            return self._of_row(known), []
+        if known is not None and recorded.batch > filed:
+            missing = []
+            for commit in self._own(commits_up(self.url, self.storage_options, known.sink_version + 1)):
+                if commit.kind == "batch" and commit.batch > filed:
+                    missing.append(commit)
+                    if commit.batch == recorded.batch:
+                        return commit, missing
+        last = None
+        missing = []
+        for commit in self.commits(stop_after=filed):
+            last = last or commit
+            if commit.kind == "batch" and commit.batch > filed:
+                missing.insert(0, commit)
+        return last, missing
+
+    def _of_row(self, row: LedgerRow | None) -> BatchCommit | None:
+        """The batch of a row. A row that an older Hindcast wrote does not name the checkpoint: its commit
+        does.
+        """
+        if row is None:
+            return None
+        if row.checkpoint is not None and row.base is not None:
+            return BatchCommit.from_ledger_row(row)
+        entry = read_commit(self.url, self.storage_options, row.sink_version)
+        if entry is not None:
+            for commit in self._own([entry]):
+                return commit
+        # The log has lost that commit. Without a name the state is rebuilt.
+        return BatchCommit.from_ledger_row(replace(row, checkpoint="", base=0))
+
+    def _own(self, entries: Iterable[dict[str, Any]]) -> Iterator[BatchCommit]:
+        """The commits of this application among these."""
+        for entry in entries:
+            if METADATA_KEY not in entry:
+                continue
+            commit = BatchCommit.from_history(entry)
+            if f"{commit.pipeline}/v{commit.version}/{commit.shard}" == self.app:
+                yield commit
 
     def _open(self) -> DeltaTable:
         """The table at its newest version.

@@ -57,6 +57,8 @@ class LedgerRow:
     started_at: datetime | None
     committed_at: datetime
     floors: Offsets = field(default_factory=dict)
+    checkpoint: str | None = None
+    base: int | None = None
 
     @classmethod
     def unmeasured(cls, **known: Any) -> Self:
@@ -144,19 +146,29 @@ class Ledger:
         return _batches_in_effect(found)
 
     def newest(self, pipeline: str, version: int) -> list[LedgerRow]:
-        """The last committed batch of each shard, in the order of their names. Only these batches of a long
-        ledger are made into rows.
+        """The last committed batch of each shard, in the order of their names.
+
+        The narrow columns say which rows these are; only their own rows are read whole.
         """
-        found = self._read(pipeline, version)
-        for shard, batch in _pairs(found.filter(_IS_RESET), "shard", "batch"):
-            last_kept = -1 - batch
-            found = found.filter((pc.field("shard") != shard) | (pc.field("batch") <= last_kept))
-        last = found.filter(~_IS_RESET).group_by("shard").aggregate([("batch", "max")])
-        newest: list[LedgerRow] = []
-        for shard, batch in sorted(_pairs(last, "shard", "batch_max")):
-            rows = found.filter((pc.field("shard") == shard) & (pc.field("batch") == batch))
-            newest += _batches_in_effect(rows)
-        return newest
+        return self._last_rows(pipeline, version, taken_back=False)
+
+    def reached(self, pipeline: str, version: int) -> dict[str, LedgerRow]:
+        """The last batch of each shard, also one that a reset took back."""
+        return {row.shard: row for row in self._last_rows(pipeline, version, taken_back=True)}
+
+    def _last_rows(self, pipeline: str, version: int, *, taken_back: bool) -> list[LedgerRow]:
+        found = self._read(pipeline, version, columns=["shard", "batch"])
+        batches = found.filter(~_IS_RESET)
+        if not taken_back:
+            batches = _in_effect(batches, found.filter(_IS_RESET))
+        last = batches.group_by("shard").aggregate([("batch", "max")])
+        numbers = dict(_pairs(last, "shard", "batch_max"))
+        if not numbers:
+            return []
+        wanted = sorted(set(numbers.values()))
+        rows = self._read(pipeline, version, more=[("batch", "in", wanted)])
+        own = [row for row in rows.to_pylist() if row["batch"] == numbers.get(row["shard"])]
+        return _batches_in_effect(pa.Table.from_pylist(own, schema=rows.schema))
 
     def undone(self, pipeline: str, version: int) -> list[Undone]:
         """What the resets of a version took back, the oldest first."""
@@ -169,13 +181,20 @@ class Ledger:
             undone.append(Undone(max(before, default=-1), reset))
         return undone
 
-    def _read(self, pipeline: str, version: int | None, shard: str | None = None) -> pa.Table:
-        where: list[Condition] = [("pipeline", "=", pipeline)]
+    def _read(
+        self,
+        pipeline: str,
+        version: int | None,
+        shard: str | None = None,
+        columns: list[str] | None = None,
+        more: Iterable[Condition] = (),
+    ) -> pa.Table:
+        where: list[Condition] = [("pipeline", "=", pipeline), *more]
         if version is not None:
             where.append(("version", "=", version))
         if shard is not None:
             where.append(("shard", "=", shard))
-        return self._tables.read(ControlTable.CHECKPOINTS, where)
+        return self._tables.read(ControlTable.CHECKPOINTS, where, columns)
 
 
 _IS_RESET = pc.field("batch") < 0
@@ -185,6 +204,17 @@ def _pairs(table: pa.Table, first: str, second: str) -> Iterator[tuple[Any, Any]
     """The values of two columns, row by row."""
     for row in table.select([first, second]).to_pylist():
         yield row[first], row[second]
+
+
+def _in_effect(batches: pa.Table, resets: pa.Table) -> pa.Table:
+    """Shards and numbers of the batches that no reset took back."""
+    if not resets.num_rows:
+        return batches
+    kept = pa.table({"shard": resets["shard"], "kept": pc.subtract(-1, resets["batch"])})
+    least = kept.group_by("shard").aggregate([("kept", "min")])
+    joined = batches.join(least, "shard")
+    in_effect = pc.field("kept_min").is_null() | (pc.field("batch") <= pc.field("kept_min"))
+    return joined.filter(in_effect)
 
 
 def _batches_in_effect(table: pa.Table) -> list[LedgerRow]:

@@ -7,6 +7,7 @@ table's own retention is deleted, so a verdict that reads an older version of a 
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from hindcast.delta.application_ids import applications
 from hindcast.delta.open_table import find_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.pipeline import Pipeline
@@ -26,12 +28,17 @@ from hindcast.settings import Settings
 from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
 from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.fenced_sink import FencedTable
+from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.run_states import BENCHMARKS, RunState
 from hindcast.tables.schema import REPLACED
 from hindcast.tables.sink_files import FOLDER
 from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
+
+#: The application id of a shard (:func:`hindcast.partitions.app_id`).
+_SHARD = re.compile(r"(?P<pipeline>[^/]+)/v(?P<version>\d+)/(?P<shard>[^/]+)")
 
 #: Hindcasts are kept this long: they can be made again from the topic while it holds the range. The newest
 #: benchmark of each version stays. Its version may not run any more, so it could not be made again.
@@ -82,12 +89,51 @@ def _tables(
         else:
             yield control_table.value, find, join
     sinks = sorted({pipeline.sink.name for pipeline in pipelines})
-    for folder in ("sinks", "corrections"):
-        for sink in sinks:
-            yield f"{folder}/{sink}", partial(find_table, settings.table(folder, sink), options), join
+    ledger = Ledger(tables)
+    for sink in sinks:
+        url = settings.table("sinks", sink)
+        file_and_join = partial(_file_and_join, ledger=ledger, url=url, storage_options=options)
+        yield f"sinks/{sink}", partial(find_table, url, options), file_and_join
+    for sink in sinks:
+        url = settings.table("corrections", sink)
+        yield f"corrections/{sink}", partial(find_table, url, options), join
     join_archive = partial(join, bounded=BOUNDED)
     for topic in archived_topics(settings):
         yield f"archive/{topic}", partial(find_table, archive_url(settings, topic), options), join_archive
+
+
+def _file_and_join(table: DeltaTable, *, ledger: Ledger, url: str, storage_options: dict[str, str]) -> None:
+    """Put into the ledger what only the sink's log knows, before the log is shortened; then join the small
+    files.
+
+    A worker writes its batches into the ledger some seconds after their commits. If it died in between, and
+    nobody took the shard since, the log alone says where the shard is.
+    """
+    ledger.append(_unfiled(ledger, url, storage_options))
+    compact(table, storage_options)
+
+
+def _unfiled(ledger: Ledger, url: str, storage_options: dict[str, str]) -> list[LedgerRow]:
+    """The batches of a sink that the ledger lacks. A batch that its worker is about to file may be among
+    them: the ledger's readers count it once.
+    """
+    rows: list[LedgerRow] = []
+    reached: dict[tuple[str, int], dict[str, LedgerRow]] = {}
+    for app in sorted(applications(url, storage_options)):
+        shard = _SHARD.fullmatch(app)
+        if shard is None:
+            continue  # a compaction, for instance
+        sink = FencedTable(url, storage_options, app)
+        version = (shard["pipeline"], int(shard["version"]))
+        if version not in reached:
+            reached[version] = ledger.reached(*version)
+        known = reached[version].get(shard["shard"])
+        recorded = sink.recorded()
+        if known is None or recorded is None:
+            continue
+        _, missing = sink.since(recorded, known)
+        rows += [commit.as_ledger_row(known.topic) for commit in missing]
+    return rows
 
 
 def _maintain(name: str, find: _Find, join: _Join | None) -> dict[str, Any] | None:

@@ -41,7 +41,8 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     # late_watermark_ms; windows with end <= watermark_ms are final after it. A row with a negative batch is a
     # reset: the sink's commit sink_version took back the shard's batches after -1 - batch. floors is JSON
     # {partition: ms}: what was final before the shard's query began, so it holds in addition to both
-    # watermarks; empty at first.
+    # watermarks; empty at first. checkpoint and base name the query's checkpoint
+    # (hindcast.recovery.rebuild_state.CheckpointRef).
     ControlTable.CHECKPOINTS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -65,6 +66,8 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         sink_version=COUNT,
         started_at=INSTANT,
         committed_at=INSTANT,
+        checkpoint=TEXT,
+        base=COUNT,
         schema_version=COUNT,
     ),
     # One row each time a run changes state; the newest row of a run_id counts. plan and versions are JSON.
@@ -219,7 +222,10 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
 REPLACED: frozenset[ControlTable] = frozenset({ControlTable.VERDICT_TRENDS})
 
 #: Columns that came later than their table. A table that lacks them gets them: null in the rows that it has.
-LATER: dict[ControlTable, frozenset[str]] = {ControlTable.VERDICTS: frozenset({"change", "number", "bounds"})}
+LATER: dict[ControlTable, frozenset[str]] = {
+    ControlTable.CHECKPOINTS: frozenset({"checkpoint", "base"}),
+    ControlTable.VERDICTS: frozenset({"change", "number", "bounds"}),
+}
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.
 LEASES_RETENTION_SECONDS = 120

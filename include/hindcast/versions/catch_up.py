@@ -1,5 +1,5 @@
-"""How far a version has come, by the commits in its own table: the ledger and the leases learn of them some
-seconds later.
+"""How far a version has come, by its own table: the ledger and the leases learn of its commits some seconds
+later.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.tables.fenced_sink import BatchCommit, FencedTable
+from hindcast.tables.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class VersionPosition:
 
 
 def position(
-    settings: Settings, sink: str, leases: Iterable[Lease], pipeline: str, version: int
+    settings: Settings, ledger: Ledger, sink: str, leases: Iterable[Lease], pipeline: str, version: int
 ) -> VersionPosition:
     """How far a version has come.
 
@@ -57,13 +58,20 @@ def position(
     :raises StoreUnavailableError: if the store does not answer
     """
     url = settings.table("sinks", sink)
+    # Before the table is read: a batch comes into the ledger after it came into the table.
+    known = {row.shard: row for row in ledger.newest(pipeline, version)}
 
     def last_commit(lease: Lease) -> BatchCommit | None:
-        table = FencedTable(url, settings.storage_options, app_id(pipeline, lease.status_value))
+        shard = lease.status_value
+        table = FencedTable(url, settings.storage_options, app_id(pipeline, shard))
         try:
-            return next(table.commits(), None)
+            recorded = table.recorded()
         except TableNotFoundError:
             return None
+        if recorded is None:
+            return None
+        last, _ = table.since(recorded, known.get(shard))
+        return last
 
     return position_by(leases, pipeline, version, last_commit)
 

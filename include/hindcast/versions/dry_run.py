@@ -63,8 +63,8 @@ def plan_promotion(installation: Installation, name: str, version: int, *, despi
     if not despite:
         check_proved(installation.tables, rollout, shadow)
     leases = list(store.snapshot.leases.values())
-    reached = position_of(settings, leases, rollout, version, shadow.tables)
-    barrier = position_of(settings, leases, rollout, rollout.active, active_tables)
+    reached = position_of(installation, leases, rollout, version, shadow.tables)
+    barrier = position_of(installation, leases, rollout, rollout.active, active_tables)
     until = datetime.now(UTC) + timedelta(seconds=settings.warm_seconds)
     assert rollout.change is not None
     versions.promote(

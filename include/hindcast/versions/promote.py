@@ -29,7 +29,6 @@ from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.partitions import as_json_object
 from hindcast.processes.crash_points import reach
-from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout, tables_at
 from hindcast.shards.pipeline_row import ChangeKind, InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Refusal, Versions, check_no_reshard, check_shadow
@@ -86,10 +85,10 @@ def promote(
         check_proved(tables, rollout, shadow)
 
     def active_position() -> VersionPosition:
-        return position_of(settings, store.leases(), rollout, rollout.active, active_tables)
+        return position_of(installation, store.leases(), rollout, rollout.active, active_tables)
 
     def new_position() -> VersionPosition:
-        return position_of(settings, store.leases(), rollout, version, shadow.tables)
+        return position_of(installation, store.leases(), rollout, version, shadow.tables)
 
     reach("promote.1")  # 1. the barrier
     deadline = time.monotonic() + WAIT_SECONDS
@@ -176,13 +175,14 @@ def is_backed_out(rollout: Rollout) -> bool:
 
 
 def position_of(
-    settings: Settings, leases: list[Lease], rollout: Rollout, version: int, tables: tuple[str, ...]
+    installation: Installation, leases: list[Lease], rollout: Rollout, version: int, tables: tuple[str, ...]
 ) -> VersionPosition:
     """How far one of the pipeline's versions has come.
 
     :param tables: what it writes; its sink is the first
     """
-    return position(settings, tables[0].removeprefix("sinks/"), leases, rollout.pipeline, version)
+    sink = tables[0].removeprefix("sinks/")
+    return position(installation.settings, installation.ledger, sink, leases, rollout.pipeline, version)
 
 
 def check_proved(tables: ControlTables, rollout: Rollout, shadow: InactiveVersion) -> None:

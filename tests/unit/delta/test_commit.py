@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from hindcast.delta import commit
-from hindcast.delta.commit import commits_down, newest_commits, until_it_lands
+from hindcast.delta.commit import commits_down, commits_up, read_commit, until_it_lands
 from hindcast.errors import StoreUnavailableError
 
 
@@ -19,95 +21,63 @@ def append(url: str, number: int) -> None:
     write_deltalake(url, pa.table({"n": [number]}), mode="append", commit_properties=properties)
 
 
-def test_a_handle_that_lags_behind_gives_true_versions(tmp_path: Path) -> None:
-    """Each commit's number is its version here. The handle was opened three commits ago."""
-    url = str(tmp_path / "t")
-    append(url, 0)
-    handle = DeltaTable(url)
-    for number in range(1, 4):
-        append(url, number)
-    assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [
-        (n, str(n)) for n in (3, 2, 1, 0)
-    ]
-    assert [row["version"] for row in newest_commits(handle, 2)[:2]] == [3, 2]
+def numbers(entries: Iterable[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Each commit's version and number. They are the same here."""
+    return [(entry["version"], entry["number"]) for entry in entries]
 
 
-def test_a_commit_that_lands_meanwhile_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two reads are disturbed by another writer. If every read is disturbed, the error says so."""
-    url = str(tmp_path / "t")
-    append(url, 0)
-    handle = DeltaTable(url)
-    landed = [0]
-    read = DeltaTable.history
-
-    def disturbed(table: DeltaTable, limit: int | None = None) -> list[dict[str, object]]:
-        if landed[0] < disturbances:
-            landed[0] += 1
-            append(url, landed[0])
-        return read(table, limit)
-
-    monkeypatch.setattr(DeltaTable, "history", disturbed)
-    disturbances = 2
-    assert [(row["version"], row["number"]) for row in newest_commits(handle)] == [
-        (2, "2"),
-        (1, "1"),
-        (0, "0"),
-    ]
-    monkeypatch.setattr(commit, "_READINGS", 3)
-    disturbances = 100
-    with pytest.raises(StoreUnavailableError, match="could not be read: its log grows faster") as caught:
-        newest_commits(handle)
-    assert caught.value.fields["table"] == handle.table_uri
+def log_of(url: str) -> Path:
+    return Path(url) / "_delta_log"
 
 
-def test_a_commit_comes_once_if_others_land_between_two_readings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log is read in steps of two. Each step is pushed on by one more commit, which is itself not among
-    them.
-    """
+def test_commits_have_their_true_versions_while_others_land(tmp_path: Path) -> None:
+    """Each commit read is followed by another that lands. The newer ones are not among them."""
     url = str(tmp_path / "t")
     for number in range(5):
         append(url, number)
-    monkeypatch.setattr(commit, "_FIRST", 2)
     found = []
-    for entry in commits_down(DeltaTable(url)):
+    for entry in commits_down(url, {}, 4):
         found.append((entry["version"], entry["number"]))
         append(url, 100 + len(found))
     assert found == [(n, str(n)) for n in (4, 3, 2, 1, 0)]
 
 
 def test_commits_are_read_from_a_version_down(tmp_path: Path) -> None:
-    """Later commits are left out."""
+    """Later commits are left out, and so is what the log has lost."""
     url = str(tmp_path / "t")
     for number in range(4):
         append(url, number)
-    assert [entry["number"] for entry in commits_down(DeltaTable(url), 2)] == ["2", "1", "0"]
+    assert numbers(commits_down(url, {}, 2)) == [(2, "2"), (1, "1"), (0, "0")]
+    (log_of(url) / f"{0:020d}.json").unlink()
+    assert numbers(commits_down(url, {}, 2)) == [(2, "2"), (1, "1")]
 
 
-def test_no_more_of_the_log_is_read_than_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A long log is read from its newest commit on, in steps that grow. A log as long as a step is read once
-    more, and no further.
-    """
+def test_commits_are_read_from_a_version_up(tmp_path: Path) -> None:
+    """Up to the newest; none if the first is not in the log."""
     url = str(tmp_path / "t")
-    for number in range(3):
+    for number in range(4):
         append(url, number)
-    monkeypatch.setattr(commit, "_FIRST", 1)
-    monkeypatch.setattr(commit, "_GROWTH", 3)
-    asked = []
-    read = DeltaTable.history
+    assert numbers(commits_up(url, {}, 2)) == [(2, "2"), (3, "3")]
+    assert numbers(commits_up(url, {}, 4)) == []
+    (log_of(url) / f"{1:020d}.json").unlink()
+    assert numbers(commits_up(url, {}, 1)) == []
 
-    def counted(table: DeltaTable, limit: int | None = None) -> list[dict[str, object]]:
-        asked.append(limit)
-        return read(table, limit)
 
-    monkeypatch.setattr(DeltaTable, "history", counted)
-    assert next(commits_down(DeltaTable(url)))["version"] == 2
-    assert asked == [1]
-    assert [entry["version"] for entry in commits_down(DeltaTable(url))] == [2, 1, 0]
-    assert asked[1:] == [1, 3, 9]
+def test_one_commit_is_read_by_its_version(tmp_path: Path) -> None:
+    """None if the log does not have it, nothing but its version if it says nothing of itself."""
+    url = str(tmp_path / "t")
+    append(url, 0)
+    append(url, 1)
+    found = read_commit(url, {}, 1)
+    assert found is not None
+    assert (found["version"], found["number"]) == (1, "1")
+    assert read_commit(url, {}, 2) is None
+    (log_of(url) / f"{2:020d}.json").write_text('{"txn": {"appId": "commitInfo", "version": 1}}\n')
+    assert read_commit(url, {}, 2) == {"version": 2}
+    (log_of(url) / f"{2:020d}.json").write_text('{"commitInfo": {"numb')
+    with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+        read_commit(url, {}, 2)
+    assert caught.value.fields["table"] == url
 
 
 class Attempts:

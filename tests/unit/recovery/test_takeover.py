@@ -5,7 +5,6 @@ stands.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,25 +200,80 @@ def test_batches_that_the_ledger_lacks_are_filed_the_oldest_first(settings: Sett
     assert ledger.batches("p", 1) == [*filed, *(batch.as_ledger_row("trades") for batch in missing)]
 
 
-def test_no_more_of_a_sinks_log_is_read_than_the_ledger_lacks(
-    settings: Settings, lease: Lease, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A log may hold a million commits: the reading ends at the batch that the ledger has."""
-    sink = taken(settings, lease)
+def forget(sink: FencedTable, *versions: int) -> None:
+    """The log loses these commits, as after a checkpoint of all and a cleanup of some."""
+    DeltaTable(sink.url).create_checkpoint()
+    for version in versions:
+        (Path(sink.url) / "_delta_log" / f"{version:020d}.json").unlink()
+
+
+def test_a_shard_that_was_quiet_for_longer_than_the_log_goes_on(settings: Settings) -> None:
+    """The ledger has its last batch and the fence confirms it. The log lacks all commits of the shard."""
+    quiet, busy = create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
+    sink = taken(settings, quiet)
+    last = commit(sink, quiet, watermark_ms=500, late_watermark_ms=300, checkpoint="c", base=3, floors={0: 7})
+    ledger = Ledger(ControlTables(settings))
+    ledger.append([next(sink.commits()).as_ledger_row("trades")])
+    other = taken(settings, busy)
     for number in (1, 2, 3):
-        commit(sink, lease, number)
-    filed = [batch.as_ledger_row("trades") for batch in sink.commits() if batch.batch == 2]
-    read, commits = [], sink.commits
+        commit(other, busy, number)
+    forget(sink, *range(sink.version()))
+    assert list(sink.commits()) == []
+    new = quiet.given_to("new")
+    position, missing = takeover.seal(sink, PIPELINE, new, "new", ledger.newest("p", 1))
+    assert position == ShardPosition(Fence(new.epoch, 1), {0: 9}, 500, CheckpointRef("c", 3, {0: 7}))
+    assert missing == []
+    sealed = next(sink.commits())
+    assert (sealed.kind, sealed.late_watermark_ms) == ("seal", last.late_watermark_ms)
 
-    def counted(stop_after: int | None = None) -> Iterator[BatchCommit]:
-        for found in commits(stop_after):
-            read.append(found.batch)
-            yield found
 
-    monkeypatch.setattr(sink, "commits", counted)
-    _, missing = takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", filed)
-    assert read == [3, 2]
-    assert [batch.batch for batch in missing] == [3]
+def test_only_the_few_commits_after_the_ledgers_row_are_read(settings: Settings) -> None:
+    """A worker died before it filed its last batches, and others have committed since. What the log has lost
+    before and after these batches is not needed.
+    """
+    quiet, busy = create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
+    sink = taken(settings, quiet)
+    commit(sink, quiet, 1)
+    filed = next(sink.commits()).as_ledger_row("trades")
+    commit(sink, quiet, 2)
+    commit(sink, quiet, 3)
+    reached = sink.version()
+    other = taken(settings, busy)
+    for number in (1, 2, 3):
+        commit(other, busy, number)
+    forget(sink, *range(filed.sink_version + 1), *range(reached + 1, sink.version()))
+    position, missing = takeover.seal(sink, PIPELINE, quiet.given_to("new"), "new", [filed])
+    assert position.end_offsets == {0: 27}
+    assert [batch.batch for batch in missing] == [2, 3]
+
+
+def test_a_batch_that_neither_ledger_nor_log_has_is_not_passed_over(settings: Settings, lease: Lease) -> None:
+    """A seal knows where the shard is, and not how it came there: the ledger would have a gap for good."""
+    sink = taken(settings, lease)
+    commit(sink, lease, 1)
+    filed = next(sink.commits()).as_ledger_row("trades")
+    commit(sink, lease, 2)
+    lost = sink.version()
+    new = lease.given_to("new")
+    takeover.seal(sink, PIPELINE, new, "new", [filed])
+    forget(sink, lost)
+    with pytest.raises(OffsetGapError, match="log entry has expired") as caught:
+        takeover.seal(sink, PIPELINE, new.given_to("third"), "third", [filed])
+    assert caught.value.fields["batch"] == 3
+    assert sink.recorded() == Fence(new.epoch, 2)
+
+
+def test_the_checkpoint_of_an_older_hindcasts_row_is_in_its_commit(settings: Settings, lease: Lease) -> None:
+    """Such a row does not name it. If the log has lost the commit, the state is rebuilt."""
+    sink = taken(settings, lease)
+    commit(sink, lease, watermark_ms=500, checkpoint="c", base=3, floors={0: 7})
+    filed = replace(next(sink.commits()).as_ledger_row("trades"), checkpoint=None, base=None)
+    position, _ = takeover.seal(sink, PIPELINE, lease.given_to("one"), "one", [filed])
+    assert position.incarnation == CheckpointRef("c", 3, {0: 7})
+    forget(sink, *range(sink.version()))
+    position, _ = takeover.seal(sink, PIPELINE, lease.given_to("one").given_to("another"), "another", [filed])
+    assert (position.end_offsets, position.watermark_ms) == ({0: 9}, 500)
+    assert position.incarnation == CheckpointRef("", 0, {0: 7})
 
 
 def test_a_sink_that_lacks_a_batch_of_the_shard_is_not_sealed(settings: Settings, lease: Lease) -> None:

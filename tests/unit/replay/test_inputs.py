@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from deltalake import DeltaTable
 
 from hindcast import Table, Topic, Window, pipeline
-from hindcast.replay.inputs import uncorrected_ends_ms
+from hindcast.partitions import app_id
+from hindcast.replay.inputs import _unknown_commits, uncorrected_ends_ms
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
+from hindcast.settings import Settings
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import LedgerRow
 
 
 @pipeline(
@@ -47,3 +56,52 @@ def test_a_row_of_the_year_1_was_late_for_windows_before_the_epoch() -> None:
     found = uncorrected_ends_ms(stats, late((0, 0, "0001-01-01", 0)), NOTHING)
     first = int(np.datetime64("0001-01-01", "ms").astype("int64"))
     assert found == [first + 1_000, first + 2_000]
+
+
+def commit(sink: FencedTable, shard: str, number: int) -> LedgerRow:
+    """The next batch of a shard in the sink; its row of the ledger."""
+    batch = BatchCommit(
+        kind="batch",
+        pipeline="p",
+        version=1,
+        shard=shard,
+        epoch=1,
+        batch=number,
+        worker="w",
+        start_offsets={0: number - 1},
+        end_offsets={0: number},
+        late_watermark_ms=0,
+        watermark_ms=0,
+    )
+    after = Fence(1, number - 1) if number > 1 else None
+    version = sink.commit(Fence(1, number), [], batch.as_metadata(), after=after)
+    return replace(batch, sink_version=version).as_ledger_row("trades")
+
+
+def test_the_first_batch_of_each_shard_that_the_ledger_lacks_is_found(settings: Settings) -> None:
+    """Of a shard that the ledger does not know, it is the first. Another version's batches do not count. If
+    the log has lost it, it is taken to come right after the last that is known.
+    """
+    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"))
+    url = settings.table("sinks", "t")
+    shards = {name: FencedTable(url, {}, app_id("p", name)) for name in ("v1.g0.s0", "v1.g0.s1", "v2.g0.s0")}
+    for sink in shards.values():
+        sink.create(pa.schema([("n", pa.int64())]))
+    first = commit(shards["v1.g0.s0"], "v1.g0.s0", 1)
+    other = commit(shards["v1.g0.s1"], "v1.g0.s1", 1)
+    commit(shards["v2.g0.s0"], "v2.g0.s0", 1)
+    second = commit(shards["v1.g0.s0"], "v1.g0.s0", 2)
+    commit(shards["v1.g0.s0"], "v1.g0.s0", 3)
+
+    def unknown(*known: LedgerRow) -> list[int]:
+        return sorted(
+            _unknown_commits(settings, declared, DeltaTable(url), {row.shard: row for row in known})
+        )
+
+    assert unknown() == [first.sink_version, other.sink_version]
+    assert unknown(first, other) == [second.sink_version]
+    DeltaTable(url).create_checkpoint()
+    for path in (Path(url) / "_delta_log").glob("*.json"):
+        path.unlink()
+    assert unknown(first, other) == [first.sink_version + 1]
+    assert unknown(other) == [0]

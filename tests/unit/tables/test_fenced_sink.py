@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,13 @@ def test_commits_are_read_down_to_the_requested_batch(table: FencedTable) -> Non
     assert [commit.batch for commit in other.commits()] == [9]
 
 
+def test_a_row_of_the_ledger_says_what_its_commit_says(table: FencedTable) -> None:
+    """So a position is known without the log."""
+    table.commit(Fence(3, 2), [], metadata(3, 2, checkpoint="c", base=7, floors={0: 5}), after=None)
+    commit = next(table.commits())
+    assert BatchCommit.from_ledger_row(commit.as_ledger_row("trades")) == commit
+
+
 def test_a_commit_becomes_the_ledgers_row_of_its_batch(table: FencedTable) -> None:
     """All that the ledger lacks can be taken from the sink's log. What only Spark could measure stays
     unknown.
@@ -233,6 +242,8 @@ def test_a_commit_becomes_the_ledgers_row_of_its_batch(table: FencedTable) -> No
         watermark_ms=2000,
         output_rows=4,
         floors={0: 5},
+        checkpoint="c",
+        base=7,
         sink_version=version,
         committed_at=utc_from_ms(DeltaTable(table.url).history(1)[0]["timestamp"]),
     )
@@ -454,3 +465,18 @@ def test_a_sink_with_an_empty_commit_is_refused(table: FencedTable, which: int) 
     broken.write_text(text)
     assert FencedTable(table.url, {}, APP).recorded() == Fence(1, 3)
     assert values(table) == [1, 2, 3]
+
+
+def test_a_commit_leaves_an_expired_log_to_the_maintenance(table: FencedTable) -> None:
+    """To find what has expired, delta-rs lists the whole log. A table that asks for that gets it."""
+    log = Path(table.url) / "_delta_log"
+    table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
+    DeltaTable(table.url).create_checkpoint()
+    old = time.time() - 40 * 86_400
+    for path in log.iterdir():
+        os.utime(path, (old, old))
+    table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
+    assert (log / f"{0:020d}.json").exists()
+    DeltaTable(table.url).alter.set_table_properties({"delta.enableExpiredLogCleanup": "true"})
+    table.commit(Fence(1, 3), [], metadata(1, 3), after=Fence(1, 2))
+    assert not (log / f"{0:020d}.json").exists()

@@ -51,6 +51,15 @@ def test_the_newest_batch_of_each_shard_was_not_taken_back(ledger: Ledger) -> No
     assert ledger.newest("p", 1) == [s0[1], s1[2]]
 
 
+def test_how_far_the_ledger_reaches_does_not_depend_on_what_was_taken_back(ledger: Ledger) -> None:
+    """The sink's fence keeps the number of a batch that was taken back."""
+    s0 = [batch(number, {0: number}, {0: number + 1}) for number in (1, 2, 3)]
+    undone = [replace(row, shard="s2") for row in s0]
+    assert ledger.reached("p", 1) == {}
+    ledger.append([*undone, *s0, taken_back("s2", 0, sink_version=30)])
+    assert ledger.reached("p", 1) == {"s0": s0[2], "s2": undone[2]}
+
+
 def test_a_row_that_was_measured_replaces_one_that_was_repaired(ledger: Ledger) -> None:
     """In whichever order they came: the repair knows less."""
     measured = [batch(number, {0: number}, {0: number + 1}, input_rows=7) for number in (1, 2)]

@@ -6,6 +6,7 @@ import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from hindcast.settings import Settings, project_root
 from hindcast.tables import retention
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import Ledger
 from hindcast.tables.retention import HINDCAST_DAYS
 from hindcast.tables.table_names import ControlTable
 
@@ -359,3 +362,35 @@ def test_no_hindcast_is_deleted_if_the_runs_cannot_be_read(busy: Settings) -> No
     (warning,) = [entry for entry in logs if "hindcast was deleted" in entry["event"]]
     assert warning["log_level"] == "warning"
     assert url in warning["reason"]
+
+
+def test_what_only_a_sinks_log_knows_is_filed_before_the_log_is_shortened(settings: Settings) -> None:
+    """A worker died before it filed its second batch. After the log's retention the ledger alone has it."""
+    tables = ControlTables(settings)
+    ledger = Ledger(tables)
+    sink = FencedTable(settings.table("sinks", "t"), {}, "p/v1/v1.g0.s0")
+    sink.create(pa.schema([("n", pa.int64())]))
+    for number in (1, 2):
+        batch = BatchCommit(
+            kind="batch",
+            pipeline="p",
+            version=1,
+            shard="v1.g0.s0",
+            epoch=1,
+            batch=number,
+            worker="w",
+            start_offsets={0: number - 1},
+            end_offsets={0: number},
+            late_watermark_ms=0,
+            watermark_ms=0,
+        )
+        after = Fence(1, number - 1) if number > 1 else None
+        sink.commit(Fence(1, number), [], batch.as_metadata(), after=after)
+    second, first = [commit.as_ledger_row("trades") for commit in sink.commits()]
+    ledger.append([first])
+    declared: Any = SimpleNamespace(sink=SimpleNamespace(name="t"))
+    for _ in range(2):
+        reports = retention.maintain(settings, tables, [declared])
+        assert [report["skipped"] for report in reports if report["table"] == "sinks/t"] == [""]
+    assert ledger.batches("p", 1) == [first, second]
+    assert len(tables.rows(ControlTable.CHECKPOINTS)) == 2

@@ -15,7 +15,9 @@ from hindcast.leases.store import swap
 from hindcast.partitions import Offsets, app_id
 from hindcast.settings import Settings
 from hindcast.shards import resharding
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.ledger import Ledger
 from hindcast.testing import MemoryStore
 from hindcast.versions.catch_up import VersionPosition, position, position_by
 
@@ -143,18 +145,28 @@ def commit(settings: Settings, shard: str, batch: int, offsets: Offsets) -> None
     table.commit(Fence(1, batch), [], said.as_metadata(), after=after)
 
 
+def ledger_of(settings: Settings) -> Ledger:
+    return Ledger(ControlTables(settings))
+
+
 def test_the_versions_own_table_is_read(settings: Settings) -> None:
     """Each shard's newest commit in it counts, even if other shards have committed since. Before there is a
     table the leases count.
     """
     leases = resharding.create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
-    assert position(settings, "t", leases, "p", 1) == VersionPosition({0: 0, 1: 0}, {})
+    assert position(settings, ledger_of(settings), "t", leases, "p", 1) == VersionPosition({0: 0, 1: 0}, {})
     commit(settings, "v1.g0.s0", 1, {0: 3})
     commit(settings, "v1.g0.s0", 2, {0: 7})
-    assert position(settings, "t", leases, "p", 1) == VersionPosition({0: 7, 1: 0}, {0: 200})
+    assert position(settings, ledger_of(settings), "t", leases, "p", 1) == VersionPosition(
+        {0: 7, 1: 0}, {0: 200}
+    )
     commit(settings, "v1.g0.s1", 1, {1: 4})
-    assert position(settings, "t", leases, "p", 1) == VersionPosition({0: 7, 1: 4}, {0: 200, 1: 100})
-    assert position(settings, "other", leases, "p", 1) == VersionPosition({0: 0, 1: 0}, {})
+    assert position(settings, ledger_of(settings), "t", leases, "p", 1) == VersionPosition(
+        {0: 7, 1: 4}, {0: 200, 1: 100}
+    )
+    assert position(settings, ledger_of(settings), "other", leases, "p", 1) == VersionPosition(
+        {0: 0, 1: 0}, {}
+    )
 
 
 def test_a_table_is_read_with_the_stores_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,5 +174,8 @@ def test_a_table_is_read_with_the_stores_options(settings: Settings, monkeypatch
     options = {"allow_http": "true"}
     seen = record_opened_tables(monkeypatch)
     leases = resharding.create(MemoryStore(), "p", 1, 1, {0: 0})
-    position(settings.model_copy(update={"storage_options": options}), "t", leases, "p", 1)
-    assert [given for _, given in seen] == [options]
+    position(
+        settings.model_copy(update={"storage_options": options}), ledger_of(settings), "t", leases, "p", 1
+    )
+    sink = settings.table("sinks", "t")
+    assert [given for url, given in seen if url == sink] == [options]
