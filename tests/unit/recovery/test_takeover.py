@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
-from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
+from pyspark.sql.types import DoubleType, IntegerType, StructField, StructType, TimestampType
 from support.crashes import CrashError, crash_at
 
 from hindcast.errors import (
@@ -404,6 +404,10 @@ class Analysed:
     def __init__(self, columns: list[str], plan: str = "Project") -> None:
         self.columns = columns
         self.plan = plan
+
+    @property
+    def schema(self) -> StructType:
+        return StructType([StructField(name, DoubleType()) for name in self.columns])
 
     @property
     def _jdf(self) -> Analysed:
