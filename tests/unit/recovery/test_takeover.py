@@ -459,6 +459,8 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
             "line": 7,
             "window": None,
             "re_execute": False,
+            "ratio_bound": {},
+            "tolerance": {},
             "topics": names,
             "sink": sink,
             **fields,
