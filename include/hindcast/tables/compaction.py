@@ -154,7 +154,7 @@ def _join(
         return
     store = filesystem(table.table_uri, storage_options)
     pieces = [pq.read_table(path, filesystem=store) for path in paths]
-    rows = pa.concat_tables(pieces, promote_options="default")
+    rows = pa.concat_tables(_of_one_schema(pieces, table), promote_options="default")
     joined = f"compacted-{uuid.uuid4().hex}.parquet"
     pq.write_table(rows, joined, filesystem=store, compression="zstd")
     size = store.get_file_info(joined).size
@@ -167,6 +167,20 @@ def _join(
         [added, *removed], "append", table.schema(), commit_properties=only_one_lands
     )
     table.update_incremental()
+
+
+def _of_one_schema(pieces: Sequence[pa.Table], table: DeltaTable) -> list[pa.Table]:
+    """The pieces with the table's own types, if they differ: a delete or an update by delta-rs writes text as
+    another Arrow type.
+    """
+    if all(piece.schema.equals(pieces[0].schema) for piece in pieces):
+        return list(pieces)
+    columns = pa.schema(table.schema().to_arrow())
+    cast = []
+    for piece in pieces:
+        fields = [columns.field(name) for name in piece.column_names]
+        cast.append(piece.cast(pa.schema(fields)))
+    return cast
 
 
 def _on_newest_version(open_table: OpenTable, work: Callable[[DeltaTable], _Result]) -> _Result:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -82,9 +81,9 @@ class SinkChange:
         fields = [field["name"] for field in json.loads(self.schema)["fields"]]
         names = [name for name in fields if columns is None or name in columns]
         store = filesystem(self.url, self.storage_options)
-        pieces = [pq.read_table(path, filesystem=store, columns=names) for path in self.added]
+        # Each file by itself: one that another program has rewritten may have other Arrow types of text.
+        pieces = [pq.read_table(path, filesystem=store, columns=names).to_pandas() for path in self.added]
         if not pieces:
             return pd.DataFrame(columns=names)
-        # Files that another program has rewritten may have other types of text, with the same values.
-        frame: pd.DataFrame = pa.concat_tables(pieces, promote_options="permissive").to_pandas()
+        frame: pd.DataFrame = pd.concat(pieces, ignore_index=True)
         return frame

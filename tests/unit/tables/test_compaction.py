@@ -632,3 +632,19 @@ def test_every_access_of_the_upkeep_has_the_stores_options(
     assert len(tables.open(ControlTable.EVENTS).file_uris()) == 1
     assert len(options_seen) > 5
     assert set(map(str, options_seen)) == {"{'allow_http': 'true'}"}
+
+
+def test_files_that_a_delete_has_rewritten_are_joined_with_the_others(tmp_path: Path) -> None:
+    """delta-rs writes text, also within lists and structures, as another Arrow type then."""
+    url = str(tmp_path / "table")
+    row = {"name": "a", "more": ["x"], "part": {"of": "y"}}
+    for name in ("a", "b", "c"):
+        write_deltalake(
+            url, pa.Table.from_pylist([{**row, "name": name}, {**row, "name": "gone"}]), mode="append"
+        )
+    DeltaTable(url).delete("name = 'gone' AND name != 'b'")
+    write_deltalake(url, pa.Table.from_pylist([{**row, "name": "d"}]), mode="append")
+    compaction.compact(DeltaTable(url), {})
+    joined = DeltaTable(url)
+    assert len(joined.file_uris()) == 1
+    assert sorted(joined.to_pyarrow_table()["name"].to_pylist()) == ["a", "b", "c", "d"]
