@@ -78,15 +78,13 @@ class SinkFiles:
             raise VersionGoneError from error
 
     def keep(self, version: int) -> None:
-        """Keep the list of a version, unless it is kept.
+        """Keep the list of a version, from now on as long as one that is new.
 
         :raises VersionGoneError: if the log has lost the version
         :raises StoreUnavailableError: if the store does not answer
         """
-        newest = open_table(self.url, self._options)
-        if self._kept(newest, version) is not None:
-            return
         found = self.at(version).to_arrow()
+        newest = open_table(self.url, self._options)
         try:
             if "://" not in self._root:
                 Path(self._root).mkdir(parents=True, exist_ok=True)

@@ -318,7 +318,7 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
     if not pipeline.expectations:
         return None
     if pipeline.row_by_row:
-        return _sink_change(settings, pipeline, case).added_pandas(columns_of(pipeline.expectations))
+        return _sink_change(settings, pipeline, case).new_pandas(columns_of(pipeline.expectations))
     url = settings.table("sinks", pipeline.sink.name)
     table = open_table(url, settings.storage_options, case.plan.sink_version)
     dataset = arrow_dataset(table)

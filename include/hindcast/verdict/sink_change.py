@@ -6,6 +6,7 @@ A row that a compaction moved is among both.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,17 +74,38 @@ class SinkChange:
         reader = spark.read.schema(schema).option(*_PATHS_AS_THEY_ARE)
         return reader.parquet(*[f"{self.url}/{path}" for path in paths])
 
-    def added_pandas(self, columns: Sequence[str] | None) -> pd.DataFrame:
-        """The added rows.
+    def new_pandas(self, columns: Sequence[str] | None) -> pd.DataFrame:
+        """The added rows without those that were only moved.
 
         :param columns: these columns only, those of them that there are
         """
         fields = [field["name"] for field in json.loads(self.schema)["fields"]]
         names = [name for name in fields if columns is None or name in columns]
+        added = self._pandas(self.added, names)
+        moved = Counter(_texts(self._pandas(self.removed, names)))
+        if not moved:
+            return added
+        is_new = []
+        for text in _texts(added):
+            is_new.append(moved[text] == 0)
+            moved[text] = max(moved[text] - 1, 0)
+        return added[is_new].reset_index(drop=True)
+
+    def _pandas(self, paths: Sequence[str], names: list[str]) -> pd.DataFrame:
+        """The rows of these files. A file from before a column was added has nulls in it."""
         store = filesystem(self.url, self.storage_options)
         # Each file by itself: one that another program has rewritten may have other Arrow types of text.
-        pieces = [pq.read_table(path, filesystem=store, columns=names).to_pandas() for path in self.added]
+        pieces = []
+        for path in paths:
+            file = pq.ParquetFile(path, filesystem=store)
+            held = [name for name in names if name in file.schema_arrow.names]
+            pieces.append(file.read(columns=held).to_pandas().reindex(columns=names))
         if not pieces:
             return pd.DataFrame(columns=names)
         frame: pd.DataFrame = pd.concat(pieces, ignore_index=True)
         return frame
+
+
+def _texts(rows: pd.DataFrame) -> list[str]:
+    """Each row as a text that equal rows share. Lists and structures themselves cannot be counted."""
+    return [repr(row) for row in rows.itertuples(index=False, name=None)]
