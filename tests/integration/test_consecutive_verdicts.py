@@ -90,6 +90,7 @@ PLANTED: dict[str, tuple[Callable[[Intervals], Any], dict[str, int]]] = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("plant", "found"), PLANTED.values(), ids=PLANTED)
 def test_a_planted_error_is_found_in_its_interval_and_only_there(
     intervals: Intervals, plant: Callable[[Intervals], Any], found: dict[str, int]
