@@ -7,12 +7,13 @@ are fenced like the sink.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from hindcast.archive.archive_or_live import HeldRecords
 from hindcast.archive.held_records import held_records
 from hindcast.ddl import quoted
 from hindcast.delta.files import DataFile
@@ -59,9 +60,9 @@ class Audit:
         epoch: int,
         topics: TopicOffsets | None = None,
     ) -> None:
-        """:param topics: asked what can be read; one that stays connected saves each pass a connection"""
+        """:param topics: asked what can be read; by default each pass connects and closes again"""
         self._spark = spark
-        self._topics = topics or TopicOffsets(installation.settings)
+        self._topics = topics
         self._settings = installation.settings
         self._pipeline = pipeline
         self._epoch = epoch
@@ -168,6 +169,13 @@ class Audit:
         _, late = window_counts(self._pipeline)
         return self._located(batches).where(F.col("_reason").isNotNull() | (late > 0))
 
+    def _held(self, needed: Mapping[int, int]) -> HeldRecords:
+        """What can be read now. Archives are asked only if a topic has dropped one of these offsets."""
+        if self._topics is not None:
+            return held_records(self._settings, self._pipeline, self._topics, needed)
+        with TopicOffsets(self._settings) as topics:
+            return held_records(self._settings, self._pipeline, topics, needed)
+
     def _located(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches, parsed; from an archive what the topic no longer holds.
 
@@ -184,8 +192,7 @@ class Audit:
         )
         first = batches[0].start_offsets
         last = batches[-1].end_offsets
-        held = held_records(self._settings, self._pipeline, self._topics, first)
-        seams = held.seams(first, last)
+        seams = self._held(first).seams(first, last)
         parsed = kafka_source.read_topics(self._spark, self._settings, self._pipeline, first, last, seams)
         rows = kafka_source.in_common(parsed)
         same_partition = F.col("_partition") == F.col("p")
