@@ -13,6 +13,8 @@ from typing import NamedTuple, Self
 
 #: Partition -> offset. An end is exclusive: it is the offset of the next record to read.
 Offsets = dict[int, int]
+#: What :func:`app_id` makes.
+_APP = re.compile(r"([^/]+)/v(\d+)/([^/]+)")
 _SHARD_NAME = re.compile(r"v(\d+)\.g(\d+)\.s(\d+)")
 
 
@@ -60,3 +62,20 @@ def app_id(pipeline: str, shard: str) -> str:
     It is the key under which a table remembers the shard's last commit.
     """
     return f"{pipeline}/v{ShardId.parse(shard).version}/{shard}"
+
+
+class AppShard(NamedTuple):
+    """The shard that an application id names."""
+
+    pipeline: str
+    version: int
+    shard: str
+
+    @classmethod
+    def parse(cls, app: str) -> Self | None:
+        """None if the id is no shard's; a compaction has one, too."""
+        found = _APP.fullmatch(app)
+        if found is None:
+            return None
+        pipeline, version, shard = found.groups()
+        return cls(pipeline, int(version), shard)

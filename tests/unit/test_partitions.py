@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hindcast.partitions import (
+    AppShard,
     ShardId,
     app_id,
     as_json_object,
@@ -55,3 +56,10 @@ def test_what_is_no_shard_has_no_numbers(name: str) -> None:
 def test_a_shard_commits_under_its_pipeline_and_version() -> None:
     """Tables of users have this key in their logs: it stays as it is."""
     assert app_id("stock_stats", "v2.g0.s1") == "stock_stats/v2/v2.g0.s1"
+
+
+def test_an_application_id_names_its_shard() -> None:
+    """Those of a compaction or an archive name none."""
+    assert AppShard.parse(app_id("trades", "v12.g3.s4")) == ("trades", 12, "v12.g3.s4")
+    for other in ("archive", "hindcast-compaction", "a/b", "a/v1/b/c", "a/vx/b"):
+        assert AppShard.parse(other) is None

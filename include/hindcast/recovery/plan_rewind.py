@@ -5,7 +5,6 @@ A plan changes nothing. A person reads it before :func:`hindcast.recovery.rewind
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from hindcast.errors import OffsetsLostError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets, app_id, offsets_to_json
+from hindcast.partitions import AppShard, Offsets, app_id, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.recovery import rebuild_state, rewind_point
 from hindcast.recovery.delete_late_and_dead_rows import last_filed_batch
@@ -36,8 +35,6 @@ from hindcast.tables.ledger_history import History
 #: How far from the sink's retention a file must be that the rewind is to name again: a rewind that is cut
 #: short can be completed for a day.
 PLAN_MARGIN_HOURS = 24
-#: The application id of a pipeline's shard (:func:`hindcast.partitions.app_id`).
-_SHARD = re.compile(r"(?P<pipeline>[^/]+)/v(?P<version>\d+)/[^/]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,10 +272,10 @@ def other_writers(settings: Settings, pipeline: Pipeline) -> dict[tuple[str, int
     for table in pipeline.tables:
         url = settings.table("sinks", table.name)
         for application in sorted(applications(url, settings.storage_options)):
-            shard = _SHARD.fullmatch(application)
-            if shard is None:
-                continue  # a compaction, for instance
-            writer = (shard["pipeline"], int(shard["version"]))
+            app = AppShard.parse(application)
+            if app is None:
+                continue
+            writer = (app.pipeline, app.version)
             if writer != (pipeline.name, pipeline.version):
                 found[writer] = url
     return found

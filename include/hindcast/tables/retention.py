@@ -7,7 +7,6 @@ table's own retention is deleted, so a verdict that reads an older version of a 
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from hindcast.delta.application_ids import applications
 from hindcast.delta.open_table import find_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
+from hindcast.partitions import AppShard
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
@@ -36,9 +36,6 @@ from hindcast.tables.sink_files import FOLDER
 from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
-
-#: The application id of a shard (:func:`hindcast.partitions.app_id`).
-_SHARD = re.compile(r"(?P<pipeline>[^/]+)/v(?P<version>\d+)/(?P<shard>[^/]+)")
 
 #: Hindcasts are kept this long: they can be made again from the topic while it holds the range. The newest
 #: benchmark of each version stays. Its version may not run any more, so it could not be made again.
@@ -120,14 +117,14 @@ def _unfiled(ledger: Ledger, url: str, storage_options: dict[str, str]) -> list[
     rows: list[LedgerRow] = []
     reached: dict[tuple[str, int], dict[str, LedgerRow]] = {}
     for app in sorted(applications(url, storage_options)):
-        shard = _SHARD.fullmatch(app)
-        if shard is None:
-            continue  # a compaction, for instance
+        named = AppShard.parse(app)
+        if named is None:
+            continue
         sink = FencedTable(url, storage_options, app)
-        version = (shard["pipeline"], int(shard["version"]))
+        version = (named.pipeline, named.version)
         if version not in reached:
             reached[version] = ledger.reached(*version)
-        known = reached[version].get(shard["shard"])
+        known = reached[version].get(named.shard)
         recorded = sink.recorded()
         if known is None or recorded is None:
             continue
