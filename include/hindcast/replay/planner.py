@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from hindcast.archive import archive_or_live
-from hindcast.archive.archive_or_live import Range, Ranges
+from hindcast.archive.archive_or_live import HeldRecords, Range, Ranges
 from hindcast.clock import utc_from_ms
 from hindcast.errors import (
     BadRangeError,
@@ -67,18 +66,18 @@ class ReplayInputs:
     corrected: Corrected = NOTHING
     late_ends_ms: Sequence[int] = ()
 
+    @property
+    def held(self) -> HeldRecords:
+        """What can be read of the topics and of their archives."""
+        return HeldRecords(self.earliest, self.latest, self.archived)
+
     def missing(self, partition: int, start: int, end: int) -> Ranges:
         """What of a partition's [start, end) neither the topic nor its archive holds, in order."""
-        return archive_or_live.missing(self.archived.get(partition, ()), self.earliest[partition], start, end)
+        return self.held.missing(partition, start, end)
 
     def seams(self, start: Offsets, end: Offsets) -> Offsets:
         """By partition, up to where [start, end) is read from the archive."""
-        return {
-            partition: archive_or_live.seam(
-                self.archived.get(partition, ()), self.earliest[partition], offset, end[partition]
-            )
-            for partition, offset in start.items()
-        }
+        return self.held.seams(start, end)
 
 
 @dataclass(frozen=True)
