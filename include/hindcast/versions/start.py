@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from deltalake import Schema
 
 from hindcast.archive.archive_or_live import HeldRecords
-from hindcast.archive.held_records import archives_of, held_records, offsets_at
+from hindcast.archive.held_records import archived_ranges, archives_of, offsets_at
 from hindcast.delta.open_table import find_table
 from hindcast.errors import BadRangeError, TryLaterError
 from hindcast.installation import Installation
-from hindcast.kafka.offsets import TopicOffsets
+from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, as_json_object
 from hindcast.pipeline import Pipeline, parse_start
@@ -147,9 +147,11 @@ def start_offsets(settings: Settings, pipeline: Pipeline, text: str, now: dateti
     """
     start = _parse_start(text, now)
     with TopicOffsets(settings) as topics:
-        held = held_records(settings, pipeline, topics)
+        earliest = across(pipeline, topics.earliest)
+        archives = archives_of(settings, pipeline, topics, earliest)
+        latest = across(pipeline, topics.latest)
+        held = HeldRecords(earliest, latest, archived_ranges(pipeline, archives))
         if isinstance(start, datetime):
-            archives = archives_of(settings, pipeline, topics, held.earliest)
             offsets = offsets_at(start, pipeline, topics, archives)
             _check_time_retained(pipeline, text, offsets, held)
             return offsets
