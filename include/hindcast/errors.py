@@ -107,6 +107,12 @@ class VersionLostError(BadInputError):
     """
 
 
+class ProofLostError(BadInputError):
+    """The run {run_id} cannot be judged: its range begins with the state that the run {proof} left, and that
+    was deleted. Replay the range again: it begins with the nearest state that is kept.
+    """
+
+
 class NothingLateError(HindcastError):
     """No late row of {pipeline} waits for a correction: the windows of each were corrected after it came, or
     are still open.

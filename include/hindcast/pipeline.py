@@ -262,6 +262,11 @@ class Pipeline:
         return self.window is None and not self.re_execute and self.sink.mode is Mode.APPEND
 
     @property
+    def has_running_results(self) -> bool:
+        """Whether a result depends on all that came before, but not on the batches in which it came."""
+        return self.window is None and not self.re_execute and self.sink.mode is Mode.UPSERT
+
+    @property
     def topics(self) -> tuple[Topic, ...]:
         """The topics that it reads, the source first: the order in which its partitions are numbered."""
         joined = [one for one in self.joined if isinstance(one, Topic)]

@@ -19,7 +19,7 @@ from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.stream.shard_runner import ShardRunner
 from hindcast.tables.compaction import compact
-from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Intervals:
 
     def double(self, row: pc.Expression) -> None:
         """A person appends rows of the sink to it once more."""
-        rows = self.sink.to_pyarrow_dataset().to_table(filter=row)
+        rows = arrow_dataset(self.sink).to_table(filter=row)
         write_deltalake(self.sink, rows, mode="append")
 
     def change(self, updates: Mapping[str, str], predicate: str) -> None:

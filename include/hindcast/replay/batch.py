@@ -27,6 +27,7 @@ from hindcast.delta import files
 from hindcast.errors import BadInputError, ReplayFailedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay import hindsight_in_one_query
+from hindcast.replay.leave_proof import at_once, begun_state, first_of, leave_proof
 from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.recorded_plan import Counted
@@ -105,7 +106,7 @@ def run_batch(
             side_rows = spark.createDataFrame([], side_rows.schema)
         _write(settings, side_rows, side_rows_url(settings, plan.pipeline, run_id))
         some_late = counted.late_judged_rows > 0
-        with _answers(spark, settings, pipeline, plan, rows, topics, some_late=some_late) as (
+        with _answers(spark, settings, pipeline, plan, rows, topics, run_id, some_late=some_late) as (
             hindsight,
             online,
         ):
@@ -217,6 +218,7 @@ def _answers(
     plan: ReplayPlan,
     rows: DataFrame,
     topics: list[DataFrame],
+    run_id: str,
     *,
     some_late: bool,
 ) -> Iterator[_Answers]:
@@ -225,6 +227,9 @@ def _answers(
         yield _answers_of_windows(pipeline, plan, rows, some_late=some_late)
     elif pipeline.re_execute:
         with _answers_of_batches(spark, settings, pipeline, plan, topics) as answers:
+            yield answers
+    elif plan.proof is not None:
+        with _answers_from_state(spark, settings, pipeline, plan, run_id) as answers:
             yield answers
     else:
         yield _answers_of_rows(pipeline, topics)
@@ -273,13 +278,16 @@ def _answers_of_batches(
 ) -> Iterator[_Answers]:
     """The answer in hindsight of a pipeline whose results depend on batches, and an online one without rows.
 
-    The answer in hindsight comes from one batch query if that can tell, else from the streaming engine.
+    The answer in hindsight comes from one batch query if that can tell, else from the streaming engine. A
+    batch query has no state to begin in, so a range that begins with a proof is for the engine.
     """
     session.keep_state_for(spark, pipeline)
-    everything = _transformed(topics, pipeline, hindsight=True)
-    hindsight: DataFrame | None = everything
-    if not pipeline.hindsight:
-        hindsight = hindsight_in_one_query.said(everything, pipeline, plan.recorded)
+    hindsight: DataFrame | None = None
+    if plan.proof is None:
+        everything = _transformed(topics, pipeline, hindsight=True)
+        hindsight = everything
+        if not pipeline.hindsight:
+            hindsight = hindsight_in_one_query.said(everything, pipeline, plan.recorded)
     # No rows yet, but columns: the table's columns have types that hold both answers.
     no_rows = transform(kafka_source.empty(spark, pipeline), pipeline)
     online = spark.createDataFrame([], no_rows.schema)
@@ -287,9 +295,42 @@ def _answers_of_batches(
         yield hindsight, online
         return
     with recorded_batches(
-        spark, settings, pipeline, plan.start, plan.end, plan.recorded, plan.seams, at_once=True
+        spark,
+        settings,
+        pipeline,
+        plan.start,
+        plan.end,
+        plan.recorded,
+        plan.seams,
+        at_once=True,
+        begun=begun_state(plan.proof),
     ) as recorded:
         yield recorded.run(), online
+
+
+@contextmanager
+def _answers_from_state(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: ReplayPlan, run_id: str
+) -> Iterator[_Answers]:
+    """The answer of a running result that goes on from a proof: what the range changed. It leaves a proof.
+
+    Its function for hindsight, if it has one, needs all rows. So hindsight has the online answer.
+    """
+    planned = plan.to_record()
+    with recorded_batches(
+        spark,
+        settings,
+        pipeline,
+        plan.start,
+        plan.end,
+        at_once(plan.start, plan.end),
+        plan.seams,
+        begun=begun_state(plan.proof),
+        state_is_kept=True,
+    ) as recorded:
+        changed = recorded.run()
+        leave_proof(settings, pipeline, run_id, planned, first_of(planned, plan.proof), recorded)
+        yield changed, None
 
 
 def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool = False) -> DataFrame:

@@ -17,6 +17,7 @@ from hindcast.errors import BadInputError, RangeNotYetConsumedError
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Answer, write_answer
+from hindcast.replay.leave_proof import begun_state
 from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
@@ -68,7 +69,14 @@ def run_recorded(
     its edge lack the rows before it.
     """
     with recorded_batches(
-        spark, settings, pipeline, plan.start, plan.end, plan.batches, plan.seams
+        spark,
+        settings,
+        pipeline,
+        plan.start,
+        plan.end,
+        plan.batches,
+        plan.seams,
+        begun=begun_state(plan.proof),
     ) as recorded:
         rows = write_answer(settings, plan, run_id, recorded.run(), Answer.HINDSIGHT)
     read = sum(end - plan.start[partition] for partition, end in plan.end.items())

@@ -31,6 +31,7 @@ from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
+from hindcast.tables.proofs import Proof, Proofs
 from hindcast.tables.table_names import ControlTable
 from hindcast.windows import MILLISECOND, WindowEnds
 
@@ -96,11 +97,13 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
         late_ends_ms = uncorrected_ends_ms(pipeline, _late_rows(tables, pipeline), corrected)
     judged_to = None
     judged: Sequence[JudgedRange] = ()
+    proofs: Sequence[Proof] = ()
     runs = Runs(tables)
     if pipeline.window is None:
         judged = runs.judged_ranges(pipeline.name, pipeline.version, without=request.run_id, undone=undone)
         if judged:
             judged_to = judged[-1].end
+        proofs = Proofs(tables).of_version(pipeline.name, pipeline.version, undone)
     elif request.since_last_verdict:
         judged_to = runs.judged_to(pipeline.name, pipeline.version, without=request.run_id, undone=undone)
     return ReplayInputs(
@@ -118,6 +121,7 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
         late_ends_ms=late_ends_ms,
         judged_to=judged_to,
         judged=judged,
+        proofs=proofs,
     )
 
 

@@ -36,6 +36,7 @@ from hindcast.replay.wait_for_stream import Awaited
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History, Segment
+from hindcast.tables.proofs import Proof, proof_before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,9 @@ class ReplayInputs:
     versions that are batches, or empty where the pipeline has windows. ``from_time_offsets`` and
     ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges
     that the archives of the topics hold, by partition. ``judged_to``: the end of the last verdict's range, if
-    any. ``judged``: without windows, where each verdict ended. ``late_ends_ms``: the ends of the windows that
-    a late row was for and that no correction has with that row, in order.
+    any. ``judged``: without windows, where each verdict ended. ``proofs``: the states from which a range
+    without windows can go on. ``late_ends_ms``: the ends of the windows that a late row was for and that no
+    correction has with that row, in order.
     """
 
     history: History
@@ -63,6 +65,7 @@ class ReplayInputs:
     archived: Mapping[int, Ranges] = field(default_factory=dict)
     judged_to: Offsets | None = None
     judged: Sequence[JudgedRange] = ()
+    proofs: Sequence[Proof] = ()
     corrected: Corrected = NOTHING
     late_ends_ms: Sequence[int] = ()
 
@@ -106,8 +109,9 @@ class ReplayPlan:
     ``windows_after_ms`` is exclusive, ``windows_to_ms`` inclusive. ``read_from`` is at or before ``start``.
     [read_from, seams) is read from the archive, [seams, end) from the topic. ``segments`` cover [read_from,
     end) and say for each offset by which batch, so with which watermark, it was read. ``recorded``: without
-    windows, every batch that the sink's version holds, also those that read nothing. ``sink_after``: without
-    windows, the rows that the sink's versions after this one brought are judged; -1 for all rows.
+    windows, every batch of the range, also those that read nothing. ``sink_after``: without windows, the rows
+    that the sink's versions after this one brought are judged; -1 for all rows. ``proof``: the state in which
+    the range begins; None if it begins with the stream, or if its results depend on nothing before it.
     ``corrected``: the corrections of its windows, as readers have them at ``corrections_version``, by runs
     that had read no further than ``end``: the online answer counts a late row that one of them has.
     ``left_out``: which part of what was asked lies before the stream's beginning, or which late rows can no
@@ -129,6 +133,7 @@ class ReplayPlan:
     segments: tuple[Segment, ...]
     batches: tuple[LedgerRow, ...]
     recorded: tuple[LedgerRow, ...] = ()
+    proof: Proof | None = None
     corrections_version: int = NOTHING.version
     corrected: tuple[CorrectedRange, ...] = ()
     left_out: str = ""
@@ -146,11 +151,18 @@ class ReplayPlan:
             windows_to_ms=self.windows_to_ms,
             sink_after=self.sink_after,
             sink_version=self.sink_version,
+            proof=self._proof_run,
             corrections_version=self.corrections_version,
             batches=len(self.batches),
             left_out=self.left_out,
             counted=counted,
         )
+
+    @property
+    def _proof_run(self) -> str:
+        if self.proof is None:
+            return ""
+        return self.proof.run_id
 
 
 def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -> ReplayPlan:
@@ -181,6 +193,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
     read_from = start
     sink_after = -1
     recorded: tuple[LedgerRow, ...] = ()
+    proof = None
     if pipeline.window is None:
         commits = _whole_commits(pipeline, request, facts, start, end)
         start = read_from = commits.start
@@ -188,6 +201,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         sink_after = commits.after
         sink_version = commits.version
         recorded = commits.rows
+        proof = commits.proof
     else:
         windows = _windows(pipeline, facts, partitions, start, end)
         windows_after_ms = windows.after_ms
@@ -210,6 +224,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         segments=tuple(history.reading(read_from, end)),
         batches=tuple(history.batches(start, end)),
         recorded=recorded,
+        proof=proof,
         corrections_version=facts.corrected.version,
         corrected=facts.corrected.known_by(end).within(windows_after_ms, windows_to_ms),
         left_out=asked.left_out,
@@ -506,7 +521,7 @@ class _Commits:
     """Whole commits of the sink: its versions after ``after`` up to and including ``version``, and the
     offsets that their batches read. ``after`` is -1 at the stream's beginning.
 
-    ``rows``: the batches of all versions up to ``version``.
+    ``rows``: their batches. ``proof``: the state in which they begin, if their results depend on one.
     """
 
     start: Offsets
@@ -514,6 +529,16 @@ class _Commits:
     after: int
     version: int
     rows: tuple[LedgerRow, ...]
+    proof: Proof | None
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Where whole commits begin: their first offsets, the version of the sink before, and their state."""
+
+    start: Offsets
+    after: int = -1
+    proof: Proof | None = None
 
 
 def _whole_commits(
@@ -523,29 +548,46 @@ def _whole_commits(
     commits: it ends at a version of the sink that holds the batches below ``end`` and no others.
 
     If each row comes from one record, it begins in the same way, at or before ``start``. All other results
-    depend on all that came before, so they are judged from the stream's beginning.
+    depend on all that came before. Their range begins with a proof at or before ``start``, or with the
+    stream.
     """
     history = facts.history
     begun = {partition: history.first[partition] for partition in start}
-    if request.from_offsets is not None and not pipeline.row_by_row and start != begun:
-        raise BadRangeError(
-            range=request.describe(),
-            problem="a result that depends on earlier records can only be judged from the beginning",
-            cure=f"Begin at {offsets_to_json(begun)}.",
-        )
     _check_was_input(request, facts, start)
-    from_start, after = begun, -1
     if pipeline.row_by_row:
-        from_start, after = _commits_before(facts, start, begun)
+        begin = _commits_before(facts, start, begun)
+    else:
+        begin = _proved_before(request, facts, start, begun)
     version = _last_version_below(pipeline, request, facts, end)
     chosen = History.of(row for row in history.rows if row.sink_version <= version)
     reached = {partition: chosen.committed.get(partition, begun[partition]) for partition in start}
-    if version <= after or reached == from_start:
+    if version <= begin.after or reached == begin.start:
         problem = "no version of the sink holds whole batches of this range only"
         if request.to_time is not None:  # all of it is committed, so waiting brings no other batches
             raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
         raise not_yet(pipeline, problem, beyond=history.committed)
-    return _Commits(from_start, reached, after, version, chosen.rows)
+    rows = tuple(row for row in chosen.rows if row.sink_version > begin.after)
+    return _Commits(begin.start, reached, begin.after, version, rows, begin.proof)
+
+
+def _proved_before(request: ReplayRequest, facts: ReplayInputs, start: Offsets, begun: Offsets) -> _Begin:
+    """The nearest place at or before ``start`` from which results can be judged that depend on all that came
+    before.
+
+    :raises BadRangeError: if offsets were asked for, and the place is another one
+    """
+    proof = proof_before(facts.proofs, start, begun)
+    begin = _Begin(begun)
+    if proof is not None:
+        begin = _Begin({**begun, **proof.end}, proof.sink_version, proof)
+    if request.from_offsets is not None and start != begin.start:
+        problem = "a result that depends on earlier records is judged from the beginning"
+        raise BadRangeError(
+            range=request.describe(),
+            problem=f"{problem}, or from where an earlier verdict ended",
+            cure=f"Begin at {offsets_to_json(begin.start)}.",
+        )
+    return begin
 
 
 def _last_version_below(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs, end: Offsets) -> int:
@@ -573,9 +615,9 @@ def _last_version_below(pipeline: Pipeline, request: ReplayRequest, facts: Repla
     return first_unknown - 1
 
 
-def _commits_before(facts: ReplayInputs, start: Offsets, begun: Offsets) -> tuple[Offsets, int]:
+def _commits_before(facts: ReplayInputs, start: Offsets, begun: Offsets) -> _Begin:
     """The offsets of the whole commits below ``start``, and the version of the sink after which the range
-    begins; -1 if there is none.
+    begins.
 
     A verdict that ended at these offsets has judged the table up to its own version. The range begins after
     that one, so that each commit is in one range, and what was written between two batches in one, too. After
@@ -585,7 +627,7 @@ def _commits_before(facts: ReplayInputs, start: Offsets, begun: Offsets) -> tupl
     below = [row for row in facts.history.rows if beyond is None or row.sink_version < beyond]
     reading = [row.sink_version for row in below if row.reads]
     if not reading:
-        return begun, -1
+        return _Begin(begun)
     committed = History.of(below).committed
     reached = {partition: committed.get(partition, offset) for partition, offset in begun.items()}
     after = max(reading)
@@ -593,7 +635,7 @@ def _commits_before(facts: ReplayInputs, start: Offsets, begun: Offsets) -> tupl
         in_place = beyond is None or judged.sink_version < beyond
         if in_place and {**begun, **judged.end} == reached:
             after = max(after, judged.sink_version)
-    return reached, after
+    return _Begin(reached, after)
 
 
 def _first_beyond(history: History, offsets: Offsets) -> int | None:

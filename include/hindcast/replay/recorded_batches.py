@@ -16,6 +16,9 @@ The answer in hindsight is run with the fewest batches: all but the last at once
 the same watermark as the stream, so windows that were still open in the stream are open here too. Mostly a
 batch query gives this answer at less cost (:mod:`hindcast.replay.hindsight_in_one_query`).
 
+A range that does not begin with the stream begins with the state that the batches before it left
+(:class:`BegunState`): their query goes on.
+
 This module is used by a verdict, for the online answer and to find out what is not deterministic; by a replay
 if no batch query gives its answer in hindsight; and by a shard that has lost its state, or reads from an
 archive (:mod:`hindcast.recovery.rebuild_from_batches`).
@@ -30,7 +33,7 @@ import io
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -46,7 +49,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
-from hindcast.replay import offset_buckets
+from hindcast.replay import kept_state, offset_buckets
 from hindcast.settings import Settings
 from hindcast.spark import batch_metrics, kafka_source, scratch, session
 from hindcast.tables.ledger import LedgerRow
@@ -79,6 +82,16 @@ class BatchRange:
     end_offsets: Offsets
 
 
+@dataclass(frozen=True)
+class BegunState:
+    """The state in which the batches begin: a folder with a checkpoint for each shard, and Spark's number of
+    the last batch in each.
+    """
+
+    url: str
+    batches: Mapping[str, int]
+
+
 class _Range(NamedTuple):
     """Offsets that a batch read: Kafka's partition, start, end, shard, number of the batch dealt."""
 
@@ -102,6 +115,8 @@ def recorded_batches(
     at_once: bool = False,
     folder: scratch.Folder | None = None,
     before: int = 0,
+    begun: BegunState | None = None,
+    state_is_kept: bool = False,
 ) -> Iterator[RecordedBatches]:
     """The records of [start, end) in files, by shard and batch, for as long as the context lasts.
 
@@ -110,6 +125,8 @@ def recorded_batches(
     :param at_once: deal them as the fewest batches
     :param folder: where the files are to lie; a folder of their own by default
     :param before: so many batches of the shard have run from this folder before
+    :param begun: the state in which they begin; none by default
+    :param state_is_kept: whether the state is to be copied from here or to here
     """
     with ExitStack() as stack:
         if folder is None:
@@ -120,7 +137,7 @@ def recorded_batches(
         counts = {shard: len(batches) for shard, batches in by_shard.items()}
         if at_once:
             counts = {shard: min(count, _FEWEST) for shard, count in counts.items()}
-        recorded = RecordedBatches(spark, pipeline, folder, counts, before)
+        recorded = RecordedBatches(spark, pipeline, folder, counts, before, begun, state_is_kept)
         for topic in pipeline.topics:
             raw = kafka_source.records(spark, settings, pipeline, topic, start, end, seams)
             recorded.keep(topic, raw, by_shard)
@@ -130,7 +147,8 @@ def recorded_batches(
 @dataclass(frozen=True)
 class RecordedBatches:
     """``counts``: shard -> as how many batches its records are dealt; the last of them is the last recorded
-    one. ``before``: so many batches have run from the folder before, into the same checkpoint.
+    one. ``before``: so many batches have run from the folder before, into the same checkpoint. ``begun``: the
+    state in which they begin. ``state_is_kept``: whether their state may be copied.
     """
 
     spark: SparkSession
@@ -138,6 +156,8 @@ class RecordedBatches:
     folder: scratch.Folder
     counts: dict[str, int]
     before: int = 0
+    begun: BegunState | None = None
+    state_is_kept: bool = False
 
     def keep(self, topic: Topic, raw: DataFrame, by_shard: _ByShard) -> None:
         """Step 1, for one topic."""
@@ -199,10 +219,38 @@ class RecordedBatches:
             numbered.write.mode("append").parquet(self.folder.at("rows"))
 
         started = time.monotonic()
-        query = self.begin(shard, self.folder.at(f"checkpoint/{shard}"), save)
+        checkpoint = _checkpoint(shard)
+        if self.begun is not None and shard in self.begun.batches:
+            last = self.begun.batches[shard]
+            kept_state.restore(self._begun_in(shard), last, self.folder, checkpoint)
+        query = self.begin(shard, self.folder.at(checkpoint), save)
         query.awaitTermination()
         seconds = time.monotonic() - started
         _log.info("Ran recorded batches again.", shard=shard, batches=self.counts[shard], seconds=seconds)
+
+    def _begun_in(self, shard: str) -> scratch.Folder:
+        assert self.begun is not None
+        return scratch.Folder(self.spark, f"{self.begun.url}/{shard}")
+
+    def keep_state(self, url: str) -> BegunState:
+        """Copy the state that :meth:`run` left, for the batches that come next.
+
+        A shard without batches keeps the state in which it was.
+
+        :param url: a folder that is not there yet
+        """
+        before: dict[str, int] = {}
+        if self.begun is not None:
+            before.update(self.begun.batches)
+        for shard in before:
+            if shard not in self.counts:
+                self._begun_in(shard).copy("", scratch.Folder(self.spark, url), shard)
+        batches = dict(before)
+        for shard, count in self.counts.items():
+            batches[shard] = before.get(shard, -1) + count
+            to = scratch.Folder(self.spark, f"{url}/{shard}")
+            kept_state.keep(self.folder, _checkpoint(shard), batches[shard], to)
+        return BegunState(url, batches)
 
     def begin(
         self,
@@ -238,7 +286,7 @@ class RecordedBatches:
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
         )
-        session.keep_state_for(self.spark, self.pipeline)
+        session.keep_state_for(self.spark, self.pipeline, on_disk=self.state_is_kept)
         with session.without_empty_batches(self.spark):
             return writer.start()
 
@@ -273,6 +321,11 @@ class RecordedBatches:
         columns = [column for column in rows.columns if column != _BATCH]
         last = F.max_by(F.struct(*columns), _BATCH).alias("_last")
         return rows.groupBy(*self.pipeline.sink.keys).agg(last).select("_last.*")
+
+
+def _checkpoint(shard: str) -> str:
+    """The name of a shard's checkpoint in the job's folder."""
+    return f"checkpoint/{shard}"
 
 
 def _by_bucket(ranges: Iterable[_Range], width: int) -> Iterator[tuple[int | str, ...]]:

@@ -40,6 +40,7 @@ class RecordedPlan:
 
     :param seams: by partition, up to where the archive is read; in the JSON they are ``archive_to``
     :param sink_after: the rows that the sink's versions after this one brought are judged; -1 for all rows
+    :param proof: the run that left the state in which the range begins; empty if there is none
     :param batches: how many batches of the stream read the range
     :param counted: what was in the range, once the replay has read it
     """
@@ -54,6 +55,7 @@ class RecordedPlan:
     windows_to_ms: int = 0
     sink_after: int = -1
     sink_version: int
+    proof: str = ""
     corrections_version: int = NOTHING.version
     batches: int = 0
     left_out: str = ""
@@ -72,6 +74,7 @@ class RecordedPlan:
             "windows_to_ms": self.windows_to_ms,
             "sink_after": self.sink_after,
             "sink_version": self.sink_version,
+            "proof": self.proof,
             "corrections_version": self.corrections_version,
             "batches": self.batches,
             "left_out": self.left_out,
@@ -102,6 +105,7 @@ class RecordedPlan:
             windows_to_ms=written["windows_to_ms"],
             sink_after=written.get("sink_after", -1),
             sink_version=written["sink_version"],
+            proof=written.get("proof", ""),
             corrections_version=written.get("corrections_version", NOTHING.version),
             batches=written["batches"],
             left_out=written.get("left_out", ""),

@@ -177,7 +177,7 @@ def _keep_files(settings: Settings, pipeline: Pipeline, plan: ReplayPlan) -> Non
 
     :raises VersionLostError: if the log has lost it already
     """
-    if not pipeline.row_by_row:
+    if pipeline.window is not None:
         return
     files = SinkFiles(settings, pipeline.sink.name)
     for version in (plan.sink_after, plan.sink_version):

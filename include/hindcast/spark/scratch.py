@@ -120,6 +120,31 @@ class Folder:
         finally:
             stream.close()
 
+    def read(self, name: str) -> bytes:
+        """The content of a small file."""
+        stream = self._fs.open(self._path(self.at(name)))
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def copy(self, name: str, to: Folder, to_name: str) -> None:
+        """Copy a file, or a folder with all in it, to a name that another folder does not have yet. Without a
+        name the whole folder is copied.
+        """
+        source = self._located(name)
+        target = to._located(to_name)
+        to._fs.mkdirs(target.getParent())
+        copied = self._jvm.org.apache.hadoop.fs.FileUtil.copy(
+            self._fs, source, to._fs, target, False, self._fs.getConf()
+        )
+        if not copied:
+            raise OSError(f"{self.at(name)} could not be copied to {to.at(to_name)}")
+
+    def uri(self, name: str) -> str:
+        """The name with its scheme, as Spark writes it."""
+        return str(self._fs.makeQualified(self._path(self.at(name))).toUri().toString())
+
     def set_time(self, name: str, at_ms: int) -> None:
         """Set the file's time of change, in epoch milliseconds."""
         self._fs.setTimes(self._path(self.at(name)), at_ms, -1)

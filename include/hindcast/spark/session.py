@@ -54,13 +54,16 @@ _AVRO_LIMITS = {
 }
 
 
-def keep_state_for(spark: SparkSession, pipeline: Pipeline) -> None:
+def keep_state_for(spark: SparkSession, pipeline: Pipeline, *, on_disk: bool = False) -> None:
     """Choose the state store of the query that starts next.
 
     A pipeline's own state needs RocksDB; all else is quicker in memory.
+
+    :param on_disk: take RocksDB whatever the pipeline: it writes the whole state with each batch, so one
+        batch's files are all that a copy of the state needs
     """
     provider = _STATE_IN_MEMORY
-    if pipeline.re_execute:
+    if pipeline.re_execute or on_disk:
         provider = _STATE_ON_DISK
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
 

@@ -215,6 +215,22 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         updated_at=INSTANT,
         schema_version=COUNT,
     ),
+    # One row for each proof: the state of a re-execution at the end of a run's range. Offsets and batches are
+    # JSON; see hindcast.tables.proofs.
+    ControlTable.PROOFS: _schema(
+        run_id=TEXT,
+        pipeline=TEXT,
+        version=COUNT,
+        first_offsets=TEXT,
+        start_offsets=TEXT,
+        end_offsets=TEXT,
+        sink_version=COUNT,
+        based_on=TEXT,
+        batches=TEXT,
+        url=TEXT,
+        made_at=INSTANT,
+        schema_version=COUNT,
+    ),
 }
 
 #: Tables whose rows are replaced one by one. Their files are never joined: a join that began before a row was

@@ -21,3 +21,4 @@ class ControlTable(StrEnum):
     MENDED_LETTERS = "mended_letters"
     EVENTS = "events"
     VERDICT_TRENDS = "verdict_trends"
+    PROOFS = "proofs"

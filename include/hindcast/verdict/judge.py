@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pandas as pd
@@ -16,13 +18,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.clock import utc_from_ms
+from hindcast.ddl import quoted
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
-from hindcast.pipeline import Pipeline
+from hindcast.pipeline import Mode, Pipeline
 from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.replay.batch import ANSWER, Answer, answers_url, side_rows_url
-from hindcast.replay.online_answer import keep_online
+from hindcast.replay.leave_proof import begun_state, prove_at_once
+from hindcast.replay.online_answer import keep_online, proof_of
 from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.run_table import Runs
@@ -32,6 +36,7 @@ from hindcast.shards.active_version import rollouts
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.proofs import Proofs
 from hindcast.tables.table_names import ControlTable
 from hindcast.tables.verdict_trends import VerdictTrends, point_of
 from hindcast.verdict import bounds
@@ -80,6 +85,12 @@ class _Case:
     def version(self) -> int:
         return int(self.row["version"])
 
+    def knows_hindsight(self, pipeline: Pipeline) -> bool:
+        """Whether the run has the answer of the pipeline's function for hindsight. That needs all rows, so a
+        range that begins with a proof has none.
+        """
+        return pipeline.hindsight is None or not self.plan.proof
+
     @property
     def captured(self) -> float:
         """The share of input rows with a judged window that are in the results for all of their windows: in
@@ -112,9 +123,10 @@ def judge(
         )
     if pipeline.re_execute:
         batches = _recorded(installation.ledger, pipeline, case)
-        keep_online(
-            session(), settings, pipeline, run_id, case.plan.start, case.plan.end, case.plan.seams, batches
-        )
+        keep_online(session(), settings, pipeline, run_id, case.plan, batches)
+    elif pipeline.has_running_results and Proofs(tables).of_run(run_id) is None:
+        proof = proof_of(settings, run_id, case.plan)
+        prove_at_once(session(), settings, pipeline, run_id, case.plan, proof)
     columns, comparison = _compare(session(), settings, pipeline, case)
     wrong_side_rows, side_rows = check_side_rows(
         installation, pipeline.name, case.version, run_id, case.plan.start, case.plan.end, SAMPLES
@@ -165,9 +177,9 @@ def _next_number(tables: ControlTables, pipeline: str, version: int) -> int:
 
 
 def _recorded(ledger: Ledger, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:
-    """The batches that the judged version of the sink holds."""
+    """The batches of the range: those of the sink's judged commits."""
     batches = ledger.batches(pipeline.name, case.version)
-    return [row for row in batches if row.sink_version <= case.plan.sink_version]
+    return [row for row in batches if case.plan.sink_after < row.sink_version <= case.plan.sink_version]
 
 
 def _unstable(spark: SparkSession, installation: Installation, pipeline: Pipeline, case: _Case) -> list[str]:
@@ -178,8 +190,17 @@ def _unstable(spark: SparkSession, installation: Installation, pipeline: Pipelin
     rows = _recorded(installation.ledger, pipeline, case)
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
+    proof = proof_of(settings, case.run_id, case.plan)
     with recorded_batches(
-        spark, settings, pipeline, case.plan.start, case.plan.end, rows, case.plan.seams
+        spark,
+        settings,
+        pipeline,
+        case.plan.start,
+        case.plan.end,
+        rows,
+        case.plan.seams,
+        begun=begun_state(proof),
+        state_is_kept=True,
     ) as recorded:
         second = recorded.run()
         sides = Sides(second, first, first, pipeline.sink.keys, tolerance=pipeline.tolerance)
@@ -206,15 +227,14 @@ def _compare(
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     check_bounded_columns(pipeline, _types(answers.drop(ANSWER)))
     carried = None
-    if pipeline.row_by_row:
+    late = None
+    if pipeline.window is None:
         change = _sink_change(settings, pipeline, case)
         stream = change.added_rows(spark)
         if change.removed:
             carried = change.removed_rows(spark)
     else:
         stream = _stream_frame(spark, settings, pipeline, case)
-    late = None
-    if pipeline.window is not None:
         after, to = _bounds(case)
         stream = stream.where(F.col("window.end").between(after, to))
         late = _late_rows_by_window(spark, settings, pipeline, case)
@@ -234,9 +254,14 @@ def _compare(
     online = answers.where(F.col(ANSWER) == Answer.ONLINE.value).select(*common)
     hindsight = answers.where(F.col(ANSWER) == Answer.HINDSIGHT.value).select(*common)
     if carried is not None:
-        # Rows that were there before the range must still be there, wherever they were moved.
-        online = online.unionByName(carried.select(*common))
-        hindsight = hindsight.unionByName(carried.select(*common))
+        # Rows that were there before the range must still be there, wherever they were moved. Those that the
+        # range replaced are not.
+        kept = carried.select(*common)
+        online = online.unionByName(_not_replaced(pipeline, kept, by=online))
+        hindsight = hindsight.unionByName(_not_replaced(pipeline, kept, by=hindsight))
+    ratio_bound = pipeline.ratio_bound
+    if not case.knows_hindsight(pipeline):
+        ratio_bound = {}
     sides = Sides(
         stream=stream.select(*common),
         online=online,
@@ -245,9 +270,21 @@ def _compare(
         late=late,
         foresight=pipeline.re_execute or pipeline.hindsight is not None,
         tolerance=pipeline.tolerance,
-        ratio_bound=pipeline.ratio_bound,
+        ratio_bound=ratio_bound,
     )
-    return differing, compare(sides, SAMPLES)
+    found = compare(sides, SAMPLES)
+    if not case.knows_hindsight(pipeline):
+        found = replace(found, ratios={})
+    return differing, found
+
+
+def _not_replaced(pipeline: Pipeline, rows: DataFrame, *, by: DataFrame) -> DataFrame:
+    """The rows that stay in the table when others are written to it."""
+    if pipeline.sink.mode is not Mode.UPSERT:
+        return rows
+    replacing = by.select(*[F.col(quoted(key)).alias(f"_by_{key}") for key in pipeline.sink.keys])
+    same = [F.col(quoted(key)).eqNullSafe(F.col(quoted(f"_by_{key}"))) for key in pipeline.sink.keys]
+    return rows.join(replacing, reduce(and_, same), "left_anti")
 
 
 def _sink_change(settings: Settings, pipeline: Pipeline, case: _Case) -> SinkChange:
@@ -317,21 +354,19 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
     """
     if not pipeline.expectations:
         return None
-    if pipeline.row_by_row:
+    if pipeline.window is None:
         return _sink_change(settings, pipeline, case).new_pandas(columns_of(pipeline.expectations))
     url = settings.table("sinks", pipeline.sink.name)
     table = open_table(url, settings.storage_options, case.plan.sink_version)
     dataset = arrow_dataset(table)
     columns = {name: pc.field(name) for name in dataset.schema.names if name != "window"}
-    judged = None
-    if pipeline.window is not None:
-        end = pc.field("window", "end")
-        columns["window_start"] = pc.field("window", "start")
-        columns["window_end"] = end
-        instant = pa.timestamp("us", tz="UTC")
-        after = pa.scalar(utc_from_ms(case.plan.windows_after_ms), type=instant)
-        to = pa.scalar(utc_from_ms(case.plan.windows_to_ms), type=instant)
-        judged = (end > after) & (end <= to)
+    end = pc.field("window", "end")
+    columns["window_start"] = pc.field("window", "start")
+    columns["window_end"] = end
+    instant = pa.timestamp("us", tz="UTC")
+    after = pa.scalar(utc_from_ms(case.plan.windows_after_ms), type=instant)
+    to = pa.scalar(utc_from_ms(case.plan.windows_to_ms), type=instant)
+    judged = (end > after) & (end <= to)
     wanted = columns_of(pipeline.expectations)
     if wanted is not None:
         columns = {name: column for name, column in columns.items() if name in wanted}

@@ -22,12 +22,14 @@ from hindcast.errors import (
     NothingToReplayError,
     RangeNotYetConsumedError,
 )
+from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.tables.ledger_history import History, may_hold
+from hindcast.tables.proofs import Proof
 
 ALL_FILED = 2**32
 
@@ -754,6 +756,88 @@ def test_a_result_of_earlier_records_is_judged_from_the_beginning() -> None:
     assert (plan.start, plan.sink_after, plan.end) == (facts.history.first, -1, middle.end_offsets)
     with pytest.raises(BadRangeError, match="from the beginning"):
         make_plan(counts, ask(middle.end_offsets, facts.history.committed, "plain"), facts)
+
+
+def _proof(plan: ReplayPlan, first: Offsets) -> Proof:
+    """What a verdict on the plan leaves."""
+    return Proof(
+        run_id=f"to {plan.sink_version}",
+        pipeline="plain",
+        version=1,
+        first=first,
+        start=plan.start,
+        end=plan.end,
+        sink_version=plan.sink_version,
+        based_on="",
+        batches={},
+        url="",
+        made_at=datetime(2026, 1, 5, tzinfo=UTC),
+    )
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    shards=st.integers(1, 4),
+    cuts=st.integers(1, 6),
+    kept=st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_ranges_that_go_on_from_proofs_hold_each_commit(
+    seed: int, shards: int, cuts: int, kept: list[bool]
+) -> None:
+    """However time is cut into ranges: if each leaves a proof, each commit is in one range. If a proof is
+    lacking, the next range goes back to the one before, or to the stream's beginning.
+    """
+    facts, rng = _plain_facts(seed, shards), random.Random(seed)
+    marks = [{p: rng.randint(0, end) for p, end in facts.latest.items()} for _ in range(cuts)]
+    ordered = [{p: sorted(mark[p] for mark in marks)[number] for p in facts.latest} for number in range(cuts)]
+    bounds = [facts.history.first, *ordered, facts.history.committed]
+    at = datetime.fromtimestamp(BASE_MS / 1000, UTC)
+    asked = _between(at, at + timedelta(days=1))
+    proofs: list[Proof] = []
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+        timed = replace(facts, from_time_offsets=start, to_time_offsets=end, proofs=proofs)
+        try:
+            plan = make_plan(counts, asked, timed)
+        except NothingToReplayError:
+            continue
+        before = proofs[-1] if proofs else None
+        assert plan.proof == before
+        assert plan.start == (before.end if before else facts.history.first)
+        assert plan.sink_after == (before.sink_version if before else -1)
+        inside = [
+            row for row in facts.history.rows if plan.sink_after < row.sink_version <= plan.sink_version
+        ]
+        assert list(plan.recorded) == inside
+        assert sum(
+            last - row.start_offsets[p] for row in inside for p, last in row.end_offsets.items()
+        ) == sum(plan.end[p] - offset for p, offset in plan.start.items())
+        if kept[number]:
+            proofs.append(_proof(plan, facts.history.first))
+
+
+def test_offsets_that_begin_with_a_proof_are_judged_from_there() -> None:
+    """Other offsets are refused, and the error names the nearest place. A proof of another stream counts for
+    nothing.
+    """
+    facts = _plain_facts(5, shards=1)
+    first = facts.history.first
+    middle = facts.history.rows[len(facts.history.rows) // 2]
+    proof = _proof(make_plan(counts, ask(first, middle.end_offsets, "plain"), facts), first)
+    proved = replace(facts, proofs=[proof])
+    committed = facts.history.committed
+    plan = make_plan(counts, ask(proof.end, committed, "plain"), proved)
+    assert (plan.start, plan.sink_after, plan.proof) == (proof.end, proof.sink_version, proof)
+    assert (plan.to_record().proof, plan.end) == (proof.run_id, committed)
+    later = {p: min(o + 1, committed[p]) for p, o in proof.end.items()}
+    with pytest.raises(BadRangeError) as refused:
+        make_plan(counts, ask(later, committed, "plain"), proved)
+    assert offsets_to_json(proof.end) in str(refused.value)
+    whole = make_plan(counts, everything("plain"), proved)
+    assert (whole.start, whole.proof, whole.sink_after) == (first, None, -1)
+    other = replace(proof, first={p: o + 1 for p, o in first.items()})
+    with pytest.raises(BadRangeError, match="from the beginning"):
+        make_plan(counts, ask(proof.end, committed, "plain"), replace(facts, proofs=[other]))
 
 
 def test_offsets_before_a_stream_without_windows_began_are_refused() -> None:

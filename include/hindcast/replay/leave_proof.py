@@ -1,0 +1,112 @@
+"""Leave a proof: the state at the end of a run's range, from which the next range is judged.
+
+1. The recorded batches of the range have run, in the state that the proof before left.
+2. Their state is copied into a folder of its own.
+3. A row of ``proofs`` names the folder. From now on a plan may begin there.
+
+After a crash before step 3 nothing names the folder, and the upkeep deletes it. The run that is tried again
+leaves another one.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import structlog
+from pyspark.sql import SparkSession
+
+from hindcast.partitions import Offsets
+from hindcast.pipeline import Pipeline
+from hindcast.processes.crash_points import reach
+from hindcast.replay.recorded_batches import BatchRange, BegunState, RecordedBatches, recorded_batches
+from hindcast.replay.recorded_plan import RecordedPlan
+from hindcast.settings import Settings
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.proofs import Proof, Proofs, now
+
+_log = structlog.get_logger(__name__)
+
+FOLDER = "proofs"
+#: Of a result that depends on rows alone: one state over all partitions, whichever shards read them.
+_ALL = "all"
+
+
+def begun_state(proof: Proof | None) -> BegunState | None:
+    """The state in which a range begins; None if it begins with the stream."""
+    if proof is None:
+        return None
+    return BegunState(proof.url, proof.batches)
+
+
+def at_once(start: Offsets, end: Offsets) -> list[BatchRange]:
+    """A range as one batch, for results that do not depend on batches."""
+    return [BatchRange(_ALL, 0, start, end)]
+
+
+def leave_proof(
+    settings: Settings,
+    pipeline: Pipeline,
+    run_id: str,
+    plan: RecordedPlan,
+    first: Offsets,
+    recorded: RecordedBatches,
+) -> None:
+    """Steps 2 and 3.
+
+    :param first: the stream's first offsets
+    :param recorded: the batches of the range, after they have run
+    """
+    reach("proof.1")
+    url = settings.table(FOLDER, pipeline.name, f"{run_id}-{uuid.uuid4().hex[:8]}")
+    state = recorded.keep_state(url)
+    reach("proof.2")
+    proof = Proof(
+        run_id=run_id,
+        pipeline=pipeline.name,
+        version=pipeline.version,
+        first=first,
+        start=plan.start,
+        end=plan.end,
+        sink_version=plan.sink_version,
+        based_on=plan.proof,
+        batches=state.batches,
+        url=state.url,
+        made_at=now(),
+    )
+    Proofs(ControlTables(settings)).add(proof)
+    reach("proof.3")
+    _log.info("Kept the state at the end of the range.", run_id=run_id, url=url)
+
+
+def prove_at_once(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    run_id: str,
+    plan: RecordedPlan,
+    proof: Proof | None,
+) -> None:
+    """Leave the proof of a run whose answer came from a batch query, which leaves no state. Its results
+    depend on rows alone, so they run as one batch.
+    """
+    batches = at_once(plan.start, plan.end)
+    with recorded_batches(
+        spark,
+        settings,
+        pipeline,
+        plan.start,
+        plan.end,
+        batches,
+        plan.seams,
+        begun=begun_state(proof),
+        state_is_kept=True,
+    ) as recorded:
+        recorded.run()
+        leave_proof(settings, pipeline, run_id, plan, first_of(plan, proof), recorded)
+
+
+def first_of(plan: RecordedPlan, proof: Proof | None) -> Offsets:
+    """Where the chain of proofs begins that the plan's range is added to."""
+    if proof is None:
+        return plan.start
+    return proof.first

@@ -1,0 +1,136 @@
+"""The proofs of a pipeline without windows: what state it should have at the end of a judged range.
+
+Its results depend on all that came before. A proof is the state of a re-execution at the end of a range, so
+the next range is judged from there: at its own price, and after the topic has lost what came before. Each
+proof goes on from the one before it, and the first from the stream's beginning. So a proof stands for all
+records from ``first`` to ``end``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from hindcast.partitions import Offsets, by_partition
+from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.ledger import Undone
+from hindcast.tables.table_names import ControlTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The state at the end of the range of one run.
+
+    :param first: the stream's first offsets, from which the chain of proofs begins
+    :param start: where the run's range begins; the proof before this one ends there
+    :param end: where it ends
+    :param sink_version: the version of the sink that holds the batches below ``end`` and no others
+    :param based_on: the run of the proof before; empty if the range begins with the stream
+    :param batches: Spark's number of the last batch in the checkpoint of each shard
+    :param url: the folder with a checkpoint for each shard
+    """
+
+    run_id: str
+    pipeline: str
+    version: int
+    first: Offsets
+    start: Offsets
+    end: Offsets
+    sink_version: int
+    based_on: str
+    batches: Mapping[str, int]
+    url: str
+    made_at: datetime
+
+    def as_row(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "pipeline": self.pipeline,
+            "version": self.version,
+            "first_offsets": _text(self.first),
+            "start_offsets": _text(self.start),
+            "end_offsets": _text(self.end),
+            "sink_version": self.sink_version,
+            "based_on": self.based_on,
+            "batches": json.dumps(dict(self.batches), sort_keys=True),
+            "url": self.url,
+            "made_at": self.made_at,
+        }
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Proof:
+        return cls(
+            run_id=row["run_id"],
+            pipeline=row["pipeline"],
+            version=row["version"],
+            first=by_partition(json.loads(row["first_offsets"])),
+            start=by_partition(json.loads(row["start_offsets"])),
+            end=by_partition(json.loads(row["end_offsets"])),
+            sink_version=row["sink_version"],
+            based_on=row["based_on"],
+            batches=json.loads(row["batches"]),
+            url=row["url"],
+            made_at=row["made_at"],
+        )
+
+
+def _text(offsets: Offsets) -> str:
+    return json.dumps({str(partition): offset for partition, offset in sorted(offsets.items())})
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """Reads and writes the proofs."""
+
+    tables: ControlTables
+
+    def add(self, proof: Proof) -> None:
+        """Keep a proof, once its files are written."""
+        self.tables.append(ControlTable.PROOFS, [proof.as_row()])
+
+    def of_version(self, pipeline: str, version: int, undone: Sequence[Undone] = ()) -> list[Proof]:
+        """The proofs of a version in the order of the sink's versions, without those of what a rewind took
+        back.
+        """
+        of_version: list[Condition] = [("pipeline", "=", pipeline), ("version", "=", version)]
+        found = _newest_of_each_run(self.tables.rows(ControlTable.PROOFS, of_version))
+        kept = [proof for proof in found if not any(reset.has(proof.sink_version) for reset in undone)]
+        return sorted(kept, key=lambda proof: proof.sink_version)
+
+    def of_run(self, run_id: str) -> Proof | None:
+        """The proof that a run left; None if it left none, or if it was deleted."""
+        rows = self.tables.rows(ControlTable.PROOFS, [("run_id", "=", run_id)])
+        return next(iter(_newest_of_each_run(rows)), None)
+
+
+def _newest_of_each_run(rows: Iterable[Mapping[str, Any]]) -> list[Proof]:
+    """A run that was tried again left one proof each time."""
+    newest: dict[str, Proof] = {}
+    for row in rows:
+        proof = Proof.of_row(row)
+        known = newest.get(proof.run_id)
+        if known is None or proof.made_at >= known.made_at:
+            newest[proof.run_id] = proof
+    return list(newest.values())
+
+
+def proof_before(proofs: Iterable[Proof], start: Offsets, begun: Offsets) -> Proof | None:
+    """The proof nearest to ``start`` of those that end there or before; None if there is none.
+
+    :param begun: the stream's first offsets. A proof that does not go back to them is of another stream.
+    """
+    found = []
+    for proof in proofs:
+        same_stream = all(begun.get(partition) == offset for partition, offset in proof.first.items())
+        end = {**begun, **proof.end}
+        before = all(end[partition] <= offset for partition, offset in start.items())
+        if same_stream and before:
+            found.append(proof)
+    return max(found, key=lambda proof: proof.sink_version, default=None)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

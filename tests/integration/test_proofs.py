@@ -1,0 +1,109 @@
+"""Verdicts of interval after interval on pipelines whose results depend on all that came before: each goes on
+from the proof that the one before left, while the topics lose what was judged and the sink's log is cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from support.example_intervals import EXAMPLES
+from support.intervals import Intervals
+from support.workload_harness import Workload
+
+#: Great Expectations imports what Python and its own dependencies have deprecated.
+pytestmark = [
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+]
+
+Make = Callable[..., Workload]
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_example_is_judged_interval_by_interval(workload: Make, example: str) -> None:
+    """The topics lose what was judged, small files are joined and the log is cut to nothing. Each verdict
+    reads the records of its interval alone, in the state that the one before left.
+    """
+    intervals = Intervals(workload(example))
+    for interval in range(3):
+        rows = EXAMPLES[example](interval)
+        intervals.stream(rows)
+        verdict = intervals.judge()
+        assert (verdict["unexplained"], verdict["passed"]) == (0, True), intervals.made.differences(
+            verdict["run_id"]
+        )
+        sent = sum(len(values) for values in rows.values())
+        assert intervals.counted(verdict).rows_read == sent
+        intervals.lose_the_beginning()
+        intervals.tidy()
+    plans = [intervals.plan(verdict) for verdict in intervals.verdicts]
+    assert [plan.proof for plan in plans] == ["", "interval-0", "interval-1"]
+    assert [plan.start for plan in plans[1:]] == [plan.end for plan in plans[:-1]]
+    assert [plan.sink_after for plan in plans] == [-1, *(plan.sink_version for plan in plans[:-1])]
+
+
+PLANTED: dict[str, tuple[str, Callable[[Intervals], Any], dict[str, int]]] = {
+    "a running result deleted": ("word_count", lambda made: made.delete("word = 'word1'"), {"missing": 1}),
+    "an earlier one deleted": ("word_count", lambda made: made.delete("word = 'word0'"), {"missing": 1}),
+    "a running result doubled": (
+        "word_count",
+        lambda made: made.double(pc.field("word") == "word1"),
+        {"doubled": 1},
+    ),
+    "an earlier one changed": (
+        "word_count",
+        lambda made: made.change({"count": "7"}, "word = 'word0'"),
+        {"changed": 1},
+    ),
+    "a sentence deleted": ("sentences", lambda made: made.delete("sentence = 'whole1.'"), {"missing": 1}),
+    "an earlier sentence changed": (
+        "sentences",
+        lambda made: made.change({"words": "7"}, "sentence = 'whole0.'"),
+        {"changed": 1},
+    ),
+    "a sentence doubled": (
+        "sentences",
+        lambda made: made.double(pc.field("sentence") == "whole1."),
+        {"doubled": 1},
+    ),
+}
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize(("example", "plant", "found"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_error_is_found_in_its_interval_and_only_there(
+    workload: Make, example: str, plant: Callable[[Intervals], Any], found: dict[str, int]
+) -> None:
+    """Before and after it each verdict passes: the proof goes on from what the batch says, not from the
+    table.
+    """
+    intervals = Intervals(workload(example))
+    for interval in range(3):
+        intervals.stream(EXAMPLES[example](interval))
+        if interval == 1:
+            plant(intervals)
+        verdict = intervals.judge()
+        assert intervals.kinds(verdict) == (found if interval == 1 else {})
+        assert verdict["passed"] == (interval != 1)
+        intervals.lose_the_beginning()
+        intervals.tidy()
+
+
+def test_ratios_are_of_verdicts_from_the_beginning(workload: Make) -> None:
+    """The function for hindsight needs all rows. An interval has no ratio, and its bound is not judged."""
+    intervals = Intervals(workload("rent_or_buy"))
+    for interval in range(2):
+        intervals.stream(EXAMPLES["rent_or_buy"](interval))
+        intervals.judge()
+    first, second = intervals.verdicts
+    assert json.loads(first["ratios"]).keys() == {"days", "rent_until_equal", "always_buy"}
+    assert json.loads(first["bounds"])["ratio_bound"].keys() == {"rent_until_equal", "always_buy"}
+    assert (json.loads(second["ratios"]), json.loads(second["bounds"])) == ({}, {})
+    whole = intervals.judge(everything=True)
+    assert intervals.plan(whole).proof == ""
+    assert json.loads(whole["bounds"])["ratio_bound"].keys() == {"rent_until_equal", "always_buy"}
