@@ -44,6 +44,7 @@ CONTROL_TABLES = frozenset(
         "mended_letters",
         "events",
         "verdict_trends",
+        "proofs",
     }
 )
 #: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.

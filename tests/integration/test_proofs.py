@@ -10,9 +10,14 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from support.crashes import crash_at
 from support.example_intervals import EXAMPLES
 from support.intervals import Intervals
 from support.workload_harness import Workload
+
+from hindcast.errors import ReplayFailedError
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.proofs import Proofs
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
 pytestmark = [
@@ -107,3 +112,23 @@ def test_ratios_are_of_verdicts_from_the_beginning(workload: Make) -> None:
     whole = intervals.judge(everything=True)
     assert intervals.plan(whole).proof == ""
     assert json.loads(whole["bounds"])["ratio_bound"].keys() == {"rent_until_equal", "always_buy"}
+
+
+@pytest.mark.parametrize("step", ["proof.1", "proof.2", "proof.3"])
+def test_a_judge_that_dies_leaves_a_proof_or_none(
+    workload: Make, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it had done, the verdict is given again with the same figures, and the next range goes on."""
+    intervals = Intervals(workload("sentences"))
+    intervals.stream(EXAMPLES["sentences"](0))
+    crash_at(monkeypatch, step, 1)
+    with pytest.raises(ReplayFailedError, match=step):
+        intervals.judge()
+    crash_at(monkeypatch, "", 1)
+    intervals.judge()
+    proofs = Proofs(ControlTables(intervals.made.settings)).of_version("sentences", 1)
+    assert [proof.run_id for proof in proofs] == ["interval-0"]
+    intervals.stream(EXAMPLES["sentences"](1))
+    intervals.judge()
+    assert [verdict["unexplained"] for verdict in intervals.verdicts] == [0, 0]
+    assert intervals.plan(intervals.verdicts[1]).proof == "interval-0"

@@ -92,7 +92,7 @@ class Intervals:
 
     def double(self, row: pc.Expression) -> None:
         """A person appends rows of the sink to it once more."""
-        rows = arrow_dataset(self.sink).to_table(filter=row)
+        rows = arrow_dataset(self.sink).to_table().filter(row)
         write_deltalake(self.sink, rows, mode="append")
 
     def change(self, updates: Mapping[str, str], predicate: str) -> None:

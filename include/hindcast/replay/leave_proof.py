@@ -11,6 +11,7 @@ leaves another one.
 from __future__ import annotations
 
 import uuid
+from datetime import UTC, datetime
 
 import structlog
 from pyspark.sql import SparkSession
@@ -22,11 +23,10 @@ from hindcast.replay.recorded_batches import BatchRange, BegunState, RecordedBat
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.proofs import Proof, Proofs, now
+from hindcast.tables.proofs import FOLDER, Proof, Proofs
 
 _log = structlog.get_logger(__name__)
 
-FOLDER = "proofs"
 #: Of a result that depends on rows alone: one state over all partitions, whichever shards read them.
 _ALL = "all"
 
@@ -71,7 +71,7 @@ def leave_proof(
         based_on=plan.proof,
         batches=state.batches,
         url=state.url,
-        made_at=now(),
+        made_at=datetime.now(UTC),
     )
     Proofs(ControlTables(settings)).add(proof)
     reach("proof.3")

@@ -4,6 +4,8 @@ Its results depend on all that came before. A proof is the state of a re-executi
 the next range is judged from there: at its own price, and after the topic has lost what came before. Each
 proof goes on from the one before it, and the first from the stream's beginning. So a proof stands for all
 records from ``first`` to ``end``.
+
+The rows of a version are replaced together, so there are never more than a week's.
 """
 
 from __future__ import annotations
@@ -11,13 +13,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from hindcast.partitions import Offsets, by_partition
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.ledger import Undone
 from hindcast.tables.table_names import ControlTable
+
+#: Where the states are, by pipeline and run.
+FOLDER = "proofs"
+#: As long as a sink's older versions and the answers of replays: a rewind goes back so far at most.
+KEPT_DAYS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,33 +95,43 @@ class Proofs:
     tables: ControlTables
 
     def add(self, proof: Proof) -> None:
-        """Keep a proof, once its files are written."""
-        self.tables.append(ControlTable.PROOFS, [proof.as_row()])
+        """Keep a proof, once its files are written, in place of one that the same run left before. Those of
+        its version that have become too old are forgotten.
+
+        :raises StoreUnavailableError: if it could not be written
+        """
+
+        def with_proof(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            others = [known for known in map(Proof.of_row, rows) if known.run_id != proof.run_id]
+            return [known.as_row() for known in _young([*others, proof], proof.made_at)]
+
+        of_version: dict[str, str | int] = {"pipeline": proof.pipeline, "version": proof.version}
+        self.tables.replace(ControlTable.PROOFS, of_version, with_proof)
 
     def of_version(self, pipeline: str, version: int, undone: Sequence[Undone] = ()) -> list[Proof]:
         """The proofs of a version in the order of the sink's versions, without those of what a rewind took
         back.
         """
         of_version: list[Condition] = [("pipeline", "=", pipeline), ("version", "=", version)]
-        found = _newest_of_each_run(self.tables.rows(ControlTable.PROOFS, of_version))
+        found = map(Proof.of_row, self.tables.rows(ControlTable.PROOFS, of_version))
         kept = [proof for proof in found if not any(reset.has(proof.sink_version) for reset in undone)]
         return sorted(kept, key=lambda proof: proof.sink_version)
 
     def of_run(self, run_id: str) -> Proof | None:
-        """The proof that a run left; None if it left none, or if it was deleted."""
+        """The proof that a run left; None if it left none, or if it was forgotten."""
         rows = self.tables.rows(ControlTable.PROOFS, [("run_id", "=", run_id)])
-        return next(iter(_newest_of_each_run(rows)), None)
+        return next(map(Proof.of_row, rows), None)
+
+    def urls(self) -> set[str]:
+        """The folders of all proofs."""
+        return set(self.tables.read(ControlTable.PROOFS, columns=["url"])["url"].to_pylist())
 
 
-def _newest_of_each_run(rows: Iterable[Mapping[str, Any]]) -> list[Proof]:
-    """A run that was tried again left one proof each time."""
-    newest: dict[str, Proof] = {}
-    for row in rows:
-        proof = Proof.of_row(row)
-        known = newest.get(proof.run_id)
-        if known is None or proof.made_at >= known.made_at:
-            newest[proof.run_id] = proof
-    return list(newest.values())
+def _young(proofs: Iterable[Proof], now: datetime) -> list[Proof]:
+    """The proofs that are not too old. The newest is never too old: the next range goes on from it."""
+    in_order = sorted(proofs, key=lambda proof: proof.sink_version)
+    oldest = now - timedelta(days=KEPT_DAYS)
+    return [proof for proof in in_order if proof.made_at >= oldest or proof is in_order[-1]]
 
 
 def proof_before(proofs: Iterable[Proof], start: Offsets, begun: Offsets) -> Proof | None:
@@ -130,7 +147,3 @@ def proof_before(proofs: Iterable[Proof], start: Offsets, begun: Offsets) -> Pro
         if same_stream and before:
             found.append(proof)
     return max(found, key=lambda proof: proof.sink_version, default=None)
-
-
-def now() -> datetime:
-    return datetime.now(UTC)

@@ -30,6 +30,8 @@ from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.proofs import FOLDER as PROOFS_FOLDER
+from hindcast.tables.proofs import Proofs
 from hindcast.tables.run_states import BENCHMARKS, RunState
 from hindcast.tables.schema import REPLACED
 from hindcast.tables.sink_files import FOLDER
@@ -40,6 +42,8 @@ _log = structlog.get_logger(__name__)
 #: Hindcasts are kept this long: they can be made again from the topic while it holds the range. The newest
 #: benchmark of each version stays. Its version may not run any more, so it could not be made again.
 HINDCAST_DAYS = 7
+#: A folder that no proof names is deleted after so long.
+_UNNAMED_SECONDS = 86_400
 #: Each commit rewrites the leases whole, and a row of these others: there is nothing to join.
 _REWRITTEN = frozenset({ControlTable.LEASES, *REPLACED})
 #: What the upkeep of one table may raise: the store does not answer, a writer was faster, a file is torn, or
@@ -70,6 +74,7 @@ def maintain(
             reports.append(report)
     _delete_old_hindcasts(settings, tables)
     _delete_old_file_lists(settings)
+    _delete_forgotten_proofs(settings, tables)
     return reports
 
 
@@ -218,6 +223,30 @@ def _delete_old_file_lists(settings: Settings) -> None:
     for path in Path(root).glob("*/*/*.parquet"):
         if path.stat().st_mtime < oldest:
             path.unlink(missing_ok=True)
+
+
+def _delete_forgotten_proofs(settings: Settings, tables: ControlTables) -> None:
+    """Delete the folders that no proof names, unless one may be about to name them.
+
+    A proof is named once its folder is whole, so a folder stays for a day before it is deleted.
+    """
+    root = settings.table(PROOFS_FOLDER)
+    if "://" in root:
+        return  # an object store expires folders by its own lifecycle rules
+    oldest = time.time() - _UNNAMED_SECONDS
+    folders = [folder for folder in Path(root).glob("*/*") if folder.stat().st_mtime < oldest]
+    if not folders:
+        return
+    try:
+        named = Proofs(tables).urls()
+    except (StoreUnavailableError, SchemaVersionError) as error:
+        message = "No forgotten proof was deleted, because the table of proofs could not be read."
+        _log.warning(message, reason=str(error))
+        return
+    for folder in folders:
+        if str(folder) not in named:
+            shutil.rmtree(folder)
+            _log.info("A forgotten proof was deleted.", folder=str(folder))
 
 
 def _newest_benchmarks(tables: ControlTables) -> frozenset[tuple[str, str]]:

@@ -233,9 +233,9 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     ),
 }
 
-#: Tables whose rows are replaced one by one. Their files are never joined: a join that began before a row was
-#: replaced would bring the old one back. Each row has a file of its own.
-REPLACED: frozenset[ControlTable] = frozenset({ControlTable.VERDICT_TRENDS})
+#: Tables whose rows are replaced, those of a version at once. Their files are never joined: a join that began
+#: before a row was replaced would bring the old one back. The rows of a version have a file of their own.
+REPLACED: frozenset[ControlTable] = frozenset({ControlTable.VERDICT_TRENDS, ControlTable.PROOFS})
 
 #: Columns that came later than their table. A table that lacks them gets them: null in the rows that it has.
 LATER: dict[ControlTable, frozenset[str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -48,17 +49,40 @@ def test_a_proof_is_read_as_it_was_added(settings: Settings) -> None:
     assert proofs.of_run("r-2") == proof(2)
 
 
-def test_of_a_run_that_was_tried_again_the_newest_proof_counts(settings: Settings) -> None:
-    """It is the one whose files are whole, wherever its row stands."""
+def test_of_a_run_that_was_tried_again_the_last_proof_counts(settings: Settings) -> None:
+    """The one before it is forgotten, and so is its folder."""
     proofs = Proofs(ControlTables(settings))
     again = proof(1, made_at=AT + timedelta(minutes=1), url="again")
-    for one in (again, proof(1)):
+    for one in (proof(1), proof(2), again):
         proofs.add(one)
-    assert proofs.of_version("words", 1) == [again]
+    assert proofs.of_version("words", 1) == [again, proof(2)]
     assert proofs.of_run("r-1") == again
+    assert proofs.urls() == {"again", proof(2).url}
+
+
+def test_old_proofs_are_forgotten_but_not_the_newest(settings: Settings) -> None:
+    """The next range goes on from the newest, however old it is. Another version's are its own affair."""
+    proofs = Proofs(ControlTables(settings))
+    other = proof(1, version=2)
+    proofs.add(other)
+    for number in range(1, 5):
+        proofs.add(proof(number, made_at=AT + timedelta(days=3 * number)))
+    assert [one.run_id for one in proofs.of_version("words", 1)] == ["r-2", "r-3", "r-4"]
+    late = AT + timedelta(days=400)
+    proofs.add(proof(3, made_at=late))
+    assert [one.run_id for one in proofs.of_version("words", 1)] == ["r-3", "r-4"]
+    assert proofs.of_version("words", 2) == [other]
+
+
+def test_many_judges_leave_their_proofs_at_once(settings: Settings) -> None:
+    """Each replaces the rows of the version, and none is lost."""
+    with ThreadPoolExecutor(4) as judges:
+        list(judges.map(lambda number: Proofs(ControlTables(settings)).add(proof(number)), range(1, 9)))
+    assert Proofs(ControlTables(settings)).of_version("words", 1) == [proof(number) for number in range(1, 9)]
 
 
 def test_a_proof_of_what_was_taken_back_counts_for_nothing(settings: Settings) -> None:
+    """A rewind took back the commits that it ends with."""
     proofs = Proofs(ControlTables(settings))
     for number in (1, 2, 3, 4):
         proofs.add(proof(number))

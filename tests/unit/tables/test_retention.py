@@ -22,6 +22,7 @@ from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
 from hindcast.tables.ledger import Ledger
+from hindcast.tables.proofs import Proof, Proofs
 from hindcast.tables.retention import HINDCAST_DAYS
 from hindcast.tables.table_names import ControlTable
 
@@ -394,3 +395,27 @@ def test_what_only_a_sinks_log_knows_is_filed_before_the_log_is_shortened(settin
         assert [report["skipped"] for report in reports if report["table"] == "sinks/t"] == [""]
     assert ledger.batches("p", 1) == [first, second]
     assert len(tables.rows(ControlTable.CHECKPOINTS)) == 2
+
+
+def test_folders_that_no_proof_names_are_deleted_after_a_day(settings: Settings) -> None:
+    """One that a proof names stays whatever its age, and one that is being written stays for a day."""
+    root = Path(settings.table("proofs"), "words")
+    for name, days in (("named", 30), ("forgotten", 2), ("being-written", 0.5)):
+        (root / name / "v1.g0.s0").mkdir(parents=True)
+        os.utime(root / name, (time.time() - days * 86_400,) * 2)
+    proof = Proof(
+        run_id="r",
+        pipeline="words",
+        version=1,
+        first={0: 0},
+        start={0: 0},
+        end={0: 9},
+        sink_version=1,
+        based_on="",
+        batches={},
+        url=str(root / "named"),
+        made_at=NOW - timedelta(days=30),
+    )
+    Proofs(ControlTables(settings)).add(proof)
+    maintain_all(settings)
+    assert left(settings, "proofs") == {"named", "being-written"}
