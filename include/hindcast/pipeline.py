@@ -45,6 +45,7 @@ CONTROL_TABLES = frozenset(
         "events",
         "verdict_trends",
         "proofs",
+        "ledger_bases",
     }
 )
 #: A pipeline's partitions are numbered across its topics: partition 3 of its second topic is 10_003.

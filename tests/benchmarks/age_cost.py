@@ -10,7 +10,8 @@ object.
 ``quiet``      of a shard whose only batch was the first of the log's tail, beside a busy one's, both in the
                aged table
 ``renewal``    a commit of all leases, and the ledger rows of the batches since the last
-``plan``       of the last hour: the ledger, the sink's version, and the plan; the topic is left out
+``plan``       of the last hour, after the hour before it was planned: the ledger, the sink's version, and the
+               plan; the topic is left out. ``first plan`` is the one before, of the whole ledger
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from hindcast.replay.planner import ReplayInputs, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.settings import Settings
 from hindcast.tables.fenced_sink import Fence, FencedTable
-from hindcast.tables.ledger_history import History
+from hindcast.tables.ledger_bases import LedgerBases, fenced_by, worth_keeping
+from hindcast.tables.ledger_history import HistoryTooShortError
 
 PIPELINE = "stock_stats"
 #: At most so many pairs of one operation are measured, for at most so many seconds, and at least one.
@@ -122,35 +124,50 @@ class Side:
         return time.perf_counter() - started
 
     def plan(self, _: int) -> float:
-        """Seconds of a plan of the last hour of all partitions but the quiet shard's."""
+        """Seconds of a plan of the last hour of all partitions."""
+        return self._plan_hour(1)
+
+    def first_plan(self) -> float:
+        """Seconds of a plan of the hour before the last."""
+        return self._plan_hour(2)
+
+    def _plan_hour(self, back: int) -> float:
         ends = {}
         starts = {}
-        hour = round(3600 / self.stream.seconds_apart / self.stream.shards)
+        hour = max(round(3600 / self.stream.seconds_apart / self.stream.shards), 1)
         for shard in range(self.stream.shards):
             reached = self.batches.get(shard, self.stream.last_batch(shard))
-            ends[shard] = reached * RECORDS
-            starts[shard] = max(reached - hour, 0) * RECORDS
+            ends[shard] = max(reached - (back - 1) * hour, 0) * RECORDS
+            starts[shard] = max(reached - back * hour, 0) * RECORDS
+        if self.stream.quiet:
+            ends[self.stream.quiet_shard] = starts[self.stream.quiet_shard] = RECORDS
         request = ReplayRequest(pipeline=PIPELINE, from_offsets=starts, to_offsets=ends)
         started = time.perf_counter()
-        rows = self.installation.ledger.batches(PIPELINE, 1)
-        self.installation.ledger.undone(PIPELINE, 1)
-        sink = open_table(self.stream.url, {})
-        inputs = ReplayInputs(
-            history=History.of(row for row in rows if row.shard != self.quiet),
-            earliest=dict.fromkeys(ends, 0),
-            latest=ends,
-            filed=dict.fromkeys((row.shard for row in rows), ends[0]),
-            sink_version=sink.version(),
-            now=datetime.now(UTC),
-        )
-        plan = make_plan(self.pipeline, request, inputs)
+        ledger = self.installation.ledger
+        bases = LedgerBases(self.installation.tables)
+        fenced = fenced_by(self.stream.url, {}, PIPELINE)
+        for history in bases.histories(PIPELINE, 1, fenced):
+            ledger.undone(PIPELINE, 1)
+            sink = open_table(self.stream.url, {})
+            inputs = ReplayInputs(
+                history=history,
+                earliest=dict.fromkeys(ends, 0),
+                latest=ends,
+                filed=dict.fromkeys(history.shards, ends[0]),
+                sink_version=sink.version(),
+                now=datetime.now(UTC),
+            )
+            try:
+                plan = make_plan(self.pipeline, request, inputs)
+            except HistoryTooShortError:
+                continue
+            base = worth_keeping(history, plan.read_from)
+            if base is not None:
+                bases.add(PIPELINE, 1, base)
+            break
         seconds = time.perf_counter() - started
         expect(plan.start == starts and plan.end == ends, "the plan is of the hour that was asked for")
         return seconds
-
-    @property
-    def quiet(self) -> str:
-        return aged_tables.shard_name(self.stream.quiet_shard)
 
 
 def _renewed(snapshot: Snapshot) -> list[Lease]:
@@ -184,15 +201,20 @@ def figures(name: str, pairs: list[tuple[float, float]], sides: tuple[str, str])
     ]
 
 
+def _side(base: Path, name: str, number: int, tail: int, commits: int) -> Side:
+    """A stream of so many commits, at the pace of one that makes ``commits`` in 30 days."""
+    settings = Settings(home=base / name)
+    stream = Stream(settings, PIPELINE, number, tail, days=30.0 * number / commits)
+    aged_tables.make(stream)
+    return Side(stream, Installation(settings))
+
+
 def measure(base: Path, commits: int, tail: int, only: list[str]) -> Iterator[Figure]:
     """The figures of all operations that are asked for."""
     began = time.monotonic()
     sides = []
     for name, number in (("aged", commits), ("new", 40)):
-        settings = Settings(home=base / name)
-        stream = Stream(settings, PIPELINE, number, min(tail, number - 8), days=30.0 * number / commits)
-        aged_tables.make(stream)
-        sides.append(Side(stream, Installation(settings)))
+        sides.append(_side(base, name, number, min(tail, number - 8), commits))
     yield Figure("both are made in", time.monotonic() - began, unit="s")
     aged, new = sides
     ages = (f"{commits:,} commits", "new")
@@ -200,13 +222,19 @@ def measure(base: Path, commits: int, tail: int, only: list[str]) -> Iterator[Fi
         "commit": Side.commit,
         "renewal": Side.renew,
         "take-over": Side.take_over,
-        "plan": Side.plan,
     }
     busy = 1
     for name, operation in operations.items():
         if name in only:
             pairs = compare(lambda run=operation: run(aged, busy), lambda run=operation: run(new, busy))
             yield from figures(name, pairs, ages)
+    if "plan" in only:
+        hours = round(3 * 3600 / aged.stream.seconds_apart)
+        young = _side(base, "young", hours, min(tail, hours - 8), commits)
+        for side, age in ((aged, ages[0]), (young, "three hours")):
+            yield Figure(f"first plan, {age}", 1000 * side.first_plan(), unit="ms")
+        pairs = compare(lambda: aged.plan(busy), lambda: young.plan(busy))
+        yield from figures("plan of an hour", pairs, (ages[0], "three hours"))
     if "quiet" in only:
         quiet = aged.stream.quiet_shard
         pairs = compare(lambda: aged.take_over(quiet), lambda: aged.take_over(busy))

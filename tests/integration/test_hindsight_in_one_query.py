@@ -203,14 +203,7 @@ def test_the_online_answer_is_made_once(workload: Make, monkeypatch: pytest.Monk
 
     def keep() -> None:
         keep_online(
-            made.spark,
-            made.settings,
-            made.pipeline,
-            "once",
-            plan.start,
-            plan.end,
-            {},
-            ledger(made.settings, "users"),
+            made.spark, made.settings, made.pipeline, "once", plan.to_record(), ledger(made.settings, "users")
         )
 
     def beside_another(batches: RecordedBatches) -> DataFrame:

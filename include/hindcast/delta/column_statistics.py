@@ -17,8 +17,8 @@ _LAST_INSTANT = datetime(9999, 12, 31, tzinfo=UTC)  # Python knows no later one
 def statistics(table: pa.Table, bounded: Sequence[str] = ()) -> dict[str, Any]:
     """Delta's per-file statistics: the number of rows, and the bounds of the ``window`` column.
 
-    :param bounded: further columns whose bounds are kept: whole numbers, or instants of whole milliseconds,
-        never null
+    :param bounded: further columns whose bounds are kept: texts, whole numbers, or instants of whole
+        milliseconds, never null
     """
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}

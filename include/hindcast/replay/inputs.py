@@ -5,7 +5,7 @@ It starts no JVM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -30,6 +30,7 @@ from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow
+from hindcast.tables.ledger_bases import LedgerBases, fenced_by
 from hindcast.tables.ledger_history import History
 from hindcast.tables.proofs import Proof, Proofs
 from hindcast.tables.table_names import ControlTable
@@ -56,19 +57,32 @@ def settle(request: ReplayRequest, plan: RecordedPlan | None) -> ReplayRequest:
     )
 
 
-def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayRequest) -> ReplayInputs:
-    """Read all that a plan depends on.
+def read_histories(installation: Installation, pipeline: Pipeline) -> Iterator[History]:
+    """What the ledger says, at first of the newest batches; take the first from which a plan can be made.
+
+    :raises StoreUnavailableError: if the store does not answer
+    """
+    settings = installation.settings
+    url = settings.table("sinks", pipeline.sink.name)
+    fenced = fenced_by(url, settings.storage_options, pipeline.name)
+    return LedgerBases(installation.tables).histories(pipeline.name, pipeline.version, fenced)
+
+
+def read_inputs(
+    installation: Installation, pipeline: Pipeline, request: ReplayRequest, history: History
+) -> ReplayInputs:
+    """Read all else that a plan depends on.
 
     The sink's version is read after the ledger, so that the sink holds every batch that the ledger names.
 
+    :param history: what the ledger says
     :raises UnknownTopicError, BrokerUnavailableError, StoreUnavailableError: if a source is missing or away
     """
     settings = installation.settings
     tables = installation.tables
     ledger = installation.ledger
-    rows = ledger.batches(pipeline.name, pipeline.version)
     undone = ledger.undone(pipeline.name, pipeline.version)
-    filed = filed_batches(tables, pipeline.name, {row.shard for row in rows})
+    filed = filed_batches(tables, pipeline.name, history.shards)
     with TopicOffsets(settings) as topic:
         earliest = across(pipeline, topic.earliest)
         latest = across(pipeline, topic.latest)
@@ -83,7 +97,6 @@ def read_inputs(installation: Installation, pipeline: Pipeline, request: ReplayR
     corrected = NOTHING
     if pipeline.window is not None:
         corrected = Corrections(settings, pipeline).current()
-    history = History.of(rows)
     sink_version = -1
     if sink is not None:
         sink_version = sink.version()

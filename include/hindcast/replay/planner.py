@@ -35,7 +35,7 @@ from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
 from hindcast.tables.ledger import LedgerRow
-from hindcast.tables.ledger_history import History, Segment
+from hindcast.tables.ledger_history import History, HistoryBase, Segment
 from hindcast.tables.proofs import Proof, proof_before
 
 
@@ -112,6 +112,7 @@ class ReplayPlan:
     windows, every batch of the range, also those that read nothing. ``sink_after``: without windows, the rows
     that the sink's versions after this one brought are judged; -1 for all rows. ``proof``: the state in which
     the range begins; None if it begins with the stream, or if its results depend on nothing before it.
+    ``base``: what the batches before the range come to, if the next plan is to begin with that.
     ``corrected``: the corrections of its windows, as readers have them at ``corrections_version``, by runs
     that had read no further than ``end``: the online answer counts a late row that one of them has.
     ``left_out``: which part of what was asked lies before the stream's beginning, or which late rows can no
@@ -134,6 +135,7 @@ class ReplayPlan:
     batches: tuple[LedgerRow, ...]
     recorded: tuple[LedgerRow, ...] = ()
     proof: Proof | None = None
+    base: HistoryBase | None = None
     corrections_version: int = NOTHING.version
     corrected: tuple[CorrectedRange, ...] = ()
     left_out: str = ""
@@ -417,11 +419,7 @@ def _time_range(
         for first, last in facts.missing(
             partition, facts.history.first[partition], facts.earliest[partition]
         ):
-            gone = [
-                s
-                for s in facts.history.chains[partition]
-                if s.start < min(s.end, last) and s.end > first and s.row.committed_at >= request.from_time
-            ]
+            gone = facts.history.committed_since(partition, first, last, request.from_time)
             if gone and first <= start[partition] <= last:
                 _refuse_gap(request, facts, partition, (max(first, gone[0].start), last))
     begun = facts.history.first
@@ -559,15 +557,14 @@ def _whole_commits(
     else:
         begin = _proved_before(request, facts, start, begun)
     version = _last_version_below(pipeline, request, facts, end)
-    chosen = History.of(row for row in history.rows if row.sink_version <= version)
+    chosen = history.up_to(version)
     reached = {partition: chosen.committed.get(partition, begun[partition]) for partition in start}
     if version <= begin.after or reached == begin.start:
         problem = "no version of the sink holds whole batches of this range only"
         if request.to_time is not None:  # all of it is committed, so waiting brings no other batches
             raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
         raise not_yet(pipeline, problem, beyond=history.committed)
-    rows = tuple(row for row in chosen.rows if row.sink_version > begin.after)
-    return _Commits(begin.start, reached, begin.after, version, rows, begin.proof)
+    return _Commits(begin.start, reached, begin.after, version, chosen.after(begin.after), begin.proof)
 
 
 def _proved_before(request: ReplayRequest, facts: ReplayInputs, start: Offsets, begun: Offsets) -> _Begin:
@@ -598,18 +595,19 @@ def _last_version_below(pipeline: Pipeline, request: ReplayRequest, facts: Repla
 
     :raises RangeNotYetConsumedError: if such a batch is among those of a range with a given end
     """
-    outside = _first_beyond(facts.history, end)
+    outside = facts.history.first_beyond(end)
     version = facts.sink_version
     if outside is not None:
         version = min(version, outside - 1)
-    known = {row.sink_version for row in facts.history.rows}
+    before = facts.history.up_to(version)
+    before.check_holds(facts.sink_commits)
+    known = {row.sink_version for row in before.rows}
     unknown = [commit for commit in facts.sink_commits if commit not in known and commit <= version]
     if not unknown:
         return version
-    inside = [row.sink_version for row in facts.history.rows if row.reads and row.sink_version <= version]
     first_unknown = min(unknown)
     given_end = request.from_offsets is not None or request.to_time is not None
-    if given_end and first_unknown < max(inside, default=-1):
+    if given_end and first_unknown < before.last_read:
         problem = f"the ledger does not have the batch of the sink's version {first_unknown} yet"
         raise not_yet(pipeline, problem, beyond=facts.history.committed)
     return first_unknown - 1
@@ -623,32 +621,20 @@ def _commits_before(facts: ReplayInputs, start: Offsets, begun: Offsets) -> _Beg
     that one, so that each commit is in one range, and what was written between two batches in one, too. After
     no verdict it begins after the last batch.
     """
-    beyond = _first_beyond(facts.history, start)
-    below = [row for row in facts.history.rows if beyond is None or row.sink_version < beyond]
-    reading = [row.sink_version for row in below if row.reads]
-    if not reading:
+    beyond = facts.history.first_beyond(start)
+    below = facts.history
+    if beyond is not None:
+        below = below.up_to(beyond - 1)
+    after = below.last_read
+    if after < 0:
         return _Begin(begun)
-    committed = History.of(below).committed
+    committed = below.committed
     reached = {partition: committed.get(partition, offset) for partition, offset in begun.items()}
-    after = max(reading)
     for judged in facts.judged:
         in_place = beyond is None or judged.sink_version < beyond
         if in_place and {**begun, **judged.end} == reached:
             after = max(after, judged.sink_version)
     return _Begin(reached, after)
-
-
-def _first_beyond(history: History, offsets: Offsets) -> int | None:
-    """The sink's version of the first batch that read something at or after the offsets; None if none did.
-
-    A batch that read nothing brings no rows, so it may be on either side.
-    """
-    beyond = []
-    for row in history.rows:
-        past = any(offset > offsets.get(partition, 0) for partition, offset in row.end_offsets.items())
-        if past and row.reads:
-            beyond.append(row.sink_version)
-    return min(beyond, default=None)
 
 
 def _check_was_input(request: ReplayRequest, facts: ReplayInputs, start: Offsets) -> None:

@@ -23,13 +23,15 @@ from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import answers_url, run_batch
 from hindcast.replay.cost import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
-from hindcast.replay.inputs import read_inputs, settle
+from hindcast.replay.inputs import read_histories, read_inputs, settle
 from hindcast.replay.planner import ReplayPlan, make_plan
 from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.event_log import EventKind, Severity
+from hindcast.tables.ledger_bases import LedgerBases, worth_keeping
+from hindcast.tables.ledger_history import HistoryTooShortError
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
 from hindcast.tables.sink_files import SinkFiles, VersionGoneError
 
@@ -63,11 +65,23 @@ def plan_replay(
     named = replace(request, run_id=request.run_id or new_run_id(pipeline.name, datetime.now(UTC)))
     earlier = Runs(installation.tables).recorded_plan(named.run_id, named.describe())
     settled = settle(named, earlier)
-    plan = make_plan(pipeline, settled, read_inputs(installation, pipeline, settled))
+    plan = _make_plan(installation, pipeline, settled)
     left_out = plan.left_out
     if earlier is not None and settled != named:
         left_out = earlier.left_out  # the offsets alone no longer tell
     return named.run_id, replace(plan, asked=request.describe(), left_out=left_out)
+
+
+def _make_plan(installation: Installation, pipeline: Pipeline, request: ReplayRequest) -> ReplayPlan:
+    """The plan from the newest batches of the ledger that it can be made from."""
+    for history in read_histories(installation, pipeline):
+        inputs = read_inputs(installation, pipeline, request, history)
+        try:
+            plan = make_plan(pipeline, request, inputs)
+        except HistoryTooShortError:
+            continue
+        return replace(plan, base=worth_keeping(history, plan.read_from))
+    raise AssertionError("the last history is the whole ledger")
 
 
 #: Runs a plan under a run id, and counts.
@@ -101,6 +115,8 @@ def run_replay(
     try:
         run_id, plan = plan_replay(installation, pipeline, request)
         _keep_files(installation.settings, pipeline, plan)
+        if plan.base is not None:
+            LedgerBases(installation.tables).add(pipeline.name, pipeline.version, plan.base)
     except NothingToReplayError as nothing:
         runs.answer(request.run_id, pipeline.name, pipeline.version, kind, RunState.SKIPPED, str(nothing))
         raise

@@ -31,7 +31,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
-from hindcast.tables.schema import APPENDED_RETENTION_HOURS, REPLACED
+from hindcast.tables.schema import APPENDED_RETENTION_HOURS, ORDERED_BY, REPLACED
 from hindcast.tables.table_names import ControlTable
 
 _log = structlog.get_logger(__name__)
@@ -44,6 +44,8 @@ EVERY = 50
 COMPACTED_BYTES = 8 * 1024 * 1024
 #: Files that are joined in one commit: what has to be in memory at the same time.
 GROUP_BYTES = 64 * 1024 * 1024
+#: Rows of a part of a joined file (Parquet's row group). Readers skip parts by their bounds.
+_PART_ROWS = 20_000
 #: The application whose transactions a compaction of any table is.
 COMPACTION = "hindcast/compaction"
 #: So often one tidying attempts a compaction or a vacuum.
@@ -73,14 +75,18 @@ def _vacuum_leases(table: DeltaTable) -> list[str]:
     return table.vacuum(dry_run=False, full=True, commit_properties=_NO_RETRY)
 
 
-def tidy_appended(open_table: OpenTable, storage_options: dict[str, str]) -> int:
+def tidy_appended(
+    open_table: OpenTable, storage_options: dict[str, str], ordered_by: Sequence[str] = ()
+) -> int:
     """Join the small files of a table that is appended to. Delete the files that were replaced longer ago
     than the retention; return their number.
 
     Only files that the log names as replaced are deleted: an append whose files wait for their commit loses
     nothing. The appends themselves checkpoint the table and delete its old log (delta-rs's hooks).
+
+    :param ordered_by: see :func:`compact`
     """
-    _on_newest_version(open_table, lambda table: compact(table, storage_options))
+    _on_newest_version(open_table, lambda table: compact(table, storage_options, ordered_by=ordered_by))
     return tidy_replaced(open_table)
 
 
@@ -92,7 +98,13 @@ def tidy_replaced(open_table: OpenTable) -> int:
     return len(deleted)
 
 
-def compact(table: DeltaTable, storage_options: dict[str, str], bounded: Sequence[str] = ()) -> None:
+def compact(
+    table: DeltaTable,
+    storage_options: dict[str, str],
+    bounded: Sequence[str] = (),
+    *,
+    ordered_by: Sequence[str] = (),
+) -> None:
     """Join the small files of an unpartitioned table, while others append to it.
 
     This does not use delta-rs's optimize. That lets the second of two compactions land on top of the first,
@@ -102,8 +114,14 @@ def compact(table: DeltaTable, storage_options: dict[str, str], bounded: Sequenc
 
     :param bounded: the columns of which each file keeps its bounds. Files are joined in the order of these,
         and only with files that begin with the same value of the first.
+    :param ordered_by: instead of that, join all small files, sort their rows by these columns, and keep
+        their bounds, of each file and of each part of it: a reader of a range reads little else
     :raises CommitFailedError: if another process compacted the table meanwhile; open it again
     """
+    if ordered_by:
+        for group in _groups(_all_small_files(table)):
+            _join(table, group, storage_options, ordered_by, sort=True)
+        return
     for alike in _small_files(table, bounded):
         for group in _groups(alike):
             _join(table, group, storage_options, bounded)
@@ -113,7 +131,7 @@ def compact(table: DeltaTable, storage_options: dict[str, str], bounded: Sequenc
 class _SmallFile:
     """A file that is small enough to be joined with others."""
 
-    lowest: tuple[Any, ...]  # its lowest value of each bounded column
+    lowest: tuple[Any, ...]  # its lowest value of each bounded column, or when it was written
     path: str
     size: int  # bytes
 
@@ -133,6 +151,19 @@ def _small_files(table: DeltaTable, bounded: Sequence[str]) -> Iterator[list[_Sm
         yield list(alike)
 
 
+def _all_small_files(table: DeltaTable) -> list[_SmallFile]:
+    """The small files, those that were written first come first."""
+    actions = pa.table(table.get_add_actions(flatten=True)).select(
+        ["path", "size_bytes", "modification_time"]
+    )
+    small = []
+    for action in actions.to_pylist():
+        if action["size_bytes"] < COMPACTED_BYTES:
+            written = (action["modification_time"],)
+            small.append(_SmallFile(written, action["path"], action["size_bytes"]))
+    return sorted(small)
+
+
 def _groups(files: Sequence[_SmallFile]) -> Iterator[list[str]]:
     """The paths of files that are joined in one commit: each group ends with the file that fills it."""
     group: list[str] = []
@@ -148,15 +179,22 @@ def _groups(files: Sequence[_SmallFile]) -> Iterator[list[str]]:
 
 
 def _join(
-    table: DeltaTable, paths: Sequence[str], storage_options: dict[str, str], bounded: Sequence[str]
+    table: DeltaTable,
+    paths: Sequence[str],
+    storage_options: dict[str, str],
+    bounded: Sequence[str],
+    *,
+    sort: bool = False,
 ) -> None:
     if len(paths) < 2:  # noqa: PLR2004 -- a single file needs no join
         return
     store = filesystem(table.table_uri, storage_options)
     pieces = [pq.read_table(path, filesystem=store) for path in paths]
     rows = pa.concat_tables(_of_one_schema(pieces, table), promote_options="default")
+    if sort:
+        rows = rows.sort_by([(name, "ascending") for name in bounded])
     joined = f"compacted-{uuid.uuid4().hex}.parquet"
-    pq.write_table(rows, joined, filesystem=store, compression="zstd")
+    pq.write_table(rows, joined, filesystem=store, compression="zstd", row_group_size=_PART_ROWS)
     size = store.get_file_info(joined).size
     stats = json.dumps(statistics(rows, bounded))
     now_ms = int(time.time() * 1000)
@@ -246,7 +284,7 @@ class Compactor:
             return tidy_leases(self._open)
         if self._name in REPLACED:
             return tidy_replaced(self._open)
-        return tidy_appended(self._open, self._options)
+        return tidy_appended(self._open, self._options, ORDERED_BY.get(self._name, ()))
 
     def wait(self) -> None:
         """Wait until the tidying that is in progress ends."""

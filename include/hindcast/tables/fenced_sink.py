@@ -145,6 +145,20 @@ class Upsert:
 Data = Sequence[DataFile] | Upsert
 
 
+def fenced_batch(url: str, storage_options: dict[str, str], app: str) -> int:
+    """The batch of an application that a table's fence names; -1 if it names none, or if there is no table.
+
+    :raises StoreUnavailableError: if the store does not answer
+    """
+    table = find_table(url, storage_options)
+    if table is None:
+        return -1
+    fence = Fence.of(table.transaction_version(app))
+    if fence is None:
+        return -1
+    return fence.batch
+
+
 class FencedTable:
     """One table as one application sees it. Not for threads: each user opens its own."""
 

@@ -132,18 +132,39 @@ class Ledger:
         self._tables.append(ControlTable.CHECKPOINTS, [row.as_row() for row in rows])
 
     def batches(
-        self, pipeline: str, version: int | None = None, shard: str | None = None, *, after: int = 0
+        self,
+        pipeline: str,
+        version: int | None = None,
+        shard: str | None = None,
+        *,
+        after: int = 0,
+        sink_after: int = -1,
+        sink_to: int | None = None,
     ) -> list[LedgerRow]:
         """The committed batches in the order (version, shard, batch).
 
         :param version: of this version only
         :param shard: of this shard only
         :param after: only batches with a greater number
+        :param sink_after: only batches in later versions of the sink than this one
+        :param sink_to: only batches in this version of the sink and those before it
         """
-        found = self._read(pipeline, version, shard)
+        conditions: list[Condition] = []
         if after:
-            found = found.filter((pc.field("batch") > after) | _IS_RESET)
-        return _batches_in_effect(found)
+            conditions.append(("batch", ">", after))
+        if sink_after >= 0:
+            conditions.append(("sink_version", ">", sink_after))
+        if sink_to is not None:
+            conditions.append(("sink_version", "<=", sink_to))
+        if not conditions:
+            return _batches_in_effect(self._read(pipeline, version, shard))
+        found = self._read(pipeline, version, shard, more=[("batch", ">=", 0), *conditions])
+        resets = self._read(pipeline, version, shard, more=[_RESETS])
+        return _batches_in_effect(pa.concat_tables([found, resets]))
+
+    def resets(self, pipeline: str, version: int) -> list[LedgerRow]:
+        """The rows that took batches of the version back."""
+        return [LedgerRow.from_row(row) for row in self._read(pipeline, version, more=[_RESETS]).to_pylist()]
 
     def newest(self, pipeline: str, version: int) -> list[LedgerRow]:
         """The last committed batch of each shard, in the order of their names.
@@ -172,9 +193,12 @@ class Ledger:
 
     def undone(self, pipeline: str, version: int) -> list[Undone]:
         """What the resets of a version took back, the oldest first."""
-        found = self._read(pipeline, version)
-        resets = set(found.filter(_IS_RESET)["sink_version"].to_pylist())
-        kept = [row.sink_version for row in _batches_in_effect(found)]
+        resets = {row.sink_version for row in self.resets(pipeline, version)}
+        if not resets:
+            return []
+        found = self._read(pipeline, version, columns=["shard", "batch", "sink_version"])
+        in_effect = _in_effect(found.filter(~_IS_RESET), found.filter(_IS_RESET))
+        kept = in_effect["sink_version"].to_pylist()
         undone = []
         for reset in sorted(resets):
             before = [sink_version for sink_version in kept if sink_version < reset]
@@ -198,6 +222,7 @@ class Ledger:
 
 
 _IS_RESET = pc.field("batch") < 0
+_RESETS: Condition = ("batch", "<", 0)
 
 
 def _pairs(table: pa.Table, first: str, second: str) -> Iterator[tuple[Any, Any]]:

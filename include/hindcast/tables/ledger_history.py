@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from hindcast.partitions import Offsets
 from hindcast.tables.ledger import LedgerRow
+
+#: Before every event time.
+_NO_EVENT_MS = -(2**63)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,51 @@ class Segment:
 
     def overlaps(self, start: int, end: int) -> bool:
         """Whether the segment shares an offset with [start, end)."""
-        return self.start < min(self.end, end) and self.end > start
+        return max(self.start, start) < min(self.end, end)
+
+
+class HistoryTooShortError(Exception):
+    """The answer depends on batches that are known by their :class:`HistoryBase` alone: read more of the
+    ledger.
+    """
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a partition's oldest batches come to: its ``first`` offset, the ``end`` of the last one, and the
+    greatest watermark of all.
+    """
+
+    first: int
+    end: int
+    watermark_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryBase:
+    """What all batches of a version up to one version of the sink come to.
+
+    It is of bounded size, whatever the number of batches. An answer that needs no more of them than this is
+    exact.
+
+    :param sink_version: of the last of them
+    :param last_read: the sink's version of the last of them that read something; -1 if none did
+    :param places: by partition
+    :param shards: shard -> its last batch among them
+    :param latest_event_ms: the greatest event time of their rows; None if it is not known
+    :param latest_commit_at: the greatest time of their commits
+    """
+
+    sink_version: int
+    last_read: int
+    places: Mapping[int, Place]
+    shards: Mapping[str, int]
+    latest_event_ms: int | None
+    latest_commit_at: datetime
+
+    def reaches_beyond(self, offsets: Mapping[int, int]) -> bool:
+        """Whether one of the batches read something at or after the offsets."""
+        return any(place.end > offsets.get(partition, 0) for partition, place in self.places.items())
 
 
 @dataclass(frozen=True)
@@ -47,28 +95,32 @@ class History:
     yet. The chain continues across generations of shards: a new shard begins at the end of the shards that
     had its partitions. What a rebuilt shard reads again has no batch, so it stays with the batch that read it
     first.
+
+    The oldest batches may be known by their ``base`` alone. Then every method either gives the answer that
+    all batches would give, or raises :class:`HistoryTooShortError`.
     """
 
     rows: tuple[LedgerRow, ...]
+    base: HistoryBase | None = None
 
     @classmethod
-    def of(cls, rows: Iterable[LedgerRow]) -> History:
+    def of(cls, rows: Iterable[LedgerRow], base: HistoryBase | None = None) -> History:
         in_order = sorted(rows, key=lambda row: (row.sink_version, row.shard, row.batch))
-        return cls(tuple(in_order))
+        return cls(tuple(in_order), base)
 
     @cached_property
     def chains(self) -> dict[int, tuple[Segment, ...]]:
-        """Partition -> its segments in order, at least one. An empty batch is a segment too, because it may
-        move the watermark.
+        """Partition -> its segments in order, at least one if no batch of it is in the base. An empty batch
+        is a segment too, because it may move the watermark.
         """
-        chains: dict[int, list[Segment]] = {}
+        chains: dict[int, list[Segment]] = {partition: [] for partition in self._places}
         broken: set[int] = set()
         for row in self.rows:
             for partition in row.end_offsets:
                 if partition in broken:
                     continue
                 chain = chains.setdefault(partition, [])
-                segment = _next_segment(chain, partition, row)
+                segment = _next_segment(chain, self._places.get(partition), partition, row)
                 if segment is None:
                     broken.add(partition)
                 else:
@@ -76,23 +128,102 @@ class History:
         return {partition: tuple(chains[partition]) for partition in sorted(chains)}
 
     @property
+    def _places(self) -> Mapping[int, Place]:
+        if self.base is None:
+            return {}
+        return self.base.places
+
+    @property
+    def shards(self) -> set[str]:
+        """All shards that have a batch."""
+        found = {row.shard for row in self.rows}
+        if self.base is not None:
+            found.update(self.base.shards)
+        return found
+
+    @property
     def first(self) -> Offsets:
         """The offset at which the stream began, by partition."""
-        return {partition: chain[0].start for partition, chain in self.chains.items()}
+        found = {}
+        for partition, chain in self.chains.items():
+            place = self._places.get(partition)
+            found[partition] = place.first if place is not None else chain[0].start
+        return found
 
     @property
     def committed(self) -> Offsets:
         """The offset after the last one that the ledger knows to be in the sink, by partition."""
-        return {partition: chain[-1].end for partition, chain in self.chains.items()}
+        found = {}
+        for partition, chain in self.chains.items():
+            found[partition] = chain[-1].end if chain else self._places[partition].end
+        return found
+
+    @property
+    def last_read(self) -> int:
+        """The sink's version of the last batch that read something; -1 if none did."""
+        read = [row.sink_version for row in self.rows if row.reads]
+        if self.base is not None:
+            read.append(self.base.last_read)
+        return max(read, default=-1)
+
+    def up_to(self, sink_version: int) -> History:
+        """The history as it was at a version of the sink."""
+        if self.base is not None and sink_version < self.base.sink_version:
+            raise HistoryTooShortError
+        return History(tuple(row for row in self.rows if row.sink_version <= sink_version), self.base)
+
+    def after(self, sink_version: int) -> tuple[LedgerRow, ...]:
+        """The batches of the sink's versions after this one."""
+        if self.base is not None and sink_version < self.base.sink_version:
+            raise HistoryTooShortError
+        return tuple(row for row in self.rows if row.sink_version > sink_version)
+
+    def check_holds(self, commits: Iterable[int]) -> None:
+        """:raises HistoryTooShortError: if one of these commits of the sink may be a batch of the base"""
+        if (
+            self.base is not None
+            and min(commits, default=self.base.sink_version + 1) <= self.base.sink_version
+        ):
+            raise HistoryTooShortError
+
+    def first_beyond(self, offsets: Mapping[int, int]) -> int | None:
+        """The sink's version of the first batch that read something at or after the offsets; None if none
+        did.
+
+        A batch that read nothing brings no rows, so it may be on either side.
+        """
+        self._check_below(offsets)
+        beyond = []
+        for row in self.rows:
+            past = any(offset > offsets.get(partition, 0) for partition, offset in row.end_offsets.items())
+            if past and row.reads:
+                beyond.append(row.sink_version)
+        return min(beyond, default=None)
+
+    def committed_since(self, partition: int, start: int, end: int, since: datetime) -> list[Segment]:
+        """The segments of a partition that overlap [start, end) and whose batches were committed at that time
+        or later.
+        """
+        place = self._places.get(partition)
+        reaches_into_base = place is not None and start < place.end
+        if self.base is not None and reaches_into_base and self.base.latest_commit_at >= since:
+            raise HistoryTooShortError
+        chain = self.chains[partition]
+        return [s for s in chain if s.overlaps(start, end) and s.row.committed_at >= since]
 
     def audited(self, filed: Mapping[str, int]) -> Offsets:
         """The offset up to which late and poison rows are filed as well, by partition.
 
         :param filed: shard -> its last batch that the audit has filed
         """
+        if self.base is not None:
+            for shard, batch in self.base.shards.items():
+                if batch > filed.get(shard, -1):
+                    raise HistoryTooShortError
         reached = {}
         for partition, chain in self.chains.items():
-            reached[partition] = chain[0].start
+            place = self._places.get(partition)
+            reached[partition] = place.end if place is not None else chain[0].start
             for segment in chain:
                 if segment.row.batch > filed.get(segment.row.shard, -1):
                     break
@@ -108,7 +239,10 @@ class History:
         """
         found = {}
         for partition, chain in self.chains.items():
-            found[partition] = _open_to(chain, window_end_ms)
+            place = self._places.get(partition)
+            if place is not None and place.watermark_ms >= window_end_ms:
+                raise HistoryTooShortError
+            found[partition] = _open_to(chain, place, window_end_ms)
         return found
 
     def horizon_ms(self, offsets: Mapping[int, int], partitions: Iterable[int]) -> int:
@@ -119,18 +253,22 @@ class History:
         batch that is wholly below ``offsets``. The result never falls as offsets rise. So ranges that follow
         each other judge each window exactly once: (horizon of start, horizon of end].
         """
+        self._check_below(offsets)
         horizons = []
         for partition in partitions:
             chain = self.chains.get(partition)
             if chain is None:
                 return 0
-            horizons.append(_last_watermark_ms(chain, offsets))
+            horizons.append(_last_watermark_ms(chain, self._places.get(partition), offsets))
         return min(horizons, default=0)
 
     def reading(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[Segment]:
         """The non-empty segments that overlap [start, end), in the order (partition, offset)."""
         found: list[Segment] = []
         for partition in sorted(end):
+            place = self._places.get(partition)
+            if place is not None and start[partition] < min(place.end, end[partition]):
+                raise HistoryTooShortError
             chain = self.chains.get(partition, ())
             found += [segment for segment in chain if segment.overlaps(start[partition], end[partition])]
         return found
@@ -149,6 +287,7 @@ class History:
         """
         needed = dict(start)
         for partition, offset in start.items():
+            self._check_older(partition, offset, earliest_event_ms[partition])
             for segment in self.chains.get(partition, ()):
                 if segment.start >= offset:
                     break
@@ -156,6 +295,80 @@ class History:
                     needed[partition] = segment.start
                     break
         return needed
+
+    def base_below(self, offsets: Mapping[int, int]) -> HistoryBase | None:
+        """What the oldest batches come to: all before the first one that ends beyond the offsets.
+
+        None if there are none, or if one of them leaves a gap.
+        """
+        below: list[LedgerRow] = []
+        for row in self.rows:
+            if not _is_below(row.end_offsets, offsets):
+                break
+            below.append(row)
+        beyond = self.rows[len(below) :]
+        while below and beyond and below[-1].sink_version >= beyond[0].sink_version:
+            below.pop()
+        if self.base is not None and self.base.reaches_beyond(offsets):
+            return None
+        if not below:
+            return self.base
+        old = History(tuple(below), self.base)
+        committed = old.committed
+        for row in below:
+            if not _is_below(row.end_offsets, committed):
+                return None
+        return old.as_base()
+
+    def as_base(self) -> HistoryBase:
+        """What all batches come to; there must be one. No chain may have a gap."""
+        first = self.first
+        committed = self.committed
+        places = {}
+        for partition, chain in self.chains.items():
+            watermark_ms = chain[-1].watermark_ms if chain else self._places[partition].watermark_ms
+            places[partition] = Place(first[partition], committed[partition], watermark_ms)
+        shards = dict(self.base.shards) if self.base is not None else {}
+        commits = [row.committed_at for row in self.rows]
+        events = [_latest_event_ms(row) for row in self.rows]
+        if self.base is not None:
+            commits.append(self.base.latest_commit_at)
+            events.append(self.base.latest_event_ms)
+        for row in self.rows:
+            shards[row.shard] = max(row.batch, shards.get(row.shard, 0))
+        known = [event for event in events if event is not None]
+        latest_event_ms = max(known) if len(known) == len(events) else None
+        return HistoryBase(
+            sink_version=max(row.sink_version for row in self.rows),
+            last_read=self.last_read,
+            places=places,
+            shards=shards,
+            latest_event_ms=latest_event_ms,
+            latest_commit_at=max(commits),
+        )
+
+    def _check_below(self, offsets: Mapping[int, int]) -> None:
+        """:raises HistoryTooShortError: if a batch of the base is not wholly below the offsets"""
+        if self.base is not None and self.base.reaches_beyond(offsets):
+            raise HistoryTooShortError
+
+    def _check_older(self, partition: int, offset: int, earliest_event_ms: int) -> None:
+        """:raises HistoryTooShortError: if a batch of the base may hold a row that is needed"""
+        place = self._places.get(partition)
+        if self.base is None or place is None or place.first >= offset:
+            return
+        latest = self.base.latest_event_ms
+        if latest is None or latest >= earliest_event_ms:
+            raise HistoryTooShortError
+
+
+def _latest_event_ms(row: LedgerRow) -> int | None:
+    """The greatest event time of a batch's usable rows; -1 if it has none, None if that is not known."""
+    if row.max_event_ms is not None:
+        return row.max_event_ms
+    if row.input_rows is None or row.poison_rows is None or row.input_rows > row.poison_rows:
+        return None
+    return _NO_EVENT_MS
 
 
 def may_hold(row: LedgerRow, earliest_event_ms: int) -> bool:
@@ -169,12 +382,16 @@ def may_hold(row: LedgerRow, earliest_event_ms: int) -> bool:
     return row.input_rows > row.poison_rows
 
 
-def _next_segment(chain: Sequence[Segment], partition: int, row: LedgerRow) -> Segment | None:
-    """The batch's segment after the last one of the chain; None if it leaves a gap."""
+def _next_segment(
+    chain: Sequence[Segment], place: Place | None, partition: int, row: LedgerRow
+) -> Segment | None:
+    """The batch's segment after the last one of the chain, or after its base; None if it leaves a gap."""
     start = row.start_offsets.get(partition, 0)
     watermark_ms = row.final_ms(partition)
+    last: Segment | Place | None = place
     if chain:
         last = chain[-1]
+    if last is not None:
         if start > last.end:
             return None
         start = last.end
@@ -183,14 +400,16 @@ def _next_segment(chain: Sequence[Segment], partition: int, row: LedgerRow) -> S
     return Segment(partition, start, end, watermark_ms, row)
 
 
-def _open_to(chain: Sequence[Segment], window_end_ms: int) -> int:
+def _open_to(chain: Sequence[Segment], place: Place | None, window_end_ms: int) -> int:
     """:meth:`History.before_final` of one chain."""
-    last_read_from = chain[0].start
-    open_to = chain[0].start
+    open_to = place.end if place is not None else chain[0].start
+    last_read_from = None if place is not None else open_to
     for segment in chain:
         reads = segment.row.reads
         if segment.watermark_ms >= window_end_ms:
             if not reads:
+                if last_read_from is None:  # that batch is in the base
+                    raise HistoryTooShortError
                 return last_read_from
             break
         open_to = segment.end
@@ -199,11 +418,15 @@ def _open_to(chain: Sequence[Segment], window_end_ms: int) -> int:
     return open_to
 
 
-def _last_watermark_ms(chain: Sequence[Segment], offsets: Mapping[int, int]) -> int:
+def _last_watermark_ms(chain: Sequence[Segment], place: Place | None, offsets: Mapping[int, int]) -> int:
     """The watermark after the last batch of the chain that is wholly below the offsets."""
-    # A partition that was added later begins with what was final for the partitions that had its keys before.
-    first = chain[0]
-    watermark_ms = first.row.floors.get(first.partition, 0)
+    if place is not None:
+        watermark_ms = place.watermark_ms
+    else:
+        # A partition that was added later begins with what was final for the partitions that had its keys
+        # before.
+        first = chain[0]
+        watermark_ms = first.row.floors.get(first.partition, 0)
     for segment in chain:
         if not _is_below(segment.row.end_offsets, offsets):
             break

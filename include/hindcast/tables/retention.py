@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger_bases import LedgerBases, fenced_by
 from hindcast.tables.proofs import FOLDER as PROOFS_FOLDER
 from hindcast.tables.proofs import Proofs
 from hindcast.tables.run_states import BENCHMARKS, RunState
-from hindcast.tables.schema import REPLACED
+from hindcast.tables.schema import ORDERED_BY, REPLACED
 from hindcast.tables.sink_files import FOLDER
 from hindcast.tables.table_names import ControlTable
 
@@ -67,6 +69,7 @@ def maintain(
         ``skipped`` is the reason if the table was not maintained, else empty. ``version`` is None if the
         table could not be read.
     """
+    pipelines = list(pipelines)
     reports = []
     for name, find, join in _tables(settings, tables, pipelines):
         report = _maintain(name, find, join)
@@ -75,6 +78,7 @@ def maintain(
     _delete_old_hindcasts(settings, tables)
     _delete_old_file_lists(settings)
     _delete_forgotten_proofs(settings, tables)
+    _keep_ledger_bases(settings, tables, pipelines)
     return reports
 
 
@@ -89,7 +93,8 @@ def _tables(
         if control_table in _REWRITTEN:
             yield control_table.value, find, None
         else:
-            yield control_table.value, find, join
+            ordered = partial(join, ordered_by=ORDERED_BY.get(control_table, ()))
+            yield control_table.value, find, ordered
     sinks = sorted({pipeline.sink.name for pipeline in pipelines})
     ledger = Ledger(tables)
     for sink in sinks:
@@ -247,6 +252,22 @@ def _delete_forgotten_proofs(settings: Settings, tables: ControlTables) -> None:
         if str(folder) not in named:
             shutil.rmtree(folder)
             _log.info("A forgotten proof was deleted.", folder=str(folder))
+
+
+def _keep_ledger_bases(settings: Settings, tables: ControlTables, pipelines: Iterable[Pipeline]) -> None:
+    """Keep what the batches of the days before come to, so that the first plan after a long time does not
+    read them all.
+    """
+    before = datetime.now(UTC) - timedelta(days=1)
+    bases = LedgerBases(tables)
+    for pipeline in pipelines:
+        url = settings.table("sinks", pipeline.sink.name)
+        fenced = fenced_by(url, settings.storage_options, pipeline.name)
+        try:
+            bases.keep_older(pipeline.name, pipeline.version, fenced, before)
+        except _FAILURES as error:
+            message = "No base of the ledger was kept; plans read more of it."
+            _log.warning(message, pipeline=pipeline.name, version=pipeline.version, reason=str(error))
 
 
 def _newest_benchmarks(tables: ControlTables) -> frozenset[tuple[str, str]]:

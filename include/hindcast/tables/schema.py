@@ -231,11 +231,23 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         made_at=INSTANT,
         schema_version=COUNT,
     ),
+    # What the oldest batches of a version come to, up to some of the sink's versions. summary is JSON; see
+    # hindcast.tables.ledger_bases.
+    ControlTable.LEDGER_BASES: _schema(
+        pipeline=TEXT, version=COUNT, sink_version=COUNT, summary=TEXT, made_at=INSTANT, schema_version=COUNT
+    ),
 }
 
 #: Tables whose rows are replaced, those of a version at once. Their files are never joined: a join that began
 #: before a row was replaced would bring the old one back. The rows of a version have a file of their own.
-REPLACED: frozenset[ControlTable] = frozenset({ControlTable.VERDICT_TRENDS, ControlTable.PROOFS})
+REPLACED: frozenset[ControlTable] = frozenset(
+    {ControlTable.VERDICT_TRENDS, ControlTable.PROOFS, ControlTable.LEDGER_BASES}
+)
+
+#: Tables of which ranges are read, and by what: their joined files are in this order, with bounds.
+ORDERED_BY: dict[ControlTable, tuple[str, ...]] = {
+    ControlTable.CHECKPOINTS: ("pipeline", "version", "sink_version", "batch")
+}
 
 #: Columns that came later than their table. A table that lacks them gets them: null in the rows that it has.
 LATER: dict[ControlTable, frozenset[str]] = {

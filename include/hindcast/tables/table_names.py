@@ -22,3 +22,4 @@ class ControlTable(StrEnum):
     EVENTS = "events"
     VERDICT_TRENDS = "verdict_trends"
     PROOFS = "proofs"
+    LEDGER_BASES = "ledger_bases"

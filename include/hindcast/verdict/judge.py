@@ -178,8 +178,9 @@ def _next_number(tables: ControlTables, pipeline: str, version: int) -> int:
 
 def _recorded(ledger: Ledger, pipeline: Pipeline, case: _Case) -> list[LedgerRow]:
     """The batches of the range: those of the sink's judged commits."""
-    batches = ledger.batches(pipeline.name, case.version)
-    return [row for row in batches if case.plan.sink_after < row.sink_version <= case.plan.sink_version]
+    return ledger.batches(
+        pipeline.name, case.version, sink_after=case.plan.sink_after, sink_to=case.plan.sink_version
+    )
 
 
 def _unstable(spark: SparkSession, installation: Installation, pipeline: Pipeline, case: _Case) -> list[str]:

@@ -17,6 +17,7 @@ from hindcast import Mode, Table, Topic, Window, pipeline
 from hindcast.archive.archive_or_live import extended
 from hindcast.errors import (
     BadRangeError,
+    HindcastError,
     LateForGoodError,
     NothingLateError,
     NothingToReplayError,
@@ -28,7 +29,7 @@ from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
-from hindcast.tables.ledger_history import History, may_hold
+from hindcast.tables.ledger_history import History, HistoryBase, HistoryTooShortError, may_hold
 from hindcast.tables.proofs import Proof
 
 ALL_FILED = 2**32
@@ -814,6 +815,75 @@ def test_ranges_that_go_on_from_proofs_hold_each_commit(
         ) == sum(plan.end[p] - offset for p, offset in plan.start.items())
         if kept[number]:
             proofs.append(_proof(plan, facts.history.first))
+
+
+def _outcome(pipeline: Pipeline, asked: ReplayRequest, facts: ReplayInputs) -> Any:
+    """The plan, or the words of the refusal; None if more of the ledger must be read."""
+    try:
+        return make_plan(pipeline, asked, facts)
+    except HistoryTooShortError:
+        return None
+    except HindcastError as error:
+        return str(error)
+
+
+def _with_base(facts: ReplayInputs, base: HistoryBase) -> ReplayInputs:
+    """What is known if only the batches after the base were read."""
+    rows = [row for row in facts.history.rows if row.sink_version > base.sink_version]
+    commits = [commit for commit in facts.sink_commits if commit > base.sink_version]
+    return replace(facts, history=History.of(rows, base), sink_commits=commits)
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 10_000),
+    shards=st.integers(1, 4),
+    declared=st.sampled_from([stock_stats, plain, counts]),
+    timed=st.booleans(),
+    filed=st.sampled_from([0, 3, ALL_FILED]),
+)
+def test_a_plan_from_the_newest_batches_is_the_plan_from_all(
+    seed: int, shards: int, declared: Pipeline, timed: bool, filed: int
+) -> None:
+    """Whatever the oldest batches are cut at: the plan is the same, or it says that it needs more of them."""
+    rng = random.Random(seed)
+    if declared is stock_stats:
+        facts = facts_of(simulate(trades(seed, count=300, partitions=4), seed=seed, shards=shards))
+    else:
+        facts = _plain_facts(seed, shards)
+    facts = replace(facts, filed={row.shard: filed for row in facts.history.rows})
+    cut, start, end = (
+        {p: sorted(rng.randint(0, last) for _ in range(3))[number] for p, last in facts.latest.items()}
+        for number in range(3)
+    )
+    base = facts.history.base_below(cut)
+    assume(base is not None)
+    assert base is not None
+    asked = ask(start, end, declared.name)
+    if timed:
+        at = datetime.fromtimestamp(BASE_MS / 1000, UTC)
+        asked = _between(at, at + timedelta(days=1))
+        facts = replace(facts, from_time_offsets=start, to_time_offsets=end)
+    for request in (asked, everything(declared.name)):
+        found = _outcome(declared, request, _with_base(facts, base))
+        assert found is None or found == _outcome(declared, request, facts)
+
+
+def test_the_last_hour_is_planned_from_the_newest_batches() -> None:
+    """A range that begins well after the base needs nothing of what it stands for."""
+    facts = facts_of(simulate(trades(3, count=6_000, partitions=2), seed=3, shards=2))
+    early = {p: end // 8 for p, end in facts.latest.items()}
+    late = {p: end * 2 // 3 for p, end in facts.latest.items()}
+    base = facts.history.base_below(early)
+    assert base is not None
+    short = _with_base(facts, base)
+    assert len(short.history.rows) < len(facts.history.rows)
+    plan = make_plan(stock_stats, ask(late, facts.latest), short)
+    assert plan == make_plan(stock_stats, ask(late, facts.latest), facts)
+    next_base = short.history.base_below(late)
+    assert next_base == facts.history.base_below(late)
+    assert next_base is not None
+    assert next_base.sink_version > base.sink_version
 
 
 def test_offsets_that_begin_with_a_proof_are_judged_from_there() -> None:

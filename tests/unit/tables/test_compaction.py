@@ -621,6 +621,25 @@ def test_bounded_files_are_joined_in_order_and_by_their_first_value(
     ]
 
 
+def test_the_rows_of_a_table_of_ranges_are_joined_in_order(tmp_path: Path) -> None:
+    """Whatever bounds the small files have. Each file and each part of it then has the bounds of the columns."""
+    url = str(tmp_path / "ledger")
+    for name, number in (("b", 30), ("a", 20), ("b", 10), ("a", 40)):
+        rows = pa.table({"name": [name, "a"], "number": [number, number + 1], "more": ["x", "y"]})
+        write_deltalake(url, rows, mode="append")
+    compaction.compact(DeltaTable(url), {}, ordered_by=("name", "number"))
+    (file,) = pa.table(DeltaTable(url).get_add_actions(flatten=True)).to_pylist()
+    names = ("min.name", "max.name", "min.number", "max.number", "num_records")
+    assert [file[name] for name in names] == ["a", "b", 10, 41, 8]
+    rows = pq.read_table(f"{url}/{file['path']}").select(["name", "number"]).to_pylist()
+    found = [(row["name"], row["number"]) for row in rows]
+    assert found == [("a", 11), ("a", 20), ("a", 21), ("a", 31), ("a", 40), ("a", 41), ("b", 10), ("b", 30)]
+    write_deltalake(url, pa.table({"name": ["c"], "number": [5], "more": ["z"]}), mode="append")
+    compaction.compact(DeltaTable(url), {}, ordered_by=("name", "number"))
+    assert len(DeltaTable(url).file_uris()) == 1
+    assert DeltaTable(url).to_pyarrow_table().num_rows == 9
+
+
 def test_every_access_of_the_upkeep_has_the_stores_options(
     settings: Settings, options_seen: list[Any]
 ) -> None:

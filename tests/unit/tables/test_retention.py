@@ -169,9 +169,11 @@ def test_every_table_is_joined_and_loses_the_files_of_no_commit(
     joined = {}
     compact = retention.compact
 
-    def noted(table: DeltaTable, storage_options: dict[str, str], bounded: Any = ()) -> None:
-        joined[Path(table.table_uri).name] = (storage_options, tuple(bounded))
-        compact(table, storage_options, bounded)
+    def noted(
+        table: DeltaTable, storage_options: dict[str, str], bounded: Any = (), *, ordered_by: Any = ()
+    ) -> None:
+        joined[Path(table.table_uri).name] = (storage_options, (*bounded, *ordered_by))
+        compact(table, storage_options, bounded, ordered_by=ordered_by)
 
     monkeypatch.setattr(retention, "compact", noted)
     done = {row["table"]: row for row in maintain_all(busy)}
@@ -191,7 +193,7 @@ def test_every_table_is_joined_and_loses_the_files_of_no_commit(
     assert joined["trades"] == ({}, BOUNDED)
     assert joined["stock_stats"] == ({}, ())
     assert "leases" not in joined
-    assert "checkpoints" in joined
+    assert joined["checkpoints"] == ({}, ("pipeline", "version", "sink_version", "batch"))
     for name, row in done.items():
         url = url_of(busy, name)
         assert row["version"] == DeltaTable(url).version()
@@ -389,7 +391,7 @@ def test_what_only_a_sinks_log_knows_is_filed_before_the_log_is_shortened(settin
         sink.commit(Fence(1, number), [], batch.as_metadata(), after=after)
     second, first = [commit.as_ledger_row("trades") for commit in sink.commits()]
     ledger.append([first])
-    declared: Any = SimpleNamespace(sink=SimpleNamespace(name="t"))
+    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"))
     for _ in range(2):
         reports = retention.maintain(settings, tables, [declared])
         assert [report["skipped"] for report in reports if report["table"] == "sinks/t"] == [""]

@@ -1,0 +1,155 @@
+"""Read a version's history from its newest batches alone, whatever the number of those before.
+
+A plan needs exact answers about the past, and the ledger has a row for each batch ever made. A
+:class:`~hindcast.tables.ledger_history.HistoryBase` is what the oldest batches come to. Each plan leaves one:
+what comes before its own range. So the next plan reads the batches of two ranges.
+
+A base is used if it has all batches that it should have:
+
+1. No reset took back one of them.
+2. The batches after it go on, shard by shard, with the number after the shard's last one in it.
+3. Of a shard without a later batch, the sink's fence says that there is none. The ledger may lack the last
+   batch of a worker that died.
+
+If one of these fails, or if a range begins before the base, an older base is tried, and in the end the whole
+ledger is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from hindcast.partitions import app_id
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import fenced_batch
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger_history import History, HistoryBase, Place
+from hindcast.tables.table_names import ControlTable
+
+#: So many bases of a version are kept, the newest: two days of hourly ranges.
+KEPT = 48
+#: A base that stands for fewer batches more than the one before it saves too little.
+LEAST_BATCHES = 200
+
+#: A shard's last batch that the sink's fence names; -1 if it names none.
+FencedBatch = Callable[[str], int]
+
+
+def fenced_by(url: str, storage_options: dict[str, str], pipeline: str) -> FencedBatch:
+    """What the fence of a pipeline's sink says, which is read when it is asked for.
+
+    :param url: of the sink
+    """
+
+    def fenced(shard: str) -> int:
+        return fenced_batch(url, storage_options, app_id(pipeline, shard))
+
+    return fenced
+
+
+@dataclass(frozen=True)
+class LedgerBases:
+    """Reads and writes the bases."""
+
+    tables: ControlTables
+
+    def histories(self, pipeline: str, version: int, fenced: FencedBatch) -> Iterator[History]:
+        """The history of a version, first from the newest base on, then from older ones, then whole. Take the
+        first that has the answers.
+        """
+        ledger = Ledger(self.tables)
+        resets = ledger.resets(pipeline, version)
+        bases = [base for base in self._read(pipeline, version) if _is_in_effect(base, resets)]
+        back = 1
+        while back <= len(bases):
+            base = bases[-back]
+            rows = ledger.batches(pipeline, version, sink_after=base.sink_version)
+            if _goes_on(base, rows, fenced):
+                yield History.of(rows, base)
+            back *= 2
+        yield History.of(ledger.batches(pipeline, version))
+
+    def keep_older(self, pipeline: str, version: int, fenced: FencedBatch, before: datetime) -> None:
+        """Keep a base of the batches that were committed before this time, if it spares enough.
+
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        history = next(self.histories(pipeline, version, fenced))
+        older = [row for row in history.rows if row.committed_at < before]
+        if not older:
+            return
+        base = worth_keeping(history, History.of(older, history.base).committed)
+        if base is not None:
+            self.add(pipeline, version, base)
+
+    def add(self, pipeline: str, version: int, base: HistoryBase) -> None:
+        """Keep a base, and forget the oldest ones.
+
+        :raises StoreUnavailableError: if it could not be written
+        """
+        row = {
+            "pipeline": pipeline,
+            "version": version,
+            "sink_version": base.sink_version,
+            "summary": _text(base),
+            "made_at": datetime.now(UTC),
+        }
+
+        def with_base(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            others = [known for known in rows if known["sink_version"] != base.sink_version]
+            return sorted([*others, row], key=lambda known: int(known["sink_version"]))[-KEPT:]
+
+        self.tables.replace(ControlTable.LEDGER_BASES, {"pipeline": pipeline, "version": version}, with_base)
+
+    def _read(self, pipeline: str, version: int) -> list[HistoryBase]:
+        rows = self.tables.rows(
+            ControlTable.LEDGER_BASES, [("pipeline", "=", pipeline), ("version", "=", version)]
+        )
+        in_order = sorted(rows, key=lambda row: int(row["sink_version"]))
+        return [_of_text(row["summary"]) for row in in_order]
+
+
+def worth_keeping(history: History, offsets: Mapping[int, int]) -> HistoryBase | None:
+    """The base of what comes before the offsets, if it spares the next plan enough."""
+    base = history.base_below(offsets)
+    if base is None or base is history.base:
+        return None
+    spared = sum(1 for row in history.rows if row.sink_version <= base.sink_version)
+    if spared < LEAST_BATCHES:
+        return None
+    return base
+
+
+def _is_in_effect(base: HistoryBase, resets: Iterable[LedgerRow]) -> bool:
+    """Condition 1."""
+    return all(base.shards.get(reset.shard, -1) <= reset.kept for reset in resets)
+
+
+def _goes_on(base: HistoryBase, rows: Iterable[LedgerRow], fenced: FencedBatch) -> bool:
+    """Conditions 2 and 3."""
+    following: dict[str, int] = {}
+    for row in rows:
+        following[row.shard] = min(row.batch, following.get(row.shard, row.batch))
+    for shard, last in base.shards.items():
+        next_batch = following.get(shard)
+        if next_batch is None and fenced(shard) > last:
+            return False
+        if next_batch is not None and next_batch != last + 1:
+            return False
+    return True
+
+
+def _text(base: HistoryBase) -> str:
+    summary = asdict(base) | {"latest_commit_at": base.latest_commit_at.isoformat()}
+    return json.dumps(summary)
+
+
+def _of_text(text: str) -> HistoryBase:
+    summary = json.loads(text)
+    places = {int(partition): Place(**place) for partition, place in summary["places"].items()}
+    latest_commit_at = datetime.fromisoformat(summary["latest_commit_at"])
+    return HistoryBase(**(summary | {"places": places, "latest_commit_at": latest_commit_at}))

@@ -1,0 +1,250 @@
+"""What the oldest batches come to: a history that is read from the newest ones says the same as the whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support.ledger_rows import AT, batch
+from support.simulated_stream import BASE_MS, simulate, trades
+
+from hindcast.partitions import Offsets
+from hindcast.recovery.rewind_point import reset_row
+from hindcast.settings import Settings
+from hindcast.tables import ledger_bases
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger_bases import LedgerBases, worth_keeping
+from hindcast.tables.ledger_history import History, HistoryBase, HistoryTooShortError
+
+
+def outcome(asked: Callable[[], Any]) -> Any:
+    """The answer; None if more of the ledger must be read."""
+    try:
+        return asked()
+    except HistoryTooShortError:
+        return None
+
+
+@given(seed=st.integers(0, 10_000), shards=st.integers(1, 4), folds=st.integers(1, 3))
+def test_each_answer_is_that_of_the_whole_or_needs_more(seed: int, shards: int, folds: int) -> None:
+    """Also if a base was made from a base."""
+    rng = random.Random(seed)
+    rows = simulate(trades(seed, count=300, partitions=4), seed=seed, shards=shards).ledger
+    whole = History.of(rows)
+    short = whole
+    for _ in range(folds):
+        cut = {p: rng.randint(0, end) for p, end in whole.committed.items()}
+        base = short.base_below(cut)
+        if base is not None:
+            short = History.of((row for row in rows if row.sink_version > base.sink_version), base)
+    assume(short.base is not None)
+    assert (short.first, short.committed, short.shards) == (whole.first, whole.committed, whole.shards)
+    assert short.last_read == whole.last_read
+    asked: Offsets = {p: rng.randint(0, end) for p, end in whole.committed.items()}
+    until = {p: rng.randint(offset, whole.committed[p]) for p, offset in asked.items()}
+    filed = {shard: rng.randint(0, 9) for shard in whole.shards}
+    at_ms = BASE_MS + rng.randint(-5_000, 60_000)
+    since = AT + timedelta(days=rng.randint(-3650, 3650))
+    version = rng.randint(0, max(row.sink_version for row in rows))
+    questions: dict[str, Callable[[History], Any]] = {
+        "audited": lambda history: history.audited(filed),
+        "before_final": lambda history: history.before_final(at_ms),
+        "horizon": lambda history: history.horizon_ms(asked, list(asked)),
+        "reading": lambda history: history.reading(asked, until),
+        "batches": lambda history: history.batches(asked, until),
+        "first_needed": lambda history: history.first_needed(asked, dict.fromkeys(asked, at_ms)),
+        "first_beyond": lambda history: history.first_beyond(asked),
+        "up_to": lambda history: history.up_to(version).committed,
+        "after": lambda history: history.after(version),
+        "since": lambda history: history.committed_since(0, asked[0], until[0], since),
+        "base": lambda history: history.base_below(whole.committed),
+    }
+    for name, question in questions.items():
+        found = outcome(lambda question=question: question(short))
+        assert found is None or found == question(whole), name
+
+
+def test_what_begins_after_the_base_needs_no_more() -> None:
+    """Nothing of the last two thirds asks for a batch of the first."""
+    rows = simulate(trades(1, count=3_000, partitions=2), seed=1, shards=2).ledger
+    whole = History.of(rows)
+    early = {p: end // 3 for p, end in whole.committed.items()}
+    late = {p: end // 2 for p, end in whole.committed.items()}
+    base = whole.base_below(early)
+    assert base is not None
+    short = History.of((row for row in rows if row.sink_version > base.sink_version), base)
+    assert short.horizon_ms(late, list(late)) == whole.horizon_ms(late, list(late)) > 0
+    assert short.reading(late, whole.committed) == whole.reading(late, whole.committed)
+    assert base.latest_event_ms is not None
+    needed = dict.fromkeys(late, base.latest_event_ms + 1)
+    assert short.first_needed(late, needed) == whole.first_needed(late, needed)
+    everything = dict.fromkeys(whole.shards, 10**6)
+    assert short.audited(everything) == whole.audited(everything)
+
+
+def test_a_gap_is_never_hidden_in_a_base() -> None:
+    """The chain stops before it, so there is no base beyond it."""
+    rows = [batch(number, {0: number}, {0: number + 1}) for number in (1, 2, 4)]
+    history = History.of(rows)
+    assert history.committed == {0: 3}
+    assert history.base_below({0: 9}) is None
+    found = history.base_below({0: 3})
+    assert found is not None
+    assert found.shards == {"s0": 2}
+
+
+def test_batches_of_one_commit_are_on_one_side_of_a_base() -> None:
+    """Two rows of one version of the sink are of two tables: one was made again."""
+    first, second = batch(1, {0: 0}, {0: 5}), batch(2, {0: 5}, {0: 9})
+    other = replace(batch(1, {1: 0}, {1: 7}), shard="s1", sink_version=second.sink_version)
+    base = History.of([first, second, other]).base_below({0: 9, 1: 3})
+    assert base is not None
+    assert base.sink_version == first.sink_version
+
+
+# -- which bases are used ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_bases, "LEAST_BATCHES", 1)
+
+
+def rows_of(count: int, shard: str = "s0", partition: int = 0, step: int = 2) -> list[LedgerRow]:
+    """So many batches of one record each; two shards take turns in the sink."""
+    rows = []
+    for number in range(1, count + 1):
+        row = batch(number, {partition: number - 1}, {partition: number})
+        rows.append(replace(row, shard=shard, sink_version=step * number + partition))
+    return rows
+
+
+def no_fence(_: str) -> int:
+    return -1
+
+
+class Kept:
+    """A ledger of two shards, and its bases."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.tables = ControlTables(settings)
+        self.ledger = Ledger(self.tables)
+        self.bases = LedgerBases(self.tables)
+        self.ledger.append([*rows_of(20), *rows_of(20, "s1", 1)])
+
+    def keep(self, offset: int, **others: int) -> HistoryBase:
+        """Keep the base of what comes before the offset in both shards."""
+        whole = History.of(self.ledger.batches("p", 1))
+        more = {int(name[1:]): end for name, end in others.items()}
+        base = worth_keeping(whole, {0: offset, 1: offset, **more})
+        assert base is not None
+        self.bases.add("p", 1, base)
+        return base
+
+    def histories(self, fenced: Callable[[str], int] = no_fence) -> list[History]:
+        return list(self.bases.histories("p", 1, fenced))
+
+
+@pytest.fixture
+def kept(settings: Settings) -> Kept:
+    return Kept(settings)
+
+
+def test_the_newest_base_is_tried_first_and_the_whole_ledger_last(kept: Kept) -> None:
+    """Older ones are tried in ever longer steps."""
+    bases = [kept.keep(offset) for offset in (3, 6, 9, 12, 15)]
+    found = kept.histories()
+    assert [history.base for history in found] == [bases[4], bases[3], bases[1], None]
+    whole = found[-1]
+    for history in found:
+        assert history.committed == whole.committed == {0: 20, 1: 20}
+        assert history.first == whole.first == {0: 0, 1: 0}
+    assert [len(history.rows) for history in found] == [10, 16, 28, 40]
+
+
+def test_a_base_of_what_was_taken_back_is_not_used(kept: Kept) -> None:
+    """One that ends before it is."""
+    before = kept.keep(5)
+    kept.keep(15)
+    kept.ledger.append([replace(reset_row("p", 1, "t", "s0", 10, 9, {0: 0}, 99), committed_at=AT)])
+    found = kept.histories()
+    assert [history.base for history in found] == [before, None]
+    assert found[0].committed == found[1].committed == {0: 10, 1: 20}
+
+
+def test_a_base_that_lacks_a_batch_is_not_used(kept: Kept) -> None:
+    """The ledger got it later, in an earlier version of the sink; the batch after it tells."""
+    late = rows_of(22, "s2", 2, step=1)
+    kept.ledger.append(late[:10])
+    base = kept.keep(12, p2=10)
+    assert base.shards == {"s0": 12, "s1": 12, "s2": 10}
+    assert late[10].sink_version < base.sink_version < late[-1].sink_version + 100
+    kept.ledger.append([*late[10:21], replace(late[21], sink_version=late[21].sink_version + 100)])
+    assert [history.base for history in kept.histories()] == [None]
+
+
+@pytest.mark.parametrize(("fence", "used"), [(9, True), (10, True), (11, False)])
+def test_of_a_shard_without_later_batches_the_fence_is_asked(kept: Kept, fence: int, used: bool) -> None:
+    """A worker died before its last batch was in the ledger, and the base lacks it."""
+    quiet = rows_of(10, "s2", 2)
+    kept.ledger.append(quiet)
+    kept.keep(15, p2=10)
+    asked: list[str] = []
+
+    def fenced(shard: str) -> int:
+        asked.append(shard)
+        return fence
+
+    assert [history.base is not None for history in kept.histories(fenced)] == (
+        [True, False] if used else [False]
+    )
+    assert asked == ["s2"]
+
+
+def test_a_base_is_read_as_it_was_kept_and_the_oldest_are_forgotten(kept: Kept) -> None:
+    """However many plans there were, a version has two days of hourly ones."""
+    made = kept.keep(12)
+    assert kept.histories()[0].base == made
+    for number in range(ledger_bases.KEPT + 5):
+        kept.bases.add("p", 1, replace(made, sink_version=1000 + number))
+        kept.bases.add("p", 2, made)
+    rows = kept.tables.read(ledger_bases.ControlTable.LEDGER_BASES, columns=["version", "sink_version"])
+    of_version = [row["sink_version"] for row in rows.to_pylist() if row["version"] == 1]
+    assert sorted(of_version) == [1005 + number for number in range(ledger_bases.KEPT)]
+    assert rows.num_rows == ledger_bases.KEPT + 1
+
+
+def test_the_upkeep_keeps_a_base_of_the_days_before(kept: Kept) -> None:
+    """Of what was committed before a time, if there is anything."""
+    later = [replace(row, committed_at=AT + timedelta(days=2)) for row in rows_of(25)[20:]]
+    kept.ledger.append(later)
+    kept.bases.keep_older("p", 1, no_fence, AT)
+    assert [history.base for history in kept.histories()] == [None]
+    kept.bases.keep_older("p", 1, no_fence, AT + timedelta(days=1))
+    newest = kept.histories()[0]
+    assert newest.base is not None
+    assert newest.base.shards == {"s0": 20, "s1": 20}
+    assert [row.batch for row in newest.rows] == [21, 22, 23, 24, 25]
+
+
+def test_a_base_that_spares_little_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from the base before it; and nothing is kept where nothing is before the range."""
+    monkeypatch.setattr(ledger_bases, "LEAST_BATCHES", 5)
+    history = History.of(rows_of(20))
+
+    def spares(offset: int, of: History) -> bool:
+        asked: Mapping[int, int] = {0: offset}
+        return worth_keeping(of, asked) is not None
+
+    assert [spares(offset, history) for offset in (0, 4, 5)] == [False, False, True]
+    base = worth_keeping(history, {0: 8})
+    assert base is not None
+    later = History.of([row for row in history.rows if row.sink_version > base.sink_version], base)
+    assert [spares(offset, later) for offset in (8, 12, 13)] == [False, False, True]
