@@ -218,16 +218,7 @@ def measure(base: Path, commits: int, tail: int, only: list[str]) -> Iterator[Fi
     yield Figure("both are made in", time.monotonic() - began, unit="s")
     aged, new = sides
     ages = (f"{commits:,} commits", "new")
-    operations: dict[str, Callable[[Side, int], float]] = {
-        "commit": Side.commit,
-        "renewal": Side.renew,
-        "take-over": Side.take_over,
-    }
     busy = 1
-    for name, operation in operations.items():
-        if name in only:
-            pairs = compare(lambda run=operation: run(aged, busy), lambda run=operation: run(new, busy))
-            yield from figures(name, pairs, ages)
     if "plan" in only:
         hours = round(3 * 3600 / aged.stream.seconds_apart)
         young = _side(base, "young", hours, min(tail, hours - 8), commits)
@@ -235,6 +226,15 @@ def measure(base: Path, commits: int, tail: int, only: list[str]) -> Iterator[Fi
             yield Figure(f"first plan, {age}", 1000 * side.first_plan(), unit="ms")
         pairs = compare(lambda: aged.plan(busy), lambda: young.plan(busy))
         yield from figures("plan of an hour", pairs, (ages[0], "three hours"))
+    operations: dict[str, Callable[[Side, int], float]] = {
+        "commit": Side.commit,
+        "renewal": Side.renew,
+        "take-over": Side.take_over,
+    }
+    for name, operation in operations.items():
+        if name in only:
+            pairs = compare(lambda run=operation: run(aged, busy), lambda run=operation: run(new, busy))
+            yield from figures(name, pairs, ages)
     if "quiet" in only:
         quiet = aged.stream.quiet_shard
         pairs = compare(lambda: aged.take_over(quiet), lambda: aged.take_over(busy))

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from support.crashes import crash_at
-from support.example_intervals import EXAMPLES
+from support.example_intervals import EXAMPLES, WINDOWED
 from support.intervals import Intervals
 from support.workload_harness import Workload
 
@@ -50,6 +50,21 @@ def test_each_example_is_judged_interval_by_interval(workload: Make, example: st
     assert [plan.proof for plan in plans] == ["", "interval-0", "interval-1"]
     assert [plan.start for plan in plans[1:]] == [plan.end for plan in plans[:-1]]
     assert [plan.sink_after for plan in plans] == [-1, *(plan.sink_version for plan in plans[:-1])]
+
+
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("example", WINDOWED)
+def test_an_example_with_windows_needs_no_proof(workload: Make, example: str) -> None:
+    """The topics lose what came before the last range: its open windows are all that the next one needs."""
+    intervals = Intervals(workload(example))
+    for interval in range(3):
+        intervals.stream(WINDOWED[example](interval))
+        verdict = intervals.judge()
+        assert (verdict["unexplained"], verdict["passed"]) == (0, True)
+        assert verdict["windows_compared"] > 0 or interval == 0
+        intervals.lose_what_was_judged_before()
+        intervals.tidy()
+    assert [intervals.plan(verdict).proof for verdict in intervals.verdicts] == ["", "", ""]
 
 
 PLANTED: dict[str, tuple[str, Callable[[Intervals], Any], dict[str, int]]] = {

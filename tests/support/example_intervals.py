@@ -1,4 +1,4 @@
-"""What the example pipelines without windows are sent, interval by interval.
+"""What the example pipelines are sent, interval by interval.
 
 Each interval goes on with what the one before left: words that were said before, an unfinished sentence, a
 payment that waits for its retry, a load that has trucks, a profile that holds.
@@ -65,6 +65,22 @@ def payments(interval: int) -> Rows:
     return {0: [first, event(f"q{interval}", 1, now, ok=True)], 1: [again]}
 
 
+def trades(interval: int) -> Rows:
+    now = interval * APART
+    return {0: [{"ticker": "T", "ts": at(now + second), "ask": 10.0 + second} for second in (1, 2, 3, 20)]}
+
+
+def requests(interval: int) -> Rows:
+    lines = [
+        f'host - - [05/Jan/2026:{12 + interval:02}:{minute:02}:30 +0000] "GET /a.html HTTP/1.0" 200 100'
+        for minute in (1, 2, 30)
+    ]
+    return {0: [line.encode() for line in lines]}
+
+
+#: The examples with windows. What a range needs of the records before it are those of open windows.
+WINDOWED: dict[str, Callable[[int], Rows]] = {"stock_stats": trades, "web_log": requests}
+#: The examples whose results depend on all that came before.
 EXAMPLES: dict[str, Callable[[int], Rows]] = {
     "word_count": words,
     "rent_or_buy": ski_days,

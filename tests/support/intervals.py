@@ -67,7 +67,13 @@ class Intervals:
 
     def lose_the_beginning(self) -> None:
         """The topics lose all that was read so far."""
-        ends = self.made.reached()
+        self._lose_before(self.made.reached())
+
+    def lose_what_was_judged_before(self) -> None:
+        """The topics lose all that was read before the range of the last verdict."""
+        self._lose_before(self.plan(self.verdicts[-1]).start)
+
+    def _lose_before(self, ends: Mapping[int, int]) -> None:
         for index, topic in enumerate(self.made.pipeline.topics):
             first = index * TOPIC_STRIDE
             before = {
@@ -80,7 +86,7 @@ class Intervals:
         compact(self.sink, {})
         table = self.sink
         properties = {"delta.logRetentionDuration": "interval 0 seconds"}
-        if table.metadata().configuration.get("delta.logRetentionDuration") is None:
+        if not properties.items() <= table.metadata().configuration.items():
             table.alter.set_table_properties(properties)
         table = self.sink
         table.create_checkpoint()

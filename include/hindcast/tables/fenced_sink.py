@@ -112,6 +112,11 @@ class BatchCommit:
         return cls(**values)
 
 
+#: Delta keeps a log for 30 days by default, and each commit lists it. Files that a compaction replaced are
+#: kept for a week, so an older version could not be restored anyway; a day is for the upkeep that is late.
+_LOG_RETENTION = {"delta.logRetentionDuration": "interval 8 days"}
+
+
 @dataclass(frozen=True)
 class Upsert:
     """Rows to merge. Each replaces the row with its keys, or is added. No two have the same keys, and keys
@@ -176,7 +181,7 @@ class FencedTable:
         """
         refuse_empty_commits(self.url)
         cure = "Give the pipeline's new result its own table, or drop the old one."
-        self._table = create_table(self.url, schema, self.storage_options, cure)
+        self._table = create_table(self.url, schema, self.storage_options, cure, configuration=_LOG_RETENTION)
 
     def recorded(self) -> Fence | None:
         """The application's place in the newest version of the table; None before its first commit.

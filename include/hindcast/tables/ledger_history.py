@@ -144,19 +144,20 @@ class History:
     @property
     def first(self) -> Offsets:
         """The offset at which the stream began, by partition."""
-        found = {}
+        found = {partition: place.first for partition, place in self._places.items()}
         for partition, chain in self.chains.items():
-            place = self._places.get(partition)
-            found[partition] = place.first if place is not None else chain[0].start
-        return found
+            if partition not in found:
+                found[partition] = chain[0].start
+        return dict(sorted(found.items()))
 
     @property
     def committed(self) -> Offsets:
         """The offset after the last one that the ledger knows to be in the sink, by partition."""
-        found = {}
+        found = {partition: place.end for partition, place in self._places.items()}
         for partition, chain in self.chains.items():
-            found[partition] = chain[-1].end if chain else self._places[partition].end
-        return found
+            if chain:
+                found[partition] = chain[-1].end
+        return dict(sorted(found.items()))
 
     @property
     def last_read(self) -> int:
@@ -220,15 +221,15 @@ class History:
             for shard, batch in self.base.shards.items():
                 if batch > filed.get(shard, -1):
                     raise HistoryTooShortError
-        reached = {}
+        reached = {partition: place.end for partition, place in self._places.items()}
         for partition, chain in self.chains.items():
-            place = self._places.get(partition)
-            reached[partition] = place.end if place is not None else chain[0].start
+            if partition not in reached:
+                reached[partition] = chain[0].start
             for segment in chain:
                 if segment.row.batch > filed.get(segment.row.shard, -1):
                     break
                 reached[partition] = segment.end
-        return reached
+        return dict(sorted(reached.items()))
 
     def before_final(self, window_end_ms: int) -> Offsets:
         """By partition, the end of the last batch after which a window that ends at that time was still
@@ -322,22 +323,24 @@ class History:
 
     def as_base(self) -> HistoryBase:
         """What all batches come to; there must be one. No chain may have a gap."""
+        places = dict(self._places)
         first = self.first
-        committed = self.committed
-        places = {}
         for partition, chain in self.chains.items():
-            watermark_ms = chain[-1].watermark_ms if chain else self._places[partition].watermark_ms
-            places[partition] = Place(first[partition], committed[partition], watermark_ms)
-        shards = dict(self.base.shards) if self.base is not None else {}
+            if chain:
+                places[partition] = Place(first[partition], chain[-1].end, chain[-1].watermark_ms)
+        shards: dict[str, int] = {}
         commits = [row.committed_at for row in self.rows]
         events = [_latest_event_ms(row) for row in self.rows]
         if self.base is not None:
+            shards.update(self.base.shards)
             commits.append(self.base.latest_commit_at)
             events.append(self.base.latest_event_ms)
         for row in self.rows:
             shards[row.shard] = max(row.batch, shards.get(row.shard, 0))
+        latest_event_ms = None
         known = [event for event in events if event is not None]
-        latest_event_ms = max(known) if len(known) == len(events) else None
+        if len(known) == len(events):
+            latest_event_ms = max(known)
         return HistoryBase(
             sink_version=max(row.sink_version for row in self.rows),
             last_read=self.last_read,
@@ -402,8 +405,12 @@ def _next_segment(
 
 def _open_to(chain: Sequence[Segment], place: Place | None, window_end_ms: int) -> int:
     """:meth:`History.before_final` of one chain."""
-    open_to = place.end if place is not None else chain[0].start
-    last_read_from = None if place is not None else open_to
+    last_read_from: int | None = None
+    if place is not None:
+        open_to = place.end
+    else:
+        open_to = chain[0].start
+        last_read_from = open_to
     for segment in chain:
         reads = segment.row.reads
         if segment.watermark_ms >= window_end_ms:

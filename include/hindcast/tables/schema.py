@@ -270,7 +270,7 @@ APPENDED_LOG_RETENTION_SECONDS = 300
 def configuration(name: ControlTable) -> dict[str, str]:
     """Delta properties of a control table. Nobody reads an older version of one, so its log is short.
 
-    (The sinks keep Delta's own defaults, because verdicts read older versions of them.)
+    (The sinks keep theirs for days, because verdicts and rewinds read older versions of them.)
     """
     if name is ControlTable.LEASES:
         kept = f"interval {LEASES_RETENTION_SECONDS} seconds"

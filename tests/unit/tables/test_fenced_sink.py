@@ -75,6 +75,15 @@ def values(table: FencedTable) -> list[int]:
     return sorted(DeltaTable(table.url).to_pyarrow_table()["n"].to_pylist())
 
 
+def test_a_log_is_kept_for_a_day_longer_than_the_files(table: FencedTable) -> None:
+    """A commit lists the log. Who has set another time keeps it."""
+    kept = "delta.logRetentionDuration"
+    assert DeltaTable(table.url).metadata().configuration == {kept: "interval 8 days"}
+    DeltaTable(table.url).alter.set_table_properties({kept: "interval 60 days"})
+    table.create(SCHEMA)
+    assert DeltaTable(table.url).metadata().configuration == {kept: "interval 60 days"}
+
+
 def test_a_commit_lands_with_its_fence_and_its_version(table: FencedTable) -> None:
     """Rows and fence are one commit, and the returned version is the one that holds them."""
     version = table.commit(Fence(1, 1), data(table, 7), after=None)
