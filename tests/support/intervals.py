@@ -70,8 +70,8 @@ class Intervals:
         self._lose_before(self.made.reached())
 
     def lose_what_was_judged_before(self) -> None:
-        """The topics lose all that was read before the range of the last verdict."""
-        self._lose_before(self.plan(self.verdicts[-1]).start)
+        """The topics lose all that the last verdict did not read."""
+        self._lose_before(self.plan(self.verdicts[-1]).read_from)
 
     def _lose_before(self, ends: Mapping[int, int]) -> None:
         for index, topic in enumerate(self.made.pipeline.topics):

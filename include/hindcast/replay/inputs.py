@@ -23,7 +23,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
-from hindcast.replay.run_table import JudgedRange, Runs
+from hindcast.replay.run_table import Runs
 from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
@@ -108,17 +108,12 @@ def read_inputs(
     late_ends_ms: Sequence[int] = ()
     if request.late:
         late_ends_ms = uncorrected_ends_ms(pipeline, _late_rows(tables, pipeline), corrected)
-    judged_to = None
-    judged: Sequence[JudgedRange] = ()
+    judged = Runs(tables).judged_ranges(
+        pipeline.name, pipeline.version, without=request.run_id, undone=undone
+    )
     proofs: Sequence[Proof] = ()
-    runs = Runs(tables)
     if pipeline.window is None:
-        judged = runs.judged_ranges(pipeline.name, pipeline.version, without=request.run_id, undone=undone)
-        if judged:
-            judged_to = judged[-1].end
         proofs = Proofs(tables).of_version(pipeline.name, pipeline.version, undone)
-    elif request.since_last_verdict:
-        judged_to = runs.judged_to(pipeline.name, pipeline.version, without=request.run_id, undone=undone)
     return ReplayInputs(
         history=history,
         earliest=earliest,
@@ -132,7 +127,6 @@ def read_inputs(
         archived=archived_ranges(pipeline, archives),
         corrected=corrected,
         late_ends_ms=late_ends_ms,
-        judged_to=judged_to,
         judged=judged,
         proofs=proofs,
     )

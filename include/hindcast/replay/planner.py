@@ -47,8 +47,8 @@ class ReplayInputs:
     sink's newest version, read after the ledger; -1 if there is no sink yet. ``sink_commits``: the sink's
     versions that are batches, or empty where the pipeline has windows. ``from_time_offsets`` and
     ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges
-    that the archives of the topics hold, by partition. ``judged_to``: the end of the last verdict's range, if
-    any. ``judged``: without windows, where each verdict ended. ``proofs``: the states from which a range
+    that the archives of the topics hold, by partition. ``judged``: where each verdict ended, the one that
+    reaches furthest last. ``proofs``: the states from which a range
     without windows can go on. ``late_ends_ms``: the ends of the windows that a late row was for and that no
     correction has with that row, in order.
     """
@@ -63,11 +63,17 @@ class ReplayInputs:
     from_time_offsets: Offsets | None = None
     to_time_offsets: Offsets | None = None
     archived: Mapping[int, Ranges] = field(default_factory=dict)
-    judged_to: Offsets | None = None
     judged: Sequence[JudgedRange] = ()
     proofs: Sequence[Proof] = ()
     corrected: Corrected = NOTHING
     late_ends_ms: Sequence[int] = ()
+
+    @property
+    def judged_to(self) -> Offsets:
+        """The end of the verdict that reaches furthest; empty if there is none."""
+        if not self.judged:
+            return {}
+        return self.judged[-1].end
 
     @property
     def held(self) -> HeldRecords:
@@ -275,10 +281,18 @@ def _left_out(asked: Offsets, begun: Offsets) -> str:
 def _windows(
     pipeline: Pipeline, facts: ReplayInputs, partitions: Sequence[int], start: Offsets, end: Offsets
 ) -> _Windows:
-    """The windows that a replay of [start, end) judges."""
+    """The windows that a replay of [start, end) judges.
+
+    A batch that reads nothing may close windows, and may come after a verdict that ended at its offsets was
+    planned. So a range that begins there begins with the windows that that verdict has not judged.
+    """
     assert pipeline.window is not None
     history = facts.history
     after_ms = history.horizon_ms(start, partitions)
+    begun = {partition: history.first.get(partition, 0) for partition in start}
+    reached = [judged.windows_to_ms for judged in facts.judged if {**begun, **judged.end} == start]
+    if reached:
+        after_ms = min(after_ms, max(reached))
     to_ms = history.horizon_ms(end, partitions)
     read_from = start
     if to_ms > after_ms:
@@ -319,8 +333,7 @@ def _range(
         return _late_range(pipeline, facts, partitions)
     reached, begun = history.audited(facts.filed), history.first
     start = {
-        p: (facts.judged_to or {}).get(p, begun[p]) if request.since_last_verdict else begun[p]
-        for p in partitions
+        p: facts.judged_to.get(p, begun[p]) if request.since_last_verdict else begun[p] for p in partitions
     }
     end = {p: max(reached[p], start[p]) for p in partitions}
     if start == end:

@@ -18,10 +18,13 @@ from hindcast.tables.table_names import ControlTable
 
 @dataclass(frozen=True)
 class JudgedRange:
-    """Where the range of a verdict ended: its offsets, and the version of the sink that was judged."""
+    """Where the range of a verdict ended: its offsets, the version of the sink that was judged, and the end
+    of the last window that was judged, in epoch milliseconds; 0 for none.
+    """
 
     end: Offsets
     sink_version: int
+    windows_to_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,29 +89,11 @@ class Runs:
         newest = newest_by_run(row for row in rows if row["run_id"] != without)
         return sorted(newest, key=_when, reverse=True)[:count]
 
-    def judged_to(
-        self, pipeline: str, version: int, *, without: str = "", undone: Sequence[Undone] = ()
-    ) -> Offsets | None:
-        """The end offsets of the verdict that reaches furthest, passed or not, leaving out the run
-        ``without`` and verdicts on what was taken back; None for none.
-        """
-        verdicts = self.tables.rows(
-            ControlTable.VERDICTS, [("pipeline", "=", pipeline), ("version", "=", version)]
-        )
-        for verdict in sorted(
-            verdicts, key=lambda row: (row["windows_to_ms"], row["number"] or 0), reverse=True
-        ):
-            if any(reset.has(verdict["sink_version"]) for reset in undone):
-                continue
-            if verdict["run_id"] != without and (run := self.newest(verdict["run_id"], RunState.SUCCEEDED)):
-                return RecordedPlan.from_text(run["plan"]).end
-        return None
-
     def judged_ranges(
         self, pipeline: str, version: int, *, without: str = "", undone: Sequence[Undone] = ()
     ) -> list[JudgedRange]:
-        """Where each verdict ended, passed or not, in the order of the sink's versions; see
-        :meth:`judged_to`.
+        """Where each verdict ended, passed or not, the one that reaches furthest last. Left out are the run
+        ``without``, and verdicts on what was taken back.
         """
         of_version: list[Condition] = [("pipeline", "=", pipeline), ("version", "=", version)]
         succeeded = [*of_version, ("state", "=", RunState.SUCCEEDED.value)]
@@ -121,8 +106,8 @@ class Runs:
             plan = plans.get(verdict["run_id"])
             taken_back = any(reset.has(verdict["sink_version"]) for reset in undone)
             if plan is not None and verdict["run_id"] != without and not taken_back:
-                found.append(JudgedRange(plan.end, verdict["sink_version"]))
-        return sorted(found, key=lambda judged: judged.sink_version)
+                found.append(JudgedRange(plan.end, verdict["sink_version"], plan.windows_to_ms))
+        return sorted(found, key=lambda judged: (judged.windows_to_ms, judged.sink_version))
 
     def recorded_plan(self, run_id: str, asked: str) -> RecordedPlan | None:
         """The plan that this run was given before, if it answered the same request: a retry replays the same

@@ -440,7 +440,14 @@ def test_a_verdict_on_what_was_taken_back_is_no_beginning(settings_factory: Call
         plan = RecordedPlan(
             asked="", topic="t", start={0: 0}, end=end, read_from={0: 0}, sink_version=sink_version
         )
-        run = {"run_id": name, "pipeline": "p", "state": "succeeded", "plan": plan.text(), "finished_at": now}
+        run = {
+            "run_id": name,
+            "pipeline": "p",
+            "version": 1,
+            "state": "succeeded",
+            "plan": plan.text(),
+            "finished_at": now,
+        }
         tables.append(ControlTable.RUNS, [run])
         verdict = {
             "run_id": name,
@@ -451,5 +458,5 @@ def test_a_verdict_on_what_was_taken_back_is_no_beginning(settings_factory: Call
             "judged_at": now,
         }
         tables.append(ControlTable.VERDICTS, [verdict])
-    assert Runs(tables).judged_to("p", 1) == {0: 8}
-    assert Runs(tables).judged_to("p", 1, undone=[Undone(4, 9)]) == {0: 3}
+    assert [judged.end for judged in Runs(tables).judged_ranges("p", 1)] == [{0: 3}, {0: 8}]
+    assert [judged.end for judged in Runs(tables).judged_ranges("p", 1, undone=[Undone(4, 9)])] == [{0: 3}]

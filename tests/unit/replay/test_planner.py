@@ -378,13 +378,42 @@ def test_the_next_verdict_begins_where_the_last_one_ended(stream: Simulated) -> 
     facts, request = facts_of(stream), ReplayRequest(pipeline="stock_stats", since_last_verdict=True)
     assert make_plan(stock_stats, request, facts).start == facts.history.first
     middle = {p: end // 2 for p, end in facts.latest.items()}
-    plan = make_plan(stock_stats, request, replace(facts, judged_to=middle))
+    before = make_plan(stock_stats, ask(facts.history.first, middle), facts)
+    judged = [JudgedRange(middle, 1, before.windows_to_ms)]
+    plan = make_plan(stock_stats, request, replace(facts, judged=judged))
     assert plan.start == middle
-    assert (
-        plan.windows_after_ms == make_plan(stock_stats, ask(facts.history.first, middle), facts).windows_to_ms
-    )
+    assert plan.windows_after_ms == before.windows_to_ms
     with pytest.raises(RangeNotYetConsumedError, match="since the last verdict"):
-        make_plan(stock_stats, request, replace(facts, judged_to=facts.history.committed))
+        make_plan(stock_stats, request, replace(facts, judged=[JudgedRange(facts.history.committed, 1)]))
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 10_000), cut=st.floats(0.1, 0.9))
+def test_windows_that_a_later_empty_batch_closes_are_of_the_next_range(seed: int, cut: float) -> None:
+    """The first range is planned before the ledger has that batch, which ends at the same offsets."""
+    rows = simulate(trades(seed, count=300, partitions=2), seed=seed, shards=1, batch_rows=20).ledger
+    known = rows[: max(1, int(cut * len(rows)))]
+    facts = facts_of(simulate(trades(seed, count=300, partitions=2), seed=seed, shards=1, batch_rows=20))
+    early = replace(facts, history=History.of(known), latest=History.of(known).committed)
+    assume(set(early.latest) == set(facts.latest))
+    assume(early.latest != early.history.first)
+    first = make_plan(stock_stats, everything(), early)
+    empty = replace(
+        known[-1],
+        batch=known[-1].batch + 1,
+        start_offsets=known[-1].end_offsets,
+        sink_version=known[-1].sink_version + 1,
+        watermark_ms=known[-1].watermark_ms + 7_000,
+    )
+    after = [
+        replace(row, batch=row.batch + 1, sink_version=row.sink_version + 1) for row in rows[len(known) :]
+    ]
+    judged = [JudgedRange(first.end, first.sink_version, first.windows_to_ms)]
+    later = replace(facts, history=History.of([*known, empty, *after]), judged=judged)
+    assume(History.of([*known, empty, *after]).committed != first.end)
+    second = make_plan(stock_stats, ReplayRequest(pipeline="stock_stats", since_last_verdict=True), later)
+    assert second.start == first.end
+    assert second.windows_after_ms == first.windows_to_ms
 
 
 def _between(start: datetime, end: datetime) -> ReplayRequest:
