@@ -1,0 +1,166 @@
+"""What a verdict of an hour costs after many hours, beside what it cost in the first ones: ``make
+bench-intervals``.
+
+Each example pipeline streams hour after hour of generated records (event times an hour apart). After each
+hour a verdict judges what came since the last one; then the topics lose what it did not need, the sink's small
+files are joined and its log is cut to nothing. A row is deleted from the sink in one hour, and must be found
+in that hour's verdict and in no other.
+
+The first hour is from the beginning and warms up, so it is left out; so is the hour of the deleted row. For
+each pipeline one line: the medians of the seconds and CPU-seconds of the earlier and the later half, and
+their ratios. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import structlog
+from benchmarks.pipeline_cost import session_and_broker
+from pyspark.sql import SparkSession
+from support.intervals import Intervals
+from support.workload_harness import Value, Workload, renamed
+
+from hindcast import catalog
+from hindcast.pipeline import Pipeline
+from hindcast.replay.cost import Meter
+from hindcast.settings import Settings, project_root
+from hindcast_sandbox.generators import GENERATORS
+
+#: The goal of the ratio of the later hours to the earlier ones.
+GOAL = 1.1
+_HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Hour:
+    """What one verdict cost, and how many of its differences are unexplained."""
+
+    seconds: float
+    cpu_seconds: float
+    unexplained: int
+    rows_read: int
+
+
+def hours_of(pipeline: Pipeline, hours: int, rows: int) -> Iterator[Mapping[int, list[Value]]]:
+    """The records of each hour by the topic's number. The last hour has just ended."""
+    generator = GENERATORS[pipeline.source.name]
+    topics = {name: index for index, name in enumerate(generator.topics)}
+    begin = datetime.now(UTC) - (hours + 1) * _HOUR
+    records = generator.make(1, rows / _HOUR.total_seconds(), begin)
+    for _ in range(hours):
+        sent: dict[int, list[Value]] = defaultdict(list)
+        for record in islice(records, rows):
+            sent[topics[record.topic or pipeline.source.name]].append(record.value)
+        yield sent
+
+
+def measure(
+    spark: SparkSession, settings: Settings, name: str, hours: int, rows: int, planted: int
+) -> list[Hour]:
+    """The verdicts of one pipeline, hour by hour."""
+    declared = catalog.load(project_root() / "include" / "pipelines")[name]
+    pipeline = renamed(declared, f"hours-{name}".replace("_", "-"))
+    workload = Workload(spark, settings, pipeline, settings.bootstrap_servers, 1)
+    workload.begin()
+    intervals = Intervals(workload)
+    found = []
+    for number, sent in enumerate(hours_of(declared, hours, rows)):
+        intervals.stream(sent)
+        if number == planted:
+            _delete_newest(intervals)
+        meter = Meter()
+        verdict = intervals.judge()
+        hour = Hour(
+            meter.seconds(), meter.cpu_seconds(), verdict["unexplained"], intervals.counted(verdict).rows_read
+        )
+        found.append(hour)
+        print(f"{name:18} hour {number:2}  {hour}", file=sys.stderr, flush=True)  # noqa: T201 -- progress
+        if pipeline.window is None:
+            intervals.lose_the_beginning()
+        else:
+            intervals.lose_what_was_judged_before()
+        intervals.tidy()
+    workload.retire(intervals.owner)
+    return found
+
+
+def _delete_newest(intervals: Intervals) -> None:
+    """Delete a row of the sink; with windows one of the newest window."""
+    sink = intervals.sink
+    rows = sink.to_pyarrow_table().to_pylist()
+    if intervals.made.pipeline.window is None:
+        row = rows[-1]
+    else:
+        row = max(rows, key=lambda row: row["window"]["end"])
+    conditions = []
+    for key in intervals.made.pipeline.sink.keys:
+        if key == "window":
+            moment = row["window"]["end"].strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            conditions.append(
+                f"window['end'] = arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+            )
+        elif isinstance(row[key], str):
+            text = row[key].replace("'", "''")
+            conditions.append(f"\"{key}\" = '{text}'")
+        else:
+            conditions.append(f'"{key}" = {row[key]}')
+    deleted = sink.delete(" AND ".join(conditions))
+    if deleted["num_deleted_rows"] != 1:
+        raise SystemExit(f"One row was to be deleted, and these were: {deleted}")
+
+
+def summary(hours: list[Hour], planted: int) -> dict[str, Any]:
+    """The medians of both halves and their ratios, and in which hours something was unexplained."""
+    counted = [hour for number, hour in enumerate(hours) if number not in {0, planted}]
+    middle = len(counted) // 2
+    shown: dict[str, Any] = {}
+    for unit in ("seconds", "cpu_seconds"):
+        early = statistics.median(getattr(hour, unit) for hour in counted[:middle])
+        late = statistics.median(getattr(hour, unit) for hour in counted[middle:])
+        shown |= {f"early_{unit}": round(early, 2), f"late_{unit}": round(late, 2)}
+        shown[f"{unit}_ratio"] = round(late / early, 2)
+    shown["unexplained_in_hours"] = [number for number, hour in enumerate(hours) if hour.unexplained]
+    shown["rows_read"] = [hour.rows_read for hour in hours]
+    return shown
+
+
+def main() -> int:
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(40),
+    )
+    every = sorted(catalog.load(project_root() / "include" / "pipelines"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pipeline", action="append", choices=every, help="all by default")
+    parser.add_argument("--hours", type=int, default=10)
+    parser.add_argument("--rows", type=int, default=2_000, help="records of an hour")
+    parser.add_argument("--planted", type=int, default=7, help="the hour in which a row is deleted")
+    asked = parser.parse_args()
+    report: dict[str, Any] = {}
+    exact = True
+    with session_and_broker("interval-cost", spark_driver_memory="2g") as (spark, settings):
+        for name in asked.pipeline or every:
+            hours = measure(spark, settings, name, asked.hours, asked.rows, asked.planted)
+            report[name] = summary(hours, asked.planted)
+            exact &= report[name]["unexplained_in_hours"] == [asked.planted]
+            ratio = report[name]["cpu_seconds_ratio"]
+            goal = "ok" if ratio <= GOAL else "MISSED"
+            print(f"{name:18} {json.dumps(report[name])}  CPU at most {GOAL}: {goal}", flush=True)  # noqa: T201 -- the result
+    print(json.dumps({"exact": exact, **report}))  # noqa: T201 -- the result
+    return 0 if exact else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
