@@ -42,9 +42,10 @@ def keep(job: Folder, checkpoint: str, batch: int, to: Folder) -> None:
     plans = [f"offsets/{batch}", f"commits/{batch}"]
     if batch > 0:
         plans += [f"offsets/{batch - 1}", f"commits/{batch - 1}"]
-    names = [f"{checkpoint}/{name}" for name in ("metadata", *plans)]
-    for name in (*names, *_state_files(job, checkpoint, batch + 1)):
-        job.copy(name, to, name.removeprefix(f"{checkpoint}/"))
+    for name in ("metadata", *plans):
+        job.copy(f"{checkpoint}/{name}", to, name)
+    for path in _state_files(job, checkpoint, batch + 1):
+        job.copy(path, to, path.removeprefix(f"{checkpoint}/"))
 
 
 def restore(kept: Folder, batch: int, job: Folder, checkpoint: str) -> None:
@@ -63,8 +64,8 @@ def restore(kept: Folder, batch: int, job: Folder, checkpoint: str) -> None:
     for name in job.names(f"{checkpoint}/{_DESCRIPTIONS}"):
         version, described = _description(job, name)
         for store in described[_STORES]:
-            here = [job.uri(f"{checkpoint}/{_within(path)}") for path in store[_SCHEMAS]]
-            store[_SCHEMAS] = here
+            names = [f"{checkpoint}/{_within(path)}" for path in store[_SCHEMAS]]
+            store[_SCHEMAS] = [job.uri(schema) for schema in names]
         job.write(name, f"{version}\n{json.dumps(described)}".encode())
 
 
@@ -80,7 +81,7 @@ def _within(path: str) -> str:
 
 
 def _state_files(job: Folder, checkpoint: str, version: int) -> Iterator[str]:
-    """The files of the state at this version, by their names in the checkpoint."""
+    """The files of the state at this version, by their names in the job's folder."""
     for operator in job.names(f"{checkpoint}/{_STATE}*"):
         yield from _descriptions(job, operator)
         for store in _stores(job, operator):
@@ -101,7 +102,8 @@ def _descriptions(job: Folder, operator: str) -> Iterator[str]:
     checkpoint = operator.rsplit(f"/{_STATE}", 1)[0]
     _, described = _description(job, newest)
     for store in described[_STORES]:
-        yield from (f"{checkpoint}/{_within(path)}" for path in store[_SCHEMAS])
+        for path in store[_SCHEMAS]:
+            yield f"{checkpoint}/{_within(path)}"
 
 
 def _stores(job: Folder, operator: str) -> list[str]:

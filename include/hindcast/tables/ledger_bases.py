@@ -18,22 +18,25 @@ ledger is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from hindcast.partitions import app_id
-from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.fenced_sink import fenced_batch
+from hindcast.tables.history_base import HistoryBase, Place
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.ledger_history import History, HistoryBase, Place
+from hindcast.tables.ledger_history import History, is_below
 from hindcast.tables.table_names import ControlTable
 
 #: So many bases of a version are kept, the newest: two days of hourly ranges.
 KEPT = 48
 #: A base that stands for fewer batches more than the one before it saves too little.
 LEAST_BATCHES = 200
+
+_BEFORE_EVERY_TIME_MS = -(2**63)
 
 #: A shard's last batch that the sink's fence names; -1 if it names none.
 FencedBatch = Callable[[str], int]
@@ -106,16 +109,96 @@ class LedgerBases:
         self.tables.replace(ControlTable.LEDGER_BASES, {"pipeline": pipeline, "version": version}, with_base)
 
     def _read(self, pipeline: str, version: int) -> list[HistoryBase]:
-        rows = self.tables.rows(
-            ControlTable.LEDGER_BASES, [("pipeline", "=", pipeline), ("version", "=", version)]
-        )
+        of_version: list[Condition] = [("pipeline", "=", pipeline), ("version", "=", version)]
+        rows = self.tables.rows(ControlTable.LEDGER_BASES, of_version)
         in_order = sorted(rows, key=lambda row: int(row["sink_version"]))
         return [_of_text(row["summary"]) for row in in_order]
 
 
+def base_below(history: History, offsets: Mapping[int, int]) -> HistoryBase | None:
+    """What the oldest batches come to: all before the first one that ends beyond the offsets.
+
+    None if there are none, or if one of them leaves a gap.
+    """
+    if history.base is not None and history.base.reaches_beyond(offsets):
+        return None
+    below = _rows_below(history, offsets)
+    if not below:
+        return history.base
+    old = History(below, history.base)
+    committed = old.committed
+    if not all(is_below(row.end_offsets, committed) for row in below):
+        return None
+    return _base_of(old)
+
+
+def _rows_below(history: History, offsets: Mapping[int, int]) -> tuple[LedgerRow, ...]:
+    """The first rows, up to one that ends beyond the offsets. Rows of one version of the sink, which are of
+    two tables, stay together.
+    """
+    below: list[LedgerRow] = []
+    for row in history.rows:
+        if not is_below(row.end_offsets, offsets):
+            while below and below[-1].sink_version >= row.sink_version:
+                below.pop()
+            break
+        below.append(row)
+    return tuple(below)
+
+
+def _base_of(history: History) -> HistoryBase:
+    """What all batches of a history come to. It has rows, and no gap."""
+    places = dict(history.places)
+    first = history.first
+    for partition, chain in history.chains.items():
+        if chain:
+            last = chain[-1]
+            places[partition] = Place(first[partition], last.end, last.watermark_ms)
+    shards: dict[str, int] = {}
+    commits = []
+    events = []
+    if history.base is not None:
+        shards.update(history.base.shards)
+        commits.append(history.base.latest_commit_at)
+        events.append(history.base.latest_event_ms)
+    for row in history.rows:
+        shards[row.shard] = max(row.batch, shards.get(row.shard, 0))
+        commits.append(row.committed_at)
+        events.append(_latest_event_ms(row))
+    return HistoryBase(
+        sink_version=max(row.sink_version for row in history.rows),
+        last_read=history.last_read,
+        places=places,
+        shards=shards,
+        latest_event_ms=_greatest(events),
+        latest_commit_at=max(commits),
+    )
+
+
+def _latest_event_ms(row: LedgerRow) -> int | None:
+    """The greatest event time of a batch's usable rows; before every time if it has none, None if that is not
+    known.
+    """
+    if row.max_event_ms is not None:
+        return row.max_event_ms
+    if row.input_rows is None or row.poison_rows is None:
+        return None
+    if row.input_rows > row.poison_rows:
+        return None
+    return _BEFORE_EVERY_TIME_MS
+
+
+def _greatest(values: Sequence[int | None]) -> int | None:
+    """None if one of them is not known."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return max(known)
+
+
 def worth_keeping(history: History, offsets: Mapping[int, int]) -> HistoryBase | None:
     """The base of what comes before the offsets, if it spares the next plan enough."""
-    base = history.base_below(offsets)
+    base = base_below(history, offsets)
     if base is None or base is history.base:
         return None
     spared = sum(1 for row in history.rows if row.sink_version <= base.sink_version)
@@ -144,12 +227,21 @@ def _goes_on(base: HistoryBase, rows: Iterable[LedgerRow], fenced: FencedBatch) 
 
 
 def _text(base: HistoryBase) -> str:
-    summary = asdict(base) | {"latest_commit_at": base.latest_commit_at.isoformat()}
+    summary = asdict(base)
+    summary["latest_commit_at"] = base.latest_commit_at.isoformat()
     return json.dumps(summary)
 
 
 def _of_text(text: str) -> HistoryBase:
     summary = json.loads(text)
-    places = {int(partition): Place(**place) for partition, place in summary["places"].items()}
-    latest_commit_at = datetime.fromisoformat(summary["latest_commit_at"])
-    return HistoryBase(**(summary | {"places": places, "latest_commit_at": latest_commit_at}))
+    places = {}
+    for partition, place in summary["places"].items():
+        places[int(partition)] = Place(**place)
+    return HistoryBase(
+        sink_version=summary["sink_version"],
+        last_read=summary["last_read"],
+        places=places,
+        shards=summary["shards"],
+        latest_event_ms=summary["latest_event_ms"],
+        latest_commit_at=datetime.fromisoformat(summary["latest_commit_at"]),
+    )

@@ -12,10 +12,8 @@ from datetime import datetime
 from functools import cached_property
 
 from hindcast.partitions import Offsets
+from hindcast.tables.history_base import HistoryBase, HistoryTooShortError, Place
 from hindcast.tables.ledger import LedgerRow
-
-#: Before every event time.
-_NO_EVENT_MS = -(2**63)
 
 
 @dataclass(frozen=True)
@@ -40,50 +38,6 @@ class Segment:
     def overlaps(self, start: int, end: int) -> bool:
         """Whether the segment shares an offset with [start, end)."""
         return max(self.start, start) < min(self.end, end)
-
-
-class HistoryTooShortError(Exception):
-    """The answer depends on batches that are known by their :class:`HistoryBase` alone: read more of the
-    ledger.
-    """
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a partition's oldest batches come to: its ``first`` offset, the ``end`` of the last one, and the
-    greatest watermark of all.
-    """
-
-    first: int
-    end: int
-    watermark_ms: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class HistoryBase:
-    """What all batches of a version up to one version of the sink come to.
-
-    It is of bounded size, whatever the number of batches. An answer that needs no more of them than this is
-    exact.
-
-    :param sink_version: of the last of them
-    :param last_read: the sink's version of the last of them that read something; -1 if none did
-    :param places: by partition
-    :param shards: shard -> its last batch among them
-    :param latest_event_ms: the greatest event time of their rows; None if it is not known
-    :param latest_commit_at: the greatest time of their commits
-    """
-
-    sink_version: int
-    last_read: int
-    places: Mapping[int, Place]
-    shards: Mapping[str, int]
-    latest_event_ms: int | None
-    latest_commit_at: datetime
-
-    def reaches_beyond(self, offsets: Mapping[int, int]) -> bool:
-        """Whether one of the batches read something at or after the offsets."""
-        return any(place.end > offsets.get(partition, 0) for partition, place in self.places.items())
 
 
 @dataclass(frozen=True)
@@ -113,14 +67,14 @@ class History:
         """Partition -> its segments in order, at least one if no batch of it is in the base. An empty batch
         is a segment too, because it may move the watermark.
         """
-        chains: dict[int, list[Segment]] = {partition: [] for partition in self._places}
+        chains: dict[int, list[Segment]] = {partition: [] for partition in self.places}
         broken: set[int] = set()
         for row in self.rows:
             for partition in row.end_offsets:
                 if partition in broken:
                     continue
                 chain = chains.setdefault(partition, [])
-                segment = _next_segment(chain, self._places.get(partition), partition, row)
+                segment = _next_segment(chain, self.places.get(partition), partition, row)
                 if segment is None:
                     broken.add(partition)
                 else:
@@ -128,7 +82,8 @@ class History:
         return {partition: tuple(chains[partition]) for partition in sorted(chains)}
 
     @property
-    def _places(self) -> Mapping[int, Place]:
+    def places(self) -> Mapping[int, Place]:
+        """What the base says of each partition."""
         if self.base is None:
             return {}
         return self.base.places
@@ -144,7 +99,7 @@ class History:
     @property
     def first(self) -> Offsets:
         """The offset at which the stream began, by partition."""
-        found = {partition: place.first for partition, place in self._places.items()}
+        found = {partition: place.first for partition, place in self.places.items()}
         for partition, chain in self.chains.items():
             if partition not in found:
                 found[partition] = chain[0].start
@@ -153,7 +108,7 @@ class History:
     @property
     def committed(self) -> Offsets:
         """The offset after the last one that the ledger knows to be in the sink, by partition."""
-        found = {partition: place.end for partition, place in self._places.items()}
+        found = {partition: place.end for partition, place in self.places.items()}
         for partition, chain in self.chains.items():
             if chain:
                 found[partition] = chain[-1].end
@@ -205,7 +160,7 @@ class History:
         """The segments of a partition that overlap [start, end) and whose batches were committed at that time
         or later.
         """
-        place = self._places.get(partition)
+        place = self.places.get(partition)
         reaches_into_base = place is not None and start < place.end
         if self.base is not None and reaches_into_base and self.base.latest_commit_at >= since:
             raise HistoryTooShortError
@@ -221,7 +176,7 @@ class History:
             for shard, batch in self.base.shards.items():
                 if batch > filed.get(shard, -1):
                     raise HistoryTooShortError
-        reached = {partition: place.end for partition, place in self._places.items()}
+        reached = {partition: place.end for partition, place in self.places.items()}
         for partition, chain in self.chains.items():
             if partition not in reached:
                 reached[partition] = chain[0].start
@@ -240,7 +195,7 @@ class History:
         """
         found = {}
         for partition, chain in self.chains.items():
-            place = self._places.get(partition)
+            place = self.places.get(partition)
             if place is not None and place.watermark_ms >= window_end_ms:
                 raise HistoryTooShortError
             found[partition] = _open_to(chain, place, window_end_ms)
@@ -260,14 +215,14 @@ class History:
             chain = self.chains.get(partition)
             if chain is None:
                 return 0
-            horizons.append(_last_watermark_ms(chain, self._places.get(partition), offsets))
+            horizons.append(_last_watermark_ms(chain, self.places.get(partition), offsets))
         return min(horizons, default=0)
 
     def reading(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[Segment]:
         """The non-empty segments that overlap [start, end), in the order (partition, offset)."""
         found: list[Segment] = []
         for partition in sorted(end):
-            place = self._places.get(partition)
+            place = self.places.get(partition)
             if place is not None and start[partition] < min(place.end, end[partition]):
                 raise HistoryTooShortError
             chain = self.chains.get(partition, ())
@@ -297,59 +252,6 @@ class History:
                     break
         return needed
 
-    def base_below(self, offsets: Mapping[int, int]) -> HistoryBase | None:
-        """What the oldest batches come to: all before the first one that ends beyond the offsets.
-
-        None if there are none, or if one of them leaves a gap.
-        """
-        below: list[LedgerRow] = []
-        for row in self.rows:
-            if not _is_below(row.end_offsets, offsets):
-                break
-            below.append(row)
-        beyond = self.rows[len(below) :]
-        while below and beyond and below[-1].sink_version >= beyond[0].sink_version:
-            below.pop()
-        if self.base is not None and self.base.reaches_beyond(offsets):
-            return None
-        if not below:
-            return self.base
-        old = History(tuple(below), self.base)
-        committed = old.committed
-        for row in below:
-            if not _is_below(row.end_offsets, committed):
-                return None
-        return old.as_base()
-
-    def as_base(self) -> HistoryBase:
-        """What all batches come to; there must be one. No chain may have a gap."""
-        places = dict(self._places)
-        first = self.first
-        for partition, chain in self.chains.items():
-            if chain:
-                places[partition] = Place(first[partition], chain[-1].end, chain[-1].watermark_ms)
-        shards: dict[str, int] = {}
-        commits = [row.committed_at for row in self.rows]
-        events = [_latest_event_ms(row) for row in self.rows]
-        if self.base is not None:
-            shards.update(self.base.shards)
-            commits.append(self.base.latest_commit_at)
-            events.append(self.base.latest_event_ms)
-        for row in self.rows:
-            shards[row.shard] = max(row.batch, shards.get(row.shard, 0))
-        latest_event_ms = None
-        known = [event for event in events if event is not None]
-        if len(known) == len(events):
-            latest_event_ms = max(known)
-        return HistoryBase(
-            sink_version=max(row.sink_version for row in self.rows),
-            last_read=self.last_read,
-            places=places,
-            shards=shards,
-            latest_event_ms=latest_event_ms,
-            latest_commit_at=max(commits),
-        )
-
     def _check_below(self, offsets: Mapping[int, int]) -> None:
         """:raises HistoryTooShortError: if a batch of the base is not wholly below the offsets"""
         if self.base is not None and self.base.reaches_beyond(offsets):
@@ -357,21 +259,12 @@ class History:
 
     def _check_older(self, partition: int, offset: int, earliest_event_ms: int) -> None:
         """:raises HistoryTooShortError: if a batch of the base may hold a row that is needed"""
-        place = self._places.get(partition)
+        place = self.places.get(partition)
         if self.base is None or place is None or place.first >= offset:
             return
         latest = self.base.latest_event_ms
         if latest is None or latest >= earliest_event_ms:
             raise HistoryTooShortError
-
-
-def _latest_event_ms(row: LedgerRow) -> int | None:
-    """The greatest event time of a batch's usable rows; -1 if it has none, None if that is not known."""
-    if row.max_event_ms is not None:
-        return row.max_event_ms
-    if row.input_rows is None or row.poison_rows is None or row.input_rows > row.poison_rows:
-        return None
-    return _NO_EVENT_MS
 
 
 def may_hold(row: LedgerRow, earliest_event_ms: int) -> bool:
@@ -435,11 +328,12 @@ def _last_watermark_ms(chain: Sequence[Segment], place: Place | None, offsets: M
         first = chain[0]
         watermark_ms = first.row.floors.get(first.partition, 0)
     for segment in chain:
-        if not _is_below(segment.row.end_offsets, offsets):
+        if not is_below(segment.row.end_offsets, offsets):
             break
         watermark_ms = segment.watermark_ms
     return watermark_ms
 
 
-def _is_below(ends: Offsets, offsets: Mapping[int, int]) -> bool:
+def is_below(ends: Mapping[int, int], offsets: Mapping[int, int]) -> bool:
+    """Whether what ends there is wholly below the offsets."""
     return all(end <= offsets.get(partition, 0) for partition, end in ends.items())

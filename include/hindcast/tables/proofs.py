@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from hindcast.partitions import Offsets, by_partition
+from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.ledger import Undone
 from hindcast.tables.table_names import ControlTable
@@ -57,9 +57,9 @@ class Proof:
             "run_id": self.run_id,
             "pipeline": self.pipeline,
             "version": self.version,
-            "first_offsets": _text(self.first),
-            "start_offsets": _text(self.start),
-            "end_offsets": _text(self.end),
+            "first_offsets": offsets_to_json(self.first),
+            "start_offsets": offsets_to_json(self.start),
+            "end_offsets": offsets_to_json(self.end),
             "sink_version": self.sink_version,
             "based_on": self.based_on,
             "batches": json.dumps(dict(self.batches), sort_keys=True),
@@ -73,19 +73,15 @@ class Proof:
             run_id=row["run_id"],
             pipeline=row["pipeline"],
             version=row["version"],
-            first=by_partition(json.loads(row["first_offsets"])),
-            start=by_partition(json.loads(row["start_offsets"])),
-            end=by_partition(json.loads(row["end_offsets"])),
+            first=offsets_from_json(row["first_offsets"]),
+            start=offsets_from_json(row["start_offsets"]),
+            end=offsets_from_json(row["end_offsets"]),
             sink_version=row["sink_version"],
             based_on=row["based_on"],
             batches=json.loads(row["batches"]),
             url=row["url"],
             made_at=row["made_at"],
         )
-
-
-def _text(offsets: Offsets) -> str:
-    return json.dumps({str(partition): offset for partition, offset in sorted(offsets.items())})
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,10 @@ class Proofs:
         """
 
         def with_proof(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            others = [known for known in map(Proof.of_row, rows) if known.run_id != proof.run_id]
-            return [known.as_row() for known in _young([*others, proof], proof.made_at)]
+            known = [Proof.of_row(row) for row in rows]
+            others = [other for other in known if other.run_id != proof.run_id]
+            young = _young([*others, proof], proof.made_at)
+            return [one.as_row() for one in young]
 
         of_version: dict[str, str | int] = {"pipeline": proof.pipeline, "version": proof.version}
         self.tables.replace(ControlTable.PROOFS, of_version, with_proof)
@@ -113,18 +111,24 @@ class Proofs:
         back.
         """
         of_version: list[Condition] = [("pipeline", "=", pipeline), ("version", "=", version)]
-        found = map(Proof.of_row, self.tables.rows(ControlTable.PROOFS, of_version))
-        kept = [proof for proof in found if not any(reset.has(proof.sink_version) for reset in undone)]
-        return sorted(kept, key=lambda proof: proof.sink_version)
+        found = []
+        for row in self.tables.rows(ControlTable.PROOFS, of_version):
+            proof = Proof.of_row(row)
+            if not any(reset.has(proof.sink_version) for reset in undone):
+                found.append(proof)
+        return sorted(found, key=lambda proof: proof.sink_version)
 
     def of_run(self, run_id: str) -> Proof | None:
         """The proof that a run left; None if it left none, or if it was forgotten."""
         rows = self.tables.rows(ControlTable.PROOFS, [("run_id", "=", run_id)])
-        return next(map(Proof.of_row, rows), None)
+        if not rows:
+            return None
+        return Proof.of_row(rows[0])
 
     def urls(self) -> set[str]:
         """The folders of all proofs."""
-        return set(self.tables.read(ControlTable.PROOFS, columns=["url"])["url"].to_pylist())
+        found = self.tables.read(ControlTable.PROOFS, columns=["url"])
+        return set(found["url"].to_pylist())
 
 
 def _young(proofs: Iterable[Proof], now: datetime) -> list[Proof]:

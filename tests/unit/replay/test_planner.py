@@ -29,7 +29,9 @@ from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
-from hindcast.tables.ledger_history import History, HistoryBase, HistoryTooShortError, may_hold
+from hindcast.tables.history_base import HistoryBase, HistoryTooShortError
+from hindcast.tables.ledger_bases import base_below
+from hindcast.tables.ledger_history import History, may_hold
 from hindcast.tables.proofs import Proof
 
 ALL_FILED = 2**32
@@ -885,7 +887,7 @@ def test_a_plan_from_the_newest_batches_is_the_plan_from_all(
         {p: sorted(rng.randint(0, last) for _ in range(3))[number] for p, last in facts.latest.items()}
         for number in range(3)
     )
-    base = facts.history.base_below(cut)
+    base = base_below(facts.history, cut)
     assume(base is not None)
     assert base is not None
     asked = ask(start, end, declared.name)
@@ -903,14 +905,14 @@ def test_the_last_hour_is_planned_from_the_newest_batches() -> None:
     facts = facts_of(simulate(trades(3, count=6_000, partitions=2), seed=3, shards=2))
     early = {p: end // 8 for p, end in facts.latest.items()}
     late = {p: end * 2 // 3 for p, end in facts.latest.items()}
-    base = facts.history.base_below(early)
+    base = base_below(facts.history, early)
     assert base is not None
     short = _with_base(facts, base)
     assert len(short.history.rows) < len(facts.history.rows)
     plan = make_plan(stock_stats, ask(late, facts.latest), short)
     assert plan == make_plan(stock_stats, ask(late, facts.latest), facts)
-    next_base = short.history.base_below(late)
-    assert next_base == facts.history.base_below(late)
+    next_base = base_below(short.history, late)
+    assert next_base == base_below(facts.history, late)
     assert next_base is not None
     assert next_base.sink_version > base.sink_version
 

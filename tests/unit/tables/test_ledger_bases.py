@@ -19,9 +19,10 @@ from hindcast.recovery.rewind_point import reset_row
 from hindcast.settings import Settings
 from hindcast.tables import ledger_bases
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.history_base import HistoryBase, HistoryTooShortError
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.ledger_bases import LedgerBases, worth_keeping
-from hindcast.tables.ledger_history import History, HistoryBase, HistoryTooShortError
+from hindcast.tables.ledger_bases import LedgerBases, base_below, worth_keeping
+from hindcast.tables.ledger_history import History
 
 
 def outcome(asked: Callable[[], Any]) -> Any:
@@ -41,7 +42,7 @@ def test_each_answer_is_that_of_the_whole_or_needs_more(seed: int, shards: int, 
     short = whole
     for _ in range(folds):
         cut = {p: rng.randint(0, end) for p, end in whole.committed.items()}
-        base = short.base_below(cut)
+        base = base_below(short, cut)
         if base is not None:
             short = History.of((row for row in rows if row.sink_version > base.sink_version), base)
     assume(short.base is not None)
@@ -64,7 +65,7 @@ def test_each_answer_is_that_of_the_whole_or_needs_more(seed: int, shards: int, 
         "up_to": lambda history: history.up_to(version).committed,
         "after": lambda history: history.after(version),
         "since": lambda history: history.committed_since(0, asked[0], until[0], since),
-        "base": lambda history: history.base_below(whole.committed),
+        "base": lambda history: base_below(history, whole.committed),
     }
     for name, question in questions.items():
         found = outcome(lambda question=question: question(short))
@@ -77,7 +78,7 @@ def test_what_begins_after_the_base_needs_no_more() -> None:
     whole = History.of(rows)
     early = {p: end // 3 for p, end in whole.committed.items()}
     late = {p: end // 2 for p, end in whole.committed.items()}
-    base = whole.base_below(early)
+    base = base_below(whole, early)
     assert base is not None
     short = History.of((row for row in rows if row.sink_version > base.sink_version), base)
     assert short.horizon_ms(late, list(late)) == whole.horizon_ms(late, list(late)) > 0
@@ -94,8 +95,8 @@ def test_a_gap_is_never_hidden_in_a_base() -> None:
     rows = [batch(number, {0: number}, {0: number + 1}) for number in (1, 2, 4)]
     history = History.of(rows)
     assert history.committed == {0: 3}
-    assert history.base_below({0: 9}) is None
-    found = history.base_below({0: 3})
+    assert base_below(history, {0: 9}) is None
+    found = base_below(history, {0: 3})
     assert found is not None
     assert found.shards == {"s0": 2}
 
@@ -104,7 +105,7 @@ def test_batches_of_one_commit_are_on_one_side_of_a_base() -> None:
     """Two rows of one version of the sink are of two tables: one was made again."""
     first, second = batch(1, {0: 0}, {0: 5}), batch(2, {0: 5}, {0: 9})
     other = replace(batch(1, {1: 0}, {1: 7}), shard="s1", sink_version=second.sink_version)
-    base = History.of([first, second, other]).base_below({0: 9, 1: 3})
+    base = base_below(History.of([first, second, other]), {0: 9, 1: 3})
     assert base is not None
     assert base.sink_version == first.sink_version
 
