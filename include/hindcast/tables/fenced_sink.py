@@ -150,18 +150,22 @@ class Upsert:
 Data = Sequence[DataFile] | Upsert
 
 
-def fenced_batch(url: str, storage_options: dict[str, str], app: str) -> int:
-    """The batch of an application that a table's fence names; -1 if it names none, or if there is no table.
+def fenced_batches(url: str, storage_options: dict[str, str], apps: Iterable[str]) -> dict[str, int]:
+    """By application, the batch that a table's fence names. Those of which it names none are left out.
+
+    The table is opened once.
 
     :raises StoreUnavailableError: if the store does not answer
     """
     table = find_table(url, storage_options)
     if table is None:
-        return -1
-    fence = Fence.of(table.transaction_version(app))
-    if fence is None:
-        return -1
-    return fence.batch
+        return {}
+    found = {}
+    for app in apps:
+        fence = Fence.of(table.transaction_version(app))
+        if fence is not None:
+            found[app] = fence.batch
+    return found
 
 
 class FencedTable:

@@ -25,7 +25,7 @@ from typing import Any
 
 from hindcast.partitions import app_id
 from hindcast.tables.control_tables import Condition, ControlTables
-from hindcast.tables.fenced_sink import fenced_batch
+from hindcast.tables.fenced_sink import fenced_batches
 from hindcast.tables.history_base import HistoryBase, Place
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_history import History, is_below
@@ -38,18 +38,20 @@ LEAST_BATCHES = 200
 
 _BEFORE_EVERY_TIME_MS = -(2**63)
 
-#: A shard's last batch that the sink's fence names; -1 if it names none.
-FencedBatch = Callable[[str], int]
+#: Of some shards, the last batch that the sink's fence names. It knows nothing of some.
+FencedBatches = Callable[[Iterable[str]], Mapping[str, int]]
 
 
-def fenced_by(url: str, storage_options: dict[str, str], pipeline: str) -> FencedBatch:
+def fenced_by(url: str, storage_options: dict[str, str], pipeline: str) -> FencedBatches:
     """What the fence of a pipeline's sink says, which is read when it is asked for.
 
     :param url: of the sink
     """
 
-    def fenced(shard: str) -> int:
-        return fenced_batch(url, storage_options, app_id(pipeline, shard))
+    def fenced(shards: Iterable[str]) -> Mapping[str, int]:
+        apps = {app_id(pipeline, shard): shard for shard in shards}
+        found = fenced_batches(url, storage_options, apps)
+        return {apps[app]: batch for app, batch in found.items()}
 
     return fenced
 
@@ -60,7 +62,7 @@ class LedgerBases:
 
     tables: ControlTables
 
-    def histories(self, pipeline: str, version: int, fenced: FencedBatch) -> Iterator[History]:
+    def histories(self, pipeline: str, version: int, fenced: FencedBatches) -> Iterator[History]:
         """The history of a version, first from the newest base on, then from older ones, then whole. Take the
         first that has the answers.
         """
@@ -76,7 +78,7 @@ class LedgerBases:
             back *= 2
         yield History.of(ledger.batches(pipeline, version))
 
-    def keep_older(self, pipeline: str, version: int, fenced: FencedBatch, before: datetime) -> None:
+    def keep_older(self, pipeline: str, version: int, fenced: FencedBatches, before: datetime) -> None:
         """Keep a base of the batches that were committed before this time, if it spares enough.
 
         :raises StoreUnavailableError: if the store does not answer
@@ -212,18 +214,21 @@ def _is_in_effect(base: HistoryBase, resets: Iterable[LedgerRow]) -> bool:
     return all(base.shards.get(reset.shard, -1) <= reset.kept for reset in resets)
 
 
-def _goes_on(base: HistoryBase, rows: Iterable[LedgerRow], fenced: FencedBatch) -> bool:
+def _goes_on(base: HistoryBase, rows: Iterable[LedgerRow], fenced: FencedBatches) -> bool:
     """Conditions 2 and 3."""
     following: dict[str, int] = {}
     for row in rows:
         following[row.shard] = min(row.batch, following.get(row.shard, row.batch))
+    quiet = []
     for shard, last in base.shards.items():
-        next_batch = following.get(shard)
-        if next_batch is None and fenced(shard) > last:
+        if shard not in following:
+            quiet.append(shard)
+        elif following[shard] != last + 1:
             return False
-        if next_batch is not None and next_batch != last + 1:
-            return False
-    return True
+    if not quiet:
+        return True
+    in_sink = fenced(quiet)
+    return all(in_sink.get(shard, -1) <= base.shards[shard] for shard in quiet)
 
 
 def _text(base: HistoryBase) -> str:

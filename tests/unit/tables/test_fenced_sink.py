@@ -28,7 +28,7 @@ from hindcast.errors import (
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file
 from hindcast.tables import fenced_sink
-from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, Upsert
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, Upsert, fenced_batches
 from hindcast.tables.ledger import LedgerRow
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -82,6 +82,18 @@ def test_a_log_is_kept_for_a_day_longer_than_the_files(table: FencedTable) -> No
     DeltaTable(table.url).alter.set_table_properties({kept: "interval 60 days"})
     table.create(SCHEMA)
     assert DeltaTable(table.url).metadata().configuration == {kept: "interval 60 days"}
+
+
+def test_what_the_fences_of_some_shards_say(
+    table: FencedTable, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is opened once, however many there are. Nothing is known of those without a commit."""
+    table.commit(Fence(1, 1), data(table, 7), after=None)
+    table.commit(Fence(1, 2), data(table, 8), after=Fence(1, 1))
+    opened = record_opened_tables(monkeypatch)
+    assert fenced_batches(table.url, {}, [APP, "p/v1/v1.g0.s1"]) == {APP: 2}
+    assert len(opened) == 1
+    assert fenced_batches(settings.table("sinks", "none"), {}, [APP]) == {}
 
 
 def test_a_commit_lands_with_its_fence_and_its_version(table: FencedTable) -> None:

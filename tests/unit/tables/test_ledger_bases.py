@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from hindcast.tables import ledger_bases
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.history_base import HistoryBase, HistoryTooShortError
 from hindcast.tables.ledger import Ledger, LedgerRow
-from hindcast.tables.ledger_bases import LedgerBases, base_below, worth_keeping
+from hindcast.tables.ledger_bases import FencedBatches, LedgerBases, base_below, worth_keeping
 from hindcast.tables.ledger_history import History
 
 
@@ -127,8 +127,8 @@ def rows_of(count: int, shard: str = "s0", partition: int = 0, step: int = 2) ->
     return rows
 
 
-def no_fence(_: str) -> int:
-    return -1
+def no_fence(_: Iterable[str]) -> Mapping[str, int]:
+    return {}
 
 
 class Kept:
@@ -149,7 +149,7 @@ class Kept:
         self.bases.add("p", 1, base)
         return base
 
-    def histories(self, fenced: Callable[[str], int] = no_fence) -> list[History]:
+    def histories(self, fenced: FencedBatches = no_fence) -> list[History]:
         return list(self.bases.histories("p", 1, fenced))
 
 
@@ -199,9 +199,9 @@ def test_of_a_shard_without_later_batches_the_fence_is_asked(kept: Kept, fence: 
     kept.keep(15, p2=10)
     asked: list[str] = []
 
-    def fenced(shard: str) -> int:
-        asked.append(shard)
-        return fence
+    def fenced(shards: Iterable[str]) -> Mapping[str, int]:
+        asked.extend(shards)
+        return dict.fromkeys(asked, fence)
 
     assert [history.base is not None for history in kept.histories(fenced)] == (
         [True, False] if used else [False]
