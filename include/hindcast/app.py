@@ -155,6 +155,20 @@ class Hindcast(Installation):
             rows.extend(trend.measures())
         return rows
 
+    def proofs(self, pipeline: str = "") -> list[Row]:
+        """The states that verdicts left: {pipeline, version, run_id, start, end, sink_version, based_on,
+        made_at}, in the order of the sink's versions.
+
+        A range of a pipeline whose results depend on all that came before can begin at each ``end`` (by
+        partition). ``based_on`` is the run whose proof the range began with; empty if it began with the
+        stream.
+        """
+        from hindcast.tables.proofs import Proofs
+
+        if pipeline:
+            check_name("pipeline", pipeline)
+        return [proof.shown() for proof in self._read(lambda: Proofs(self.tables).read(pipeline))]
+
     def differences(
         self, run_id: str, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
     ) -> list[Row]:
@@ -365,6 +379,10 @@ class InstalledPipeline:
     def trend(self) -> list[Row]:
         """What its verdicts come to, by version and measure; see :meth:`Hindcast.trend`."""
         return self._hindcast.trend(self.name)
+
+    def proofs(self) -> list[Row]:
+        """The states that its verdicts left; see :meth:`Hindcast.proofs`."""
+        return self._hindcast.proofs(self.name)
 
     def events(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
         """What happened to it, newest first."""

@@ -45,8 +45,8 @@ from hindcast.replay.planner import ReplayInputs, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.settings import Settings
 from hindcast.tables.fenced_sink import Fence, FencedTable
-from hindcast.tables.history_base import HistoryTooShortError
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by, worth_keeping
+from hindcast.tables.oldest_batches import HistoryTooShortError
 
 PIPELINE = "stock_stats"
 #: At most so many pairs of one operation are measured, for at most so many seconds, and at least one.

@@ -96,6 +96,10 @@ TREND = Columns(
     ["pipeline", "version", "measure", "column", "newest", "median", "worst", "worst_run", "verdicts"],
     spare=("verdicts", "pipeline", "median"),
 )
+PROOFS = Columns(
+    ["pipeline", "version", "run_id", "start", "end", "sink_version", "based_on", "made_at"],
+    spare=("sink_version", "pipeline", "start"),
+)
 CORRECTIONS = Columns(["pipeline", "windows_after", "windows_to", "run_id"], spare=("pipeline",))
 EVENTS = Columns(
     ["at", "severity", "kind", "pipeline", "shard", "worker", "message", "cure"],
@@ -309,6 +313,24 @@ def trend(
 
     form = Output(output, wide=wide, watch=watch, every=every)
     show(hindcast, form, read, TREND, "Nothing was judged yet.")
+
+
+@app.command(rich_help_panel=REPLAYS)
+def proofs(
+    pipeline: PipelineOption = "",
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """List the states that verdicts left, each with the offsets at which a next range can begin."""
+    hindcast = Hindcast()
+
+    def read() -> list[dict[str, Any]]:
+        return rows_or_unknown(hindcast, hindcast.proofs(pipeline), pipeline, "proofs")
+
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(hindcast, form, read, PROOFS, "No verdict has left a proof yet.")
 
 
 @app.command(rich_help_panel=REPLAYS)

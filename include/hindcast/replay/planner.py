@@ -34,9 +34,9 @@ from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
-from hindcast.tables.history_base import HistoryBase
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History, Segment
+from hindcast.tables.oldest_batches import HistoryBase
 from hindcast.tables.proofs import Proof, proof_before
 
 

@@ -30,8 +30,8 @@ from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.event_log import EventKind, Severity
-from hindcast.tables.history_base import HistoryTooShortError
 from hindcast.tables.ledger_bases import LedgerBases, worth_keeping
+from hindcast.tables.oldest_batches import HistoryTooShortError
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
 from hindcast.tables.sink_files import SinkFiles, VersionGoneError
 

@@ -26,9 +26,9 @@ from typing import Any
 from hindcast.partitions import app_id
 from hindcast.tables.control_tables import Condition, ControlTables
 from hindcast.tables.fenced_sink import fenced_batches
-from hindcast.tables.history_base import HistoryBase, Place
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_history import History, is_below
+from hindcast.tables.oldest_batches import HistoryBase, Place
 from hindcast.tables.table_names import ControlTable
 
 #: So many bases of a version are kept, the newest: two days of hourly ranges.

@@ -12,8 +12,8 @@ from datetime import datetime
 from functools import cached_property
 
 from hindcast.partitions import Offsets
-from hindcast.tables.history_base import HistoryBase, HistoryTooShortError, Place
 from hindcast.tables.ledger import LedgerRow
+from hindcast.tables.oldest_batches import HistoryBase, HistoryTooShortError, Place
 
 
 @dataclass(frozen=True)

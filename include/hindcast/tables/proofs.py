@@ -67,6 +67,19 @@ class Proof:
             "made_at": self.made_at,
         }
 
+    def shown(self) -> dict[str, Any]:
+        """What a listing shows of it."""
+        return {
+            "pipeline": self.pipeline,
+            "version": self.version,
+            "run_id": self.run_id,
+            "start": self.start,
+            "end": self.end,
+            "sink_version": self.sink_version,
+            "based_on": self.based_on,
+            "made_at": self.made_at,
+        }
+
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Proof:
         return cls(
@@ -117,6 +130,14 @@ class Proofs:
             if not any(reset.has(proof.sink_version) for reset in undone):
                 found.append(proof)
         return sorted(found, key=lambda proof: proof.sink_version)
+
+    def read(self, pipeline: str = "") -> list[Proof]:
+        """The proofs of all versions, or of one pipeline's, in the order of the sinks' versions."""
+        where: list[Condition] = []
+        if pipeline:
+            where.append(("pipeline", "=", pipeline))
+        found = [Proof.of_row(row) for row in self.tables.rows(ControlTable.PROOFS, where)]
+        return sorted(found, key=lambda proof: (proof.pipeline, proof.version, proof.sink_version))
 
     def of_run(self, run_id: str) -> Proof | None:
         """The proof that a run left; None if it left none, or if it was forgotten."""

@@ -15,6 +15,7 @@ from hindcast.installation import Installation
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.proofs import Proof, Proofs
 from hindcast.tables.table_names import ControlTable
 from hindcast.tables.verdict_trends import TrendPoint, VerdictTrends
 
@@ -24,6 +25,7 @@ LISTINGS = (
     ("checkpoints",),
     ("verdicts",),
     ("trend",),
+    ("proofs",),
     ("corrections",),
     ("runs",),
     ("events",),
@@ -175,6 +177,41 @@ def test_every_refused_file_is_listed_and_the_command_fails(
     assert ended.returncode == 2
     assert [Path(row["file"]).name for row in json.loads(ended.stdout)] == ["one.py", "two.py"]
     assert "one.py" in ended.stderr and "two.py" in ended.stderr
+
+
+def test_the_proofs_are_listed_with_their_ends(hindcast: Hindcast, settings: Settings) -> None:
+    """In the order in which they go on from each other. A range can begin at each end."""
+    proofs = Proofs(ControlTables(settings))
+    at = datetime(2026, 1, 5, 12, tzinfo=UTC)
+    for number in (2, 1):
+        proof = Proof(
+            run_id=f"r{number}",
+            pipeline="word_count",
+            version=1,
+            first={0: 0},
+            start={0: 10 * number - 10},
+            end={0: 10 * number},
+            sink_version=number,
+            based_on="r1" if number == 2 else "",
+            batches={"all": 0},
+            url=f"proofs/word_count/r{number}",
+            made_at=at,
+        )
+        proofs.add(proof)
+    first, second = json.loads(hindcast("proofs", "--pipeline", "word_count", "-o", "json").stdout)
+    assert first == {
+        "pipeline": "word_count",
+        "version": 1,
+        "run_id": "r1",
+        "start": {"0": 0},
+        "end": {"0": 10},
+        "sink_version": 1,
+        "based_on": "",
+        "made_at": "2026-01-05T12:00:00+00:00",
+    }
+    assert (second["run_id"], second["based_on"], second["end"]) == ("r2", "r1", {"0": 20})
+    shown = hindcast("proofs").stdout
+    assert "based_on" in shown and "r2" in shown
 
 
 def test_the_trend_is_listed_by_version_and_measure(hindcast: Hindcast, settings: Settings) -> None:

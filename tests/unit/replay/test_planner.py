@@ -29,9 +29,9 @@ from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
-from hindcast.tables.history_base import HistoryBase, HistoryTooShortError
 from hindcast.tables.ledger_bases import base_below
 from hindcast.tables.ledger_history import History, may_hold
+from hindcast.tables.oldest_batches import HistoryBase, HistoryTooShortError
 from hindcast.tables.proofs import Proof
 
 ALL_FILED = 2**32

@@ -19,10 +19,10 @@ from hindcast.recovery.rewind_point import reset_row
 from hindcast.settings import Settings
 from hindcast.tables import ledger_bases
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.history_base import HistoryBase, HistoryTooShortError
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_bases import FencedBatches, LedgerBases, base_below, worth_keeping
 from hindcast.tables.ledger_history import History
+from hindcast.tables.oldest_batches import HistoryBase, HistoryTooShortError
 
 
 def outcome(asked: Callable[[], Any]) -> Any:
