@@ -2,10 +2,11 @@
 
 1. The recorded batches of the range have run, in the state that the proof before left.
 2. Their state is copied into a folder of its own.
-3. A row of ``proofs`` names the folder. From now on a plan may begin there.
+3. A row of ``proofs`` names the folder. From now on a plan may begin there. Older proofs are forgotten.
+4. The folders of these are deleted.
 
 After a crash before step 3 nothing names the folder, and the upkeep deletes it. The run that is tried again
-leaves another one.
+leaves another one. A crash before step 4 leaves folders to the upkeep, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hindcast.processes.crash_points import reach
 from hindcast.replay.recorded_batches import BatchRange, BegunState, RecordedBatches, recorded_batches
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.settings import Settings
+from hindcast.spark import scratch
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.proofs import FOLDER, Proof, Proofs
 
@@ -51,7 +53,7 @@ def leave_proof(
     first: Offsets,
     recorded: RecordedBatches,
 ) -> None:
-    """Steps 2 and 3.
+    """Steps 2 to 4.
 
     :param first: the stream's first offsets
     :param recorded: the batches of the range, after they have run
@@ -73,8 +75,10 @@ def leave_proof(
         url=state.url,
         made_at=datetime.now(UTC),
     )
-    Proofs(ControlTables(settings)).add(proof)
+    forgotten = Proofs(ControlTables(settings)).add(proof)
     reach("proof.3")
+    for one in forgotten:
+        scratch.Folder(recorded.spark, one.url).remove()
     _log.info("Kept the state at the end of the range.", run_id=run_id, url=url)
 
 

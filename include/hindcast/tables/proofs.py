@@ -5,7 +5,7 @@ the next range is judged from there: at its own price, and after the topic has l
 proof goes on from the one before it, and the first from the stream's beginning. So a proof stands for all
 records from ``first`` to ``end``.
 
-The rows of a version are replaced together, so there are never more than a week's.
+The rows of a version are replaced together, so there are never more than are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from hindcast.tables.table_names import ControlTable
 
 #: Where the states are, by pipeline and run.
 FOLDER = "proofs"
-#: As long as a sink's older versions and the answers of replays: a rewind goes back so far at most.
+#: So many of the newest proofs of a version are kept: runs that wait for their verdict begin with them.
+KEPT_NEWEST = 6
+#: Of older ones the last of each day is kept for so long: a rewind goes back so far at most. Each proof is a
+#: copy of the state, so there are not many.
 KEPT_DAYS = 7
 
 
@@ -103,21 +106,25 @@ class Proofs:
 
     tables: ControlTables
 
-    def add(self, proof: Proof) -> None:
+    def add(self, proof: Proof) -> list[Proof]:
         """Keep a proof, once its files are written, in place of one that the same run left before. Those of
-        its version that have become too old are forgotten.
+        its version that are too many or too old are forgotten.
 
+        :returns: the forgotten ones, whose files nothing needs any more
         :raises StoreUnavailableError: if it could not be written
         """
+        forgotten: list[Proof] = []
 
         def with_proof(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             known = [Proof.of_row(row) for row in rows]
             others = [other for other in known if other.run_id != proof.run_id]
-            young = _young([*others, proof], proof.made_at)
-            return [one.as_row() for one in young]
+            kept = _kept([*others, proof], proof.made_at)
+            forgotten[:] = [one for one in known if one not in kept]
+            return [one.as_row() for one in kept]
 
         of_version: dict[str, str | int] = {"pipeline": proof.pipeline, "version": proof.version}
         self.tables.replace(ControlTable.PROOFS, of_version, with_proof)
+        return forgotten
 
     def of_version(self, pipeline: str, version: int, undone: Sequence[Undone] = ()) -> list[Proof]:
         """The proofs of a version in the order of the sink's versions, without those of what a rewind took
@@ -152,11 +159,13 @@ class Proofs:
         return set(found["url"].to_pylist())
 
 
-def _young(proofs: Iterable[Proof], now: datetime) -> list[Proof]:
-    """The proofs that are not too old. The newest is never too old: the next range goes on from it."""
+def _kept(proofs: Iterable[Proof], now: datetime) -> list[Proof]:
+    """The newest proofs, and the last one of each of the days before."""
     in_order = sorted(proofs, key=lambda proof: proof.sink_version)
     oldest = now - timedelta(days=KEPT_DAYS)
-    return [proof for proof in in_order if proof.made_at >= oldest or proof is in_order[-1]]
+    last_of_day = {proof.made_at.date(): proof for proof in in_order if proof.made_at >= oldest}
+    newest = in_order[-KEPT_NEWEST:]
+    return [proof for proof in in_order if proof in newest or proof in last_of_day.values()]
 
 
 def proof_before(proofs: Iterable[Proof], start: Offsets, begun: Offsets) -> Proof | None:

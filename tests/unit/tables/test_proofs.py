@@ -50,35 +50,41 @@ def test_a_proof_is_read_as_it_was_added(settings: Settings) -> None:
 
 
 def test_of_a_run_that_was_tried_again_the_last_proof_counts(settings: Settings) -> None:
-    """The one before it is forgotten, and so is its folder."""
+    """The one before it is forgotten."""
     proofs = Proofs(ControlTables(settings))
     again = proof(1, made_at=AT + timedelta(minutes=1), url="again")
-    for one in (proof(1), proof(2), again):
-        proofs.add(one)
+    assert proofs.add(proof(1)) == proofs.add(proof(2)) == []
+    assert proofs.add(again) == [proof(1)]
     assert proofs.of_version("words", 1) == [again, proof(2)]
     assert proofs.of_run("r-1") == again
     assert proofs.urls() == {"again", proof(2).url}
 
 
-def test_old_proofs_are_forgotten_but_not_the_newest(settings: Settings) -> None:
-    """The next range goes on from the newest, however old it is. Another version's are its own affair."""
+def test_the_newest_proofs_are_kept_and_the_last_of_each_day_of_a_week(settings: Settings) -> None:
+    """The next range goes on from the newest, however old it is. Another version's are its own affair. What
+    is forgotten is told, so that its files can be deleted.
+    """
     proofs = Proofs(ControlTables(settings))
     other = proof(1, version=2)
     proofs.add(other)
-    for number in range(1, 5):
-        proofs.add(proof(number, made_at=AT + timedelta(days=3 * number)))
-    assert [one.run_id for one in proofs.of_version("words", 1)] == ["r-2", "r-3", "r-4"]
+    forgotten: list[str] = []
+    for number in range(1, 10 * 24):  # one an hour, the first at 13:00
+        told = proofs.add(proof(number, made_at=AT + timedelta(hours=number)))
+        forgotten += [one.run_id for one in told]
+    kept = [int(one.run_id.removeprefix("r-")) for one in proofs.of_version("words", 1)]
+    assert kept == [83, 107, 131, 155, 179, 203, 227, 234, 235, 236, 237, 238, 239]
+    assert sorted([*map(int, (name[2:] for name in forgotten)), *kept]) == list(range(1, 10 * 24))
     late = AT + timedelta(days=400)
-    proofs.add(proof(3, made_at=late))
-    assert [one.run_id for one in proofs.of_version("words", 1)] == ["r-3", "r-4"]
+    proofs.add(proof(240, made_at=late))
+    assert [one.sink_version for one in proofs.of_version("words", 1)] == [235, 236, 237, 238, 239, 240]
     assert proofs.of_version("words", 2) == [other]
 
 
 def test_many_judges_leave_their_proofs_at_once(settings: Settings) -> None:
     """Each replaces the rows of the version, and none is lost."""
     with ThreadPoolExecutor(4) as judges:
-        list(judges.map(lambda number: Proofs(ControlTables(settings)).add(proof(number)), range(1, 9)))
-    assert Proofs(ControlTables(settings)).of_version("words", 1) == [proof(number) for number in range(1, 9)]
+        list(judges.map(lambda number: Proofs(ControlTables(settings)).add(proof(number)), range(1, 7)))
+    assert Proofs(ControlTables(settings)).of_version("words", 1) == [proof(number) for number in range(1, 7)]
 
 
 def test_a_proof_of_what_was_taken_back_counts_for_nothing(settings: Settings) -> None:
