@@ -39,6 +39,8 @@ from hindcast_sandbox.generators import GENERATORS
 #: The goal of the ratio of the later hours to the earlier ones.
 GOAL = 1.1
 _HOUR = timedelta(hours=1)
+#: In place of a tombstone, which needs a key. It is a dead letter as well.
+_NO_VALUE = b"no value"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ def hours_of(pipeline: Pipeline, hours: int, rows: int) -> Iterator[Mapping[int,
     for _ in range(hours):
         sent: dict[int, list[Value]] = defaultdict(list)
         for record in islice(records, rows):
-            sent[topics[record.topic or pipeline.source.name]].append(record.value)
+            value = record.value
+            if value is None:
+                value = _NO_VALUE
+            sent[topics[record.topic or pipeline.source.name]].append(value)
         yield sent
 
 
