@@ -27,9 +27,8 @@ from hindcast.delta import files
 from hindcast.errors import BadInputError, ReplayFailedError
 from hindcast.pipeline import Pipeline
 from hindcast.replay import hindsight_in_one_query
-from hindcast.replay.leave_proof import at_once, begun_state, first_of, leave_proof
+from hindcast.replay.leave_proof import batches_of_range, first_of, leave_proof, one_batch
 from hindcast.replay.planner import ReplayPlan
-from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.window_attribution import attribute, is_corrected, lost_windows
 from hindcast.settings import Settings
@@ -294,16 +293,8 @@ def _answers_of_batches(
     if hindsight is not None:
         yield hindsight, online
         return
-    with recorded_batches(
-        spark,
-        settings,
-        pipeline,
-        plan.start,
-        plan.end,
-        plan.recorded,
-        plan.seams,
-        at_once=True,
-        begun=begun_state(plan.proof),
+    with batches_of_range(
+        spark, settings, pipeline, plan, plan.recorded, plan.proof, at_once=True
     ) as recorded:
         yield recorded.run(), online
 
@@ -317,17 +308,8 @@ def _answers_from_state(
     Its function for hindsight, if it has one, needs all rows. So hindsight has the online answer.
     """
     planned = plan.to_record()
-    with recorded_batches(
-        spark,
-        settings,
-        pipeline,
-        plan.start,
-        plan.end,
-        at_once(plan.start, plan.end),
-        plan.seams,
-        begun=begun_state(plan.proof),
-        state_is_kept=True,
-    ) as recorded:
+    batches = one_batch(plan.start, plan.end)
+    with batches_of_range(spark, settings, pipeline, plan, batches, plan.proof) as recorded:
         changed = recorded.run()
         leave_proof(settings, pipeline, run_id, planned, first_of(planned, plan.proof), recorded)
         yield changed, None

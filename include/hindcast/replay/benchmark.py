@@ -17,9 +17,8 @@ from hindcast.errors import BadInputError, RangeNotYetConsumedError
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import Answer, write_answer
-from hindcast.replay.leave_proof import begun_state
+from hindcast.replay.leave_proof import batches_of_range
 from hindcast.replay.planner import ReplayPlan
-from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.run_replay import Replayed, run_replay
@@ -68,16 +67,7 @@ def run_recorded(
     State begins with the first of them. So if the range does not begin where the stream began, the windows at
     its edge lack the rows before it.
     """
-    with recorded_batches(
-        spark,
-        settings,
-        pipeline,
-        plan.start,
-        plan.end,
-        plan.batches,
-        plan.seams,
-        begun=begun_state(plan.proof),
-    ) as recorded:
+    with batches_of_range(spark, settings, pipeline, plan, plan.batches, plan.proof) as recorded:
         rows = write_answer(settings, plan, run_id, recorded.run(), Answer.HINDSIGHT)
     read = sum(end - plan.start[partition] for partition, end in plan.end.items())
     dead_letters = 0

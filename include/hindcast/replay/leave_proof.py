@@ -12,6 +12,8 @@ leaves another one. A crash before step 4 leaves folders to the upkeep, too.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import structlog
@@ -20,11 +22,13 @@ from pyspark.sql import SparkSession
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
+from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_batches import BatchRange, BegunState, RecordedBatches, recorded_batches
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.settings import Settings
 from hindcast.spark import scratch
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.proofs import FOLDER, Proof, Proofs
 
 _log = structlog.get_logger(__name__)
@@ -33,14 +37,42 @@ _log = structlog.get_logger(__name__)
 _ALL = "all"
 
 
-def begun_state(proof: Proof | None) -> BegunState | None:
-    """The state in which a range begins; None if it begins with the stream."""
-    if proof is None:
-        return None
-    return BegunState(proof.url, proof.batches)
+@contextmanager
+def batches_of_range(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    plan: ReplayPlan | RecordedPlan,
+    rows: Iterable[LedgerRow | BatchRange],
+    proof: Proof | None,
+    *,
+    at_once: bool = False,
+    state_is_kept: bool = False,
+) -> Iterator[RecordedBatches]:
+    """The batches of a plan's range, in the state in which it begins; see
+    :func:`hindcast.replay.recorded_batches.recorded_batches`.
+
+    :param proof: that state; None if the range begins with the stream
+    """
+    begun = None
+    if proof is not None:
+        begun = BegunState(proof.url, proof.batches)
+    with recorded_batches(
+        spark,
+        settings,
+        pipeline,
+        plan.start,
+        plan.end,
+        rows,
+        plan.seams,
+        at_once=at_once,
+        begun=begun,
+        state_is_kept=state_is_kept or begun is not None,
+    ) as recorded:
+        yield recorded
 
 
-def at_once(start: Offsets, end: Offsets) -> list[BatchRange]:
+def one_batch(start: Offsets, end: Offsets) -> list[BatchRange]:
     """A range as one batch, for results that do not depend on batches."""
     return [BatchRange(_ALL, 0, start, end)]
 
@@ -93,18 +125,8 @@ def prove_at_once(
     """Leave the proof of a run whose answer came from a batch query, which leaves no state. Its results
     depend on rows alone, so they run as one batch.
     """
-    batches = at_once(plan.start, plan.end)
-    with recorded_batches(
-        spark,
-        settings,
-        pipeline,
-        plan.start,
-        plan.end,
-        batches,
-        plan.seams,
-        begun=begun_state(proof),
-        state_is_kept=True,
-    ) as recorded:
+    batches = one_batch(plan.start, plan.end)
+    with batches_of_range(spark, settings, pipeline, plan, batches, proof, state_is_kept=True) as recorded:
         recorded.run()
         leave_proof(settings, pipeline, run_id, plan, first_of(plan, proof), recorded)
 

@@ -19,8 +19,7 @@ from hindcast.delta.open_table import open_table
 from hindcast.errors import HindcastError, ProofLostError, ReplayFailedError, innermost
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer, answers_url
-from hindcast.replay.leave_proof import begun_state, first_of, leave_proof
-from hindcast.replay.recorded_batches import recorded_batches
+from hindcast.replay.leave_proof import batches_of_range, first_of, leave_proof
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.settings import Settings
 from hindcast.spark import parquet_writer
@@ -53,17 +52,7 @@ def keep_online(
             table = open_table(url, settings.storage_options)
             if _has_online(table):
                 return
-            with recorded_batches(
-                spark,
-                settings,
-                pipeline,
-                plan.start,
-                plan.end,
-                rows,
-                plan.seams,
-                begun=begun_state(proof),
-                state_is_kept=True,
-            ) as recorded:
+            with batches_of_range(spark, settings, pipeline, plan, rows, proof) as recorded:
                 online = recorded.run()
                 leave_proof(settings, pipeline, run_id, plan, first_of(plan, proof), recorded)
                 if _add(online, table, url, settings):

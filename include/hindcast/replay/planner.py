@@ -49,9 +49,9 @@ class ReplayInputs:
     versions that are batches, or empty where the pipeline has windows. ``from_time_offsets`` and
     ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges
     that the archives of the topics hold, by partition. ``judged``: where each verdict ended, the one that
-    reaches furthest last. ``proofs``: the states from which a range
-    without windows can go on. ``late_ends_ms``: the ends of the windows that a late row was for and that no
-    correction has with that row, in order.
+    reaches furthest last. ``proofs``: the states from which a range without windows can go on.
+    ``late_ends_ms``: the ends of the windows that a late row was for and that no correction has with that
+    row, in order.
     """
 
     history: History

@@ -25,9 +25,8 @@ from hindcast.installation import Installation
 from hindcast.pipeline import Mode, Pipeline
 from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.replay.batch import ANSWER, Answer, answers_url, side_rows_url
-from hindcast.replay.leave_proof import begun_state, prove_at_once
+from hindcast.replay.leave_proof import batches_of_range, prove_at_once
 from hindcast.replay.online_answer import keep_online, proof_of
-from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.serving.reading import Reading
@@ -192,17 +191,7 @@ def _unstable(spark: SparkSession, installation: Installation, pipeline: Pipelin
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
     first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
     proof = proof_of(settings, case.run_id, case.plan)
-    with recorded_batches(
-        spark,
-        settings,
-        pipeline,
-        case.plan.start,
-        case.plan.end,
-        rows,
-        case.plan.seams,
-        begun=begun_state(proof),
-        state_is_kept=True,
-    ) as recorded:
+    with batches_of_range(spark, settings, pipeline, case.plan, rows, proof) as recorded:
         second = recorded.run()
         sides = Sides(second, first, first, pipeline.sink.keys, tolerance=pipeline.tolerance)
         found = compare(sides, SAMPLES)
