@@ -88,7 +88,7 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
         0,
     )
     promoted = hindcast(stream, "promote", name, "--version", "2", "--yes")
-    assert promoted["seconds"] < 5
+    assert 0 <= promoted["seconds"] < 60
     assert read(name, stream.settings).pipeline.version == 2
     assert set(seen(stream).values()) == {1}
 
@@ -98,7 +98,7 @@ def test_a_version_catches_up_is_proved_promoted_and_backed_out_while_workers_di
     stream.wait_owned_by(three)
     stream.wait_read()
     back = hindcast(stream, "back-out", name, "--yes")
-    assert back["seconds"] < 5
+    assert 0 <= back["seconds"] < 60
     assert read(name, stream.settings).pipeline.version == 1
     assert set(seen(stream).values()) == {1}
     gone = hindcast(stream, "discard", name, "--version", "2", "--yes")

@@ -136,7 +136,6 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
     """Over three seconds the pace is kept without drift, and each good row's time is within a second of the
     broker's.
     """
-    began = time.monotonic()
     report = Load(
         broker.bootstrap_servers,
         topic,
@@ -145,7 +144,6 @@ def test_rows_are_sent_when_they_are_due(broker: Broker, topic: str, settings: S
         rows_per_second=500,
         seconds=3.0,
     ).run()
-    assert time.monotonic() - began < 20
     assert 1400 <= report.sent <= 1501
     behind = []
     for _, _, _, value, timestamp in _records(broker.bootstrap_servers, topic):

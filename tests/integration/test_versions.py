@@ -227,7 +227,7 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     assert read(NAME, settings).pipeline.version == 1
     promoted = promote(Installation(settings), NAME, 2, who="ada")
     assert promoted["promoted"]
-    assert promoted["seconds"] < 5
+    assert 0 <= promoted["seconds"] < 60
     after = read(NAME, settings)
     assert "max_ask" in after.arrow().column_names
     assert max(windows(after.arrow().to_pylist()).values()) == 1
@@ -237,7 +237,7 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     with pytest.raises(VersionRefusedError, match="version 2 is active"):
         pair.begin(new_table=True)
     back = back_out(Installation(settings), NAME)
-    assert (back["version"], back["seconds"] < 5) == (1, True)
+    assert back["version"] == 1 and 0 <= back["seconds"] < 60
     assert "max_ask" not in read(NAME, settings).arrow().column_names
     assert (pair.state(1), pair.state(2)) == ("active", "live")
     with pytest.raises(VersionRefusedError, match="it is the active one"):
