@@ -7,7 +7,9 @@ do next. The keyword arguments of the constructor fill in its fields.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -178,6 +180,14 @@ class OffsetsLostError(HindcastError):
     """{topic}-{partition}: offsets {start} to {end} are needed by {pipeline}/{shard}, but {problem}. The
     shard has stopped and nothing was skipped. Restore the topic's data, or accept the gap with a new version
     of the pipeline that starts later.
+    """
+
+
+class RaisingRecordsError(HindcastError):
+    """{pipeline}/{shard}: the function raises {error} on more records from {start} to {end} than may be left
+    out: {limit} an hour, and {recent} were in the last hour. The shard has stopped and nothing was skipped.
+    Mend the function under a new version, or, if the records are to blame, raise
+    HINDCAST_RAISING_RECORDS_PER_HOUR.
     """
 
 
@@ -368,6 +378,35 @@ def together(errors: Sequence[PipelineError]) -> PipelineError:
     if len(errors) == 1:
         return errors[0]
     return PipelineMistakesError(errors)
+
+
+#: How a line begins that names an error: Spark's condition, or the class of the error.
+_CONDITION = re.compile(r"(?:[\w.$]+: )?\[([A-Z][A-Z0-9_.]+)\]")
+_CLASS = re.compile(r"(?:[\w$]+\.)*([A-Za-z_]\w*)(?::|$)")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def name_of_error(error: BaseException, file: str = "") -> str:
+    """The class of the innermost error, and its place in Python code: ``KeyError (orders.py, line 31)``.
+
+    The message is left out: it may hold data.
+
+    :param file: the place in this file's folder is named, if the error went through it
+    """
+    text = innermost(error)
+    found = _CONDITION.match(text) or _CLASS.match(text)
+    name = type(error).__name__
+    if found:
+        name = found[1]
+    before_query, _, _ = str(error).partition(_QUERY)
+    _, traceback, lines = before_query.rpartition(_TRACEBACK)
+    frames = []
+    if traceback:
+        frames = _FRAME.findall(lines)
+    own = [frame for frame in frames if file and Path(frame[0]).parent == Path(file).parent]
+    for path, line in reversed(own or frames):
+        return f"{name} ({Path(path).name}, line {line})"
+    return name
 
 
 def innermost(error: BaseException) -> str:

@@ -79,6 +79,12 @@ class Settings(BaseSettings):
     audit_seconds: float = Field(
         default=10.0, gt=0.0, description="time between two passes that file late and poison rows"
     )
+    raising_records_per_hour: int = Field(
+        default=20,
+        ge=0,
+        description="records an hour and shard that are left out because the pipeline's function raises on "
+        "them; with more the shard stops, with 0 it tries again and again",
+    )
     warm_seconds: float = Field(
         default=3600.0, ge=0.0, description="how long the old version is kept warm after a promotion"
     )

@@ -17,7 +17,8 @@ from support.check_all_oracles import CheckAllOracles
 from support.fault_matrix import ROWS, Matrix, seed_of, shape_of
 from support.fleet import PARTITIONS, SHARDS, Worker, fleet_settings
 from support.live_stream import declare
-from support.shapes import SHAPES, Shape
+from support.raising_shape import raising
+from support.shapes import APPEND, SHAPES, Shape
 from support.waiting import wait_until
 from support.warm_fleet import SLOTS, WarmFleet, WarmStream
 
@@ -128,14 +129,28 @@ def stream(
     """A stream of the shared fleet's that no test has used: its own topics, pipeline, tables and
     checkpoints.
     """
+    made = _declared(shared_fleet, broker, shape, request)
+    yield made
+    give_up(made)
+
+
+@pytest.fixture
+def raising_stream(
+    shared_fleet: WarmFleet, broker: Broker, request: pytest.FixtureRequest
+) -> Iterator[WarmStream]:
+    """A stream whose function raises on records that :func:`support.raising_shape.spoil` makes."""
+    made = _declared(shared_fleet, broker, raising(APPEND), request)
+    yield made
+    give_up(made)
+
+
+def _declared(fleet: WarmFleet, broker: Broker, shape: Shape, request: pytest.FixtureRequest) -> WarmStream:
     name = f"stream_{next(_NUMBERS):04}"
     topic = f"{name}-trades"
     for own in shape.topics(topic):
         ensure_topic(broker.bootstrap_servers, own, PARTITIONS)
-    declare(shared_fleet.settings, topic, shards=SHARDS, name=name, shape=shape)
-    made = WarmStream(shared_fleet, topic, name=name, seed=seed_of(request.node) or 11, shape=shape)
-    yield made
-    give_up(made)
+    declare(fleet.settings, topic, shards=SHARDS, name=name, shape=shape)
+    return WarmStream(fleet, topic, name=name, seed=seed_of(request.node) or 11, shape=shape)
 
 
 def give_up(stream: WarmStream) -> None:

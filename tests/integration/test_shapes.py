@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 from support.live_stream import check_answer
-from support.shapes import SHAPES, Shape
+from support.shapes import SHAPES, Shape, placed
 from support.shard_harness import Shard
-from support.simulated_stream import Clockwork, Record, Simulated, trades
+from support.simulated_stream import Clockwork, Simulated, trades
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -29,14 +29,3 @@ def test_a_shape_gives_the_answer_of_plain_python(shard_of: Callable[[Shape], Sh
     ]
     with pytest.raises(AssertionError):
         check_answer(shard.settings, fewer, Simulated(Clockwork(), fewer), "shaped", shape)
-
-
-def placed(records: list[Record]) -> list[Record]:
-    """The records at the offsets that their topics give them."""
-    offsets: dict[int, int] = {}
-    made = []
-    for record in records:
-        offset = offsets.get(record.partition, 0)
-        made.append(replace(record, offset=offset))
-        offsets[record.partition] = offset + 1
-    return made

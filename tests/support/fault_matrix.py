@@ -45,6 +45,7 @@ ROWS = {
     "F28": "replay and verdict beside the live stream, compaction and vacuum",
     "F29": "starved of memory, CPU, file handles",
     "F30": "several processes append to one sink table",
+    "F31": "the function raises on a record; killed between any two steps of the search for it",
     "backfill": "the processes of Airflow and of its tasks killed in the middle of a backfill",
     "reprocess": "Airflow killed while a reprocessing waits for a person, and while it watches a promotion",
     "nemesis": "one to three faults at a time, healed, every oracle checked",

@@ -293,3 +293,14 @@ SHAPES: dict[str, Shape] = {shape.name: shape for shape in (APPEND, Upsert(), Jo
 WINDOWED = ("append", "avro", "late_sink")
 #: Those of one topic, whose state can be made from its rows alone, and dealt anew to other shards.
 OF_ONE_TOPIC = ("append", "upsert", "avro", "late_sink")
+
+
+def placed(records: list[Record]) -> list[Record]:
+    """The records at the offsets that their topics give them."""
+    offsets: dict[int, int] = {}
+    made = []
+    for record in records:
+        offset = offsets.get(record.partition, 0)
+        made.append(replace(record, offset=offset))
+        offsets[record.partition] = offset + 1
+    return made

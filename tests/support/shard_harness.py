@@ -25,6 +25,7 @@ from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.shard_runner import Phase, ShardRunner
 from hindcast.stream.shard_takeover import ShardTakeover
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.excluded_records import Excluded
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import Ledger
 from hindcast.testing import FakeClock, MemoryStore
@@ -67,7 +68,7 @@ class Shard:
         """Partition -> the offset after the last record that was sent."""
         return ends(self.sent)
 
-    def take(self, most_records: int = 0) -> ShardTakeover:
+    def take(self, most_records: int = 0, excluded: Excluded | None = None) -> ShardTakeover:
         """A new owner gains the lease; the one before is dead and its lease expired."""
         start = {
             topic * TOPIC_STRIDE + number: 0
@@ -106,11 +107,14 @@ class Shard:
             self.clock,
             meter,
             most_records=most_records,
+            excluded=excluded,
         )
 
-    def start(self, rebuild: str = "", *, most_records: int = 0) -> ShardRunner:
+    def start(
+        self, rebuild: str = "", *, most_records: int = 0, excluded: Excluded | None = None
+    ) -> ShardRunner:
         """A new owner takes the shard over and starts its query."""
-        runner = self.take(most_records).start(rebuild)
+        runner = self.take(most_records, excluded).start(rebuild)
         self.running.append(runner)
         return runner
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from hindcast.errors import HindcastError
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets
+from hindcast.tables.excluded_records import Excluded
 
 
 class FailingAudit:
@@ -55,6 +57,9 @@ class ShardQuery:
     rebuilt: str = ""
     batch: int = 0
     end_offsets: Offsets = field(default_factory=dict)
+    floors: Offsets = field(default_factory=dict)
+    #: From where to where the batch after the last one was planned to read.
+    planned: tuple[Offsets, Offsets] | None = None
     stops: int = 0
     flushes: int = 0
     #: Called by each flush.
@@ -75,8 +80,26 @@ class ShardQuery:
         self.stops += 1
         self.on_stop()
 
+    def planned_next(self) -> tuple[Offsets, Offsets] | None:
+        return self.planned
+
     def unfiled(self, after: int) -> list[Any]:
         return [SimpleNamespace(batch=number) for number in range(after + 1, self.batch + 1)]
+
+
+@dataclass
+class Search:
+    """Stands in for :class:`hindcast.recovery.raising_records.RaisingRecords`. A test ends it."""
+
+    error: BaseException
+    ended: bool = False
+    found: Excluded = field(default_factory=dict)
+    refusal: HindcastError | None = None
+    reason: str = "no record raises"
+    stops: int = 0
+
+    def stop(self) -> None:
+        self.stops += 1
 
 
 @dataclass
@@ -91,6 +114,8 @@ class Takeover:
     app: str = "p/v1/v1.g0.s0"
     #: Why the state was to be rebuilt, start by start.
     started: list[str] = field(default_factory=list)
+    #: The records that each take-over was to leave out.
+    excluded: list[Excluded] = field(default_factory=list)
 
     def prepare(self) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hindcast.errors import innermost
+from hindcast.errors import innermost, name_of_error
 
 PROXY = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):"
 QUERY = """
@@ -62,3 +62,33 @@ Caused by: py4j.Py4JException: """
 def test_the_cause_of_an_error_is_its_line(said: str, line: str) -> None:
     """Neither the call that failed, nor a traceback's first line, nor the query's description."""
     assert innermost(ValueError(said)) == line
+
+
+IN_A_PIPELINE = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/srv/pipelines/orders.py", line 31, in ratio
+    return json.loads(text)
+  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode
+    raise JSONDecodeError("Expecting value", s, err.value) from None
+json.decoder.JSONDecodeError: Expecting value: Ann Lee, 5 High Street
+"""
+IN_SPARK = "Job aborted.\nCaused by: org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] Division of 7 by zero."
+
+
+@pytest.mark.parametrize(
+    ("said", "file", "name"),
+    [
+        (IN_A_FUNCTION, "", "ZeroDivisionError (worker.py, line 3004)"),
+        (IN_A_PIPELINE, "/srv/pipelines/orders.py", "JSONDecodeError (orders.py, line 31)"),
+        (IN_A_PIPELINE, "/srv/pipelines/helper.py", "JSONDecodeError (orders.py, line 31)"),
+        (IN_A_PIPELINE, "", "JSONDecodeError (decoder.py, line 355)"),
+        (IN_A_PIPELINE, "/elsewhere/orders.py", "JSONDecodeError (decoder.py, line 355)"),
+        (IN_SPARK, "/srv/pipelines/orders.py", "DIVIDE_BY_ZERO"),
+        (IN_JAVA, "", "IOException"),
+        ("Ann Lee is no number", "", "RuntimeError"),
+        ("", "", "RuntimeError"),
+    ],
+)
+def test_the_name_of_an_error_holds_no_data(said: str, file: str, name: str) -> None:
+    """Its class, or Spark's condition, and its place in the pipeline's code; never its message."""
+    assert name_of_error(RuntimeError(said), file) == name

@@ -92,10 +92,12 @@ def replay(
     however many people run it.
     """
     from hindcast.kafka.redrive import check_letters, letters_of, redrive
+    from hindcast.versions.letters_read import refuse_letters_read
 
     hindcast = Hindcast()
     declared = hindcast.catalog[pipeline]
     repaired = letters_of(_text(file))
+    refuse_letters_read(hindcast, declared, [letter.place for letter in repaired])
     if dry_run:
         check_letters(hindcast.tables, declared, repaired)
         Output(output).row({"pipeline": pipeline, "letters": len(repaired), "dry_run": True})

@@ -16,6 +16,7 @@ from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.recovery.rebuild_state import check_retained
 from hindcast.replay.recorded_batches import BatchRange
+from hindcast.tables.excluded_records import Excluded, within
 from hindcast.tables.ledger import LedgerRow
 
 #: A round has so many records at most, or one batch: they are on disk twice while it runs.
@@ -59,11 +60,13 @@ def rounds(
     start: Mapping[int, int],
     most_records: int,
     held: Callable[[], HeldRecords],
+    excluded: Excluded | None = None,
 ) -> Iterator[Round]:
     """The rounds of a shard that is at ``start``; none if its topics hold all that comes next.
 
     :param most_records: of one batch
     :param held: asked before each round
+    :param excluded: the records that are left out
     :raises OffsetsLostError: if neither a topic nor its archive holds what comes next
     """
     reached = dict(start)
@@ -79,7 +82,8 @@ def rounds(
         batches: list[BatchRange] = []
         while reached != end and len(batches) < max(RECORDS_PER_ROUND // most_records, 1):
             stop = next_step(reached, end, most_records)
-            batches.append(BatchRange(shard, number, reached, stop))
+            left_out = within(excluded or {}, reached, stop)
+            batches.append(BatchRange(shard, number, reached, stop, left_out))
             number += 1
             reached = stop
         yield Round(tuple(batches), begin, reached, found.seams(begin, reached))

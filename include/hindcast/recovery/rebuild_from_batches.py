@@ -66,6 +66,9 @@ class FurtherBatches(Protocol):
     def close(self) -> None:
         """No batch follows any more."""
 
+    def planned_next(self) -> tuple[Offsets, Offsets] | None:
+        """From where to where the batch after the last committed one reads; None if it is not planned."""
+
     @property
     def in_hand(self) -> bool:
         """Whether a batch is being committed."""
@@ -131,6 +134,12 @@ class RebuildFromBatches:
     def in_hand(self) -> bool:
         """Whether a batch of step 3 is being committed: :meth:`stop` would interrupt it."""
         return self._further is not None and self._further.in_hand and not self.ended
+
+    def planned_next(self) -> tuple[Offsets, Offsets] | None:
+        """From where to where the next batch of step 3 reads; None if none is planned."""
+        if self._further is None:
+            return None
+        return self._further.planned_next()
 
     def stop(self) -> None:
         """Give up; what was rebuilt so far is never used."""

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hindcast.errors import CheckpointRefusedError, FenceMovedError, OffsetGapError, SinkCommitsLostError
 from hindcast.leases.lease import Lease
@@ -25,6 +25,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery.rebuild_state import CheckpointRef
 from hindcast.shards.shard_row import ShardCheckpoint
+from hindcast.tables.excluded_records import Excluded
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
 
@@ -35,13 +36,15 @@ class ShardPosition:
 
     ``fence``: the last batch that its sink holds, 0 before the first, and the epoch; ``end_offsets``: up to
     where it was read; ``watermark_ms``: the watermark under which that batch emitted, in epoch milliseconds;
-    ``incarnation``: the query that wrote it.
+    ``incarnation``: the query that wrote it; ``excluded``: the records that it left out. Spark may run that
+    batch once more, for its state.
     """
 
     fence: Fence
     end_offsets: Offsets
     watermark_ms: int
     incarnation: CheckpointRef
+    excluded: Excluded = field(default_factory=dict)
 
     @property
     def spark_batch(self) -> int | None:
@@ -113,7 +116,7 @@ def _position(lease: Lease, recorded: Fence | None, last: BatchCommit | None) ->
     fence = Fence(lease.epoch, batch)
     if last is not None:
         query = CheckpointRef(last.checkpoint, last.base, last.floors)
-        return ShardPosition(fence, last.end_offsets, last.watermark_ms, query)
+        return ShardPosition(fence, last.end_offsets, last.watermark_ms, query, last.excluded)
     checkpoint = ShardCheckpoint.of(lease)
     query = CheckpointRef(lease.status_value, 1, checkpoint.floors)
     if lease.parent_shard_ids:

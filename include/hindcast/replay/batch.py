@@ -126,7 +126,8 @@ def _read(
     value_bytes = F.coalesce(F.octet_length("_value"), F.lit(0))
     key_bytes = F.coalesce(F.octet_length("_key"), F.lit(0))
     parsed = []
-    for frame in read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams):
+    frames = read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams, plan.excluded)
+    for frame in frames:
         sized = frame.withColumn("_bytes", value_bytes + key_bytes)
         parsed.append(sized.drop("_topic", "_key", "_value"))
     if len(parsed) == 1:
@@ -308,7 +309,7 @@ def _answers_from_state(
     Its function for hindsight, if it has one, needs all rows. So hindsight has the online answer.
     """
     planned = plan.to_record()
-    batches = one_batch(plan.start, plan.end)
+    batches = one_batch(plan)
     with batches_of_range(spark, settings, pipeline, plan, batches, plan.proof) as recorded:
         changed = recorded.run()
         leave_proof(settings, pipeline, run_id, planned, first_of(planned, plan.proof), recorded)

@@ -28,6 +28,7 @@ from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.excluded_records import together
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by
@@ -82,6 +83,7 @@ def read_inputs(
     tables = installation.tables
     ledger = installation.ledger
     undone = ledger.undone(pipeline.name, pipeline.version)
+    excluding = ledger.excluding(pipeline.name, pipeline.version)
     filed = filed_batches(tables, pipeline.name, history.shards)
     with TopicOffsets(settings) as topic:
         earliest = across(pipeline, topic.earliest)
@@ -129,6 +131,7 @@ def read_inputs(
         late_ends_ms=late_ends_ms,
         judged=judged,
         proofs=proofs,
+        excluded=together(row.excluded for row in excluding),
     )
 
 

@@ -61,12 +61,17 @@ def restore(kept: Folder, batch: int, job: Folder, checkpoint: str) -> None:
         job.write(plan, "\n".join([*lines[:2], *[read_to] * sources]).encode())
         for source in range(sources):
             job.write(f"{checkpoint}/sources/{source}/0", _NO_FILES)
-    for name in job.names(f"{checkpoint}/{_DESCRIPTIONS}"):
-        version, described = _description(job, name)
+    name_schemas(job, checkpoint)
+
+
+def name_schemas(folder: Folder, checkpoint: str) -> None:
+    """Let the descriptions of a copied checkpoint name the schemas that were copied with it."""
+    for name in folder.names(f"{checkpoint}/{_DESCRIPTIONS}"):
+        version, described = _description(folder, name)
         for store in described[_STORES]:
             names = [f"{checkpoint}/{_within(path)}" for path in store[_SCHEMAS]]
-            store[_SCHEMAS] = [job.uri(schema) for schema in names]
-        job.write(name, f"{version}\n{json.dumps(described)}".encode())
+            store[_SCHEMAS] = [folder.uri(schema) for schema in names]
+        folder.write(name, f"{version}\n{json.dumps(described)}".encode())
 
 
 def _description(folder: Folder, name: str) -> tuple[str, dict[str, Any]]:

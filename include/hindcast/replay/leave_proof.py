@@ -72,9 +72,9 @@ def batches_of_range(
         yield recorded
 
 
-def one_batch(start: Offsets, end: Offsets) -> list[BatchRange]:
-    """A range as one batch, for results that do not depend on batches."""
-    return [BatchRange(_ALL, 0, start, end)]
+def one_batch(plan: ReplayPlan | RecordedPlan) -> list[BatchRange]:
+    """A plan's range as one batch, for results that do not depend on batches."""
+    return [BatchRange(_ALL, 0, plan.start, plan.end, plan.excluded)]
 
 
 def leave_proof(
@@ -125,7 +125,7 @@ def prove_at_once(
     """Leave the proof of a run whose answer came from a batch query, which leaves no state. Its results
     depend on rows alone, so they run as one batch.
     """
-    batches = one_batch(plan.start, plan.end)
+    batches = one_batch(plan)
     with batches_of_range(spark, settings, pipeline, plan, batches, proof, state_is_kept=True) as recorded:
         recorded.run()
         leave_proof(settings, pipeline, run_id, plan, first_of(plan, proof), recorded)

@@ -34,6 +34,7 @@ from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
+from hindcast.tables.excluded_records import Excluded, within
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History, Segment
 from hindcast.tables.oldest_batches import HistoryBase
@@ -51,7 +52,7 @@ class ReplayInputs:
     that the archives of the topics hold, by partition. ``judged``: where each verdict ended, the one that
     reaches furthest last. ``proofs``: the states from which a range without windows can go on.
     ``late_ends_ms``: the ends of the windows that a late row was for and that no correction has with that
-    row, in order.
+    row, in order. ``excluded``: the records that the stream has left out.
     """
 
     history: History
@@ -68,6 +69,7 @@ class ReplayInputs:
     proofs: Sequence[Proof] = ()
     corrected: Corrected = NOTHING
     late_ends_ms: Sequence[int] = ()
+    excluded: Excluded = field(default_factory=dict)
 
     @property
     def judged_to(self) -> Offsets:
@@ -123,7 +125,8 @@ class ReplayPlan:
     ``corrected``: the corrections of its windows, as readers have them at ``corrections_version``, by runs
     that had read no further than ``end``: the online answer counts a late row that one of them has.
     ``left_out``: which part of what was asked lies before the stream's beginning, or which late rows can no
-    longer be corrected, in words; empty if all of it is planned.
+    longer be corrected, in words; empty if all of it is planned. ``excluded``: the records of [read_from,
+    end) that the stream has left out, so the replay leaves them out.
     """
 
     pipeline: str
@@ -146,6 +149,7 @@ class ReplayPlan:
     corrections_version: int = NOTHING.version
     corrected: tuple[CorrectedRange, ...] = ()
     left_out: str = ""
+    excluded: Excluded = field(default_factory=dict)
 
     def to_record(self, counted: Counted | None = None) -> RecordedPlan:
         """What the ``runs`` table keeps of it. Batches are only counted."""
@@ -164,6 +168,7 @@ class ReplayPlan:
             corrections_version=self.corrections_version,
             batches=len(self.batches),
             left_out=self.left_out,
+            excluded=self.excluded,
             counted=counted,
         )
 
@@ -237,6 +242,7 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         corrections_version=facts.corrected.version,
         corrected=facts.corrected.known_by(end).within(windows_after_ms, windows_to_ms),
         left_out=asked.left_out,
+        excluded=within(facts.excluded, read_from, end),
     )
 
 

@@ -35,7 +35,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
 from hindcast.replay import kept_state, offset_buckets
 from hindcast.settings import Settings
 from hindcast.spark import batch_metrics, kafka_source, scratch, session
+from hindcast.tables.excluded_records import Excluded, together
 from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
@@ -80,6 +81,7 @@ class BatchRange:
     batch: int
     start_offsets: Offsets
     end_offsets: Offsets
+    excluded: Excluded = field(default_factory=dict)  # records that it is to leave out
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ def recorded_batches(
         counts = {shard: len(batches) for shard, batches in by_shard.items()}
         if at_once:
             counts = {shard: min(count, _FEWEST) for shard, count in counts.items()}
-        recorded = RecordedBatches(spark, pipeline, folder, counts, before, begun, state_is_kept)
+        excluded = together(row.excluded for batches in by_shard.values() for row in batches)
+        recorded = RecordedBatches(spark, pipeline, folder, counts, before, begun, state_is_kept, excluded)
         for topic in pipeline.topics:
             raw = kafka_source.records(spark, settings, pipeline, topic, start, end, seams)
             recorded.keep(topic, raw, by_shard)
@@ -148,7 +151,8 @@ def recorded_batches(
 class RecordedBatches:
     """``counts``: shard -> as how many batches its records are dealt; the last of them is the last recorded
     one. ``before``: so many batches have run from the folder before, into the same checkpoint. ``begun``: the
-    state in which they begin. ``state_is_kept``: whether their state may be copied.
+    state in which they begin. ``state_is_kept``: whether their state may be copied. ``excluded``: the records
+    that they leave out.
     """
 
     spark: SparkSession
@@ -158,6 +162,7 @@ class RecordedBatches:
     before: int = 0
     begun: BegunState | None = None
     state_is_kept: bool = False
+    excluded: Excluded = field(default_factory=dict)
 
     def keep(self, topic: Topic, raw: DataFrame, by_shard: _ByShard) -> None:
         """Step 1, for one topic."""
@@ -256,7 +261,7 @@ class RecordedBatches:
         self,
         shard: str,
         checkpoint: str,
-        save: Callable[[DataFrame, int], None],
+        save: Callable[[DataFrame, int], None] | None,
         *,
         floors: Offsets | None = None,
         measured: bool = False,
@@ -265,6 +270,7 @@ class RecordedBatches:
 
         The files of a topic come from a folder of the topic's name.
 
+        :param save: called with the results of each batch; None to drop them
         :param floors: see :func:`hindcast.spark.kafka_source.above_floors`
         :param measured: whether Spark is to measure the batches, as it does those of a stream
         """
@@ -274,18 +280,21 @@ class RecordedBatches:
             self._line_up(line, f"{self._kept(topic)}/_shard={shard}", self.counts[shard])
             reader = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1)
             raw = reader.parquet(self.folder.at(line))
-            parsed = kafka_source.parse(raw, self.pipeline, topic)
+            parsed = kafka_source.parse(raw, self.pipeline, topic, self.excluded)
             if measured:
                 parsed = batch_metrics.observed(parsed, number)
             frames.append(parsed)
         writer = (
             kafka_source.result(frames, self.pipeline, floors or {})
             .writeStream.queryName(f"re-execution of {self.pipeline.name}.{shard}")
-            .foreachBatch(save)
             .outputMode(kafka_source.output_mode(self.pipeline))
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
         )
+        if save is None:
+            writer = writer.format("noop")
+        else:
+            writer = writer.foreachBatch(save)
         session.keep_state_for(self.spark, self.pipeline, on_disk=self.state_is_kept)
         with session.without_empty_batches(self.spark):
             return writer.start()

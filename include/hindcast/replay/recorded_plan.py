@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from hindcast.partitions import Offsets, by_partition
 from hindcast.serving.corrected_windows import NOTHING
+from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class RecordedPlan:
     :param sink_after: the rows that the sink's versions after this one brought are judged; -1 for all rows
     :param proof: the run that left the state in which the range begins; empty if there is none
     :param batches: how many batches of the stream read the range
+    :param excluded: the records that are left out
     :param counted: what was in the range, once the replay has read it
     """
 
@@ -59,6 +61,7 @@ class RecordedPlan:
     corrections_version: int = NOTHING.version
     batches: int = 0
     left_out: str = ""
+    excluded: Excluded = field(default_factory=dict)
     counted: Counted | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +82,8 @@ class RecordedPlan:
             "batches": self.batches,
             "left_out": self.left_out,
         }
+        if self.excluded:
+            written["excluded"] = excluded_to_json(self.excluded)
         if self.counted is not None:
             written["counted"] = asdict(self.counted)
         return written
@@ -109,6 +114,7 @@ class RecordedPlan:
             corrections_version=written.get("corrections_version", NOTHING.version),
             batches=written["batches"],
             left_out=written.get("left_out", ""),
+            excluded=excluded_from_json(written.get("excluded")),
             counted=counted,
         )
 

@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
@@ -24,6 +24,7 @@ from hindcast.settings import Settings
 from hindcast.spark.lookups import read_lookup
 from hindcast.spark.malformed_records import PARSERS, refusal_reason
 from hindcast.tables.archive_schema import archive_url
+from hindcast.tables.excluded_records import Excluded
 
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
 #: A transformation gets these and the topic's own columns: the place and the broker's time of a record.
@@ -132,14 +133,19 @@ def archived_range(
 ) -> DataFrame:
     """What :func:`kafka_range` gave with headers when the topic was archived: the same columns."""
     rows = spark.read.format("delta").load(archive_url(settings, topic))
+    located = rows.where(in_ranges(start, end))
+    named = located.withColumns({"topic": F.lit(topic), "timestampType": F.col("timestamp_type")})
+    return named.select(*RECORD_COLUMNS, "headers")
+
+
+def in_ranges(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
+    """Whether a record is in [start, end) of one of a topic's own partitions."""
     partition = F.col("partition")
     offset = F.col("offset")
     wanted = []
     for number, first in start.items():
         wanted.append((partition == number) & (offset >= first) & (offset < end[number]))
-    located = rows.where(reduce(or_, wanted))
-    named = located.withColumns({"topic": F.lit(topic), "timestampType": F.col("timestamp_type")})
-    return named.select(*RECORD_COLUMNS, "headers")
+    return reduce(or_, wanted)
 
 
 def records(
@@ -177,6 +183,7 @@ def read_topics(
     start: Mapping[int, int],
     end: Mapping[int, int],
     seams: Mapping[int, int] | None = None,
+    excluded: Excluded | None = None,
 ) -> list[DataFrame]:
     """The records of [start, end) of each partition, parsed, one frame for each topic.
 
@@ -184,12 +191,13 @@ def read_topics(
 
     :param end: of the same partitions as ``start``
     :param seams: see :func:`records`
+    :param excluded: see :func:`parse`
     """
     frames = []
     for topic in pipeline.topics:
         if of_topic(pipeline, topic, start):
             raw = records(spark, settings, pipeline, topic, start, end, seams)
-            frames.append(parse(raw, pipeline, topic))
+            frames.append(parse(raw, pipeline, topic, excluded))
     return frames
 
 
@@ -202,18 +210,25 @@ def in_common(
     return reduce(DataFrame.unionByName, [frame.select(*columns) for frame in parsed])
 
 
-def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> DataFrame:
+def parse(
+    raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None, excluded: Excluded | None = None
+) -> DataFrame:
     """The topic's columns, the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``.
 
     The reason is null, or it says why the row is poison.
 
     :param topic: the pipeline's source by default
+    :param excluded: records on which the pipeline's function raises: none of its code sees their values
     """
     topic = topic or pipeline.source
     carry_code()
     first_partition = pipeline.topics.index(topic) * TOPIC_STRIDE
-    record = PARSERS[topic.format](F.col("value"), topic)
-    located = raw.select(
+    error = _error_of(pipeline, topic, excluded or {})
+    value = F.col("value")
+    if error is not None:
+        value = F.when(error.isNull(), value)
+    record = PARSERS[topic.format](value, topic)
+    located = [
         F.col("topic").alias("_topic"),
         (F.col("partition") + F.lit(first_partition)).alias("_partition"),
         F.col("offset").alias("_offset"),
@@ -221,11 +236,38 @@ def parse(raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None) -> Dat
         F.col("key").alias("_key"),
         F.col("value").alias("_value"),
         record.alias("_record"),
-    )
+    ]
+    if error is not None:
+        located.append(error.alias("_error"))
     columns = [F.col("_record")[name].alias(name) for name in topic.columns]
     event_at = F.col("_record")[pipeline.event_time_of(topic)].alias("_event_at")
-    reason = refusal_reason(pipeline, topic).alias("_reason")
-    return located.select(*SOURCE_COLUMNS, *columns, event_at, reason)
+    reason = refusal_reason(pipeline, topic)
+    if error is not None:
+        reason = F.coalesce(F.col("_error"), reason)
+    return raw.select(*located).select(*SOURCE_COLUMNS, *columns, event_at, reason.alias("_reason"))
+
+
+def _error_of(pipeline: Pipeline, topic: Topic, excluded: Excluded) -> Column | None:
+    """What the function raised on a record, in words; null for the other records. None if there is no such
+    record.
+    """
+    first_partition = pipeline.topics.index(topic) * TOPIC_STRIDE
+    by_error: dict[str, list[Column]] = {}
+    for partition, offsets in sorted(excluded.items()):
+        if partition // TOPIC_STRIDE * TOPIC_STRIDE != first_partition:
+            continue
+        numbers: dict[str, list[int]] = {}
+        for offset, error in offsets.items():
+            numbers.setdefault(error, []).append(offset)
+        for error, found in numbers.items():
+            here = (F.col("partition") == partition - first_partition) & F.col("offset").isin(found)
+            by_error.setdefault(error, []).append(here)
+    reasons = []
+    for error, places in by_error.items():
+        reasons.append(F.when(reduce(or_, places), f"the function raised {error}"))
+    if not reasons:
+        return None
+    return F.coalesce(*reasons)
 
 
 def usable(parsed: DataFrame) -> DataFrame:

@@ -110,6 +110,21 @@ class Folder:
         root = self._path(self.url).toUri().getPath()
         return sorted(re.findall(rf"{re.escape(root)}/([^,}}]+)", text))
 
+    def files(self, name: str) -> list[str]:
+        """The names of all files below this one, without those that are still being written."""
+        root = self._path(self.url).toUri().getPath()
+        found = []
+        files = self._fs.listFiles(self._located(name), True)
+        while files.hasNext():
+            path = str(files.next().getPath().toUri().getPath())
+            if not path.rsplit("/", 1)[1].startswith("."):
+                found.append(path.removeprefix(f"{root}/"))
+        return sorted(found)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file or a folder of this name."""
+        return bool(self._fs.exists(self._located(name)))
+
     def move(self, name: str, to: str) -> None:
         self._fs.rename(self._path(self.at(name)), self._path(self.at(to)))
 

@@ -42,8 +42,15 @@ class ArchivedBatches:
         self._in_hand = False
 
     def planned(self, spark_batch: int) -> PlannedBatch:
-        """The plan of a batch of the rounds so far."""
-        return PlannedBatch(self._ends[spark_batch], self._checkpoint.watermark_ms(spark_batch))
+        """The plan of a batch of the rounds so far.
+
+        :raises CheckpointDamagedError: if it is not planned
+        """
+        watermark_ms = self._checkpoint.watermark_ms(spark_batch)
+        return PlannedBatch(self._ends[spark_batch], watermark_ms)
+
+    def planned_next(self) -> tuple[Offsets, Offsets] | None:
+        return self._commits.planned_next()
 
     def rounds(self) -> Iterator[Round]:
         for one in self._rounds:

@@ -27,7 +27,7 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 
 from hindcast.clock import Clock
-from hindcast.errors import DoubledKeyError, HindcastError
+from hindcast.errors import CheckpointDamagedError, DoubledKeyError, HindcastError
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Mode
 from hindcast.processes.crash_points import reach
@@ -38,6 +38,7 @@ from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.spark import parquet_writer
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.shard_progress import ShardProgress
+from hindcast.tables.excluded_records import Excluded, within
 from hindcast.tables.fenced_sink import BatchCommit, Data, Fence, FencedTable, Upsert
 from hindcast.tables.ledger import LedgerRow
 
@@ -58,10 +59,12 @@ class BatchCommits:
         clock: Clock,
         meter: CpuMeter,
         *,
+        excluded: Excluded,
         draining: threading.Event,
         give_way: Callable[[], object],
     ) -> None:
         """:param plans: of the query: its checkpoint, or what reads archives for it
+        :param excluded: the records that the query leaves out
         :param draining: once it is set no batch begins any more
         :param give_way: called before each batch but the first of this owner; may wait
         """
@@ -71,6 +74,7 @@ class BatchCommits:
         self._plans = plans
         self._clock = clock
         self._meter = meter
+        self._excluded = excluded
         self._cpu = meter.opened()  # its part of the process's CPU
         self._draining = draining
         self._give_way = give_way
@@ -79,6 +83,18 @@ class BatchCommits:
     def close(self) -> None:
         """The query has stopped."""
         self._meter.closed(self._cpu)
+
+    def planned_next(self) -> tuple[Offsets, Offsets] | None:
+        """From where to where the batch after the sink's last one reads; None if it is not planned yet."""
+        position = self._progress.position
+        number = 0
+        if position.spark_batch is not None:
+            number = position.spark_batch + 1
+        try:
+            planned = self._plans.planned(number)
+        except CheckpointDamagedError:
+            return None
+        return position.end_offsets, planned.end_offsets
 
     def commit_batch(self, frame: DataFrame, spark_batch: int) -> None:
         """Carry out the protocol for one batch (``foreachBatch``).
@@ -138,6 +154,7 @@ class BatchCommits:
             base=incarnation.base,
             floors=incarnation.floors,
             output_rows=output_rows,
+            excluded=within(self._excluded, start, plan.end_offsets),
         )
         self._held.check(lease.key, lease.epoch)
         # 3. and 4. what is recorded for this shard, and one atomic commit
@@ -147,7 +164,8 @@ class BatchCommits:
         reach("sink.5")  # 5. for the ledger and the lease, with the next renewal
         landed = replace(commit, sink_version=sink_version)
         row = self._ledger_row(landed, started_at, time.monotonic() - started)
-        progress.committed(ShardPosition(fence, plan.end_offsets, watermark_ms, incarnation), row)
+        after = ShardPosition(fence, plan.end_offsets, watermark_ms, incarnation, commit.excluded)
+        progress.committed(after, row)
         reach("sink.6")  # 6. Spark's commit log, once this returns
 
     def _start_of(self, spark_batch: int) -> Offsets:

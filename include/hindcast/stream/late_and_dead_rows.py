@@ -24,6 +24,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
 from hindcast.spark.window_counts import window_counts
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.excluded_records import together
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.schema import SCHEMAS
@@ -193,7 +194,10 @@ class Audit:
         first = batches[0].start_offsets
         last = batches[-1].end_offsets
         seams = self._held(first).seams(first, last)
-        parsed = kafka_source.read_topics(self._spark, self._settings, self._pipeline, first, last, seams)
+        excluded = together(row.excluded for row in batches)
+        parsed = kafka_source.read_topics(
+            self._spark, self._settings, self._pipeline, first, last, seams, excluded
+        )
         rows = kafka_source.in_common(parsed)
         same_partition = F.col("_partition") == F.col("p")
         in_range = (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))

@@ -42,6 +42,11 @@ def is_state_lost(error: BaseException) -> bool:
     return _STATE_LOST.search(str(error)) is not None
 
 
+def may_be_of_a_record(error: BaseException) -> bool:
+    """Whether the pipeline's function may have raised it on a record of the batch."""
+    return not isinstance(error, HindcastError) and not is_state_lost(error)
+
+
 def cause(error: BaseException) -> str:
     """The error in one sentence, as much of it as fits into an event."""
     return innermost(error)[:300]

@@ -10,6 +10,7 @@ from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline, Topic
 from hindcast.settings import Settings
 from hindcast.spark import batch_metrics, kafka_source
+from hindcast.tables.excluded_records import Excluded
 
 
 class QueryFrame:
@@ -28,25 +29,26 @@ class QueryFrame:
 
     def prepare(self, start: Offsets, floors: Offsets) -> None:
         """Make the frame for this place, and keep it."""
-        self._prepared = (start, floors), self._made(start, floors)
+        self._prepared = (start, floors), self._made(start, floors, {})
 
-    def at(self, start: Offsets, floors: Offsets) -> DataFrame:
+    def at(self, start: Offsets, floors: Offsets, excluded: Excluded) -> DataFrame:
         """The frame that begins at ``start``: the one that was prepared, if it was made for this place.
 
         :param floors: by partition, in epoch milliseconds: windows that end at or before it are left out
+        :param excluded: the records that are left out
         """
-        if self._prepared is not None:
+        if self._prepared is not None and not excluded:
             place, frame = self._prepared
             if place == (start, floors):
                 return frame
-        return self._made(start, floors)
+        return self._made(start, floors, excluded)
 
-    def _made(self, start: Offsets, floors: Offsets) -> DataFrame:
+    def _made(self, start: Offsets, floors: Offsets, excluded: Excluded) -> DataFrame:
         topics = enumerate(self._pipeline.topics)
-        parsed = [self._observed(index, topic, start) for index, topic in topics]
+        parsed = [self._observed(index, topic, start, excluded) for index, topic in topics]
         return kafka_source.result(parsed, self._pipeline, floors)
 
-    def _observed(self, index: int, topic: Topic, start: Offsets) -> DataFrame:
+    def _observed(self, index: int, topic: Topic, start: Offsets, excluded: Excluded) -> DataFrame:
         pipeline = self._pipeline
         raw = kafka_source.stream(self._spark, self._settings, pipeline, topic, start, self._most_records)
-        return batch_metrics.observed(kafka_source.parse(raw, pipeline, topic), index)
+        return batch_metrics.observed(kafka_source.parse(raw, pipeline, topic, excluded), index)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets
+from hindcast.recovery.raising_records import RaisingRecords
+from hindcast.shards.shard_row import ReportedDetail
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.shard_runner import ShardRunner
+from hindcast.tables.excluded_records import Excluded
 
 
 @dataclass
@@ -28,6 +31,8 @@ class RunningShard:
     ending: bool = False  # superseded, with nothing in hand
     restart: tuple[Lease, str] | None = None  # once drained, start it again for this request to rebuild
     drain_to: Offsets | None = None
+    excluded: Excluded = field(default_factory=dict)  # records that its query leaves out
+    search: RaisingRecords | None = None  # its query has failed, and the records that raise are searched for
 
     def drain(self, restart: tuple[Lease, str] | None = None) -> None:
         """Let the batch in hand end and begin no other.
@@ -39,9 +44,17 @@ class RunningShard:
         self.runner.drain()
 
     @property
+    def lease(self) -> Lease:
+        """Its lease, with the request to rebuild that it has met, which a renewal will write."""
+        lease = self.runner.lease
+        if self.met is None or not self.runner.progressed:
+            return lease
+        return replace(lease, detail={**lease.detail, **ReportedDetail(rebuild=self.met, damaged="")})
+
+    @property
     def stands_still(self) -> bool:
         """Whether it waits for the first batch of its new owner."""
-        return not (self.runner.progressed or self.draining)
+        return not (self.runner.progressed or self.draining or self.search)
 
     @property
     def reached_drain_end(self) -> bool:

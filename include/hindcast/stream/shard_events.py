@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import structlog
 
-from hindcast.errors import OffsetsLostError
+from hindcast.errors import OffsetsLostError, name_of_error
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets
 from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.excluded_records import Excluded, count
 
 _log = structlog.get_logger(__name__)
 
@@ -75,6 +76,30 @@ class ShardEvents:
         )
         _log.error(message, error=str(error))
         self._record(EventKind.QUERY_FAILED, message, lease, severity=Severity.ERROR, cure=cure)
+
+    def searching(self, lease: Lease, error: BaseException) -> None:
+        """A query failed, and the worker looks for the records that raise. The log has the whole error."""
+        message = f"A batch of {lease.key} failed with {name_of_error(error)}."
+        _log.error(message, error=str(error))
+        message += " The records on which the function raises are searched for."
+        cure = "Nothing yet: the stream goes on without such records once they are found."
+        self._record(EventKind.RECORDS_SEARCHED, message, lease, severity=Severity.WARNING, cure=cure)
+
+    def excluded(self, lease: Lease, excluded: Excluded) -> None:
+        """The shard goes on without these records."""
+        errors = sorted({error for offsets in excluded.values() for error in offsets.values()})
+        places = []
+        for partition, offsets in sorted(excluded.items()):
+            places += [f"{partition}/{offset}" for offset in sorted(offsets)]
+        message = (
+            f"{lease.key} goes on without {count(excluded)} records on which the function raises "
+            f"{', '.join(errors)}: partition/offset {', '.join(places)}."
+        )
+        cure = (
+            f"They are dead letters: `hindcast deadletters --pipeline {lease.stream_id}`. Mend the function "
+            "under a new version, or the records by `hindcast deadletters replay`."
+        )
+        self._record(EventKind.RECORDS_EXCLUDED, message, lease, severity=Severity.ERROR, cure=cure)
 
     def _record(
         self,

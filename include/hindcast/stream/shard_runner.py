@@ -153,6 +153,11 @@ class ShardRunner:
         return self._progress.end_offsets
 
     @property
+    def floors(self) -> Offsets:
+        """By partition, in epoch milliseconds: the query leaves out windows that end at or before it."""
+        return self._progress.position.incarnation.floors
+
+    @property
     def watermark_ms(self) -> int:
         """Of the last batch that the sink holds, in epoch milliseconds."""
         return self._progress.position.watermark_ms
@@ -166,6 +171,14 @@ class ShardRunner:
     def progressed(self) -> bool:
         """Whether this owner has committed a batch."""
         return self._progress.progressed
+
+    def planned_next(self) -> tuple[Offsets, Offsets] | None:
+        """From where to where the batch after the sink's last one reads; None if it is not planned yet."""
+        if self._running is not None:
+            return self._running.commits.planned_next()
+        if self._rebuild is not None:
+            return self._rebuild.planned_next()
+        return None
 
     def flush(self) -> None:
         """Write the queued ledger rows. The newest waits for Spark's measurements while its query runs.

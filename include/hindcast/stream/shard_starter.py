@@ -14,6 +14,7 @@ from hindcast.clock import Clock
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.lease import Lease
+from hindcast.recovery.raising_records import FailedBatch, RaisingRecords
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
 from hindcast.spark import kafka_source
@@ -24,6 +25,7 @@ from hindcast.stream.shard_runner import ShardRunner
 from hindcast.stream.shard_takeover import ShardTakeover
 from hindcast.stream.shard_topics import ShardTopics
 from hindcast.stream.takeover_priority import TakeoverPriority
+from hindcast.tables.excluded_records import Excluded
 
 
 class ShardStarter:
@@ -58,10 +60,11 @@ class ShardStarter:
         self._audited_topics = TopicOffsets(installation.settings)
         self._meanwhile = ThreadPoolExecutor(2, "take-over")
 
-    def prepare(self, lease: Lease, *, shadow: bool) -> ShardTakeover:
+    def prepare(self, lease: Lease, *, shadow: bool, excluded: Excluded) -> ShardTakeover:
         """What takes the shard over. From now on all gives way to it.
 
         :param shadow: its batches are bounded, so that those of the active version need not wait for long
+        :param excluded: the records that are to be left out
         :raises UnknownPipelineError, UnknownVersionError: if it is not deployed
         """
         self._priority.begin(lease.key)
@@ -77,6 +80,7 @@ class ShardStarter:
             self._clock,
             self._meter,
             most_records=most_records,
+            excluded=excluded,
             give_way=self._priority.give_way,
         )
         # A pool for each query: Spark's fair scheduler then shares the cores between this worker's shards.
@@ -104,6 +108,22 @@ class ShardStarter:
         finally:
             wait([retained])
             wait([prepared])
+
+    def search(self, runner: ShardRunner, error: BaseException) -> RaisingRecords | None:
+        """The search for the records on which the function raises; None if no batch was planned that failed.
+
+        :param error: why the runner's query ended
+        """
+        if not self._installation.settings.raising_records_per_hour:
+            return None
+        planned = runner.planned_next()
+        if planned is None:
+            return None
+        start, end = planned
+        lease = runner.lease
+        batch = FailedBatch(lease.status_value, start, end, runner.floors, error)
+        pipeline = self._deployed.of_shard(lease.key)
+        return RaisingRecords(self._spark, self._installation, pipeline, batch, self._clock)
 
     def audit_of(self, lease: Lease, app: str) -> Audit:
         """What files the late and poison rows of a shard that was taken over.

@@ -16,13 +16,14 @@ from hindcast.errors import BrokerUnavailableError, HindcastError, StoreUnavaila
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.partitions import ShardId
+from hindcast.recovery.raising_records import RaisingRecords
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ReportedDetail, ShardDetail
 from hindcast.stream.audit_passes import AuditPasses
 from hindcast.stream.failed_shards import FailedShards
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.query_backoff import QueryBackoff
-from hindcast.stream.query_errors import is_refusal
+from hindcast.stream.query_errors import is_refusal, may_be_of_a_record
 from hindcast.stream.running_shard import RunningShard
 from hindcast.stream.shard_events import ShardEvents
 from hindcast.stream.shard_runner import ShardRunner
@@ -32,6 +33,7 @@ from hindcast.stream.start_pace import StartPace
 from hindcast.stream.start_queue import StartQueue, WaitingShard
 from hindcast.stream.takeover_priority import TakeoverPriority
 from hindcast.tables.event_log import EventLog
+from hindcast.tables.excluded_records import Excluded, together
 
 _log = structlog.get_logger(__name__)
 
@@ -88,16 +90,19 @@ class ShardSync:
         """The shards whose queries were started."""
         return list(self._running.values())
 
-    def take(self, lease: Lease, *, request: str = "", shadow: bool = False) -> None:
+    def take(
+        self, lease: Lease, *, request: str = "", shadow: bool = False, excluded: Excluded | None = None
+    ) -> None:
         """Let a shard that was gained wait for its start.
 
         :param request: the newest request to rebuild the shard, empty if there is none
         :param shadow: its batches are bounded, so that those of the active version need not wait for long
+        :param excluded: records that it is to leave out
         """
         running = self._running.get(lease.key)
         if running is not None:
             self._lose(running)  # of an earlier epoch: the shard was lost and taken again within one step
-        self._queue.add(WaitingShard(lease, request, shadow))
+        self._queue.add(WaitingShard(lease, request, shadow, excluded or {}))
 
     def start_next(self) -> bool:
         """Start the shard that has waited longest; False if none waits."""
@@ -111,22 +116,34 @@ class ShardSync:
             self._held.mark_closed(key, lease.epoch)
             self._events.lost(lease)
             return True
-        superseded = key in self.superseded
         try:
             with self._pace.measured():
-                self.start(lease, request=waiting.request, superseded=superseded, shadow=waiting.shadow)
+                self.start(
+                    lease,
+                    request=waiting.request,
+                    superseded=key in self.superseded,
+                    shadow=waiting.shadow,
+                    excluded=waiting.excluded,
+                )
         finally:
             self._held.mark_started(key, lease.epoch)
         return True
 
     def start(
-        self, lease: Lease, *, request: str = "", superseded: bool = False, shadow: bool = False
+        self,
+        lease: Lease,
+        *,
+        request: str = "",
+        superseded: bool = False,
+        shadow: bool = False,
+        excluded: Excluded | None = None,
     ) -> None:
         """Take the shard over and start its query; if that fails, say why and give the lease back.
 
         :param superseded: only end it: seal it, file its late and poison rows, and start no query
         """
-        takeover = self._starter.prepare(lease, shadow=shadow)
+        left_out = excluded or {}
+        takeover = self._starter.prepare(lease, shadow=shadow, excluded=left_out)
         runner: ShardRunner | None = None
         try:
             if superseded:
@@ -140,7 +157,9 @@ class ShardSync:
                 runner.stop()
             self._failures.give_back(lease, error)
             return
-        running = RunningShard(runner, audit, shadow=shadow, rebuilt=request, draining=superseded)
+        running = RunningShard(
+            runner, audit, shadow=shadow, rebuilt=request, draining=superseded, excluded=left_out
+        )
         self._running[lease.key] = running
         self._events.taken(lease, superseded=superseded)
         if runner.rebuilt:
@@ -216,6 +235,8 @@ class ShardSync:
         if not self._remove(running):
             return
         running.runner.stop()
+        if running.search is not None:
+            running.search.stop()
         self.audit.settle(running)
         self._events.lost(running.runner.lease)
 
@@ -238,20 +259,55 @@ class ShardSync:
         if not self._held.holds(key, lease.epoch):
             self._lose(running)
             self._held.mark_closed(key, lease.epoch)
+        elif running.search is not None:
+            self._follow_search(running, running.search)
         elif failure is not None:
-            if not self._remove(running):
-                return
-            runner.stop()
-            cause = self._failures.diagnose(key, runner.end_offsets, failure)
-            if not is_refusal(cause):
-                self.audit.settle(running)
-            self._failures.give_back(lease, cause)
+            self._failed(running, failure)
         elif running.draining and runner.drained:
             self._drained(running)
         elif running.reached_drain_end:
             self._held.report(key, lease.epoch, detail=ReportedDetail(drained=True))
         else:
             runner.go_on()
+
+    def _failed(self, running: RunningShard, failure: BaseException) -> None:
+        """A query has failed: search for the records that raise, or give the shard back."""
+        runner = running.runner
+        runner.stop()
+        cause = self._failures.diagnose(runner.lease.key, runner.end_offsets, failure)
+        if cause is failure and may_be_of_a_record(failure):
+            running.search = self._starter.search(runner, failure)
+        if running.search is None:
+            self._give_back(running, cause)
+        else:
+            self._events.searching(runner.lease, failure)
+
+    def _follow_search(self, running: RunningShard, search: RaisingRecords) -> None:
+        """Once the records are found, start the shard again without them; if none is, give it back."""
+        lease = running.runner.lease
+        if running.draining:
+            search.stop()
+            running.search = None
+            return
+        if not search.ended:
+            return
+        if not search.found:
+            running.search = None
+            _log.info("No record is to blame.", shard=str(lease.key), reason=search.reason)
+            self._give_back(running, search.refusal or search.error)
+            return
+        if not self._remove(running):
+            return
+        self._events.excluded(lease, search.found)
+        left_out = together([running.excluded, search.found])
+        self.take(running.lease, request=running.rebuilt, shadow=running.shadow, excluded=left_out)
+
+    def _give_back(self, running: RunningShard, cause: BaseException) -> None:
+        if not self._remove(running):
+            return
+        if not is_refusal(cause):
+            self.audit.settle(running)
+        self._failures.give_back(running.runner.lease, cause)
 
     def _drained(self, running: RunningShard) -> None:
         """After the last batch: rebuild the state, end the shard, or give it away."""

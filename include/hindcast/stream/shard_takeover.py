@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,9 @@ from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, takeover
 from hindcast.recovery.archived_rounds import rounds
 from hindcast.recovery.checkpoint import BatchPlans, SparkCheckpoint
+from hindcast.recovery.copied_checkpoint import copy_before
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
+from hindcast.recovery.takeover import ShardPosition
 from hindcast.replay.recorded_batches import BatchRange
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
@@ -32,6 +35,7 @@ from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.query_frame import QueryFrame
 from hindcast.stream.shard_progress import ShardProgress
 from hindcast.stream.shard_runner import RunningQuery, ShardRunner
+from hindcast.tables.excluded_records import Excluded, together, within
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
@@ -42,12 +46,14 @@ class _Resumption:
     """Where a query is to begin.
 
     :param start: the offsets of its first batch
+    :param excluded: the records that it leaves out
     :param rebuild: the batches from files that run into the checkpoint first; None if none have to
     :param reason: why the state is rebuilt; empty if the query resumes
     """
 
     checkpoint: SparkCheckpoint
     start: Offsets
+    excluded: Excluded
     rebuild: RebuildFromBatches | None = None
     reason: str = ""
 
@@ -66,9 +72,11 @@ class ShardTakeover:
         meter: CpuMeter,
         *,
         most_records: int = 0,
+        excluded: Excluded | None = None,
         give_way: Callable[[], object] = lambda: None,
     ) -> None:
         """:param most_records: of one batch and topic; 0 for the bound of all streams
+        :param excluded: records on which the function raises: the next batches leave them out
         :param give_way: called before each batch but the first of this owner; may wait
         """
         self.app = app_id(pipeline.name, lease.status_value)
@@ -82,6 +90,7 @@ class ShardTakeover:
         self._meter = meter
         self._give_way = give_way
         self._most_records = most_records
+        self._excluded = excluded or {}
         self._draining = threading.Event()
         sink_url = self._settings.table("sinks", pipeline.sink.name)
         self._sink = FencedTable(sink_url, self._settings.storage_options, self.app)
@@ -173,8 +182,25 @@ class ShardTakeover:
                 reason = self._damage(progress)
         if reason:
             return self._rebuild(progress, reason)
+        if self._excluded:
+            self._go_back(progress)
         checkpoint = self._checkpoint_in(progress.position.incarnation.checkpoint)
-        return _Resumption(checkpoint, ShardCheckpoint.of(self._lease).start_offsets)
+        excluded = together([progress.position.excluded, self._excluded])
+        return _Resumption(checkpoint, ShardCheckpoint.of(self._lease).start_offsets, excluded)
+
+    def _go_back(self, progress: ShardProgress) -> None:
+        """Go on in a copy of the checkpoint, as it was before the batch that failed."""
+        position = progress.position
+        incarnation = position.incarnation
+        next_batch = 0
+        if position.spark_batch is not None:
+            next_batch = position.spark_batch + 1
+        name = self._new_folder("x", position)
+        root = self._settings.checkpoint(self._pipeline.name)
+        reach("exclude.3")
+        copy_before(self._spark, root, incarnation.checkpoint, next_batch, name)
+        reach("exclude.4")
+        progress.position = replace(position, incarnation=replace(incarnation, checkpoint=name))
 
     def _damage(self, progress: ShardProgress) -> str:
         """Why Spark could not resume from the shard's checkpoint; empty if it can."""
@@ -201,11 +227,13 @@ class ShardTakeover:
         position = progress.position
         floors = position.floors()
         ends = position.end_offsets
-        history = History.of(self._ledger.batches(pipeline.name, pipeline.version))
+        batches = self._ledger.batches(pipeline.name, pipeline.version)
+        history = History.of(batches)
+        excluded = together([*[row.excluded for row in batches], self._excluded])
         start = rebuild_state.start_of(pipeline, history, ends, floors)
         held = self._held_records(start)
         rebuild_state.check_retained(pipeline, shard, start, ends, held)
-        folder = f"{shard}.r{position.fence.batch}.e{self._lease.epoch}"
+        folder = self._new_folder("r", position)
         checkpoint = self._checkpoint_in(folder)
         incarnation = rebuild_state.CheckpointRef(folder, position.fence.batch, floors)
         rows: list[LedgerRow | BatchRange] = []
@@ -213,7 +241,7 @@ class ShardTakeover:
             incarnation = rebuild_state.CheckpointRef(folder, 1, {})
             rows += self._ledger.batches(pipeline.name, pipeline.version, shard)
         elif held.dropped(start):
-            rows.append(BatchRange(shard, position.fence.batch, start, ends))
+            rows.append(BatchRange(shard, position.fence.batch, start, ends, within(excluded, start, ends)))
         progress.position = replace(position, incarnation=incarnation)
         behind = held.dropped(ends)
         if rows or behind:
@@ -230,12 +258,12 @@ class ShardTakeover:
                 floors=incarnation.floors,
                 further=further,
             )
-            return _Resumption(checkpoint, start, rebuild, reason)
+            return _Resumption(checkpoint, start, excluded, rebuild, reason)
         if pipeline.re_execute:
             checkpoint.remove()
         else:
             checkpoint.begin(self._spark, ends)
-        return _Resumption(checkpoint, start, None, reason)
+        return _Resumption(checkpoint, start, excluded, None, reason)
 
     def _archived(self, progress: ShardProgress, checkpoint: SparkCheckpoint, first: int) -> ArchivedBatches:
         """The batches that the shard reads from archives before its topics.
@@ -249,14 +277,14 @@ class ShardTakeover:
         def held() -> HeldRecords:
             return self._held_records(progress.end_offsets)
 
-        found = rounds(pipeline, self._lease.status_value, start, most_records, held)
+        found = rounds(pipeline, self._lease.status_value, start, most_records, held, self._excluded)
 
         def commits(plans: BatchPlans) -> BatchCommits:
-            return self._commits(progress, plans)
+            return self._commits(progress, plans, self._excluded)
 
         return ArchivedBatches(found, checkpoint, progress, first, commits)
 
-    def _commits(self, progress: ShardProgress, plans: BatchPlans) -> BatchCommits:
+    def _commits(self, progress: ShardProgress, plans: BatchPlans, excluded: Excluded) -> BatchCommits:
         return BatchCommits(
             progress,
             self._held,
@@ -264,6 +292,7 @@ class ShardTakeover:
             plans,
             self._clock,
             self._meter,
+            excluded=excluded,
             draining=self._draining,
             give_way=self._give_way,
         )
@@ -272,9 +301,10 @@ class ShardTakeover:
         """Step 5: start the query."""
         pipeline = self._pipeline
         checkpoint = resumption.checkpoint
-        commits = self._commits(progress, checkpoint)
+        commits = self._commits(progress, checkpoint, resumption.excluded)
         try:
-            frame = self._frame.at(resumption.start, progress.position.incarnation.floors)
+            floors = progress.position.incarnation.floors
+            frame = self._frame.at(resumption.start, floors, resumption.excluded)
             session.keep_state_for(self._spark, pipeline)
             reach("takeover.5")
             query = (
@@ -290,6 +320,17 @@ class ShardTakeover:
             raise
         progress.follow(query)
         return RunningQuery(query, commits)
+
+    def _new_folder(self, kind: str, position: ShardPosition) -> str:
+        """The name of a new checkpoint.
+
+        An earlier try of this owner may still write into its own folder, with records that this one leaves
+        out.
+        """
+        name = f"{self._lease.status_value}.{kind}{position.fence.batch}.e{self._lease.epoch}"
+        if self._excluded:
+            name += f".{uuid.uuid4().hex[:8]}"
+        return name
 
     def _checkpoint_in(self, folder: str) -> SparkCheckpoint:
         url = self._settings.checkpoint(self._pipeline.name, folder)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hindcast.leases.lease import Lease, LeaseKey
+from hindcast.tables.excluded_records import Excluded
 
 
 @dataclass
@@ -14,6 +15,7 @@ class WaitingShard:
     lease: Lease
     request: str = ""  # the newest request to rebuild it
     shadow: bool = False  # of a version that readers do not have: its batches are bounded
+    excluded: Excluded = field(default_factory=dict)  # records that it is to leave out
 
 
 class StartQueue:

@@ -50,6 +50,8 @@ class EventKind(StrEnum):
     PIPELINE_REWOUND = "pipeline_rewound"
     PIPELINE_REWIND_ABANDONED = "pipeline_rewind_abandoned"
     QUERY_FAILED = "query_failed"
+    RECORDS_SEARCHED = "records_searched"
+    RECORDS_EXCLUDED = "records_excluded"
     OFFSETS_LOST = "offsets_lost"
     AUDIT_FAILED = "audit_failed"
     # replay and verdict

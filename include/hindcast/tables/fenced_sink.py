@@ -26,6 +26,7 @@ from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, St
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.processes.crash_points import reach
 from hindcast.tables.control_tables import refuse_empty_commits
+from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 from hindcast.tables.ledger import LedgerRow
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
@@ -57,7 +58,8 @@ class BatchCommit:
     are exclusive.
 
     ``checkpoint``, ``base`` and ``floors`` are the
-    :class:`~hindcast.recovery.rebuild_state.CheckpointRef` that wrote it.
+    :class:`~hindcast.recovery.rebuild_state.CheckpointRef` that wrote it. ``excluded`` are the records that
+    the batch left out.
     """
 
     kind: str
@@ -75,6 +77,7 @@ class BatchCommit:
     base: int = 1
     floors: Offsets = field(default_factory=dict)
     output_rows: int = 0
+    excluded: Excluded = field(default_factory=dict)
     sink_version: int = -1
     committed_ms: int = 0
 
@@ -84,6 +87,9 @@ class BatchCommit:
             del values[name]
         for name in _BY_PARTITION:
             values[name] = offsets_to_json(values[name])
+        del values["excluded"]
+        if self.excluded:
+            values["excluded"] = excluded_to_json(self.excluded)
         return json.dumps(values)
 
     def as_ledger_row(self, topic: str) -> LedgerRow:
@@ -107,6 +113,7 @@ class BatchCommit:
         values = json.loads(entry[METADATA_KEY])
         for name in _BY_PARTITION:
             values[name] = offsets_from_json(values[name])
+        values["excluded"] = excluded_from_json(values.get("excluded"))
         values["sink_version"] = entry["version"]
         values["committed_ms"] = entry["timestamp"]
         return cls(**values)

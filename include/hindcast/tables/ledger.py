@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 from hindcast.tables.table_names import ControlTable
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
@@ -59,6 +60,7 @@ class LedgerRow:
     floors: Offsets = field(default_factory=dict)
     checkpoint: str | None = None
     base: int | None = None
+    excluded: Excluded = field(default_factory=dict)
 
     @classmethod
     def unmeasured(cls, **known: Any) -> Self:
@@ -95,6 +97,7 @@ class LedgerRow:
         row = asdict(self)
         for name in _BY_PARTITION:
             row[name] = offsets_to_json(row[name])
+        row["excluded"] = excluded_to_json(self.excluded) or None
         return row
 
     @classmethod
@@ -102,6 +105,7 @@ class LedgerRow:
         values = {name: row[name] for name in cls.__dataclass_fields__}
         for name in _BY_PARTITION:
             values[name] = offsets_from_json(values[name] or "{}")
+        values["excluded"] = excluded_from_json(values["excluded"])
         return cls(**values)
 
 
@@ -160,6 +164,14 @@ class Ledger:
             return _batches_in_effect(self._read(pipeline, version, shard))
         found = self._read(pipeline, version, shard, more=[("batch", ">=", 0), *conditions])
         resets = self._read(pipeline, version, shard, more=[_RESETS])
+        return _batches_in_effect(pa.concat_tables([found, resets]))
+
+    def excluding(self, pipeline: str, version: int) -> list[LedgerRow]:
+        """The committed batches that left records out, in the order (shard, batch)."""
+        found = self._read(pipeline, version, more=[_EXCLUDING])
+        if not found.num_rows:
+            return []
+        resets = self._read(pipeline, version, more=[_RESETS])
         return _batches_in_effect(pa.concat_tables([found, resets]))
 
     def resets(self, pipeline: str, version: int) -> list[LedgerRow]:
@@ -223,6 +235,7 @@ class Ledger:
 
 _IS_RESET = pc.field("batch") < 0
 _RESETS: Condition = ("batch", "<", 0)
+_EXCLUDING: Condition = ("excluded", ">", "")
 
 
 def _pairs(table: pa.Table, first: str, second: str) -> Iterator[tuple[Any, Any]]:

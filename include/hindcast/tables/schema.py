@@ -42,7 +42,8 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
     # reset: the sink's commit sink_version took back the shard's batches after -1 - batch. floors is JSON
     # {partition: ms}: what was final before the shard's query began, so it holds in addition to both
     # watermarks; empty at first. checkpoint and base name the query's checkpoint
-    # (hindcast.recovery.rebuild_state.CheckpointRef).
+    # (hindcast.recovery.rebuild_state.CheckpointRef). excluded is JSON {partition: {offset: error}}: the
+    # records that the batch left out because the function raises on them; null if there are none.
     ControlTable.CHECKPOINTS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -68,6 +69,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         committed_at=INSTANT,
         checkpoint=TEXT,
         base=COUNT,
+        excluded=TEXT,
         schema_version=COUNT,
     ),
     # One row each time a run changes state; the newest row of a run_id counts. plan and versions are JSON.
@@ -251,7 +253,7 @@ ORDERED_BY: dict[ControlTable, tuple[str, ...]] = {
 
 #: Columns that came later than their table. A table that lacks them gets them: null in the rows that it has.
 LATER: dict[ControlTable, frozenset[str]] = {
-    ControlTable.CHECKPOINTS: frozenset({"checkpoint", "base"}),
+    ControlTable.CHECKPOINTS: frozenset({"checkpoint", "base", "excluded"}),
     ControlTable.VERDICTS: frozenset({"change", "number", "bounds"}),
 }
 

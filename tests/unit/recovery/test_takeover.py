@@ -227,6 +227,22 @@ def test_a_shard_that_was_quiet_for_longer_than_the_log_goes_on(settings: Settin
     assert (sealed.kind, sealed.late_watermark_ms) == ("seal", last.late_watermark_ms)
 
 
+@pytest.mark.parametrize("filed", [True, False])
+def test_the_records_that_the_last_batch_left_out_are_known(settings: Settings, *, filed: bool) -> None:
+    """Spark may run that batch once more, for its state: from the ledger, or from the commit."""
+    lease = create(MemoryStore(), "p", 1, 1, {0: 0})[0]
+    sink = taken(settings, lease)
+    commit(sink, lease, excluded={0: {4: "KeyError"}})
+    ledger = Ledger(ControlTables(settings))
+    if filed:
+        ledger.append([next(sink.commits()).as_ledger_row("trades")])
+    new = lease.given_to("new")
+    position, missing = takeover.seal(sink, PIPELINE, new, "new", ledger.newest("p", 1))
+    assert position.excluded == {0: {4: "KeyError"}}
+    takeover.repair_ledger(ledger, PIPELINE, missing)
+    assert [row.excluded for row in ledger.excluding("p", 1)] == [{0: {4: "KeyError"}}]
+
+
 def test_only_the_few_commits_after_the_ledgers_row_are_read(settings: Settings) -> None:
     """A worker died before it filed its last batches, and others have committed since. What the log has lost
     before and after these batches is not needed.

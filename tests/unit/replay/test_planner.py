@@ -26,6 +26,7 @@ from hindcast.errors import (
 from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs, ReplayPlan, make_plan
+from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import JudgedRange
 from hindcast.replay.wait_for_stream import Awaited
@@ -371,6 +372,21 @@ def test_a_partition_without_a_record_is_waited_for_by_nobody(stream: Simulated)
         == make_plan(stock_stats, everything(), facts).windows_to_ms
         > BASE_MS
     )
+
+
+def test_a_plan_leaves_out_what_the_stream_has_left_out(stream: Simulated) -> None:
+    """Also of the rows before the range that only its windows need. The run's record has them, too."""
+    facts = facts_of(stream)
+    start = {partition: end * 9 // 10 for partition, end in facts.latest.items()}
+    end = {partition: end - 5 for partition, end in facts.latest.items()}
+    first = make_plan(stock_stats, ask(start, end), facts).read_from[0]
+    assert 0 < first < start[0]
+    named = {0: {first - 1: "A", first: "B", start[0]: "C", end[0] - 1: "D", end[0]: "E"}}
+    plan = make_plan(stock_stats, ask(start, end), facts_of(stream, excluded=named))
+    assert plan.excluded == {0: {first: "B", start[0]: "C", end[0] - 1: "D"}}
+    assert RecordedPlan.from_text(plan.to_record().text()).excluded == plan.excluded
+    without = make_plan(stock_stats, ask(start, end), facts_of(stream))
+    assert "excluded" not in without.to_record().to_json()
 
 
 def test_the_next_verdict_begins_where_the_last_one_ended(stream: Simulated) -> None:

@@ -21,6 +21,7 @@ from hindcast.stream.shard_sync import ShardSync
 from hindcast.stream.shard_topics import ShardTopics
 from hindcast.stream.start_pace import StartPace
 from hindcast.tables.event_log import EventLog
+from hindcast.tables.excluded_records import Excluded
 from hindcast.testing import FakeClock, MemoryStore
 
 
@@ -58,7 +59,12 @@ def shard_factory(
         (lease,) = coordinator.renew().gained
         query = ShardQuery(lease)
         takeover = Takeover(query, refusal)
-        monkeypatch.setattr(shard_starter, "ShardTakeover", lambda *_, **__: takeover)
+
+        def prepared(*_: object, excluded: Excluded, **__: object) -> Takeover:
+            takeover.excluded.append(excluded)
+            return takeover
+
+        monkeypatch.setattr(shard_starter, "ShardTakeover", prepared)
         monkeypatch.setattr(shard_starter, "Audit", lambda *_: audit)
         monkeypatch.setattr(ShardTopics, "check_retained", lambda *_: None)
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -94,6 +95,16 @@ def test_what_the_fences_of_some_shards_say(
     assert fenced_batches(table.url, {}, [APP, "p/v1/v1.g0.s1"]) == {APP: 2}
     assert len(opened) == 1
     assert fenced_batches(settings.table("sinks", "none"), {}, [APP]) == {}
+
+
+def test_a_commit_names_the_records_that_its_batch_left_out(table: FencedTable) -> None:
+    """A commit of an older Hindcast, or of a batch that left out none, has no such entry."""
+    assert "excluded" not in json.loads(metadata(1, 1))
+    table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
+    table.commit(Fence(1, 2), [], metadata(1, 2, excluded={3: {7: "KeyError"}}), after=Fence(1, 1))
+    second, first = table.commits()
+    assert (first.excluded, second.excluded) == ({}, {3: {7: "KeyError"}})
+    assert second.as_ledger_row("t").excluded == second.excluded
 
 
 def test_a_commit_lands_with_its_fence_and_its_version(table: FencedTable) -> None:
