@@ -167,6 +167,10 @@ bench-pipelines: env jars ## each example's replay beside a batch by hand, and i
 bench-catch-up: env jars ## a new version's way through a backlog, beside an available-now job by hand (ROWS)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/catch_up.py $(if $(ROWS),--rows "$(ROWS)")
 
+.PHONY: bench-raising
+bench-raising: env jars ## how long a shard stands still for one record of 100,000 (ROWS) on which its function raises
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/raising_record.py $(if $(ROWS),--rows "$(ROWS)")
+
 .PHONY: ratios
 ratios: env jars ## online algorithms against the batch in hindsight: competitive ratios, printed and drawn
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/competitive_ratios.py $(if $(SEED),--seed "$(SEED)")

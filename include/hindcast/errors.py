@@ -409,6 +409,29 @@ def name_of_error(error: BaseException, file: str = "") -> str:
     return name
 
 
+#: What Spark puts after the traceback of a function.
+_AFTER_TRACEBACK = ("\tat ", " SQLSTATE: ", "SQLSTATE: ", "Driver stacktrace:")
+#: A traceback is cut after so many characters.
+_MOST_OF_TRACEBACK = 4_000
+
+
+def traceback_of(error: BaseException) -> str:
+    """The innermost error in full: its traceback in Python code, or its stack in Java, as far as it is of
+    use.
+    """
+    before_query, _, _ = str(error).partition(_QUERY)
+    _, traceback, text = before_query.rpartition(_TRACEBACK)
+    if not traceback:
+        _, _, text = before_query.rpartition(_CAUSE)
+        return text.strip()[:_MOST_OF_TRACEBACK]
+    lines = [traceback]
+    for line in text.strip("\n").splitlines():
+        if line.startswith(_AFTER_TRACEBACK):
+            break
+        lines.append(line)
+    return "\n".join(lines).strip()[:_MOST_OF_TRACEBACK]
+
+
 def innermost(error: BaseException) -> str:
     """An error in one line: its innermost cause, because the outermost only says which call failed.
 

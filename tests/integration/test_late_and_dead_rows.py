@@ -107,7 +107,7 @@ def test_poison_is_named_and_its_neighbours_are_unharmed(spark: SparkSession, pi
     assert [row["_offset"] for row in rows.values() if row["_reason"] is None] == [
         2 * number + 1 for number in range(len(POISON))
     ]
-    filed = late_and_dead_rows.dead_letters(parsed.withColumn("_batch", F.lit(1)), pipeline)
+    filed = late_and_dead_rows.dead_letters(parsed.withColumn("_batch", F.lit(1)), {})
     assert filed.count() == len(POISON)
 
 

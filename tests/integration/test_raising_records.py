@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from hindcast.archive.copy_topic import archive_topic
 from hindcast.errors import RaisingRecordsError
 from hindcast.installation import Installation
-from hindcast.recovery.raising_records import FailedBatch, RaisingRecords
+from hindcast.recovery.raising_records import FailedBatch, LeftOut, RaisingRecords
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.stream.shard_runner import Phase, ShardRunner
@@ -33,9 +33,9 @@ pytestmark = [
 ]
 
 
-def failed(shard: Shard, excluded: Excluded | None = None) -> ShardRunner:
+def failed(shard: Shard) -> ShardRunner:
     """An owner whose query has failed."""
-    owner = shard.start(excluded=excluded)
+    owner = shard.start()
     wait_until(lambda: owner.failure, WAIT_SECONDS, "the query has failed")
     owner.stop()
     return owner
@@ -63,11 +63,11 @@ def _is_done(shard: Shard, owner: ShardRunner) -> bool:
     return read or owner.failure is not None
 
 
-def serve(shard: Shard) -> Excluded:
+def serve(shard: Shard) -> LeftOut:
     """Owners come until all is read; each leaves out what was found before it. What was found."""
-    found: Excluded = {}
+    found = LeftOut()
     while True:
-        owner = shard.start(excluded=found)
+        owner = shard.start(excluded=found.excluded)
         wait_until(partial(_is_done, shard, owner), WAIT_SECONDS, "it has read all or failed")
         if owner.failure is None:
             shard.renew()
@@ -76,7 +76,7 @@ def serve(shard: Shard) -> Excluded:
         owner.stop()
         searched = search(shard, owner)
         assert searched.found, searched.reason
-        found = together([found, searched.found])
+        found = found.and_those(searched.found)
 
 
 def left_out(shard: Shard) -> Excluded:
@@ -102,7 +102,9 @@ def test_the_stream_goes_on_without_records_that_raise(
     feed = placed(shape.spread(parts()[0]))
     spoilt, places = spoil(feed, 60, 62, 180, shape=shape)
     shard.send(spoilt)
-    assert places_of(serve(shard)) == places
+    found = serve(shard)
+    assert places_of(found.excluded) == places
+    shard.tracebacks = found.tracebacks
     shard.check()
     assert places_of(left_out(shard)) == places
     letters = ControlTables(shard.settings).rows(ControlTable.DEAD_LETTERS)
@@ -111,6 +113,10 @@ def test_the_stream_goes_on_without_records_that_raise(
     reasons = {(row["partition"], row["offset"]): row["reason"] for row in letters}
     for place in places:
         assert reasons[place] == f"the function raised ValueError (shaped.py, line {line})"
+    tracebacks = [row["traceback"] for row in letters if row["traceback"]]
+    assert len(tracebacks) == len(places)
+    ends = {text.splitlines()[-1] for text in tracebacks}
+    assert ends == {"ValueError: the ask -1.0 is negative"}
     judged = verdict(shard)
     assert (judged["unexplained"], judged["passed"]) == (0, True)
     assert judged["dead_letters"] == len(letters)
@@ -136,7 +142,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
         assert not died.found
         assert "CrashError" in died.reason
     else:
-        found = search(shard, owner).found
+        found = search(shard, owner).found.excluded
         assert places_of(found) == places
         # The seal of the take-over is a commit of its own.
         crash_at(monkeypatch, step, 2 if step == "sink.4" else 1)
@@ -149,7 +155,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
             shard.die(owner)
     crash_at(monkeypatch, "", 1)
     found_again = serve(shard)
-    assert places_of(found_again) == (set() if step in {"sink.5", "sink.6"} else places)
+    assert places_of(found_again.excluded) == (set() if step in {"sink.5", "sink.6"} else places)
     shard.check()
     assert places_of(left_out(shard)) == places
 
@@ -171,7 +177,7 @@ def test_no_record_is_left_out_if_the_function_raises_on_all(shard_of: Callable[
     away.touch()
     shard.send(second)
     searched = search(shard, failed(shard))
-    assert (searched.found, searched.refusal) == ({}, None)
+    assert (searched.found, searched.refusal) == (LeftOut(), None)
     assert "raises on records that it took before" in searched.reason
     away.unlink()
     searched = search(shard, shard.running[-1])
@@ -188,7 +194,7 @@ def test_a_shard_stops_if_more_records_raise_than_may_be_left_out(shard_of: Call
     first, second = parts()
     spoilt, places = spoil(first, 60, 180)
     shard.send(spoilt)
-    assert places_of(serve(shard)) == places
+    assert places_of(serve(shard).excluded) == places
     spoilt, _ = spoil(second, 20)
     shard.send(spoilt)
     searched = search(shard, failed(shard))
@@ -207,7 +213,7 @@ def test_a_record_of_an_archive_is_left_out_too(shard_of: Callable[[Shape], Shar
     for topic in shard.pipeline.topics:
         archive_topic(lambda: shard.spark, Installation(shard.settings), topic.name)
     delete_records(shard.servers, shard.pipeline.source.name, shard.reached())
-    assert places_of(serve(shard)) == places
+    assert places_of(serve(shard).excluded) == places
     shard.check()
     assert places_of(left_out(shard)) == places
 
@@ -218,6 +224,6 @@ def test_a_state_is_rebuilt_without_the_records(shard_of: Callable[[Shape], Shar
     first, second = parts()
     spoilt, places = spoil(first, 240)
     shard.send(spoilt)
-    assert places_of(serve(shard)) == places
+    assert places_of(serve(shard).excluded) == places
     assert shard.serve(second, "it was asked for") == "it was asked for"
     shard.check()

@@ -32,7 +32,14 @@ class Raising(Shape):
         text = self.of.module(name, topic, version, shards).replace("@pipeline(", _CHECKED, 1)
         begun, function, rest = text.partition(f"def {name}(")
         head, colon, body = rest.partition(":\n")
-        return begun + function + head + colon + '    trades = trades.where(F.udf(checked, "double")("ask") >= 0)\n' + body
+        return (
+            begun
+            + function
+            + head
+            + colon
+            + '    trades = trades.where(F.udf(checked, "double")("ask") >= 0)\n'
+            + body
+        )
 
 
 def raising(of: Shape) -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from hindcast.leases.lease import Lease
 from hindcast.leases.store import LeaseStore, Snapshot
 from hindcast.partitions import ShardId, app_id
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
+from hindcast.recovery.halving import Place
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
@@ -54,6 +56,7 @@ class Shard:
     running: list[ShardRunner] = field(default_factory=list)
     coordinators: list[LeaseCoordinator] = field(default_factory=list)
     shape: Shape = APPEND
+    tracebacks: Mapping[Place, str] = field(default_factory=dict)  # of what the function has raised
 
     def send(self, records: list[Record]) -> None:
         produce(self.servers, self.pipeline.source.name, records, self.shape)
@@ -172,7 +175,14 @@ class Shard:
     def file(self) -> None:
         """File what is late or poison of every batch."""
         epoch = self.running[-1].lease.epoch
-        audit = Audit(self.spark, Installation(self.settings), self.pipeline, self.app, epoch)
+        audit = Audit(
+            self.spark,
+            Installation(self.settings),
+            self.pipeline,
+            self.app,
+            epoch,
+            tracebacks=self.tracebacks,
+        )
         batches = Ledger(ControlTables(self.settings)).batches(self.pipeline.name, self.pipeline.version)
         while audit.run(batches) < batches[-1].batch:
             pass

@@ -10,6 +10,7 @@ from typing import Any
 from hindcast.errors import HindcastError
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets
+from hindcast.recovery.raising_records import LeftOut
 from hindcast.tables.excluded_records import Excluded
 
 
@@ -93,7 +94,7 @@ class Search:
 
     error: BaseException
     ended: bool = False
-    found: Excluded = field(default_factory=dict)
+    found: LeftOut = field(default_factory=LeftOut)
     refusal: HindcastError | None = None
     reason: str = "no record raises"
     stops: int = 0

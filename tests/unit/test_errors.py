@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hindcast.errors import innermost, name_of_error
+from hindcast.errors import innermost, name_of_error, traceback_of
 
 PROXY = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):"
 QUERY = """
@@ -92,3 +92,16 @@ IN_SPARK = "Job aborted.\nCaused by: org.apache.spark.SparkArithmeticException: 
 def test_the_name_of_an_error_holds_no_data(said: str, file: str, name: str) -> None:
     """Its class, or Spark's condition, and its place in the pipeline's code; never its message."""
     assert name_of_error(RuntimeError(said), file) == name
+
+
+def test_a_traceback_is_the_innermost_error_in_full() -> None:
+    """Its frames in Python code, and nothing of what Spark says around it; of Java its last cause."""
+    found = traceback_of(RuntimeError(IN_A_FUNCTION + "\n\tat org.apache.spark.Job.run(Job.scala:1)"))
+    assert found.startswith('Traceback (most recent call last):\n  File "worker.py", line 3004, in read_udfs')
+    assert found.endswith("ZeroDivisionError: division by zero")
+    with_stack = IN_A_FUNCTION.removesuffix(QUERY) + " SQLSTATE: 38000\n\nDriver stacktrace:\nmore"
+    assert traceback_of(RuntimeError(with_stack)) == found
+    assert traceback_of(RuntimeError(IN_JAVA)).startswith(
+        "java.io.IOException: No space left on device\n\tat "
+    )
+    assert len(traceback_of(RuntimeError("x" * 10_000))) == 4_000

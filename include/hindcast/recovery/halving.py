@@ -1,13 +1,15 @@
-"""Find the records of a batch on which a function raises, by halving the batch. Pure Python."""
+"""Find the records of a batch on which a function raises: divide the batch again and again. Pure Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from hindcast.partitions import Offsets
 
 #: A record: its partition and its offset.
 Place = tuple[int, int]
+#: A block is halved so many times before its parts are tried.
+_HALVINGS = 3
 
 
 class TooManyError(Exception):
@@ -39,15 +41,27 @@ class Block:
         ((partition, offset),) = self.start.items()
         return partition, offset
 
-    def halves(self) -> tuple[Block, Block]:
-        """Two blocks that have its records between them. A block of one offset has no halves."""
+    def parts(self) -> list[Block]:
+        """At most eight blocks that have its records between them, in order."""
+        parts = [self]
+        for _ in range(_HALVINGS):
+            halves: list[Block] = []
+            for part in parts:
+                halves += part.halves()
+            parts = halves
+        return parts
+
+    def halves(self) -> list[Block]:
+        """Two blocks that have its records between them; of one offset the block itself."""
+        if self.offsets <= 1:
+            return [self]
         partitions = sorted(self.start)
         if len(partitions) == 1:
             (partition,) = partitions
             middle = {partition: (self.start[partition] + self.end[partition]) // 2}
-            return Block(self.start, middle), Block(middle, self.end)
+            return [Block(self.start, middle), Block(middle, self.end)]
         middle_partition = len(partitions) // 2
-        return self._of(partitions[:middle_partition]), self._of(partitions[middle_partition:])
+        return [self._of(partitions[:middle_partition]), self._of(partitions[middle_partition:])]
 
     def _of(self, partitions: list[int]) -> Block:
         start = {partition: self.start[partition] for partition in partitions}
@@ -55,31 +69,40 @@ class Block:
         return Block(start, end)
 
 
-def find_raising(block: Block, raises: Callable[[Block], bool], most: int) -> list[Place]:
+#: Tries blocks one after the other, without the records at some places. The number of the first that raises;
+#: None if none does.
+FirstRaising = Callable[[Sequence[Block], Collection[Place]], int | None]
+
+
+def find_raising(block: Block, first_raising: FirstRaising, most: int) -> list[Place]:
     """The records of a block that seem to raise by themselves, in order.
 
-    A block that raises is halved. If its first half does not raise, the second must, unless the function
-    raises only if certain records come together. Then what is found does not raise alone: try each.
+    One after the other is found, and left out of the tries that follow, until the rest of the block passes.
+    If the function raises only if certain records come together, the rest may still raise, or what is found
+    does not raise by itself: the caller must try both.
 
     :param block: one that raises
-    :param raises: tries a part of it
     :raises TooManyError: if more than ``most`` are found
     """
     found: list[Place] = []
-    # Parts that are still to be looked at, the first one last, and whether they are known to raise.
-    waiting = [(block, True)]
-    while waiting:
-        part, known = waiting.pop()
-        if not part.offsets or not (known or raises(part)):
-            continue
-        if part.offsets == 1:
-            found.append(part.place)
-            if len(found) > most:
-                raise TooManyError
-            continue
-        first, second = part.halves()
-        if raises(first):
-            waiting += [(second, False), (first, True)]
-        else:
-            waiting.append((second, True))
-    return found
+    while True:
+        place = _first_record(block, first_raising, found)
+        if place is None:
+            break
+        found.append(place)
+        if len(found) > most:
+            raise TooManyError
+        if first_raising([block], found) is None:
+            break
+    return sorted(found)
+
+
+def _first_record(block: Block, first_raising: FirstRaising, without: Collection[Place]) -> Place | None:
+    """The first record of a block that raises; None if it raises only together with others."""
+    while block.offsets > 1:
+        parts = block.parts()
+        number = first_raising(parts, without)
+        if number is None:
+            return None
+        block = parts[number]
+    return block.place

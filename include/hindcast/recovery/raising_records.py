@@ -6,7 +6,7 @@ A batch failed, and the shard would fail with it again for ever. The steps:
    (the *control*).
 2. The function raises on the batch once more, and takes the control. If it raises there, too, no record is
    to blame: a service that it calls is away, say.
-3. The batch is halved down to the records that raise (:mod:`hindcast.recovery.halving`).
+3. The batch is divided down to the records that raise (:mod:`hindcast.recovery.halving`).
 4. Each of them must raise again by itself, and the rest of the batch, together with the control, must not.
    Otherwise no record is to blame: the function raises now and then, or only if records come together.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,7 +33,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from hindcast.archive.held_records import held_records
 from hindcast.clock import Clock
-from hindcast.errors import RaisingRecordsError, name_of_error
+from hindcast.errors import RaisingRecordsError, name_of_error, traceback_of
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.partitions import Offsets
@@ -42,6 +43,7 @@ from hindcast.recovery.halving import Block, Place, TooManyError, find_raising
 from hindcast.replay.recorded_batches import BatchRange, RecordedBatches
 from hindcast.spark import kafka_source, scratch
 from hindcast.tables.excluded_records import Excluded, count, together
+from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
 
@@ -63,6 +65,22 @@ class FailedBatch:
     error: BaseException
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """Records that a shard is to leave out. ``tracebacks``: by place, what the function raised, in full."""
+
+    excluded: Excluded = field(default_factory=dict)
+    tracebacks: Mapping[Place, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.excluded)
+
+    def and_those(self, other: LeftOut) -> LeftOut:
+        """These records and the other ones."""
+        excluded = together([self.excluded, other.excluded])
+        return LeftOut(excluded, {**self.tracebacks, **other.tracebacks})
+
+
 @dataclass
 class _Records:
     """The records of the batch and of the control in files, and what was tried on them."""
@@ -72,26 +90,44 @@ class _Records:
     folder: scratch.Folder
     batch: FailedBatch
     stopped: threading.Event
-    tries: int = 0
+    count: Callable[[], int]  # counts a try; how many there were
     logged: float = field(default_factory=time.monotonic)
 
-    def error_on(self, block: Block, excluded: Excluded | None = None) -> BaseException | None:
-        """What the query raises on these records; None if it takes them all."""
+    def first_raising(self, parts: Sequence[Block], excluded: Excluded) -> tuple[int, BaseException] | None:
+        """Try some parts one after the other: the number of the first on which the query raises, and the
+        error. None if it takes them all.
+
+        Each part is a batch of one query, which ends with the first that raises.
+        """
         if self.stopped.is_set():
             raise _StoppedError
-        self.tries += 1
-        self._log_progress()
+        tries = self.count()
+        self._log_progress(tries)
         shard = self.batch.shard
-        place = scratch.Folder(self.spark, self.folder.at(f"try/{self.tries}"))
-        batch = BatchRange(shard, 0, block.start, block.end)
-        recorded = RecordedBatches(self.spark, self.pipeline, place, {shard: 1}, excluded=excluded or {})
+        place = scratch.Folder(self.spark, self.folder.at(f"try/{tries}"))
+        batches: list[LedgerRow | BatchRange] = []
+        for number, part in enumerate(parts):
+            batches.append(BatchRange(shard, number, part.start, part.end))
+        recorded = RecordedBatches(self.spark, self.pipeline, place, {shard: len(parts)}, excluded=excluded)
         for topic in self.pipeline.topics:
             records = self.spark.read.parquet(self.folder.at(topic.name))
-            recorded.keep(topic, records, {shard: [batch]})
+            recorded.keep(topic, records, {shard: batches})
         query = recorded.begin(shard, place.at("checkpoint"), None, floors=self.batch.floors)
         self._await(query)
+        error = query.exception()
+        passed = len(place.names("checkpoint/commits/*"))
         place.remove()
-        return query.exception()
+        if error is None:
+            return None
+        return passed, error
+
+    def error_on(self, block: Block, excluded: Excluded) -> BaseException | None:
+        """What the query raises on these records; None if it takes them all."""
+        raised = self.first_raising([block], excluded)
+        if raised is None:
+            return None
+        _, error = raised
+        return error
 
     def any_usable(self, block: Block, excluded: Excluded) -> bool:
         """Whether the function gets one of these records."""
@@ -117,11 +153,19 @@ class _Records:
                 query.stop()
                 raise _StoppedError
 
-    def _log_progress(self) -> None:
+    def _log_progress(self, tries: int) -> None:
         if time.monotonic() - self.logged < _LOG_SECONDS:
             return
         self.logged = time.monotonic()
-        _log.info("Searching for records that raise.", shard=self.batch.shard, tries=self.tries)
+        _log.info("Searching for records that raise.", shard=self.batch.shard, tries=tries)
+
+
+def _unnamed(places: Collection[Place]) -> Excluded:
+    """Records that a try is to leave out, whatever they raise."""
+    found: Excluded = {}
+    for partition, offset in places:
+        found.setdefault(partition, {})[offset] = ""
+    return found
 
 
 class _StoppedError(Exception):
@@ -147,11 +191,13 @@ class RaisingRecords:
         self._clock = clock
         self._stop = threading.Event()
         #: The records to leave out; empty if no record is to blame, or if that could not be found out.
-        self.found: Excluded = {}
+        self.found = LeftOut()
         #: Why the shard must wait for an operator; None if it need not.
         self.refusal: RaisingRecordsError | None = None
         #: Why no record was found.
         self.reason = ""
+        #: How often the query was run so far.
+        self.tries = 0
         self._thread = threading.Thread(target=self._run, name=f"search {batch.shard}", daemon=True)
         self._thread.start()
 
@@ -169,7 +215,12 @@ class RaisingRecords:
         self._stop.set()
         self._thread.join()
 
+    def _count(self) -> int:
+        self.tries += 1
+        return self.tries
+
     def _run(self) -> None:
+        began = time.monotonic()
         try:
             self.found = self._search()
         except _StoppedError:
@@ -179,8 +230,12 @@ class RaisingRecords:
         except Exception as error:  # noqa: BLE001 - whatever Spark, the broker or the store raises
             self.reason = f"the search failed: {name_of_error(error)}"
             _log.warning("The search for records that raise failed.", error=str(error))
+        seconds = time.monotonic() - began
+        found = count(self.found.excluded)
+        message = "The search for records that raise has ended."
+        _log.info(message, shard=self._batch.shard, tries=self.tries, seconds=seconds, found=found)
 
-    def _search(self) -> Excluded:
+    def _search(self) -> LeftOut:
         """Steps 1 to 4.
 
         :raises RaisingRecordsError: if more records raise than may be left out
@@ -197,23 +252,28 @@ class RaisingRecords:
         )
         limit = self._installation.settings.raising_records_per_hour
         with scratch.folder(self._spark) as folder:
-            records = _Records(self._spark, pipeline, folder, batch, self._stop)
             before = self._read(folder)
+            records = _Records(self._spark, pipeline, folder, batch, self._stop, self._count)
             control = Block(before, batch.start)
             whole = Block(batch.start, batch.end)
-            if records.error_on(whole) is None:
+            if records.error_on(whole, {}) is None:
                 self.reason = "the function takes the batch if it is run again"
-                return {}
+                return LeftOut()
             controlled = records.any_usable(control, known)
             if controlled and records.error_on(control, known) is not None:
                 self.reason = "the function raises on records that it took before, too"
-                return {}
+                return LeftOut()
+
+            def first_raising(parts: Sequence[Block], found: Collection[Place]) -> int | None:
+                raised = records.first_raising(parts, _unnamed(found))
+                return None if raised is None else raised[0]
+
             try:
-                places = find_raising(whole, lambda part: records.error_on(part) is not None, limit - recent)
+                places = find_raising(whole, first_raising, limit - recent)
             except TooManyError:
                 if not controlled:
                     self.reason = "the function raises on many records, and it has not taken any before"
-                    return {}
+                    return LeftOut()
                 raise self._too_many(recent) from None
             reach("exclude.2")
             return self._confirmed(records, before, places, known)
@@ -235,31 +295,31 @@ class RaisingRecords:
             raw.select(*kafka_source.RECORD_COLUMNS).write.parquet(folder.at(topic.name))
         return before
 
-    def _confirmed(
-        self, records: _Records, before: Offsets, places: list[Place], known: Excluded
-    ) -> Excluded:
+    def _confirmed(self, records: _Records, before: Offsets, places: list[Place], known: Excluded) -> LeftOut:
         """Step 4.
 
         :param before: where the control begins
         """
         found: Excluded = {}
+        tracebacks: dict[Place, str] = {}
         for partition, offset in places:
             alone = Block({partition: offset}, {partition: offset + 1})
-            error = records.error_on(alone)
+            error = records.error_on(alone, {})
             if error is None:
                 self.reason = f"no record raises by itself: offset {offset} does not"
-                return {}
+                return LeftOut()
             name = name_of_error(error, self._pipeline.file)
             found.setdefault(partition, {})[offset] = name
+            tracebacks[partition, offset] = traceback_of(error)
         rest = Block(before, self._batch.end)
         left_out = together([known, found])
         if not records.any_usable(rest, left_out):
             self.reason = "the function has taken no other record, so it may raise on all"
-            return {}
+            return LeftOut()
         if records.error_on(rest, left_out) is not None:
             self.reason = "the function raises on the rest of the batch, too"
-            return {}
-        return found
+            return LeftOut()
+        return LeftOut(found, tracebacks)
 
     def _too_many(self, recent: int) -> RaisingRecordsError:
         batch = self._batch

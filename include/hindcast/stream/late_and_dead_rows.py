@@ -21,6 +21,7 @@ from hindcast.errors import FenceMovedError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.pipeline import Pipeline
+from hindcast.recovery.halving import Place
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
 from hindcast.spark.window_counts import window_counts
 from hindcast.tables.control_tables import ControlTables
@@ -60,17 +61,21 @@ class Audit:
         app: str,
         epoch: int,
         topics: TopicOffsets | None = None,
+        tracebacks: Mapping[Place, str] | None = None,
     ) -> None:
-        """:param topics: asked what can be read; by default each pass connects and closes again"""
+        """:param topics: asked what can be read; by default each pass connects and closes again
+        :param tracebacks: what the function raised, by the places of records that are left out
+        """
         self._spark = spark
         self._topics = topics
         self._settings = installation.settings
         self._pipeline = pipeline
         self._epoch = epoch
+        self._tracebacks = tracebacks or {}
         self.give_way: Callable[[], object] = lambda: None  # between the parts of a pass; may wait
         tables = installation.tables
         self._sides = [
-            self._control_table(tables, ControlTable.DEAD_LETTERS, app, dead_letters, _may_be_poison),
+            self._control_table(tables, ControlTable.DEAD_LETTERS, app, self._dead_letters, _may_be_poison),
             self._control_table(tables, ControlTable.LATE_ROWS, app, late_rows, self._may_be_late),
         ]
         if pipeline.late is not None and pipeline.late_sink is not None:
@@ -159,6 +164,9 @@ class Audit:
             return False
         return any(_has_late_windows(row) for row in batches)
 
+    def _dead_letters(self, rows: DataFrame, _: Pipeline) -> DataFrame:
+        return dead_letters(rows, self._tracebacks)
+
     def _handled(self, late: DataFrame) -> DataFrame:
         assert self._pipeline.late is not None
         columns = [quoted(column) for column in self._pipeline.source.columns]
@@ -221,8 +229,12 @@ def _may_be_poison(batches: Sequence[LedgerRow]) -> bool:
     return any(row.poison_rows != 0 for row in batches)
 
 
-def dead_letters(rows: DataFrame, _: Pipeline) -> DataFrame:
-    """The poison rows, each with its reason."""
+def dead_letters(rows: DataFrame, tracebacks: Mapping[Place, str]) -> DataFrame:
+    """The poison rows, each with its reason, and with a traceback if one is known."""
+    traceback = F.lit(None).cast("string")
+    for (partition, offset), text in tracebacks.items():
+        here = (F.col("_partition") == partition) & (F.col("_offset") == offset)
+        traceback = F.when(here, text).otherwise(traceback)
     return rows.where(F.col("_reason").isNotNull()).select(
         F.col("_batch").alias("batch"),
         F.col("_topic").alias("topic"),
@@ -230,6 +242,7 @@ def dead_letters(rows: DataFrame, _: Pipeline) -> DataFrame:
         F.col("_offset").alias("offset"),
         F.col("_timestamp").alias("broker_at"),
         F.col("_reason").alias("reason"),
+        traceback.alias("traceback"),
         F.col("_key").alias("key"),
         F.col("_value").alias("value"),
     )

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets
-from hindcast.recovery.raising_records import RaisingRecords
+from hindcast.recovery.raising_records import LeftOut, RaisingRecords
 from hindcast.shards.shard_row import ReportedDetail
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.shard_runner import ShardRunner
-from hindcast.tables.excluded_records import Excluded
 
 
 @dataclass
@@ -31,7 +30,7 @@ class RunningShard:
     ending: bool = False  # superseded, with nothing in hand
     restart: tuple[Lease, str] | None = None  # once drained, start it again for this request to rebuild
     drain_to: Offsets | None = None
-    excluded: Excluded = field(default_factory=dict)  # records that its query leaves out
+    left_out: LeftOut = field(default_factory=LeftOut)  # records on which the function raises
     search: RaisingRecords | None = None  # its query has failed, and the records that raise are searched for
 
     def drain(self, restart: tuple[Lease, str] | None = None) -> None:

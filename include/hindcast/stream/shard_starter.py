@@ -5,6 +5,7 @@ How one shard is taken over is in :mod:`hindcast.stream.shard_takeover`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from pyspark.sql import SparkSession
@@ -14,6 +15,7 @@ from hindcast.clock import Clock
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.lease import Lease
+from hindcast.recovery.halving import Place
 from hindcast.recovery.raising_records import FailedBatch, RaisingRecords
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
@@ -125,12 +127,15 @@ class ShardStarter:
         pipeline = self._deployed.of_shard(lease.key)
         return RaisingRecords(self._spark, self._installation, pipeline, batch, self._clock)
 
-    def audit_of(self, lease: Lease, app: str) -> Audit:
+    def audit_of(self, lease: Lease, app: str, tracebacks: Mapping[Place, str]) -> Audit:
         """What files the late and poison rows of a shard that was taken over.
 
         :param app: the take-over's application id
+        :param tracebacks: what the function raised, by the places of the records that are left out
         """
         pipeline = self._deployed.of_shard(lease.key)
-        audit = Audit(self._spark, self._installation, pipeline, app, lease.epoch, self._audited_topics)
+        audit = Audit(
+            self._spark, self._installation, pipeline, app, lease.epoch, self._audited_topics, tracebacks
+        )
         audit.give_way = self._priority.give_way
         return audit

@@ -16,7 +16,7 @@ from hindcast.errors import BrokerUnavailableError, HindcastError, StoreUnavaila
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.partitions import ShardId
-from hindcast.recovery.raising_records import RaisingRecords
+from hindcast.recovery.raising_records import LeftOut, RaisingRecords
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ReportedDetail, ShardDetail
 from hindcast.stream.audit_passes import AuditPasses
@@ -33,7 +33,6 @@ from hindcast.stream.start_pace import StartPace
 from hindcast.stream.start_queue import StartQueue, WaitingShard
 from hindcast.stream.takeover_priority import TakeoverPriority
 from hindcast.tables.event_log import EventLog
-from hindcast.tables.excluded_records import Excluded, together
 
 _log = structlog.get_logger(__name__)
 
@@ -91,18 +90,18 @@ class ShardSync:
         return list(self._running.values())
 
     def take(
-        self, lease: Lease, *, request: str = "", shadow: bool = False, excluded: Excluded | None = None
+        self, lease: Lease, *, request: str = "", shadow: bool = False, left_out: LeftOut | None = None
     ) -> None:
         """Let a shard that was gained wait for its start.
 
         :param request: the newest request to rebuild the shard, empty if there is none
         :param shadow: its batches are bounded, so that those of the active version need not wait for long
-        :param excluded: records that it is to leave out
+        :param left_out: records on which its function raises
         """
         running = self._running.get(lease.key)
         if running is not None:
             self._lose(running)  # of an earlier epoch: the shard was lost and taken again within one step
-        self._queue.add(WaitingShard(lease, request, shadow, excluded or {}))
+        self._queue.add(WaitingShard(lease, request, shadow, left_out or LeftOut()))
 
     def start_next(self) -> bool:
         """Start the shard that has waited longest; False if none waits."""
@@ -123,7 +122,7 @@ class ShardSync:
                     request=waiting.request,
                     superseded=key in self.superseded,
                     shadow=waiting.shadow,
-                    excluded=waiting.excluded,
+                    left_out=waiting.left_out,
                 )
         finally:
             self._held.mark_started(key, lease.epoch)
@@ -136,14 +135,14 @@ class ShardSync:
         request: str = "",
         superseded: bool = False,
         shadow: bool = False,
-        excluded: Excluded | None = None,
+        left_out: LeftOut | None = None,
     ) -> None:
         """Take the shard over and start its query; if that fails, say why and give the lease back.
 
         :param superseded: only end it: seal it, file its late and poison rows, and start no query
         """
-        left_out = excluded or {}
-        takeover = self._starter.prepare(lease, shadow=shadow, excluded=left_out)
+        left_out = left_out or LeftOut()
+        takeover = self._starter.prepare(lease, shadow=shadow, excluded=left_out.excluded)
         runner: ShardRunner | None = None
         try:
             if superseded:
@@ -151,14 +150,14 @@ class ShardSync:
             else:
                 runner = self._starter.start(takeover, lease, _why_rebuild(lease, request))
             # After the start, for the shard stands still until then.
-            audit = self._starter.audit_of(lease, takeover.app)
+            audit = self._starter.audit_of(lease, takeover.app, left_out.tracebacks)
         except Exception as error:  # noqa: BLE001 - whatever Spark or a user's transformation raises
             if runner is not None:
                 runner.stop()
             self._failures.give_back(lease, error)
             return
         running = RunningShard(
-            runner, audit, shadow=shadow, rebuilt=request, draining=superseded, excluded=left_out
+            runner, audit, shadow=shadow, rebuilt=request, draining=superseded, left_out=left_out
         )
         self._running[lease.key] = running
         self._events.taken(lease, superseded=superseded)
@@ -298,9 +297,9 @@ class ShardSync:
             return
         if not self._remove(running):
             return
-        self._events.excluded(lease, search.found)
-        left_out = together([running.excluded, search.found])
-        self.take(running.lease, request=running.rebuilt, shadow=running.shadow, excluded=left_out)
+        self._events.excluded(lease, search.found.excluded)
+        left_out = running.left_out.and_those(search.found)
+        self.take(running.lease, request=running.rebuilt, shadow=running.shadow, left_out=left_out)
 
     def _give_back(self, running: RunningShard, cause: BaseException) -> None:
         if not self._remove(running):

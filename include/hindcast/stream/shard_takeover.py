@@ -153,7 +153,11 @@ class ShardTakeover:
         shard = self._lease.status_value
         signature = query_signature.signature_of(self._spark, pipeline)
         self._sink.create(signature.schema)
-        batches = self._ledger.newest(pipeline.name, ShardId.parse(shard).version)
+        recorded = self._sink.recorded()
+        sink_version = self._sink.version()
+        batch = 0 if recorded is None else recorded.batch
+        version = ShardId.parse(shard).version
+        batches = self._ledger.near(pipeline.name, version, shard, batch, sink_version)
         position, missing = takeover.seal(self._sink, pipeline, self._lease, self._held.owner, batches)
         history = [row for row in batches if row.shard == shard]
         history += takeover.repair_ledger(self._ledger, pipeline, missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hindcast.leases.lease import Lease, LeaseKey
-from hindcast.tables.excluded_records import Excluded
+from hindcast.recovery.raising_records import LeftOut
 
 
 @dataclass
@@ -15,7 +15,7 @@ class WaitingShard:
     lease: Lease
     request: str = ""  # the newest request to rebuild it
     shadow: bool = False  # of a version that readers do not have: its batches are bounded
-    excluded: Excluded = field(default_factory=dict)  # records that it is to leave out
+    left_out: LeftOut = field(default_factory=LeftOut)  # records on which the function raises
 
 
 class StartQueue:

@@ -185,6 +185,26 @@ class Ledger:
         """
         return self._last_rows(pipeline, version, taken_back=False)
 
+    def near(self, pipeline: str, version: int, shard: str, batch: int, sink_version: int) -> list[LedgerRow]:
+        """What a take-over needs to know of the batches, at a price that does not depend on their number: the
+        last ones of a shard up to this batch, the one after it, and those of all shards that are in later
+        versions of the sink than this one. In the order (shard, batch).
+
+        A shard has the batch after this one in the ledger if it has any later one: rows are added in order.
+        So the ledger knows more of the shard than its sink if that row is here.
+
+        :param batch: the last one that the sink's fence names; 0 before the first
+        :param sink_version: of the sink, read before
+        """
+        last = [("batch", ">", batch - _NEAR), ("batch", "<=", batch + 1), ("batch", ">=", 0)]
+        found = self._read(pipeline, version, shard, more=last)
+        later = self._read(pipeline, version, more=[("batch", ">=", 0), ("sink_version", ">", sink_version)])
+        resets = self._read(pipeline, version, more=[_RESETS])
+        batches = _batches_in_effect(pa.concat_tables([found, later, resets]))
+        if batch > 0 and not any(row.shard == shard for row in batches):
+            return self.newest(pipeline, version)  # the ledger lacks many, or a reset took them back
+        return batches
+
     def reached(self, pipeline: str, version: int) -> dict[str, LedgerRow]:
         """The last batch of each shard, also one that a reset took back."""
         return {row.shard: row for row in self._last_rows(pipeline, version, taken_back=True)}
@@ -236,6 +256,8 @@ class Ledger:
 _IS_RESET = pc.field("batch") < 0
 _RESETS: Condition = ("batch", "<", 0)
 _EXCLUDING: Condition = ("excluded", ">", "")
+#: A worker writes its rows with each renewal: if it died, the ledger lacks fewer batches than this.
+_NEAR = 64
 
 
 def _pairs(table: pa.Table, first: str, second: str) -> Iterator[tuple[Any, Any]]:

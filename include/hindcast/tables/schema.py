@@ -165,6 +165,8 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         windows_total=COUNT,
         value=pa.binary(),
     ),
+    # traceback is what the pipeline's function raised, in full; null for other reasons, and if the owner that
+    # had found the record died before it filed it.
     ControlTable.DEAD_LETTERS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -178,6 +180,7 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         reason=TEXT,
         key=pa.binary(),
         value=pa.binary(),
+        traceback=TEXT,
     ),
     # One row for each step of a run that sends mended letters back; see hindcast.kafka.redrive. letters and
     # ends (of the marks) are JSON.
@@ -255,6 +258,7 @@ ORDERED_BY: dict[ControlTable, tuple[str, ...]] = {
 LATER: dict[ControlTable, frozenset[str]] = {
     ControlTable.CHECKPOINTS: frozenset({"checkpoint", "base", "excluded"}),
     ControlTable.VERDICTS: frozenset({"change", "number", "bounds"}),
+    ControlTable.DEAD_LETTERS: frozenset({"traceback"}),
 }
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.

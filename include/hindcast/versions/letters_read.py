@@ -6,16 +6,19 @@ before it reads the record itself. Sent back into the topic, the letter would be
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
+from hindcast.replay.inputs import read_histories
 from hindcast.shards.active_version import rollouts
-from hindcast.tables.ledger_bases import LedgerBases, fenced_by
 from hindcast.tables.table_names import ControlTable
 
+#: The columns that are read: letters may be large.
+_NARROW = ["topic", "partition", "offset", "version"]
 #: A topic, one of the pipeline's own partitions, an offset.
 Letter = tuple[str, int, int]
 
@@ -32,8 +35,9 @@ def refuse_letters_read(installation: Installation, pipeline: Pipeline, letters:
         first, committed = _read_by(installation, pipeline, version)
         for letter in letters:
             _, partition, offset = letter
-            read = first.get(partition, 0) <= offset < committed.get(partition, 0)
-            if read and version not in filed.get(letter, set()):
+            if partition not in committed or not first[partition] <= offset < committed[partition]:
+                continue
+            if version not in filed[letter]:
                 _refuse(pipeline, letter, version)
 
 
@@ -50,10 +54,7 @@ def _running(installation: Installation, pipeline: Pipeline) -> list[int]:
 
 def _read_by(installation: Installation, pipeline: Pipeline, version: int) -> tuple[Offsets, Offsets]:
     """From where to where a version has read its topics."""
-    settings = installation.settings
-    url = settings.table("sinks", installation.catalog.of(pipeline.name, version).sink.name)
-    fenced = fenced_by(url, settings.storage_options, pipeline.name)
-    history = next(LedgerBases(installation.tables).histories(pipeline.name, version, fenced))
+    history = next(read_histories(installation, installation.catalog.of(pipeline.name, version)))
     return history.first, history.committed
 
 
@@ -64,10 +65,9 @@ def _filed_by(
     topics = sorted({topic for topic, _, _ in letters})
     offsets = sorted({offset for _, _, offset in letters})
     where = [("pipeline", "=", pipeline.name), ("topic", "in", topics), ("offset", "in", offsets)]
-    columns = ["topic", "partition", "offset", "version"]
-    found: dict[Letter, set[int]] = {}
-    for row in installation.tables.read(ControlTable.DEAD_LETTERS, where, columns).to_pylist():
-        found.setdefault((row["topic"], row["partition"], row["offset"]), set()).add(row["version"])
+    found: dict[Letter, set[int]] = defaultdict(set)
+    for row in installation.tables.read(ControlTable.DEAD_LETTERS, where, _NARROW).to_pylist():
+        found[row["topic"], row["partition"], row["offset"]].add(row["version"])
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from support.shard_stand_ins import FailingAudit, ShardQuery, Takeover
 
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
+from hindcast.recovery.halving import Place
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.shard_row import REFUSED
@@ -35,6 +36,8 @@ class HeldShard:
     query: ShardQuery
     takeover: Takeover
     backoff: QueryBackoff
+    #: What each audit was told of what the function raised.
+    audit_tracebacks: list[Mapping[Place, str]]
     #: Called whenever the main thread says that it is not stuck.
     on_beat: Callable[[], object] = lambda: None
 
@@ -65,7 +68,13 @@ def shard_factory(
             return takeover
 
         monkeypatch.setattr(shard_starter, "ShardTakeover", prepared)
-        monkeypatch.setattr(shard_starter, "Audit", lambda *_: audit)
+        tracebacks: list[Mapping[Place, str]] = []
+
+        def audited(*given: Any) -> FailingAudit:
+            tracebacks.append(given[-1])
+            return audit
+
+        monkeypatch.setattr(shard_starter, "Audit", audited)
         monkeypatch.setattr(ShardTopics, "check_retained", lambda *_: None)
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
         deployed: Any = SimpleNamespace(of_shard=lambda key: SimpleNamespace(name=key.stream_id))
@@ -85,7 +94,7 @@ def shard_factory(
             StartPace(clock, lease_seconds=10),
             beat=beat,
         )
-        shard = HeldShard(lease, coordinator, sync, query, takeover, backoff)
+        shard = HeldShard(lease, coordinator, sync, query, takeover, backoff, tracebacks)
         return shard
 
     return make

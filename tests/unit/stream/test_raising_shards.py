@@ -11,7 +11,7 @@ from support.shard_stand_ins import FailingAudit, Search
 from hindcast.errors import OffsetGapError, RaisingRecordsError
 from hindcast.installation import Installation
 from hindcast.leases.lease import LeaseKey
-from hindcast.recovery.raising_records import FailedBatch
+from hindcast.recovery.raising_records import FailedBatch, LeftOut
 from hindcast.shards.shard_row import REFUSED
 from hindcast.stream import shard_starter
 from hindcast.stream.running_shard import RunningShard
@@ -63,19 +63,20 @@ def test_a_shard_goes_on_without_the_records_that_were_found(
     shard.sync.tick()
     assert shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
     assert shard.sync.waiting() == []
-    search.found = {0: {7: "KeyError"}}
+    search.found = LeftOut({0: {7: "KeyError"}}, {(0, 7): "Traceback of 7"})
     search.ended = True
     shard.query.failure = None
     shard.sync.tick()
     assert shard.sync.start_next()
     shard.query.failure = _FAILURE
     shard.sync.tick()
-    searches[1][1].found = {0: {8: "KeyError"}}
+    searches[1][1].found = LeftOut({0: {8: "KeyError"}}, {(0, 8): "Traceback of 8"})
     searches[1][1].ended = True
     shard.sync.tick()
     shard.query.failure = None
     assert shard.sync.start_next()
     assert shard.takeover.excluded == [{}, {0: {7: "KeyError"}}, {0: {7: "KeyError", 8: "KeyError"}}]
+    assert shard.audit_tracebacks[-1] == {(0, 7): "Traceback of 7", (0, 8): "Traceback of 8"}
     assert shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
     assert kinds(installation).count("records_excluded") == 2
     (row, _) = installation.tables.rows(ControlTable.EVENTS, [("kind", "=", "records_excluded")])

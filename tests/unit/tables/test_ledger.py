@@ -51,6 +51,33 @@ def test_the_newest_batch_of_each_shard_was_not_taken_back(ledger: Ledger) -> No
     assert ledger.newest("p", 1) == [s0[1], s1[2]]
 
 
+def test_what_a_take_over_needs_is_near_the_last_batch(ledger: Ledger) -> None:
+    """The shard's last batches and the one after, and whatever the sink's version does not reach: of all
+    shards. Of a shard without batches nothing is needed.
+    """
+    s0 = [batch(number, {0: number}, {0: number + 1}, sink_version=2 * number) for number in range(1, 200)]
+    s1 = [replace(row, shard="s1", sink_version=row.sink_version + 1) for row in s0]
+    ledger.append([*s0, *s1])
+    assert ledger.near("p", 1, "s0", 100, 398) == [*s0[36:101], s1[-1]]
+    assert ledger.near("p", 1, "s0", 100, 399) == s0[36:101]
+    assert ledger.near("p", 1, "s0", 199, 399) == s0[135:]
+    assert ledger.near("p", 1, "s0", 0, 399) == s0[:1]
+    assert ledger.near("p", 1, "s9", 0, 399) == []
+
+
+def test_a_take_over_far_from_what_the_ledger_has_reads_all_of_it(ledger: Ledger) -> None:
+    """Its worker died with many rows, or a reset took the last batches back."""
+    rows = [batch(number, {0: number}, {0: number + 1}) for number in range(1, 9)]
+    ledger.append(rows)
+    assert ledger.near("p", 1, "s0", 71, 71) == rows[7:]
+    assert ledger.near("p", 1, "s0", 72, 72) == rows[7:]
+    ledger.append([taken_back("s0", 2, sink_version=30)])
+    assert ledger.near("p", 1, "s0", 8, 30) == rows[:2]
+    ledger.append([batch(number, {0: number}, {0: number + 1}, shard="s1") for number in range(1, 99)])
+    ledger.append([taken_back("s1", 2, sink_version=130)])
+    assert [(row.shard, row.batch) for row in ledger.near("p", 1, "s1", 98, 130)] == [("s0", 2), ("s1", 2)]
+
+
 def test_how_far_the_ledger_reaches_does_not_depend_on_what_was_taken_back(ledger: Ledger) -> None:
     """The sink's fence keeps the number of a batch that was taken back."""
     s0 = [batch(number, {0: number}, {0: number + 1}) for number in (1, 2, 3)]

@@ -16,11 +16,11 @@ from hindcast.tables.table_names import ControlTable
 from hindcast.versions.letters_read import refuse_letters_read
 
 
-def file(installation: Installation, version: int, *offsets: int) -> None:
-    """Letters of the version, of partition 0."""
+def file(installation: Installation, version: int, *offsets: int, partition: int = 0) -> None:
+    """Letters of the version."""
     rows = []
     for offset in offsets:
-        row = {"pipeline": NAME, "version": version, "topic": "t", "partition": 0, "offset": offset}
+        row = {"pipeline": NAME, "version": version, "topic": "t", "partition": partition, "offset": offset}
         rows.append(row)
     installation.tables.append(ControlTable.DEAD_LETTERS, rows)
 
@@ -38,16 +38,21 @@ def test_a_letter_that_another_version_has_read_is_refused(two: Settings, tmp_pa
     """
     installation = Installation(two)
     pipeline = catalog.load(tmp_path)[NAME]
-    file(installation, 1, 2, 4, 5, 12)
+    file(installation, 1, 2, 3, 5, 9, 10)
+    file(installation, 1, 4, partition=1)
     file(installation, 2, 5)
+    file(installation, 2, 3, 9, partition=1)
     read(installation, 1, 0, 20)
     read(installation, 2, 3, 10)
-    letters = [("t", 0, offset) for offset in (2, 4, 5, 12)]
-    refuse_letters_read(installation, pipeline, letters)
+    harmless = [("t", 0, 2), ("t", 0, 5), ("t", 0, 10), ("t", 1, 4)]
+    read_by_the_other = [("t", 0, 3), ("t", 0, 9)]
+    refuse_letters_read(installation, pipeline, [*harmless, *read_by_the_other])
     begin(two)
-    refuse_letters_read(installation, pipeline, [letters[0], *letters[2:]])
-    with pytest.raises(BadInputError, match="t/0/4 is no dead letter of version 2"):
-        refuse_letters_read(installation, pipeline, letters)
+    refuse_letters_read(installation, pipeline, harmless)
+    for letter in read_by_the_other:
+        with pytest.raises(BadInputError, match=f"t/0/{letter[2]} is no dead letter of version 2") as refused:
+            refuse_letters_read(installation, pipeline, [*harmless, letter])
+        assert "Leave it out" in str(refused.value)
     refuse_letters_read(installation, pipeline, [])
 
 
