@@ -76,8 +76,8 @@ def seal(
 ) -> tuple[ShardPosition, list[BatchCommit]]:
     """Step 2: fence off all older epochs.
 
-    :param batches: the last rows of the shard in the ledger, and all rows of later versions of the sink than
-        one that was read before them (:meth:`hindcast.tables.ledger.Ledger.near`). They are read before this: a
+    :param batches: the shard's last rows in the ledger, and all rows of later versions of the sink than one
+        that was read before them (:meth:`hindcast.tables.ledger.Ledger.near`). They were read before this: a
         batch comes into the ledger after it came into the sink
     :returns: where the shard is, from now on for good, and its batches after the last one that the ledger
         has, the oldest first
