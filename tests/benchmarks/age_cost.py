@@ -86,7 +86,7 @@ class Side:
         sink = self.stream.table(shard)
         started = time.perf_counter()
         ledger = self.installation.ledger
-        batches = ledger.newest(PIPELINE, 1)
+        batches = takeover.known_batches(ledger, sink, self.pipeline, lease)
         position, missing = takeover.seal(sink, self.pipeline, lease, "w", batches)
         takeover.repair_ledger(ledger, self.pipeline, missing)
         seconds = time.perf_counter() - started
@@ -148,6 +148,7 @@ class Side:
         fenced = fenced_by(self.stream.url, {}, PIPELINE)
         for history in bases.histories(PIPELINE, 1, fenced):
             ledger.undone(PIPELINE, 1)
+            ledger.excluding(PIPELINE, 1)
             sink = open_table(self.stream.url, {})
             inputs = ReplayInputs(
                 history=history,

@@ -71,14 +71,25 @@ class ShardPosition:
         return floors
 
 
+def known_batches(ledger: Ledger, sink: FencedTable, pipeline: Pipeline, lease: Lease) -> list[LedgerRow]:
+    """What the ledger says of the shard's last batches, and of batches that the sink does not reach.
+
+    The sink is read first: a batch comes into the ledger after it came into the sink.
+    """
+    recorded, sink_version = sink.reached()
+    batch = 0
+    if recorded is not None:
+        batch = recorded.batch
+    shard = lease.status_value
+    return ledger.near(pipeline.name, ShardId.parse(shard).version, shard, batch, sink_version)
+
+
 def seal(
     sink: FencedTable, pipeline: Pipeline, lease: Lease, worker: str, batches: Sequence[LedgerRow]
 ) -> tuple[ShardPosition, list[BatchCommit]]:
     """Step 2: fence off all older epochs.
 
-    :param batches: the shard's last rows in the ledger, and all rows of later versions of the sink than one
-        that was read before them (:meth:`hindcast.tables.ledger.Ledger.near`). They were read before this: a
-        batch comes into the ledger after it came into the sink
+    :param batches: what :func:`known_batches` has read before
     :returns: where the shard is, from now on for good, and its batches after the last one that the ledger
         has, the oldest first
     :raises LeaseLostError: if a newer epoch has sealed it already
@@ -90,7 +101,7 @@ def seal(
     known = [row for row in batches if row.shard == lease.status_value]
     filed = known[-1].batch if known else 0
     while True:
-        recorded = sink.recorded()
+        recorded, version = sink.reached()
         last: BatchCommit | None = None
         missing: list[BatchCommit] = []
         if recorded is not None:
@@ -100,7 +111,7 @@ def seal(
         # A seal on top would stay when the lost commit is restored.
         _check_known(pipeline, lease, position, known, sink.url)
         # A seal would take the place of what was lost.
-        _check_version(pipeline, lease, sink, batches)
+        _check_version(pipeline, lease, sink.url, version, batches)
         try:
             sink.commit(
                 position.fence, [], _metadata(lease, pipeline, worker, position, last), after=recorded
@@ -158,18 +169,19 @@ def _check_known(
         raise _gap(pipeline, lease, last.batch + 1, last.end_offsets, found, _restore(url))
 
 
-def _check_version(pipeline: Pipeline, lease: Lease, sink: FencedTable, batches: Sequence[LedgerRow]) -> None:
+def _check_version(
+    pipeline: Pipeline, lease: Lease, url: str, version: int, batches: Sequence[LedgerRow]
+) -> None:
     """:raises SinkCommitsLostError: if the sink is at an older version than a batch of the ledger"""
     reached = max((row.sink_version for row in batches), default=0)
-    version = sink.version()
     if version < reached:
         raise SinkCommitsLostError(
             pipeline=pipeline.name,
             shard=lease.status_value,
-            table=sink.url,
+            table=url,
             found=version,
             known=reached,
-            cure=_restore(sink.url),
+            cure=_restore(url),
         )
 
 

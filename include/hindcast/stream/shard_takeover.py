@@ -16,7 +16,7 @@ from hindcast.errors import CheckpointDamagedError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets, ShardId, app_id
+from hindcast.partitions import Offsets, app_id
 from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery import rebuild_state, takeover
@@ -153,11 +153,7 @@ class ShardTakeover:
         shard = self._lease.status_value
         signature = query_signature.signature_of(self._spark, pipeline)
         self._sink.create(signature.schema)
-        recorded = self._sink.recorded()
-        sink_version = self._sink.version()
-        batch = 0 if recorded is None else recorded.batch
-        version = ShardId.parse(shard).version
-        batches = self._ledger.near(pipeline.name, version, shard, batch, sink_version)
+        batches = takeover.known_batches(self._ledger, self._sink, pipeline, self._lease)
         position, missing = takeover.seal(self._sink, pipeline, self._lease, self._held.owner, batches)
         history = [row for row in batches if row.shard == shard]
         history += takeover.repair_ledger(self._ledger, pipeline, missing)

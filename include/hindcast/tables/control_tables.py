@@ -193,17 +193,23 @@ class ControlTables:
         return list(self.read(name, where).to_pylist())
 
     def read(
-        self, name: ControlTable, where: Iterable[Condition] = (), columns: list[str] | None = None
+        self,
+        name: ControlTable,
+        where: Iterable[Condition] = (),
+        columns: list[str] | None = None,
+        *,
+        any_of: Sequence[Sequence[Condition]] = (),
     ) -> pa.Table:
         """The same rows as an Arrow table.
 
         :param columns: these columns only
+        :param any_of: of these groups of conditions a row must also meet all of one; none by default
         :raises StoreUnavailableError: if the store does not answer, or a file of the table is gone or torn
         """
         table = self.find(name)
         if table is None:
             return SCHEMAS[name].empty_table().select(columns or SCHEMAS[name].names)
-        return self._read_version(name, table, where, columns)
+        return self._read_version(name, table, where, columns, any_of)
 
     def newest(self, name: ControlTable, by: str, limit: int, where: Iterable[Condition] = ()) -> pa.Table:
         """The newest ``limit`` of the rows that meet every condition, the newest first.
@@ -225,13 +231,19 @@ class ControlTables:
         return rows.sort_by([(by, "descending")]).slice(0, limit)
 
     def _read_version(
-        self, name: ControlTable, table: DeltaTable, where: Iterable[Condition], columns: list[str] | None
+        self,
+        name: ControlTable,
+        table: DeltaTable,
+        where: Iterable[Condition],
+        columns: list[str] | None,
+        any_of: Sequence[Sequence[Condition]] = (),
     ) -> pa.Table:
-        """The rows of one version of a table that meet every condition."""
+        """The rows of one version of a table that meet every condition, and all of one of the groups."""
         conditions = list(where)
+        groups = [[*conditions, *group] for group in any_of or [()]]
         expression = None
-        if conditions:
-            expression = filters_to_expression(conditions)
+        if any(groups):
+            expression = filters_to_expression(groups)
         try:
             return arrow_dataset(table).to_table(columns=columns, filter=expression)
         except (DeltaError, OSError, pa.ArrowInvalid) as error:

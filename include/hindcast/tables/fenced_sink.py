@@ -206,6 +206,13 @@ class FencedTable:
         """The table's newest version."""
         return self._open().version()
 
+    def reached(self) -> tuple[Fence | None, int]:
+        """The application's place in the newest version of the table, and that version; see
+        :meth:`recorded`.
+        """
+        table = self._open()
+        return Fence.of(table.transaction_version(self.app)), table.version()
+
     def commit(self, fence: Fence, data: Data, metadata: str = "", *, after: Fence | None = None) -> int:
         """Write the data and the fence in one commit; return its version, or -1 if this very fence is
         recorded already.

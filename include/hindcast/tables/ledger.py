@@ -4,7 +4,7 @@ and the shard rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Self
@@ -196,11 +196,10 @@ class Ledger:
         :param batch: the last one that the sink's fence names; 0 before the first
         :param sink_version: of the sink, read before
         """
-        last = [("batch", ">", batch - _NEAR), ("batch", "<=", batch + 1), ("batch", ">=", 0)]
-        found = self._read(pipeline, version, shard, more=last)
-        later = self._read(pipeline, version, more=[("batch", ">=", 0), ("sink_version", ">", sink_version)])
-        resets = self._read(pipeline, version, more=[_RESETS])
-        batches = _batches_in_effect(pa.concat_tables([found, later, resets]))
+        last: list[Condition] = [("batch", ">", batch - _NEAR), ("batch", "<=", batch + 1)]
+        later: list[Condition] = [("sink_version", ">", sink_version)]
+        wanted = [[("shard", "=", shard), *last], later, [_RESETS]]
+        batches = _batches_in_effect(self._read(pipeline, version, any_of=wanted))
         if batch > 0 and not any(row.shard == shard for row in batches):
             return self.newest(pipeline, version)  # the ledger lacks many, or a reset took them back
         return batches
@@ -244,13 +243,14 @@ class Ledger:
         shard: str | None = None,
         columns: list[str] | None = None,
         more: Iterable[Condition] = (),
+        any_of: Sequence[Sequence[Condition]] = (),
     ) -> pa.Table:
         where: list[Condition] = [("pipeline", "=", pipeline), *more]
         if version is not None:
             where.append(("version", "=", version))
         if shard is not None:
             where.append(("shard", "=", shard))
-        return self._tables.read(ControlTable.CHECKPOINTS, where, columns)
+        return self._tables.read(ControlTable.CHECKPOINTS, where, columns, any_of=any_of)
 
 
 _IS_RESET = pc.field("batch") < 0

@@ -47,7 +47,8 @@ def taken(settings: Settings, lease: Lease) -> FencedTable:
     shard = lease.status_value
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", shard))
     sink.create(SCHEMA)
-    takeover.seal(sink, PIPELINE, lease, "w", Ledger(ControlTables(settings)).newest("p", 1))
+    ledger = Ledger(ControlTables(settings))
+    takeover.seal(sink, PIPELINE, lease, "w", takeover.known_batches(ledger, sink, PIPELINE, lease))
     return sink
 
 
@@ -85,15 +86,15 @@ def test_a_batch_that_lands_while_the_sink_is_read_is_where_the_new_owner_starts
     (old,) = create(MemoryStore(), "p", 1, 1, {0: 0})
     its = taken(settings, old)
     sink = FencedTable(its.url, {}, its.app)
-    read_version = sink.version
+    read = sink.reached
 
-    def meanwhile() -> int:
-        monkeypatch.setattr(sink, "version", read_version)
-        version = read_version()
+    def meanwhile() -> tuple[Fence | None, int]:
+        monkeypatch.setattr(sink, "reached", read)
+        found = read()
         commit(its, old, watermark_ms=500)
-        return version
+        return found
 
-    monkeypatch.setattr(sink, "version", meanwhile)
+    monkeypatch.setattr(sink, "reached", meanwhile)
     new = old.given_to("new")
     position, missing = takeover.seal(sink, PIPELINE, new, "new", [])
     assert (position.fence, position.end_offsets, position.watermark_ms) == (Fence(new.epoch, 1), {0: 9}, 500)
@@ -192,7 +193,9 @@ def test_batches_that_the_ledger_lacks_are_filed_the_oldest_first(settings: Sett
         if batch.batch == 1 and batch.kind == "batch"
     ]
     ledger.append(filed)
-    _, missing = takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", ledger.newest("p", 1))
+    _, missing = takeover.seal(
+        sink, PIPELINE, lease.given_to("new"), "new", takeover.known_batches(ledger, sink, PIPELINE, lease)
+    )
     assert [batch.batch for batch in missing] == [2, 3]
     assert takeover.repair_ledger(ledger, PIPELINE, missing) == [
         batch.as_ledger_row("trades") for batch in missing
@@ -220,7 +223,9 @@ def test_a_shard_that_was_quiet_for_longer_than_the_log_goes_on(settings: Settin
     forget(sink, *range(sink.version()))
     assert list(sink.commits()) == []
     new = quiet.given_to("new")
-    position, missing = takeover.seal(sink, PIPELINE, new, "new", ledger.newest("p", 1))
+    position, missing = takeover.seal(
+        sink, PIPELINE, new, "new", takeover.known_batches(ledger, sink, PIPELINE, new)
+    )
     assert position == ShardPosition(Fence(new.epoch, 1), {0: 9}, 500, CheckpointRef("c", 3, {0: 7}))
     assert missing == []
     sealed = next(sink.commits())
@@ -237,7 +242,9 @@ def test_the_records_that_the_last_batch_left_out_are_known(settings: Settings, 
     if filed:
         ledger.append([next(sink.commits()).as_ledger_row("trades")])
     new = lease.given_to("new")
-    position, missing = takeover.seal(sink, PIPELINE, new, "new", ledger.newest("p", 1))
+    position, missing = takeover.seal(
+        sink, PIPELINE, new, "new", takeover.known_batches(ledger, sink, PIPELINE, new)
+    )
     assert position.excluded == {0: {4: "KeyError"}}
     takeover.repair_ledger(ledger, PIPELINE, missing)
     assert [row.excluded for row in ledger.excluding("p", 1)] == [{0: {4: "KeyError"}}]
