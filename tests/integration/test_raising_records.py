@@ -41,13 +41,16 @@ def failed(shard: Shard) -> ShardRunner:
     return owner
 
 
-def search(shard: Shard, owner: ShardRunner) -> RaisingRecords:
-    """The search for what the owner failed with, after its end."""
+def search(shard: Shard, owner: ShardRunner, excluded: Excluded | None = None) -> RaisingRecords:
+    """The search for what the owner failed with, after its end.
+
+    :param excluded: what it left out
+    """
     planned = owner.planned_next()
     assert planned is not None
     assert owner.failure is not None
     start, end = planned
-    batch = FailedBatch(owner.lease.status_value, start, end, owner.floors, owner.failure)
+    batch = FailedBatch(owner.lease.status_value, start, end, owner.floors, owner.failure, excluded or {})
     made = RaisingRecords(shard.spark, Installation(shard.settings), shard.pipeline, batch, shard.clock)
     wait_until(lambda: made.ended, WAIT_SECONDS, "the search has ended")
     return made
@@ -185,6 +188,21 @@ def test_no_record_is_left_out_if_the_function_raises_on_all(shard_of: Callable[
     assert "takes the batch if it is run again" in searched.reason
     shard.serve([])
     shard.check()
+
+
+def test_what_is_left_out_already_is_not_found_again(shard_of: Callable[[Shape], Shard]) -> None:
+    """If the batch fails once more for another reason, no record is to blame: the shard is given back, and not
+    searched for ever.
+    """
+    shard = shard_of(raising(APPEND))
+    spoilt, places = spoil(parts()[0], 60)
+    shard.send(spoilt)
+    owner = failed(shard)
+    found = search(shard, owner).found.excluded
+    assert places_of(found) == places
+    searched = search(shard, owner, found)
+    assert not searched.found
+    assert "takes the batch if it is run again" in searched.reason
 
 
 def test_a_shard_stops_if_more_records_raise_than_may_be_left_out(shard_of: Callable[[Shape], Shard]) -> None:

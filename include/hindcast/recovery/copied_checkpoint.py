@@ -26,11 +26,15 @@ def copy_before(spark: SparkSession, root: str, name: str, batch: int, to: str) 
 
     The plan of the batch is copied, so that it reads the same records.
 
+    If there is no such folder, nothing was planned yet, and there is nothing to copy.
+
     :param root: the folder in which both lie
     :param batch: Spark's number of it
     """
     folder = Folder(spark, root)
     folder.remove(to)
+    if not folder.has(name):
+        return
     for file in folder.files(name):
         found = _VERSION.search(f"/{file}")
         if found and int(found[1]) > batch:  # batch N leaves version N + 1

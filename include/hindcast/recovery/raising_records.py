@@ -42,7 +42,7 @@ from hindcast.processes.crash_points import reach
 from hindcast.recovery.halving import Block, Place, TooManyError, find_raising
 from hindcast.replay.recorded_batches import BatchRange, RecordedBatches
 from hindcast.spark import kafka_source, scratch
-from hindcast.tables.excluded_records import Excluded, count, together
+from hindcast.tables.excluded_records import Excluded, count, together, within
 from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
@@ -56,13 +56,17 @@ _LOG_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class FailedBatch:
-    """The batch of a shard that failed, and why. ``floors`` are those of its query."""
+    """The batch of a shard that failed, and why.
+
+    ``floors`` are those of its query, and ``excluded`` what that left out already.
+    """
 
     shard: str
     start: Offsets
     end: Offsets
     floors: Offsets
     error: BaseException
+    excluded: Excluded = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -245,18 +249,20 @@ class RaisingRecords:
         batch = self._batch
         ledger = self._installation.ledger
         rows = ledger.excluding(pipeline.name, pipeline.version)
-        known = together(row.excluded for row in rows)
+        before_it = together(row.excluded for row in rows)
+        known = together([before_it, batch.excluded])
         since = self._clock.now() - _HOUR
         recent = sum(
             count(row.excluded) for row in rows if row.shard == batch.shard and row.committed_at > since
         )
+        recent += count(within(batch.excluded, batch.start, batch.end))
         limit = self._installation.settings.raising_records_per_hour
         with scratch.folder(self._spark) as folder:
             before = self._read(folder)
             records = _Records(self._spark, pipeline, folder, batch, self._stop, self._count)
             control = Block(before, batch.start)
             whole = Block(batch.start, batch.end)
-            if records.error_on(whole, {}) is None:
+            if records.error_on(whole, known) is None:
                 self.reason = "the function takes the batch if it is run again"
                 return LeftOut()
             controlled = records.any_usable(control, known)
@@ -265,7 +271,7 @@ class RaisingRecords:
                 return LeftOut()
 
             def first_raising(parts: Sequence[Block], found: Collection[Place]) -> int | None:
-                raised = records.first_raising(parts, _unnamed(found))
+                raised = records.first_raising(parts, together([known, _unnamed(found)]))
                 return None if raised is None else raised[0]
 
             try:

@@ -111,10 +111,11 @@ class ShardStarter:
             wait([retained])
             wait([prepared])
 
-    def search(self, runner: ShardRunner, error: BaseException) -> RaisingRecords | None:
+    def search(self, runner: ShardRunner, error: BaseException, excluded: Excluded) -> RaisingRecords | None:
         """The search for the records on which the function raises; None if no batch was planned that failed.
 
         :param error: why the runner's query ended
+        :param excluded: the records that it left out
         """
         if not self._installation.settings.raising_records_per_hour:
             return None
@@ -123,7 +124,7 @@ class ShardStarter:
             return None
         start, end = planned
         lease = runner.lease
-        batch = FailedBatch(lease.status_value, start, end, runner.floors, error)
+        batch = FailedBatch(lease.status_value, start, end, runner.floors, error, excluded)
         pipeline = self._deployed.of_shard(lease.key)
         return RaisingRecords(self._spark, self._installation, pipeline, batch, self._clock)
 

@@ -275,7 +275,7 @@ class ShardSync:
         runner.stop()
         cause = self._failures.diagnose(runner.lease.key, runner.end_offsets, failure)
         if cause is failure and may_be_of_a_record(failure):
-            running.search = self._starter.search(runner, failure)
+            running.search = self._starter.search(runner, failure, running.left_out.excluded)
         if running.search is None:
             self._give_back(running, cause)
         else:

@@ -70,6 +70,7 @@ def test_a_shard_goes_on_without_the_records_that_were_found(
     assert shard.sync.start_next()
     shard.query.failure = _FAILURE
     shard.sync.tick()
+    assert [batch.excluded for batch, _ in searches] == [{}, {0: {7: "KeyError"}}]
     searches[1][1].found = LeftOut({0: {8: "KeyError"}}, {(0, 8): "Traceback of 8"})
     searches[1][1].ended = True
     shard.sync.tick()
