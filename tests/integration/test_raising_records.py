@@ -168,6 +168,7 @@ def test_no_record_is_left_out_if_the_function_raises_on_all(shard_of: Callable[
     record left out of the first batch of a stream if no other passes. Once the service is back all goes on.
     """
     shard = shard_of(raising(APPEND))
+    shard.settings = shard.settings.model_copy(update={"raising_records_per_hour": 3})
     first, second = parts(200)
     away = Path(shard.pipeline.file).with_suffix(".away")
     away.touch()

@@ -78,31 +78,38 @@ def find_raising(block: Block, first_raising: FirstRaising, most: int) -> list[P
     """The records of a block that seem to raise by themselves, in order.
 
     One after the other is found, and left out of the tries that follow, until the rest of the block passes.
-    If the function raises only if certain records come together, the rest may still raise, or what is found
-    does not raise by itself: the caller must try both.
+    The neighbours of one that was found are tried next: if a function raises on all records, each of them
+    takes one try. If it raises only if certain records come together, the rest may still raise, or what is
+    found does not raise by itself: the caller must try both.
 
     :param block: one that raises
     :raises TooManyError: if more than ``most`` are found
     """
     found: list[Place] = []
     while True:
-        place = _first_record(block, first_raising, found)
-        if place is None:
+        records, number = _first_record(block, first_raising, found)
+        if number is None:
             break
-        found.append(place)
-        if len(found) > most:
-            raise TooManyError
+        while number is not None and records[number].offsets == 1:
+            found.append(records[number].place)
+            if len(found) > most:
+                raise TooManyError
+            records = records[number + 1 :]
+            number = first_raising(records, found) if records else None
         if first_raising([block], found) is None:
             break
     return sorted(found)
 
 
-def _first_record(block: Block, first_raising: FirstRaising, without: Collection[Place]) -> Place | None:
-    """The first record of a block that raises; None if it raises only together with others."""
-    while block.offsets > 1:
-        parts = block.parts()
+def _first_record(
+    block: Block, first_raising: FirstRaising, without: Collection[Place]
+) -> tuple[Sequence[Block], int | None]:
+    """Parts of a block, and the number of the first that raises, which has one offset; None if a part raises
+    only as a whole.
+    """
+    parts: Sequence[Block] = [block]
+    number: int | None = 0
+    while number is not None and parts[number].offsets > 1:
+        parts = parts[number].parts()
         number = first_raising(parts, without)
-        if number is None:
-            return None
-        block = parts[number]
-    return block.place
+    return parts, number
