@@ -117,3 +117,11 @@ def test_a_function_that_raises_on_all_records_is_soon_known() -> None:
     with pytest.raises(TooManyError):
         find_raising(Block({0: 0}, {0: 8**4}), first_raising, most=20)
     assert tries < 21 + 3 * 6
+
+
+def test_a_block_of_one_offset_is_its_only_part() -> None:
+    """There is nothing to halve."""
+    block = Block({3: 5, 4: 9}, {3: 6, 4: 9})
+    (part,) = block.parts()
+    assert (part.place, block.place) == ((3, 5), (3, 5))
+    assert [half.place for half in block.halves()] == [(3, 5)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from support.arrow_memory import arrow_memory
 from support.inactive_version import NAME, begin
 from support.ledger_rows import batch
 
@@ -64,3 +66,16 @@ def test_the_active_version_counts_as_well(two: Settings, tmp_path: Path) -> Non
     read(installation, 1, 0, 20)
     with pytest.raises(BadInputError, match="version 1"):
         refuse_letters_read(installation, pipeline, [("t", 0, 4)])
+
+
+def test_the_letters_values_are_not_read(two: Settings, tmp_path: Path) -> None:
+    """However many and large the letters are."""
+    installation = Installation(two)
+    pipeline = catalog.load(tmp_path)[NAME]
+    for offset in range(12):
+        row = {"pipeline": NAME, "version": 1, "topic": "t", "partition": 0, "offset": offset}
+        installation.tables.append(ControlTable.DEAD_LETTERS, [{**row, "value": os.urandom(1_000_000)}])
+    read(installation, 1, 0, 20)
+    with arrow_memory() as memory:
+        refuse_letters_read(installation, pipeline, [("t", 0, offset) for offset in range(12)])
+    assert memory.max_memory() < 5_000_000
