@@ -398,8 +398,7 @@ def name_of_error(error: BaseException, file: str = "") -> str:
     name = type(error).__name__
     if found:
         name = found[1]
-    before_query, _, _ = str(error).partition(_QUERY)
-    _, traceback, lines = before_query.rpartition(_TRACEBACK)
+    traceback, lines = _last_traceback(error)
     frames = []
     if traceback:
         frames = _FRAME.findall(lines)
@@ -419,10 +418,9 @@ def traceback_of(error: BaseException) -> str:
     """The innermost error in full: its traceback in Python code, or its stack in Java, as far as it is of
     use.
     """
-    before_query, _, _ = str(error).partition(_QUERY)
-    _, traceback, text = before_query.rpartition(_TRACEBACK)
+    traceback, text = _last_traceback(error)
     if not traceback:
-        _, _, text = before_query.rpartition(_CAUSE)
+        _, _, text = text.rpartition(_CAUSE)
         return text.strip()[:_MOST_OF_TRACEBACK]
     lines = [traceback]
     for line in text.strip("\n").splitlines():
@@ -432,14 +430,22 @@ def traceback_of(error: BaseException) -> str:
     return "\n".join(lines).strip()[:_MOST_OF_TRACEBACK]
 
 
+def _last_traceback(error: BaseException) -> tuple[str, str]:
+    """The words before the error's last traceback in Python code, and what comes after them. Without a
+    traceback: no words, and the whole text. Spark's description of the query is left out.
+    """
+    before_query, _, _ = str(error).partition(_QUERY)
+    _, traceback, text = before_query.rpartition(_TRACEBACK)
+    return traceback, text
+
+
 def innermost(error: BaseException) -> str:
     """An error in one line: its innermost cause, because the outermost only says which call failed.
 
     The innermost cause of a Java error is its last ``Caused by``. A Python error that went through the JVM (a
     sink's, or that of a user's function) is the text after the last traceback.
     """
-    before_query, _, _ = str(error).partition(_QUERY)
-    _, traceback, text = before_query.rpartition(_TRACEBACK)
+    traceback, text = _last_traceback(error)
     lines = []
     for line in text.strip("\n").splitlines():
         frame = traceback and line.startswith(" ")

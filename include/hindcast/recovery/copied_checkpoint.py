@@ -30,9 +30,9 @@ def copy_before(spark: SparkSession, root: str, name: str, batch: int, to: str) 
 
     :param root: the folder in which both lie
     :param batch: Spark's number of it
+    :param to: a name that the root does not have yet
     """
     folder = Folder(spark, root)
-    folder.remove(to)
     if not folder.has(name):
         return
     for file in folder.files(name):

@@ -249,8 +249,7 @@ class RaisingRecords:
         batch = self._batch
         ledger = self._installation.ledger
         rows = ledger.excluding(pipeline.name, pipeline.version)
-        before_it = together(row.excluded for row in rows)
-        known = together([before_it, batch.excluded])
+        known = together([*[row.excluded for row in rows], batch.excluded])
         since = self._clock.now() - _HOUR
         recent = sum(
             count(row.excluded) for row in rows if row.shard == batch.shard and row.committed_at > since

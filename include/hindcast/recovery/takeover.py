@@ -54,6 +54,13 @@ class ShardPosition:
         number = self.fence.batch - self.incarnation.base
         return number if number >= 0 else None
 
+    @property
+    def next_spark_batch(self) -> int:
+        """Spark's number of the batch after the last one that the sink holds."""
+        if self.spark_batch is None:
+            return 0
+        return self.spark_batch + 1
+
     def check_follows(self, pipeline: Pipeline, lease: Lease, batch: int, start: Offsets) -> None:
         """:raises OffsetGapError: if a batch does not begin where the sink ends"""
         if batch == self.fence.batch + 1 and start == self.end_offsets:

@@ -87,11 +87,8 @@ class BatchCommits:
     def planned_next(self) -> tuple[Offsets, Offsets] | None:
         """From where to where the batch after the sink's last one reads; None if it is not planned yet."""
         position = self._progress.position
-        number = 0
-        if position.spark_batch is not None:
-            number = position.spark_batch + 1
         try:
-            planned = self._plans.planned(number)
+            planned = self._plans.planned(position.next_spark_batch)
         except CheckpointDamagedError:
             return None
         return position.end_offsets, planned.end_offsets

@@ -192,13 +192,10 @@ class ShardTakeover:
         """Go on in a copy of the checkpoint, as it was before the batch that failed."""
         position = progress.position
         incarnation = position.incarnation
-        next_batch = 0
-        if position.spark_batch is not None:
-            next_batch = position.spark_batch + 1
         name = self._new_folder("x", position)
         root = self._settings.checkpoint(self._pipeline.name)
         reach("exclude.3")
-        copy_before(self._spark, root, incarnation.checkpoint, next_batch, name)
+        copy_before(self._spark, root, incarnation.checkpoint, position.next_spark_batch, name)
         reach("exclude.4")
         progress.position = replace(position, incarnation=replace(incarnation, checkpoint=name))
 
