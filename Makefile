@@ -109,7 +109,7 @@ TESTS = $(BIN)/python -m pytest --durations 30 $(if $(ALL),,--draw)
 
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance; of a few with many cases a draw, ALL=1 takes every case
-	@$(TESTS) --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/integration
+	@$(TESTS) --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/integration
 	@$(TESTS) tests/acceptance
 
 .PHONY: cluster
