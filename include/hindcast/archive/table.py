@@ -18,6 +18,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from hindcast.archive.manifest import Manifest
 from hindcast.delta.commit import KEEP_THE_LOG, METADATA_KEY, commits_down, until_it_lands
+from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.files import DataFile
 from hindcast.delta.open_table import create_table, find_table
 from hindcast.errors import ArchiveRefusedError, StoreUnavailableError, UnknownArchiveError
@@ -25,7 +26,6 @@ from hindcast.pipeline import check_topic
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, archive_url
-from hindcast.tables.control_tables import refuse_empty_commits
 
 APP = "archive"
 

@@ -10,6 +10,7 @@ from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSystem
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from hindcast.delta.empty_commits import empty_commit_error
 from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
 
@@ -29,7 +30,7 @@ def read_commit(url: str, storage_options: dict[str, str], version: int) -> dict
 
     The file is read by its name, so the version is the true one, and the price does not depend on the log.
 
-    :raises StoreUnavailableError: if the store does not answer, or the file is torn
+    :raises StoreUnavailableError: if the store does not answer, or the file is torn or empty
     """
     return _read(filesystem(url, storage_options), url, version)
 
@@ -61,6 +62,8 @@ def _read(store: FileSystem, url: str, version: int) -> dict[str, Any] | None:
     try:
         with store.open_input_stream(f"_delta_log/{version:020d}.json") as file:
             actions = file.read().decode()
+        if not actions:
+            raise empty_commit_error(url, f"{version:020d}.json")
         for line in actions.splitlines():
             if '"commitInfo"' not in line:
                 continue

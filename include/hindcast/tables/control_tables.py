@@ -4,11 +4,9 @@ any store.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +19,7 @@ from pyarrow.parquet import filters_to_expression
 
 from hindcast.clock import Clock, SystemClock
 from hindcast.delta.commit import until_it_lands
+from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.open_table import find_table, open_or_create, open_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
@@ -85,7 +84,7 @@ class ControlTables:
         :raises StoreUnavailableError: if the store does not answer
         """
         url = self.url(name)
-        refuse_empty_commits(url, newest_only=True)
+        refuse_empty_commits(url)
         table = find_table(url, self._settings.storage_options)
         if table is None:
             return None
@@ -283,52 +282,6 @@ def arrow_dataset(table: DeltaTable) -> Dataset:
         return table.to_pyarrow_dataset()
     files = _below(unquote(folder.path))
     return table.to_pyarrow_dataset(filesystem=files)
-
-
-def refuse_empty_commits(url: str, *, newest_only: bool = False) -> None:
-    """Refuse a table on a local disk if its log has an empty commit file. A machine that lost its power may
-    leave one.
-
-    delta-rs takes such a file for a commit that did nothing: what it held would be skipped in silence.
-
-    :param newest_only: nobody reads a version before the last checkpoint, so the commits before it are not
-        examined
-    :raises StoreUnavailableError: if there is such a file; the message names it
-    """
-    if "://" in url:
-        return  # an object store never shows a part of an object
-    try:
-        name = _empty_commit(Path(url) / "_delta_log", newest_only=newest_only)
-    except OSError as error:
-        raise StoreUnavailableError(table=url, action="read", reason=error) from error
-    if name is not None:
-        reason = f"the commit {name} of its log is empty, and skipping it would lose rows: restore that file"
-        raise StoreUnavailableError(table=url, action="read", reason=reason)
-
-
-def _empty_commit(log: Path, *, newest_only: bool) -> str | None:
-    """The name of an empty commit file in the folder of a log; None if there is none."""
-    try:
-        with os.scandir(log) as listing:
-            entries = list(listing)
-    except FileNotFoundError:
-        return None  # there is no table
-    first = ""
-    if newest_only:
-        # Names begin with their version in twenty digits, so they are in the order of the versions.
-        first = max((entry.name for entry in entries if ".checkpoint." in entry.name), default="")
-    for entry in entries:
-        if entry.name > first and entry.name.endswith(".json") and _is_empty(entry):
-            return entry.name
-    return None
-
-
-def _is_empty(entry: os.DirEntry[str]) -> bool:
-    """Whether the file is empty; one that was deleted since the folder was listed is not."""
-    try:
-        return entry.stat().st_size == 0
-    except FileNotFoundError:
-        return False
 
 
 def _missing_later_columns(name: ControlTable, table: DeltaTable) -> frozenset[str]:

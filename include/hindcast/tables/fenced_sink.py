@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from hindcast.clock import utc_from_ms
+from hindcast.delta.application_log import application_log
 from hindcast.delta.commit import METADATA_KEY, commits_down, commits_up, read_commit, until_it_lands
+from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.files import DataFile
 from hindcast.delta.open_table import create_table, find_table
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.processes.crash_points import reach
-from hindcast.tables.control_tables import refuse_empty_commits
 from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 from hindcast.tables.ledger import LedgerRow
 
@@ -182,7 +182,7 @@ class FencedTable:
         self.url = url
         self.app = app
         self.storage_options = storage_options
-        self._table: DeltaTable | None = None
+        self._log = application_log(url, storage_options, app)
 
     def create(self, schema: pa.Schema) -> None:
         """Create the table if there is none.
@@ -192,7 +192,9 @@ class FencedTable:
         """
         refuse_empty_commits(self.url)
         cure = "Give the pipeline's new result its own table, or drop the old one."
-        self._table = create_table(self.url, schema, self.storage_options, cure, configuration=_LOG_RETENTION)
+        self._log.adopt(
+            create_table(self.url, schema, self.storage_options, cure, configuration=_LOG_RETENTION)
+        )
 
     def recorded(self) -> Fence | None:
         """The application's place in the newest version of the table; None before its first commit.
@@ -200,18 +202,20 @@ class FencedTable:
         :raises TableNotFoundError: if there is no table
         :raises StoreUnavailableError: if the store does not answer
         """
-        return Fence.of(self._open().transaction_version(self.app))
+        recorded, _ = self.reached()
+        return recorded
 
     def version(self) -> int:
         """The table's newest version."""
-        return self._open().version()
+        _, version = self.reached()
+        return version
 
     def reached(self) -> tuple[Fence | None, int]:
         """The application's place in the newest version of the table, and that version; see
         :meth:`recorded`.
         """
-        table = self._open()
-        return Fence.of(table.transaction_version(self.app)), table.version()
+        number, version = self._log.reached()
+        return Fence.of(number), version
 
     def commit(self, fence: Fence, data: Data, metadata: str = "", *, after: Fence | None = None) -> int:
         """Write the data and the fence in one commit; return its version, or -1 if this very fence is
@@ -233,9 +237,8 @@ class FencedTable:
         )
 
     def _commit_once(self, fence: Fence, data: Data, metadata: str, after: Fence | None) -> int:
-        reach("sink.3")  # 3. on one handle: what is recorded?
-        table = self._open()
-        recorded = Fence.of(table.transaction_version(self.app))
+        reach("sink.3")  # 3. at the end of the log: what is recorded?
+        recorded, newest = self.reached()
         if recorded == fence:
             self._check_own(fence, metadata)
             return -1  # this commit's own earlier attempt, whose outcome was unknown
@@ -244,38 +247,18 @@ class FencedTable:
             raise LeaseLostError(owner="this worker", lease=self.app, epoch=fence.epoch, reason=reason)
         if recorded != after:
             raise FenceMovedError(table=self.url, app=self.app, recorded=recorded, expected=after)
-        reach("sink.4")  # 4. commit data and fence on that handle, or not at all
-        version = table.version() + 1
+        reach("sink.4")  # 4. commit data and fence as the version after that one, or not at all
         try:
-            self._write(table, fence, data, metadata)
+            if isinstance(data, Upsert):
+                self._log.write(data.merge_into, fence.number, metadata)
+            else:
+                self._log.append(data, fence.number, metadata)
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as error:
-            self._table = None
+            self._log.forget()
             raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
-        return version
-
-    def _write(self, table: DeltaTable, fence: Fence, data: Data, metadata: str) -> None:
-        custom_metadata: dict[str, str] = {}
-        if metadata:
-            custom_metadata[METADATA_KEY] = metadata
-        properties = CommitProperties(
-            custom_metadata=custom_metadata,
-            max_commit_retries=0,
-            app_transactions=[Transaction(self.app, fence.number)],
-        )
-        # delta-rs's default hook lists the whole log after each commit, to find entries that have expired:
-        # three quarters of a commit's price in a long log. A sink leaves that to the maintenance. A table
-        # whose log is minutes long asks for the hook.
-        wanted = table.metadata().configuration.get("delta.enableExpiredLogCleanup") == "true"
-        hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=wanted)
-        if isinstance(data, Upsert):
-            data.merge_into(table, properties, hooks)
-            return
-        actions: list[AddAction | RemoveAction] = [file.as_action() for file in data]
-        table.create_write_transaction(
-            actions, "append", table.schema(), commit_properties=properties, post_commithook_properties=hooks
-        )
+        return newest + 1
 
     def _check_own(self, fence: Fence, metadata: str) -> None:
         """Refuse a fence that another worker has recorded.
@@ -296,7 +279,7 @@ class FencedTable:
 
     def commits(self, stop_after: int | None = None) -> Iterator[BatchCommit]:
         """This application's commits, newest first, down to and including batch ``stop_after``."""
-        newest = self._open().version()
+        newest = self.version()
         for commit in self._own(commits_down(self.url, self.storage_options, newest)):
             yield commit
             if stop_after is not None and commit.kind == "batch" and commit.batch <= stop_after:
@@ -357,23 +340,3 @@ class FencedTable:
             commit = BatchCommit.from_history(entry)
             if f"{commit.pipeline}/v{commit.version}/{commit.shard}" == self.app:
                 yield commit
-
-    def _open(self) -> DeltaTable:
-        """The table at its newest version.
-
-        :raises TableNotFoundError: if there is no table. That is no :class:`StoreUnavailableError`, because a
-            retry would not help.
-        :raises StoreUnavailableError: if the store does not answer
-        """
-        if self._table is None:
-            refuse_empty_commits(self.url)
-            self._table = find_table(self.url, self.storage_options)
-            if self._table is None:
-                raise TableNotFoundError(f"there is no table {self.url}")
-            return self._table
-        try:
-            self._table.update_incremental()
-        except (DeltaError, OSError) as error:
-            self._table = None
-            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
-        return self._table

@@ -19,7 +19,7 @@ from hindcast.delta import commit
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables import control_tables as tables_module
-from hindcast.tables.control_tables import ControlTables, arrow_dataset, refuse_empty_commits
+from hindcast.tables.control_tables import ControlTables, arrow_dataset
 from hindcast.tables.schema import LATER, SCHEMAS, configuration
 from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 from hindcast.testing import FakeClock
@@ -375,49 +375,6 @@ def test_two_that_append_see_each_others_rows(settings: Settings) -> None:
     assert len(one.rows(ControlTable.EVENTS)) == 6
 
 
-@pytest.mark.parametrize(
-    ("newest_only", "empty", "refused"),
-    [(True, 1, False), (True, 3, True), (False, 1, True), (False, 3, True)],
-)
-def test_an_empty_commit_is_refused_if_it_would_be_read(
-    tmp_path: Path, newest_only: bool, empty: int, refused: bool
-) -> None:
-    """Before the newest checkpoint it is refused only if older versions are read, too, which is the default.
-    The error names the file, and what to do.
-    """
-    url = str(tmp_path / "t")
-    asked = {}
-    if newest_only:
-        asked = {"newest_only": True}
-    for number in range(4):
-        write_deltalake(url, pa.table({"n": [number]}), mode="append")
-        if number == 2:
-            DeltaTable(url).create_checkpoint()
-    refuse_empty_commits(url, **asked)
-    (Path(url) / "_delta_log" / f"{empty:020d}.json").write_text("")
-    if not refused:
-        refuse_empty_commits(url, **asked)
-        return
-    with pytest.raises(
-        StoreUnavailableError, match=f"could not be read: the commit {empty:020d}.json .*restore that file"
-    ) as caught:
-        refuse_empty_commits(url, **asked)
-    assert caught.value.fields["table"] == url
-
-
-@pytest.mark.parametrize("newest_only", [True, False])
-def test_an_empty_commit_is_refused_if_nothing_was_checkpointed_yet(
-    tmp_path: Path, newest_only: bool
-) -> None:
-    """Every reader begins at the first commit then."""
-    url = str(tmp_path / "t")
-    for number in range(2):
-        write_deltalake(url, pa.table({"n": [number]}), mode="append")
-    (Path(url) / "_delta_log" / f"{0:020d}.json").write_text("")
-    with pytest.raises(StoreUnavailableError, match=f"the commit {0:020d}.json"):
-        refuse_empty_commits(url, newest_only=newest_only)
-
-
 def test_a_control_table_is_read_from_its_last_checkpoint_on(settings: Settings) -> None:
     """An empty commit before the checkpoint does no harm: its rows are in the checkpoint. After the
     checkpoint it makes every use of the table an error.
@@ -436,40 +393,10 @@ def test_a_control_table_is_read_from_its_last_checkpoint_on(settings: Settings)
             ask(ControlTable.EVENTS)
 
 
-def test_only_a_log_on_this_machine_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object store has no parts of objects. A table that does not exist has no log. An empty file of
-    another kind is no commit.
-    """
-    monkeypatch.chdir(tmp_path)
-    for folder, ending in (("s3:/bucket/t", "json"), ("other", "json.tmp")):
-        log = tmp_path / folder / "_delta_log"
-        log.mkdir(parents=True)
-        (log / f"{0:020d}.{ending}").write_text("")
-    refuse_empty_commits("s3://bucket/t")
-    refuse_empty_commits(str(tmp_path / "nothing"))
-    refuse_empty_commits(str(tmp_path / "other"))
-
-
 def test_milliseconds_are_an_instant_in_utc() -> None:
     """To the millisecond."""
     assert utc_from_ms(1_500) == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
     assert utc_from_ms(0).tzinfo is UTC
-
-
-def test_a_commit_that_is_deleted_meanwhile_does_not_end_the_search_for_empty_ones(tmp_path: Path) -> None:
-    """The log's cleanup may delete a file after the folder was listed. Here such files are links to
-    nothing.
-    """
-    log = tmp_path / "t" / "_delta_log"
-    log.mkdir(parents=True)
-    for version in range(30):
-        (log / f"{version:020d}.json").symlink_to(tmp_path / "nothing")
-    empty = log / f"{30:020d}.json"
-    empty.write_text("")
-    for version in range(31, 60):
-        (log / f"{version:020d}.json").symlink_to(tmp_path / "nothing")
-    with pytest.raises(StoreUnavailableError, match=empty.name):
-        refuse_empty_commits(str(tmp_path / "t"))
 
 
 def test_a_log_that_cannot_be_listed_is_an_error_that_names_the_table(settings: Settings) -> None:

@@ -17,6 +17,7 @@ from support.shard_harness import CrashError, crash_at
 
 from hindcast.clock import utc_from_ms
 from hindcast.delta import commit
+from hindcast.delta.application_log import ApplicationLog, LocalLog
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import DataFile
 from hindcast.errors import (
@@ -34,6 +35,14 @@ from hindcast.tables.ledger import LedgerRow
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 APP = "p/v1/v1.g0.s0"
+
+
+@pytest.fixture(params=[LocalLog, ApplicationLog], ids=["local disk", "other stores"], autouse=True)
+def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[ApplicationLog]:
+    """How the table's log is read and continued: each promise is kept by both ways."""
+    kind: type[ApplicationLog] = request.param
+    monkeypatch.setattr(fenced_sink, "application_log", kind)
+    return kind
 
 
 @pytest.fixture
@@ -314,61 +323,88 @@ def test_a_commit_that_is_overtaken_lands_on_top_with_its_true_version(
 
 def failing(
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    call: tuple[Any, str],
     *,
     times: int,
     landed: bool = False,
-    error: Exception | None = None,
+    error: Exception,
 ) -> None:
-    """Let this call of delta-rs fail so many times, before it does anything or after it has done it."""
-    works = getattr(DeltaTable, name)
+    """Let this call fail so many times, before it does anything or after it has done it."""
+    works = getattr(*call)
     left = [times]
 
-    def fail(self: DeltaTable, *arguments: Any, **options: Any) -> Any:
+    def fail(*arguments: Any, **options: Any) -> Any:
         if not left[0]:
-            return works(self, *arguments, **options)
+            return works(*arguments, **options)
         left[0] -= 1
         if landed:
-            works(self, *arguments, **options)
-        raise error or DeltaError("the disk is away")
+            works(*arguments, **options)
+        raise error
 
-    monkeypatch.setattr(DeltaTable, name, fail)
+    monkeypatch.setattr(*call, fail)
+
+
+def committing(log: type[ApplicationLog]) -> tuple[Any, str]:
+    """The call that makes an entry of the log."""
+    if log is LocalLog:
+        return os, "link"
+    return DeltaTable, "create_write_transaction"
+
+
+def following(log: type[ApplicationLog]) -> tuple[Any, str]:
+    """The call that reads what others have committed since."""
+    if log is LocalLog:
+        return Path, "read_bytes"
+    return DeltaTable, "update_incremental"
 
 
 def test_a_table_to_which_others_always_commit_first_is_named(
-    table: FencedTable, monkeypatch: pytest.MonkeyPatch
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch, log: type[ApplicationLog]
 ) -> None:
     """The attempts end."""
-    failing(monkeypatch, "create_write_transaction", times=3, error=CommitFailedError("another was faster"))
-    with pytest.raises(StoreUnavailableError, match="could not be written: another was faster") as caught:
-        table.commit(Fence(1, 1), data(table, 7), after=None)
+    faster: Exception = CommitFailedError("another writer")
+    if log is LocalLog:
+        faster = FileExistsError("it is there")
+    with monkeypatch.context() as while_faster:
+        failing(while_faster, committing(log), times=3, error=faster)
+        with pytest.raises(StoreUnavailableError, match="could not be written: another writer") as caught:
+            table.commit(Fence(1, 1), data(table, 7), after=None)
     assert caught.value.fields["table"] == table.url
     assert values(table) == []
+    assert [path.name for path in Path(table.url, "_delta_log").iterdir()] == [f"{0:020d}.json"]
 
 
-@pytest.mark.parametrize("error", [DeltaError("away"), OSError("away")])
+@pytest.mark.parametrize("kind", [DeltaError, OSError])
 @pytest.mark.parametrize(("landed", "version"), [(False, 1), (True, -1)])
 def test_a_commit_whose_outcome_is_unknown_is_in_the_table_once(
-    table: FencedTable, monkeypatch: pytest.MonkeyPatch, landed: bool, version: int, error: Exception
+    table: FencedTable,
+    monkeypatch: pytest.MonkeyPatch,
+    log: type[ApplicationLog],
+    landed: bool,
+    version: int,
+    kind: type[Exception],
 ) -> None:
     """The next attempt reads whether it has landed."""
-    failing(monkeypatch, "create_write_transaction", times=1, landed=landed, error=error)
+    failing(monkeypatch, committing(log), times=1, landed=landed, error=kind("away"))
     assert table.commit(Fence(1, 1), data(table, 7), after=None) == version
     assert (values(table), table.recorded()) == ([7], Fence(1, 1))
 
 
-def test_a_store_that_stays_away_is_named(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_stays_away_is_named(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch, log: type[ApplicationLog]
+) -> None:
     """The error names the table, what could not be done to it, and the store's own reason. The table serves
     once the store answers again.
     """
+    away = OSError("the disk is away")
     with monkeypatch.context() as while_away:
-        failing(while_away, "create_write_transaction", times=3)
+        failing(while_away, committing(log), times=3, error=away)
         with pytest.raises(StoreUnavailableError, match="could not be written: the disk is away") as caught:
             table.commit(Fence(1, 1), data(table, 7), after=None)
         assert caught.value.fields["table"] == table.url
+    table.recorded()
     with monkeypatch.context() as while_away:
-        failing(while_away, "update_incremental", times=1, error=OSError("the disk is away"))
-        table.recorded()  # opens the table again
+        failing(while_away, following(log), times=1, error=away)
         with pytest.raises(StoreUnavailableError, match="could not be read: the disk is away") as caught:
             table.recorded()
         assert caught.value.fields["table"] == table.url
@@ -500,7 +536,9 @@ def test_a_sink_with_an_empty_commit_is_refused(table: FencedTable, which: int) 
 
 
 def test_a_commit_leaves_an_expired_log_to_the_maintenance(table: FencedTable) -> None:
-    """To find what has expired, delta-rs lists the whole log. A table that asks for that gets it."""
+    """To find what has expired, delta-rs lists the whole log. A table that asks for that gets it, at the latest
+    with its next checkpoint.
+    """
     log = Path(table.url) / "_delta_log"
     table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
     DeltaTable(table.url).create_checkpoint()
@@ -509,6 +547,8 @@ def test_a_commit_leaves_an_expired_log_to_the_maintenance(table: FencedTable) -
         os.utime(path, (old, old))
     table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
     assert (log / f"{0:020d}.json").exists()
-    DeltaTable(table.url).alter.set_table_properties({"delta.enableExpiredLogCleanup": "true"})
+    DeltaTable(table.url).alter.set_table_properties(
+        {"delta.enableExpiredLogCleanup": "true", "delta.checkpointInterval": "5"}
+    )
     table.commit(Fence(1, 3), [], metadata(1, 3), after=Fence(1, 2))
     assert not (log / f"{0:020d}.json").exists()

@@ -1,0 +1,358 @@
+"""One application's place in the log of a Delta table, and its next commit there.
+
+delta-rs lists the log three times for a commit. An object store lists only what comes after a name, but a
+local disk gives all entries: 2.4 us each, all in all. So on a local disk an application follows the log by
+the names of its entries, and appends the next one itself, as Delta's PROTOCOL.md has it ("Delta Log
+Entries", "Actions", "Requirements for Writers"). What that costs does not depend on the log.
+
+The entry of version V + 1 is appended in these steps, after :meth:`LocalLog.reached` has said that V is the
+newest version:
+
+1. the entry is written whole, under a name that no reader knows;
+2. the entry of V is still there. The oldest entries are deleted first, so V + 1 was not made and deleted;
+3. a hard link gives the draft the entry's name. It fails if another writer has made V + 1;
+4. the draft's first name is deleted.
+
+A process may be stopped right before step 3, for longer than the log is kept. Then it writes into a gap that
+nobody reads. So what was reached long ago is not believed: neither a commit that lands so late, nor that an
+entry which is missing was never there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import structlog
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from hindcast.delta.commit import METADATA_KEY
+from hindcast.delta.empty_commits import empty_commit_error, refuse_empty_commits
+from hindcast.delta.files import DataFile
+from hindcast.delta.open_table import find_table
+from hindcast.errors import StoreUnavailableError
+
+_log = structlog.get_logger(__name__)
+
+#: What was reached longer ago is read anew, and a commit that lands later than this is not believed. It is
+#: less than half of the shortest time for which a log is kept to which applications commit.
+BELIEVED_SECONDS = 120.0
+#: Tables of this version of the protocol have no features that an append must respect, and are what delta-rs
+#: makes by default.
+_PLAIN_WRITER = 2
+#: Delta's own default of ``delta.checkpointInterval``.
+_CHECKPOINT_EVERY = "100"
+
+
+class Reached(NamedTuple):
+    """The newest version of a table, and the number that its log has for the application; None before its
+    first commit.
+    """
+
+    number: int | None
+    version: int
+
+
+class ApplicationLog:
+    """The log of a table on any store, as delta-rs reads it. Not for threads."""
+
+    def __init__(self, url: str, storage_options: dict[str, str], app: str) -> None:
+        self.url = url
+        self.app = app
+        self.storage_options = storage_options
+        self._handle: DeltaTable | None = None
+        self._reached_at = 0.0  # monotonic
+
+    def reached(self) -> Reached:
+        """The application's place in the newest version of the table.
+
+        :raises TableNotFoundError: if there is no table. That is no :class:`StoreUnavailableError`, because a
+            retry would not help.
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        self._reached_at = time.monotonic()
+        table = self._updated()
+        return Reached(table.transaction_version(self.app), table.version())
+
+    def adopt(self, table: DeltaTable) -> None:
+        """Begin with a handle that was opened just now."""
+        self._reached_at = time.monotonic()
+        self._handle = table
+
+    def forget(self) -> None:
+        """It is not known what the table holds: the next reading opens it again."""
+        self._handle = None
+
+    def append(self, files: Sequence[DataFile], number: int, metadata: str) -> None:
+        """Commit files as the version after the one that was reached, with the application's next number.
+
+        :param metadata: what the commit says of itself; empty for nothing
+        :raises CommitFailedError: if another commit was faster; nothing was written
+        :raises DeltaError or OSError: if it is not known whether it has landed
+        """
+        actions: list[AddAction | RemoveAction] = [file.as_action() for file in files]
+
+        def write(table: DeltaTable, properties: CommitProperties, hooks: PostCommitHookProperties) -> None:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                commit_properties=properties,
+                post_commithook_properties=hooks,
+            )
+
+        self.write(write, number, metadata)
+
+    def write(
+        self,
+        write: Callable[[DeltaTable, CommitProperties, PostCommitHookProperties], None],
+        number: int,
+        metadata: str,
+    ) -> None:
+        """Let delta-rs commit the version after the one that was reached; see :meth:`append`.
+
+        :param write: makes the commit with these properties
+        """
+        table = self._at_reached()
+        custom_metadata: dict[str, str] = {}
+        if metadata:
+            custom_metadata[METADATA_KEY] = metadata
+        properties = CommitProperties(
+            custom_metadata=custom_metadata,
+            max_commit_retries=0,
+            app_transactions=[Transaction(self.app, number)],
+        )
+        # delta-rs's default hook lists the whole log once more, to find entries that have expired. A sink
+        # leaves that to the maintenance.
+        hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=_deletes_old_log(table))
+        write(table, properties, hooks)
+        self.refuse_late()
+
+    def refuse_late(self) -> None:
+        """Do not believe a commit that landed long after the place was reached.
+
+        :raises CommitFailedError: if it did; the next attempt reads whether it is in the table
+        """
+        late = time.monotonic() - self._reached_at
+        if late > BELIEVED_SECONDS:
+            self.forget()
+            raise CommitFailedError(f"it landed {late:.0f} s after it was decided")
+
+    def _at_reached(self) -> DeltaTable:
+        """The handle, at the version that was reached."""
+        assert self._handle is not None
+        return self._handle
+
+    def _updated(self) -> DeltaTable:
+        """The handle at the newest version."""
+        if self._handle is None:
+            self._handle = self._opened()
+            return self._handle
+        try:
+            self._handle.update_incremental()
+        except (DeltaError, OSError) as error:
+            self._handle = None
+            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+        return self._handle
+
+    def _opened(self) -> DeltaTable:
+        refuse_empty_commits(self.url)
+        table = find_table(self.url, self.storage_options)
+        if table is None:
+            raise TableNotFoundError(f"there is no table {self.url}")
+        return table
+
+
+class _End(NamedTuple):
+    """What is known of a log's end.
+
+    ``plain``: an append needs no more than the plain protocol. ``checkpoint_every``: versions between two
+    checkpoints.
+    """
+
+    reached: Reached
+    plain: bool
+    checkpoint_every: int
+    deletes_old_log: bool
+
+
+class LocalLog(ApplicationLog):
+    """The log of a table on a local disk, followed and continued by the names of its entries."""
+
+    def __init__(self, url: str, storage_options: dict[str, str], app: str) -> None:
+        super().__init__(url, storage_options, app)
+        self._folder = Path(url) / "_delta_log"
+        self._end: _End | None = None
+
+    def reached(self) -> Reached:
+        now = time.monotonic()
+        end = self._end
+        if end is not None and now - self._reached_at <= BELIEVED_SECONDS:
+            end = self._follow(end)
+        else:
+            end = None
+        if end is None:
+            self._handle = None
+            self.adopt(self._opened())
+            end = self._end
+            assert end is not None
+        self._reached_at = now
+        self._end = end
+        return end.reached
+
+    def adopt(self, table: DeltaTable) -> None:
+        super().adopt(table)
+        configuration = table.metadata().configuration
+        protocol = table.protocol()
+        self._end = _End(
+            Reached(table.transaction_version(self.app), table.version()),
+            plain=protocol.min_writer_version <= _PLAIN_WRITER,
+            checkpoint_every=int(configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)),
+            deletes_old_log=_deletes_old_log(table),
+        )
+
+    def forget(self) -> None:
+        super().forget()
+        self._end = None
+
+    def append(self, files: Sequence[DataFile], number: int, metadata: str) -> None:
+        end = self._end
+        assert end is not None
+        if not end.plain:
+            super().append(files, number, metadata)
+            return
+        self._handle = None  # a handle keeps the table's list of files in memory
+        version = end.reached.version + 1
+        self._put(version, _entry(files, self.app, number, metadata))
+        self.refuse_late()
+        if (version + 1) % end.checkpoint_every == 0:
+            self._checkpoint(version, end)
+
+    def _at_reached(self) -> DeltaTable:
+        assert self._end is not None
+        version = self._end.reached.version
+        if self._handle is None or self._handle.version() != version:
+            table = self._updated()
+            if table.version() != version:
+                raise CommitFailedError(f"another writer has made version {version + 1}")
+            return table
+        return self._handle
+
+    def _follow(self, end: _End) -> _End | None:
+        """The log's end now.
+
+        :returns: None if only Delta's own reader can tell: the table was altered, or the log has lost the
+            entry that was its last
+        :raises StoreUnavailableError: if an entry cannot be read, or is empty
+        """
+        number, version = end.reached
+        try:
+            while (entry := self._read(version + 1)) is not None:
+                for line in entry.split(b"\n"):
+                    if b'"metaData"' in line or b'"protocol"' in line:
+                        action = json.loads(line)
+                        if "metaData" in action or "protocol" in action:
+                            return None
+                    if b'"txn"' in line:
+                        transaction = json.loads(line).get("txn")
+                        if transaction is not None and transaction["appId"] == self.app:
+                            number = transaction["version"]
+                version += 1
+            if version == end.reached.version and not self._path(version).exists():
+                return None
+        except (OSError, ValueError) as error:
+            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+        return end._replace(reached=Reached(number, version))
+
+    def _read(self, version: int) -> bytes | None:
+        path = self._path(version)
+        try:
+            entry = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if not entry:
+            raise empty_commit_error(self.url, path.name)
+        return entry
+
+    def _put(self, version: int, entry: bytes) -> None:
+        """Make the entry of a version, whole, or not at all.
+
+        :raises CommitFailedError: if there is one, or was one
+        """
+        draft = self._folder / f".{version:020d}.{uuid.uuid4().hex}.tmp"
+        try:
+            draft.write_bytes(entry)
+            if not self._path(version - 1).exists():
+                self.forget()
+                raise CommitFailedError(f"the log has lost the entry of version {version - 1}")
+            os.link(draft, self._path(version))
+        except FileExistsError as error:
+            raise CommitFailedError(f"another writer has made version {version}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _checkpoint(self, version: int, end: _End) -> None:
+        """Write the checkpoint of the version that was appended. No other process writes the same.
+
+        A failure is no failure of the commit: the next checkpoint makes up for it.
+        """
+        try:
+            table = DeltaTable(self.url, version=version, storage_options=self.storage_options or None)
+            table.create_checkpoint()
+            if end.deletes_old_log:
+                table.cleanup_metadata()
+        except (DeltaError, OSError) as error:
+            message = "A table's checkpoint could not be written; a later commit tries again."
+            _log.warning(message, table=self.url, version=version, reason=str(error))
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"{version:020d}.json"
+
+
+def application_log(url: str, storage_options: dict[str, str], app: str) -> ApplicationLog:
+    """The log of a table as an application sees it, by the store that has the table."""
+    if "://" in url:
+        return ApplicationLog(url, storage_options, app)
+    return LocalLog(url, storage_options, app)
+
+
+def _deletes_old_log(table: DeltaTable) -> bool:
+    """Whether the table's commits delete what has expired of its log. One whose log is minutes long asks for
+    that.
+    """
+    return table.metadata().configuration.get("delta.enableExpiredLogCleanup") == "true"
+
+
+def _entry(files: Sequence[DataFile], app: str, number: int, metadata: str) -> bytes:
+    """The actions of one commit that appends files, a line each."""
+    now_ms = int(time.time() * 1000)
+    said: dict[str, Any] = {
+        "timestamp": now_ms,
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append", "partitionBy": "[]"},
+        "isBlindAppend": True,
+        "engineInfo": "hindcast",
+    }
+    if metadata:
+        said[METADATA_KEY] = metadata
+    actions: list[dict[str, Any]] = [{"commitInfo": said}]
+    for file in files:
+        added = {
+            "path": quote(file.path, safe="/="),
+            "partitionValues": file.partition,
+            "size": file.size,
+            "modificationTime": now_ms,
+            "dataChange": True,
+            "stats": file.stats,
+        }
+        actions.append({"add": added})
+    actions.append({"txn": {"appId": app, "version": number, "lastUpdated": now_ms}})
+    return "\n".join(json.dumps(action) for action in actions).encode()
