@@ -248,7 +248,7 @@ class Hindcast(Installation):
 
         :param equal: the value that a column must have; an empty one filters nothing
         """
-        from hindcast.tables.control_tables import Condition
+        from hindcast.delta.arrow_dataset import Condition
         from hindcast.tables.schema import SCHEMAS
         from hindcast.tables.table_names import ControlTable
 

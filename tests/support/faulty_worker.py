@@ -33,6 +33,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from hindcast import clock
+from hindcast.delta.application_log import LocalLog
 from hindcast.processes import crash_points
 from hindcast.settings import project_root
 from hindcast.tables import control_tables
@@ -126,6 +127,10 @@ def arm(faults: Faults) -> None:
     really = DeltaTable.create_write_transaction
     merge_really, execute_really = DeltaTable.merge, deltalake.table.TableMerger.execute
     write_really = control_tables.write_deltalake
+    put_really = LocalLog._put
+
+    def put(log: LocalLog, *arguments: Any) -> None:
+        faults.committed(log.url, lambda: put_really(log, *arguments))
 
     def transaction(table: DeltaTable, *arguments: Any, **named: Any) -> None:
         faults.committed(table.table_uri, lambda: really(table, *arguments, **named))
@@ -146,6 +151,7 @@ def arm(faults: Faults) -> None:
     DeltaTable.merge = merge  # type: ignore[method-assign]
     deltalake.table.TableMerger.execute = execute  # type: ignore[method-assign]
     control_tables.write_deltalake = write
+    LocalLog._put = put  # type: ignore[method-assign]
     now_really = clock.SystemClock.now
     clock.SystemClock.now = lambda self: faults.wall(now_really(self))  # type: ignore[method-assign]
 

@@ -14,12 +14,13 @@ from support.shard_harness import WAIT_SECONDS
 from support.waiting import wait_until
 from support.workload_harness import Value, Workload
 
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.stream.shard_runner import ShardRunner
 from hindcast.tables.compaction import compact
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import ControlTables
 
 
 @dataclass

@@ -169,12 +169,12 @@ def helpless_events(files: Files) -> Iterator[str]:
 
 
 def own_readings(files: Files) -> Iterator[str]:
-    """Delta tables read in another way than by the one function that lets a process end as soon as it has
-    read.
+    """Delta tables read in another way than by the one function that finds every row, and lets a process end
+    as soon as it has read.
     """
     for path, text in _python(files, *CODE):
-        if path != "include/hindcast/tables/control_tables.py" and "to_pyarrow_" in text:
-            yield f"{path} reads a Delta table by deltalake's own file system: use hindcast.tables.control_tables.arrow_dataset"
+        if path != "include/hindcast/delta/arrow_dataset.py" and "to_pyarrow_" in text:
+            yield f"{path} reads a Delta table by deltalake's own dataset: use hindcast.delta.arrow_dataset"
 
 
 def stilted_words(files: Files) -> Iterator[str]:

@@ -20,13 +20,14 @@ from deltalake.transaction import AddAction
 from pyarrow.fs import PyFileSystem
 
 from hindcast.clock import Clock, SystemClock
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
 from hindcast.leases.delta_log import newer, newest
 from hindcast.leases.delta_rows import LeaseRows
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot, after
 from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import LEASES_RETENTION_SECONDS, SCHEMAS
 from hindcast.tables.table_names import ControlTable
 

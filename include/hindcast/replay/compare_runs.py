@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.delta.open_table import find_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
@@ -22,7 +23,6 @@ from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import ANSWER, Answer
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
-from hindcast.tables.control_tables import arrow_dataset
 
 MEASURES = ("rows_per_second", "seconds", "cpu_seconds", "peak_memory_bytes")
 #: A row of an answer: column -> value.

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from hindcast.archive.held_records import archived_ranges, archives_of, offsets_at
 from hindcast.delta.application_ids import applications
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.delta.open_table import find_table
 from hindcast.errors import RangeNotYetConsumedError
 from hindcast.installation import Installation
@@ -27,7 +28,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.excluded_records import together
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow

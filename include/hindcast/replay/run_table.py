@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from hindcast.delta.arrow_dataset import Condition
 from hindcast.errors import UnknownRunError
 from hindcast.partitions import Offsets
 from hindcast.replay.recorded_plan import RecordedPlan
-from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Undone
 from hindcast.tables.run_states import RunKind, RunState
 from hindcast.tables.table_names import ControlTable

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.delta.open_table import find_table, open_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
@@ -20,7 +21,6 @@ from hindcast.pipeline import Pipeline
 from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout, rollouts
-from hindcast.tables.control_tables import arrow_dataset
 
 if TYPE_CHECKING:
     import pandas as pd

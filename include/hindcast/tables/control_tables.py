@@ -8,16 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
-from pyarrow.dataset import Dataset
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from pyarrow.parquet import filters_to_expression
 
 from hindcast.clock import Clock, SystemClock
+from hindcast.delta.arrow_dataset import Condition, arrow_dataset
 from hindcast.delta.commit import until_it_lands
 from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.open_table import find_table, open_or_create, open_table
@@ -26,10 +24,6 @@ from hindcast.settings import Settings
 from hindcast.tables.compaction import Compactor
 from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS, LATER, SCHEMAS, configuration
 from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
-
-#: One condition of a read: (column, one of = != < <= > >= in, value). Conditions are joined by AND. Values
-#: are never put into SQL.
-Condition = tuple[str, str, Any]
 
 #: An append that lands later than this after its start is repeated: see :meth:`ControlTables.append`. It is
 #: half of the time for which the log is kept, so that clocks may differ by the other half.
@@ -40,9 +34,6 @@ Row = dict[str, Any]
 
 #: delta-rs must not retry: its own retry would replace rows that were never read.
 _NO_RETRY = CommitProperties(max_commit_retries=0)
-
-#: Arrow's file system of a folder on this machine.
-_below = partial(SubTreeFileSystem, base_fs=LocalFileSystem())
 
 
 class ControlTables:
@@ -244,7 +235,7 @@ class ControlTables:
         if any(groups):
             expression = filters_to_expression(groups)
         try:
-            return arrow_dataset(table).to_table(columns=columns, filter=expression)
+            return arrow_dataset(table, groups).to_table(columns=columns, filter=expression)
         except (DeltaError, OSError, pa.ArrowInvalid) as error:
             raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
 
@@ -268,20 +259,6 @@ def _append_to_kept(table: DeltaTable, data: pa.Table) -> None:
         write_deltalake(table, data, mode="append")
     except (DeltaError, OSError) as error:
         raise CommitFailedError(str(error)) from error
-
-
-def arrow_dataset(table: DeltaTable) -> Dataset:
-    """The files of a Delta table's version, as Arrow reads them. Those on a local disk are read through
-    Arrow's own file system.
-
-    deltalake's file system is a Python object, which Arrow's threads release after a read has returned. A
-    process that ends at that moment is aborted.
-    """
-    folder = urlsplit(table.table_uri)
-    if folder.scheme != "file":
-        return table.to_pyarrow_dataset()
-    files = _below(unquote(folder.path))
-    return table.to_pyarrow_dataset(filesystem=files)
 
 
 def _missing_later_columns(name: ControlTable, table: DeltaTable) -> frozenset[str]:

@@ -12,8 +12,9 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
-from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 from hindcast.tables.table_names import ControlTable
 

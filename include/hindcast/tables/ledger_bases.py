@@ -23,8 +23,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import app_id
-from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import fenced_batches
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_history import History, is_below

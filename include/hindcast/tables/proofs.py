@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
-from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Undone
 from hindcast.tables.table_names import ControlTable
 

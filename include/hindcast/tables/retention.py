@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from hindcast.delta.application_ids import applications
+from hindcast.delta.arrow_dataset import Condition
 from hindcast.delta.open_table import find_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.partitions import AppShard
@@ -28,7 +29,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
 from hindcast.tables.compaction import compact
-from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from hindcast.tables.control_tables import Condition, ControlTables
+from hindcast.delta.arrow_dataset import Condition
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.table_names import ControlTable
 
 #: Verdicts whose figures are kept for the trend: two days of hourly ones.

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hindcast.clock import utc_from_ms
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.delta.open_table import open_table
 from hindcast.errors import CorrectionRefusedError
 from hindcast.installation import Installation
@@ -32,7 +33,7 @@ from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import Corrected, CorrectedRange, Corrections, stamped
 from hindcast.settings import Settings
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog
 from hindcast.tables.table_names import ControlTable
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import pandas as pd
 import pyarrow.compute as pc
 
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.delta.open_table import open_table
 from hindcast.installation import Installation
 from hindcast.replay.batch import side_rows_url
-from hindcast.tables.control_tables import arrow_dataset
 from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.compare import Cause, Difference, Kind
 

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from hindcast.clock import utc_from_ms
 from hindcast.ddl import quoted
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
@@ -32,7 +33,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 from hindcast.shards.active_version import rollouts
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.proofs import Proofs

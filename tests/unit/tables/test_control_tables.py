@@ -16,10 +16,11 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from hindcast.clock import utc_from_ms
 from hindcast.delta import commit
+from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables import control_tables as tables_module
-from hindcast.tables.control_tables import ControlTables, arrow_dataset
+from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.schema import LATER, SCHEMAS, configuration
 from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 from hindcast.testing import FakeClock

@@ -128,3 +128,22 @@ def test_a_partitions_own_floor_counts_in_addition_to_the_watermark() -> None:
     assert [row.final_ms(partition) for partition in (0, 1, 2)] == [100, 130, 100]
     at_zero = replace(row, watermark_ms=0, late_watermark_ms=0)
     assert (at_zero.late_ms(2), at_zero.final_ms(2)) == (0, 0)
+
+
+def test_joined_files_of_the_ledger_are_searched_by_every_column(settings: Settings, ledger: Ledger) -> None:
+    """A joined file keeps the bounds of some columns. Searches by others, the shard and what was left out,
+    find its rows all the same.
+    """
+    tables = ControlTables(settings)
+    for number in range(1, 4):
+        ledger.append([batch(number, {0: 0}, {0: 1}), batch(number, {1: 0}, {1: 1}, shard="s1")])
+    ledger.append([batch(4, {0: 0}, {0: 1}, excluded={0: {0: "KeyError"}})])
+    before = {shard: ledger.batches("p", 1, shard) for shard in ("s0", "s1")}
+    tables.upkeep[ControlTable.CHECKPOINTS].run()
+    assert len(tables.open(ControlTable.CHECKPOINTS).file_uris()) == 1
+    ledger.append([batch(4, {1: 0}, {1: 1}, shard="s1")])
+    assert ledger.batches("p", 1, "s0") == before["s0"]
+    assert ledger.batches("p", 1, "s1")[:3] == before["s1"]
+    assert [row.batch for row in ledger.batches("p", 1, "s1", after=2)] == [3, 4]
+    assert [row.batch for row in ledger.excluding("p", 1)] == [4]
+    assert [row.batch for row in ledger.near("p", 1, "s0", 4, 4)] == [1, 2, 3, 4]

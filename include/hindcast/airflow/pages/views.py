@@ -9,6 +9,7 @@ from typing import Any
 from hindcast.airflow.pages.formats import age_seconds, differing, fields, texts
 from hindcast.airflow.supervision.conditions import slot_leases, slots_wanted
 from hindcast.clock import Clock
+from hindcast.delta.arrow_dataset import Condition
 from hindcast.installation import Installation
 from hindcast.leases.lease import NOT_HELD, Lease, StatusType
 from hindcast.shards.active_version import Rollout, rollouts
@@ -16,7 +17,6 @@ from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import PipelineRow
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.shards.slot_row import SlotHolder
-from hindcast.tables.control_tables import Condition
 from hindcast.tables.table_names import ControlTable
 from hindcast.tables.verdict_trends import VerdictTrends
 
