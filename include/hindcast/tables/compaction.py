@@ -114,12 +114,13 @@ def compact(
 
     :param bounded: the columns of which each file keeps its bounds. Files are joined in the order of these,
         and only with files that begin with the same value of the first.
-    :param ordered_by: instead of that, join all small files, sort their rows by these columns, and keep
-        their bounds, of each file and of each part of it: a reader of a range reads little else
+    :param ordered_by: instead of that, join the small files, sort their rows by these columns, and keep their
+        bounds, of each file and of each part of it: a reader of a range reads little else. A file waits while
+        it is larger than all smaller ones together
     :raises CommitFailedError: if another process compacted the table meanwhile; open it again
     """
     if ordered_by:
-        for group in _groups(_all_small_files(table)):
+        for group in _groups(_worth_joining(_all_small_files(table))):
             _join(table, group, storage_options, ordered_by, sort=True)
         return
     for alike in _small_files(table, bounded):
@@ -162,6 +163,21 @@ def _all_small_files(table: DeltaTable) -> list[_SmallFile]:
             written = (action["modification_time"],)
             small.append(_SmallFile(written, action["path"], action["size_bytes"]))
     return sorted(small)
+
+
+def _worth_joining(files: Sequence[_SmallFile]) -> list[_SmallFile]:
+    """The files without those that are larger than all smaller ones together.
+
+    So a row is rewritten only as often as the file that it is in can double, and not with every joining.
+    """
+    by_size = sorted(files, key=lambda file: file.size)
+    smaller = sum(file.size for file in by_size)
+    while by_size:
+        smaller -= by_size[-1].size
+        if by_size[-1].size <= smaller:
+            break
+        by_size.pop()
+    return sorted(by_size)
 
 
 def _groups(files: Sequence[_SmallFile]) -> Iterator[list[str]]:

@@ -634,10 +634,39 @@ def test_the_rows_of_a_table_of_ranges_are_joined_in_order(tmp_path: Path) -> No
     rows = pq.read_table(f"{url}/{file['path']}").select(["name", "number"]).to_pylist()
     found = [(row["name"], row["number"]) for row in rows]
     assert found == [("a", 11), ("a", 20), ("a", 21), ("a", 31), ("a", 40), ("a", 41), ("b", 10), ("b", 30)]
-    write_deltalake(url, pa.table({"name": ["c"], "number": [5], "more": ["z"]}), mode="append")
+    for number in range(3):
+        write_deltalake(url, pa.table({"name": ["c"], "number": [number], "more": ["z"]}), mode="append")
     compaction.compact(DeltaTable(url), {}, ordered_by=("name", "number"))
     assert len(DeltaTable(url).file_uris()) == 1
-    assert DeltaTable(url).to_pyarrow_table().num_rows == 9
+    assert DeltaTable(url).to_pyarrow_table().num_rows == 11
+
+
+def test_a_row_is_rewritten_only_as_often_as_its_file_doubles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file waits until the smaller ones together are as large, so few files are left all the same."""
+    url = str(tmp_path / "ledger")
+    rewritten = 0
+    write = pq.write_table
+
+    def counted(rows: pa.Table, *arguments: Any, **options: Any) -> None:
+        nonlocal rewritten
+        rewritten += rows.num_rows
+        write(rows, *arguments, **options)
+
+    monkeypatch.setattr(pq, "write_table", counted)
+    rows = 0
+    most = 0
+    for number in range(120):
+        text = os.urandom(20_000).hex()  # so that sizes are those of the rows
+        write_deltalake(url, pa.table({"number": [number], "text": [text]}), mode="append")
+        rows += 1
+        if number % 3 == 2:
+            compaction.compact(DeltaTable(url), {}, ordered_by=("number",))
+            most = max(most, len(DeltaTable(url).file_uris()))
+    assert DeltaTable(url).to_pyarrow_table().num_rows == rows
+    assert rewritten < rows * 7  # each of 40 compactions rewrote all before: 20 times
+    assert most < 8
 
 
 def test_every_access_of_the_upkeep_has_the_stores_options(
