@@ -42,7 +42,7 @@ BATCH_MS = 10_000
 #: Data files of a sink after its compaction.
 FILES = 200
 #: Rows of the ledger that are made at a time.
-_ROWS_AT_ONCE = 100_000
+_ROWS_AT_ONCE = 50_000
 
 
 @dataclass(frozen=True)
@@ -230,10 +230,13 @@ def _checkpoint_the_tail(stream: Stream) -> None:
 
 
 def _make_ledger(stream: Stream) -> None:
-    url = ControlTables(stream.settings).url(ControlTable.CHECKPOINTS)
+    """The rows of all batches, joined as the ledger's upkeep leaves them."""
+    tables = ControlTables(stream.settings)
+    url = tables.url(ControlTable.CHECKPOINTS)
     for first in range(1, stream.commits + 1, _ROWS_AT_ONCE):
         last = min(first + _ROWS_AT_ONCE - 1, stream.commits)
         write_deltalake(url, _ledger_rows(stream, first, last), mode="append")
+    tables.upkeep[ControlTable.CHECKPOINTS].run()
 
 
 def _ledger_rows(stream: Stream, first: int, last: int) -> pa.Table:

@@ -42,10 +42,13 @@ EVERY = 50
 #: Files of appended rows are joined up to this size. Larger ones stay as they are, so that a long history is
 #: not rewritten for a few rows.
 COMPACTED_BYTES = 8 * 1024 * 1024
+#: And, if they are rows of ranges, up to so many rows: a reader of a few of them first reads what the file says
+#: of all its parts.
+COMPACTED_ROWS = 100_000
 #: Files that are joined in one commit: what has to be in memory at the same time.
 GROUP_BYTES = 64 * 1024 * 1024
 #: Rows of a part of a joined file (Parquet's row group). Readers skip parts by their bounds.
-_PART_ROWS = 20_000
+_PART_ROWS = 10_000
 #: The application whose transactions a compaction of any table is.
 COMPACTION = "hindcast/compaction"
 #: So often one tidying attempts a compaction or a vacuum.
@@ -135,6 +138,7 @@ class _SmallFile:
     lowest: tuple[Any, ...]  # its lowest value of each bounded column, or when it was written
     path: str
     size: int  # bytes
+    rows: int = 0  # 0 if it does not matter how many there are
 
 
 def _small_files(table: DeltaTable, bounded: Sequence[str]) -> Iterator[list[_SmallFile]]:
@@ -155,13 +159,14 @@ def _small_files(table: DeltaTable, bounded: Sequence[str]) -> Iterator[list[_Sm
 def _all_small_files(table: DeltaTable) -> list[_SmallFile]:
     """The small files, those that were written first come first."""
     actions = pa.table(table.get_add_actions(flatten=True)).select(
-        ["path", "size_bytes", "modification_time"]
+        ["path", "size_bytes", "modification_time", "num_records"]
     )
     small = []
     for action in actions.to_pylist():
-        if action["size_bytes"] < COMPACTED_BYTES:
+        rows = action["num_records"] or 0
+        if action["size_bytes"] < COMPACTED_BYTES and rows < COMPACTED_ROWS:
             written = (action["modification_time"],)
-            small.append(_SmallFile(written, action["path"], action["size_bytes"]))
+            small.append(_SmallFile(written, action["path"], action["size_bytes"], rows))
     return sorted(small)
 
 
@@ -184,13 +189,16 @@ def _groups(files: Sequence[_SmallFile]) -> Iterator[list[str]]:
     """The paths of files that are joined in one commit: each group ends with the file that fills it."""
     group: list[str] = []
     group_bytes = 0
+    group_rows = 0
     for file in files:
         group.append(file.path)
         group_bytes += file.size
-        if group_bytes >= GROUP_BYTES:
+        group_rows += file.rows
+        if group_bytes >= GROUP_BYTES or group_rows >= COMPACTED_ROWS:
             yield group
             group = []
             group_bytes = 0
+            group_rows = 0
     yield group
 
 
