@@ -10,10 +10,12 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from support.command_line import Ended, Hindcast
 
+from hindcast.delta.application_log import ApplicationLog
 from hindcast.leases.store import LeaseStore
 from hindcast.settings import Settings
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.slot_row import SlotHolder
+from hindcast.tables import fenced_sink
 from hindcast.testing import FakeClock, MemoryStore
 
 LEASE = 10.0
@@ -84,8 +86,9 @@ def hindcast(
 @pytest.fixture
 def options_seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str] | None]:
     """The store's options of each access to a table or to its files, as they come: without them an object
-    store refuses who asks.
+    store refuses who asks. Logs are read as those of an object store are.
     """
+    monkeypatch.setattr(fenced_sink, "application_log", ApplicationLog)
     seen: list[dict[str, str] | None] = []
 
     def noted(of: Any, name: str) -> None:

@@ -2,8 +2,9 @@
 
 delta-rs lists the log three times for a commit. An object store lists only what comes after a name, but a
 local disk gives all entries: 2.4 us each, all in all. So on a local disk an application follows the log by
-the names of its entries, and appends the next one itself, as Delta's PROTOCOL.md has it ("Delta Log
-Entries", "Actions", "Requirements for Writers"). What that costs does not depend on the log.
+the names of its entries (:mod:`hindcast.delta.log_state`), and appends the next one itself, as Delta's
+PROTOCOL.md has it ("Delta Log Entries", "Actions", "Requirements for Writers"). What that costs does not
+depend on the log.
 
 The entry of version V + 1 is appended in these steps, after :meth:`LocalLog.reached` has said that V is the
 newest version:
@@ -24,7 +25,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -35,8 +36,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from hindcast.delta.commit import METADATA_KEY
-from hindcast.delta.empty_commits import empty_commit_error, refuse_empty_commits
+from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.files import DataFile
+from hindcast.delta.log_state import LogState, entry_path, follow, read_state
 from hindcast.delta.open_table import find_table
 from hindcast.errors import StoreUnavailableError
 
@@ -81,6 +83,20 @@ class ApplicationLog:
         self._reached_at = time.monotonic()
         table = self._updated()
         return Reached(table.transaction_version(self.app), table.version())
+
+    def columns(self) -> Sequence[str] | None:
+        """The names of the table's columns; None if there is no table.
+
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        try:
+            self.reached()
+        except TableNotFoundError:
+            return None
+        return self._columns()
+
+    def _columns(self) -> Sequence[str]:
+        return [column.name for column in self._at_reached().schema().fields]
 
     def adopt(self, table: DeltaTable) -> None:
         """Begin with a handle that was opened just now."""
@@ -132,7 +148,8 @@ class ApplicationLog:
         )
         # delta-rs's default hook lists the whole log once more, to find entries that have expired. A sink
         # leaves that to the maintenance.
-        hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=_deletes_old_log(table))
+        cleanup = _deletes_old_log(table.metadata().configuration)
+        hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=cleanup)
         write(table, properties, hooks)
         self.refuse_late()
 
@@ -171,74 +188,64 @@ class ApplicationLog:
         return table
 
 
-class _End(NamedTuple):
-    """What is known of a log's end.
-
-    ``plain``: an append needs no more than the plain protocol. ``checkpoint_every``: versions between two
-    checkpoints.
-    """
-
-    reached: Reached
-    plain: bool
-    checkpoint_every: int
-    deletes_old_log: bool
-
-
 class LocalLog(ApplicationLog):
     """The log of a table on a local disk, followed and continued by the names of its entries."""
 
     def __init__(self, url: str, storage_options: dict[str, str], app: str) -> None:
         super().__init__(url, storage_options, app)
         self._folder = Path(url) / "_delta_log"
-        self._end: _End | None = None
+        self._state: LogState | None = None
 
     def reached(self) -> Reached:
         now = time.monotonic()
-        end = self._end
-        if end is not None and now - self._reached_at <= BELIEVED_SECONDS:
-            end = self._follow(end)
-        else:
-            end = None
-        if end is None:
-            self._handle = None
-            self.adopt(self._opened())
-            end = self._end
-            assert end is not None
+        state = None
+        try:
+            if self._state is not None and now - self._reached_at <= BELIEVED_SECONDS:
+                state = self._followed(self._state)
+            if state is None:
+                state = read_state(self._folder, [self.app])
+        except (OSError, ValueError) as error:
+            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+        if state is None:
+            self._handle = self._opened()
+            state = LogState.of_table(self._handle, [self.app])
         self._reached_at = now
-        self._end = end
-        return end.reached
+        self._state = state
+        return Reached(state.numbers.get(self.app), state.version)
+
+    def _followed(self, state: LogState) -> LogState | None:
+        """What the log says now; None if it has lost its last known entry, since then it says nothing."""
+        newer = follow(self._folder, state)
+        if newer.version == state.version and not entry_path(self._folder, state.version).exists():
+            return None
+        return newer
+
+    def _columns(self) -> Sequence[str]:
+        return self._known().columns
 
     def adopt(self, table: DeltaTable) -> None:
         super().adopt(table)
-        configuration = table.metadata().configuration
-        protocol = table.protocol()
-        self._end = _End(
-            Reached(table.transaction_version(self.app), table.version()),
-            plain=protocol.min_writer_version <= _PLAIN_WRITER,
-            checkpoint_every=int(configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY)),
-            deletes_old_log=_deletes_old_log(table),
-        )
+        self._state = LogState.of_table(table, [self.app])
 
     def forget(self) -> None:
         super().forget()
-        self._end = None
+        self._state = None
 
     def append(self, files: Sequence[DataFile], number: int, metadata: str) -> None:
-        end = self._end
-        assert end is not None
-        if not end.plain:
+        state = self._known()
+        if state.writer_version > _PLAIN_WRITER:
             super().append(files, number, metadata)
             return
         self._handle = None  # a handle keeps the table's list of files in memory
-        version = end.reached.version + 1
+        version = state.version + 1
         self._put(version, _entry(files, self.app, number, metadata))
         self.refuse_late()
-        if (version + 1) % end.checkpoint_every == 0:
-            self._checkpoint(version, end)
+        every = int(state.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
+        if (version + 1) % every == 0:
+            self._checkpoint(version, state)
 
     def _at_reached(self) -> DeltaTable:
-        assert self._end is not None
-        version = self._end.reached.version
+        version = self._known().version
         if self._handle is None or self._handle.version() != version:
             table = self._updated()
             if table.version() != version:
@@ -246,41 +253,9 @@ class LocalLog(ApplicationLog):
             return table
         return self._handle
 
-    def _follow(self, end: _End) -> _End | None:
-        """The log's end now.
-
-        :returns: None if only Delta's own reader can tell: the table was altered, or the log has lost the
-            entry that was its last
-        :raises StoreUnavailableError: if an entry cannot be read, or is empty
-        """
-        number, version = end.reached
-        try:
-            while (entry := self._read(version + 1)) is not None:
-                for line in entry.split(b"\n"):
-                    if b'"metaData"' in line or b'"protocol"' in line:
-                        action = json.loads(line)
-                        if "metaData" in action or "protocol" in action:
-                            return None
-                    if b'"txn"' in line:
-                        transaction = json.loads(line).get("txn")
-                        if transaction is not None and transaction["appId"] == self.app:
-                            number = transaction["version"]
-                version += 1
-            if version == end.reached.version and not self._path(version).exists():
-                return None
-        except (OSError, ValueError) as error:
-            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
-        return end._replace(reached=Reached(number, version))
-
-    def _read(self, version: int) -> bytes | None:
-        path = self._path(version)
-        try:
-            entry = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        if not entry:
-            raise empty_commit_error(self.url, path.name)
-        return entry
+    def _known(self) -> LogState:
+        assert self._state is not None
+        return self._state
 
     def _put(self, version: int, entry: bytes) -> None:
         """Make the entry of a version, whole, or not at all.
@@ -290,16 +265,16 @@ class LocalLog(ApplicationLog):
         draft = self._folder / f".{version:020d}.{uuid.uuid4().hex}.tmp"
         try:
             draft.write_bytes(entry)
-            if not self._path(version - 1).exists():
+            if not entry_path(self._folder, version - 1).exists():
                 self.forget()
                 raise CommitFailedError(f"the log has lost the entry of version {version - 1}")
-            os.link(draft, self._path(version))
+            os.link(draft, entry_path(self._folder, version))
         except FileExistsError as error:
             raise CommitFailedError(f"another writer has made version {version}") from error
         finally:
             draft.unlink(missing_ok=True)
 
-    def _checkpoint(self, version: int, end: _End) -> None:
+    def _checkpoint(self, version: int, state: LogState) -> None:
         """Write the checkpoint of the version that was appended. No other process writes the same.
 
         A failure is no failure of the commit: the next checkpoint makes up for it.
@@ -307,14 +282,11 @@ class LocalLog(ApplicationLog):
         try:
             table = DeltaTable(self.url, version=version, storage_options=self.storage_options or None)
             table.create_checkpoint()
-            if end.deletes_old_log:
+            if _deletes_old_log(state.configuration):
                 table.cleanup_metadata()
         except (DeltaError, OSError) as error:
             message = "A table's checkpoint could not be written; a later commit tries again."
             _log.warning(message, table=self.url, version=version, reason=str(error))
-
-    def _path(self, version: int) -> Path:
-        return self._folder / f"{version:020d}.json"
 
 
 def application_log(url: str, storage_options: dict[str, str], app: str) -> ApplicationLog:
@@ -324,11 +296,29 @@ def application_log(url: str, storage_options: dict[str, str], app: str) -> Appl
     return LocalLog(url, storage_options, app)
 
 
-def _deletes_old_log(table: DeltaTable) -> bool:
+def numbers_of(url: str, storage_options: dict[str, str], apps: Collection[str]) -> Mapping[str, int]:
+    """By application, the number that a table's log has for it. Those without one are left out.
+
+    :raises StoreUnavailableError: if the store does not answer
+    """
+    if "://" not in url:
+        try:
+            state = read_state(Path(url) / "_delta_log", apps)
+        except (OSError, ValueError) as error:
+            raise StoreUnavailableError(table=url, action="read", reason=error) from error
+        if state is not None:
+            return state.numbers
+    table = find_table(url, storage_options)
+    if table is None:
+        return {}
+    return LogState.of_table(table, apps).numbers
+
+
+def _deletes_old_log(configuration: Mapping[str, str]) -> bool:
     """Whether the table's commits delete what has expired of its log. One whose log is minutes long asks for
     that.
     """
-    return table.metadata().configuration.get("delta.enableExpiredLogCleanup") == "true"
+    return configuration.get("delta.enableExpiredLogCleanup") == "true"
 
 
 def _entry(files: Sequence[DataFile], app: str, number: int, metadata: str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
@@ -84,12 +84,16 @@ def create_table(
     :raises StoreUnavailableError: if the store does not answer
     """
     table = open_or_create(url, schema, storage_options, name, configuration)
-    found = [field.name for field in table.schema().fields]
-    if found != schema.names:
+    check_columns(url, [field.name for field in table.schema().fields], schema, cure)
+    return table
+
+
+def check_columns(url: str, found: Sequence[str], schema: pa.Schema, cure: str) -> None:
+    """:raises SchemaVersionError: if the table has other columns than these"""
+    if list(found) != schema.names:
         raise SchemaVersionError(
             table=url,
             found=f"with the columns {', '.join(found)}",
             supported=", ".join(schema.names),
             cure=cure,
         )
-    return table

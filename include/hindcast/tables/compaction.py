@@ -42,8 +42,8 @@ EVERY = 50
 #: Files of appended rows are joined up to this size. Larger ones stay as they are, so that a long history is
 #: not rewritten for a few rows.
 COMPACTED_BYTES = 8 * 1024 * 1024
-#: And, if they are rows of ranges, up to so many rows: a reader of a few of them first reads what the file says
-#: of all its parts.
+#: And, if they are rows of ranges, up to so many rows: a reader of a few of them first reads what the file
+#: says of all its parts.
 COMPACTED_ROWS = 100_000
 #: Files that are joined in one commit: what has to be in memory at the same time.
 GROUP_BYTES = 64 * 1024 * 1024

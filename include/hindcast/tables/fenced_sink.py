@@ -18,11 +18,10 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from hindcast.clock import utc_from_ms
-from hindcast.delta.application_log import application_log
+from hindcast.delta.application_log import application_log, numbers_of
 from hindcast.delta.commit import METADATA_KEY, commits_down, commits_up, read_commit, until_it_lands
-from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.files import DataFile
-from hindcast.delta.open_table import create_table, find_table
+from hindcast.delta.open_table import check_columns, create_table
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.processes.crash_points import reach
@@ -46,10 +45,14 @@ class Fence(NamedTuple):
         return self.epoch << 32 | self.batch
 
     @classmethod
+    def from_number(cls, number: int) -> Fence:
+        return cls(number >> 32, number & 0xFFFFFFFF)
+
+    @classmethod
     def of(cls, number: int | None) -> Fence | None:
         if number is None:
             return None
-        return cls(number >> 32, number & 0xFFFFFFFF)
+        return cls.from_number(number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,19 +163,12 @@ Data = Sequence[DataFile] | Upsert
 def fenced_batches(url: str, storage_options: dict[str, str], apps: Iterable[str]) -> dict[str, int]:
     """By application, the batch that a table's fence names. Those of which it names none are left out.
 
-    The table is opened once.
+    The table's log is read once.
 
     :raises StoreUnavailableError: if the store does not answer
     """
-    table = find_table(url, storage_options)
-    if table is None:
-        return {}
-    found = {}
-    for app in apps:
-        fence = Fence.of(table.transaction_version(app))
-        if fence is not None:
-            found[app] = fence.batch
-    return found
+    numbers = numbers_of(url, storage_options, list(apps))
+    return {app: Fence.from_number(number).batch for app, number in numbers.items()}
 
 
 class FencedTable:
@@ -190,11 +186,13 @@ class FencedTable:
         :raises SchemaVersionError: if there is one with other columns
         :raises StoreUnavailableError: if the store does not answer
         """
-        refuse_empty_commits(self.url)
         cure = "Give the pipeline's new result its own table, or drop the old one."
-        self._log.adopt(
-            create_table(self.url, schema, self.storage_options, cure, configuration=_LOG_RETENTION)
-        )
+        columns = self._log.columns()
+        if columns is None:
+            made = create_table(self.url, schema, self.storage_options, cure, configuration=_LOG_RETENTION)
+            self._log.adopt(made)
+        else:
+            check_columns(self.url, columns, schema, cure)
 
     def recorded(self) -> Fence | None:
         """The application's place in the newest version of the table; None before its first commit.

@@ -12,13 +12,16 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.schema import PrimitiveType
 from support.opened_tables import record_opened_tables
 
+from hindcast.delta import application_log
 from hindcast.delta.application_log import BELIEVED_SECONDS, LocalLog, Reached
 from hindcast.delta.commit import METADATA_KEY, read_commit
 from hindcast.delta.files import DataFile
+from hindcast.delta.log_state import LogState, read_state
 from hindcast.errors import StoreUnavailableError
 from hindcast.tables.schema import APPENDED_LOG_RETENTION_SECONDS
 
@@ -128,13 +131,11 @@ def test_what_others_write_is_followed(url: str) -> None:
     assert values(url) == [1, 3]
 
 
-def test_a_table_that_was_altered_is_opened_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its protocol may have changed: the appends then leave it to delta-rs to keep that."""
+def test_a_table_that_was_altered_is_followed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If its protocol is a newer one, the appends leave it to delta-rs to keep that."""
     log = local_log(url)
     commit(log, 1, data_file(url, 1))
-    opened = record_opened_tables(monkeypatch)
     DeltaTable(url).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
-    del opened[:]
     asked = []
     commits = DeltaTable.create_write_transaction
 
@@ -144,12 +145,23 @@ def test_a_table_that_was_altered_is_opened_again(url: str, monkeypatch: pytest.
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_by_delta)
     assert commit(log, 2, data_file(url, 2)) == 3
-    assert len(opened) == 1
     assert DeltaTable(url).protocol().min_writer_version > 2
     assert asked == [2]
     assert commit(log, 3, data_file(url, 3)) == 4
-    assert log.reached() == Reached(3, 4)
-    assert values(url) == [1, 2, 3]
+    assert commit(local_log(url), 4, data_file(url, 4)) == 5
+    assert asked == [2, 3, 4]
+    assert log.reached() == Reached(4, 5)
+    assert values(url) == [1, 2, 3, 4]
+
+
+def test_columns_are_those_of_the_newest_version(tmp_path: Path, url: str) -> None:
+    """None of a table that does not exist; nobody creates its folder by asking."""
+    log = local_log(url)
+    assert log.columns() == ("n",)
+    DeltaTable(url).alter.add_columns([Field("more", PrimitiveType("string"))])
+    assert log.columns() == ("n", "more")
+    assert local_log(str(tmp_path / "none")).columns() is None
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_first_of_two_writers_makes_the_version(url: str) -> None:
@@ -227,13 +239,19 @@ def test_what_was_reached_long_ago_is_read_anew(
     """Up to the bound the log is followed."""
     log = local_log(url)
     commit(log, 1)
-    opened = record_opened_tables(monkeypatch)
+    anew = []
+
+    def read_anew(*arguments: Any) -> LogState | None:
+        anew.append(clock[0])
+        return read_state(*arguments)
+
+    monkeypatch.setattr(application_log, "read_state", read_anew)
     clock[0] += BELIEVED_SECONDS
     log.reached()
-    assert len(opened) == 0
+    assert anew == []
     clock[0] += BELIEVED_SECONDS + 1
     assert log.reached() == Reached(1, 1)
-    assert len(opened) == 1
+    assert anew == clock
     assert BELIEVED_SECONDS < APPENDED_LOG_RETENTION_SECONDS / 2
 
 

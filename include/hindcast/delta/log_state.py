@@ -1,0 +1,158 @@
+"""What the log of a Delta table on a local disk says of the table, apart from its files. It is read by the
+names of the log's entries, so the price does not depend on the log's length.
+
+The reading begins at the last checkpoint, to which the log has a hint, or else at the first entry. From there
+each entry has the next version as its name (Delta's PROTOCOL.md, "Delta Log Entries", "Last Checkpoint File",
+"Checkpoints").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from hindcast.delta.empty_commits import empty_commit_error
+
+#: What is read of a checkpoint. It has a row for each file of the table, too.
+_COLUMNS = [
+    "txn.appId",
+    "txn.version",
+    "metaData.schemaString",
+    "metaData.configuration",
+    "protocol.minWriterVersion",
+]
+#: Before a log's first entry.
+_NOTHING = -1
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What the log says at a version.
+
+    ``numbers``: the last number of each of the applications that are asked for; those without a commit are
+    left out. ``columns``: the names of the table's columns.
+    """
+
+    apps: Collection[str]
+    version: int = _NOTHING
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    writer_version: int = 0
+
+    @classmethod
+    def of_table(cls, table: DeltaTable, apps: Collection[str]) -> Self:
+        """As Delta's own reader finds it."""
+        numbers = {}
+        for app in apps:
+            number = table.transaction_version(app)
+            if number is not None:
+                numbers[app] = number
+        return cls(
+            apps,
+            table.version(),
+            numbers,
+            tuple(column.name for column in table.schema().fields),
+            table.metadata().configuration,
+            table.protocol().min_writer_version,
+        )
+
+    def after(self, action: Mapping[str, Any]) -> Self:
+        """With an action of an entry, or of a checkpoint."""
+        transaction = action.get("txn")
+        if transaction is not None and transaction["appId"] in self.apps:
+            return replace(self, numbers={**self.numbers, transaction["appId"]: transaction["version"]})
+        metadata = action.get("metaData")
+        if metadata is not None:
+            columns = json.loads(metadata["schemaString"])["fields"]
+            names = tuple(column["name"] for column in columns)
+            return replace(self, columns=names, configuration=dict(metadata["configuration"] or {}))
+        protocol = action.get("protocol")
+        if protocol is not None:
+            return replace(self, writer_version=protocol["minWriterVersion"])
+        return self
+
+
+def entry_path(log: Path, version: int) -> Path:
+    """The entry of a version.
+
+    :param log: the folder of the log
+    """
+    return log / f"{version:020d}.json"
+
+
+def read_state(log: Path, apps: Collection[str]) -> LogState | None:
+    """What the log says now.
+
+    :returns: None if only Delta's own reader can tell: there is no table, its checkpoint has another form, or
+        the log's hint is too old
+    :raises StoreUnavailableError: if an entry is empty
+    :raises OSError or ValueError: if the log cannot be read
+    """
+    state = _checkpointed(log, apps)
+    if state is None:
+        return None
+    newer = follow(log, state)
+    # The hint may be that of an older checkpoint, after which entries are deleted.
+    if newer.version == state.version and not entry_path(log, state.version).exists():
+        return None
+    return newer
+
+
+def _checkpointed(log: Path, apps: Collection[str]) -> LogState | None:
+    """What the last checkpoint says; nothing at all before the first one."""
+    try:
+        version = int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+    except FileNotFoundError:
+        return LogState(apps)
+    try:
+        with pq.ParquetFile(log / f"{version:020d}.checkpoint.parquet") as checkpoint:
+            actions = checkpoint.read(columns=_COLUMNS)
+    except FileNotFoundError:
+        return None
+    state = LogState(apps, version)
+    for action in actions.filter(_is_any(actions)).to_pylist():
+        state = state.after(action)
+    return state
+
+
+def _is_any(actions: pa.Table) -> pa.ChunkedArray:
+    """Which rows say anything; the others name files."""
+    any_of = pc.is_valid(actions.column(0))
+    for name in actions.column_names[1:]:
+        any_of = pc.or_(any_of, pc.is_valid(actions[name]))
+    return any_of
+
+
+def follow(log: Path, state: LogState) -> LogState:
+    """What the log says now, from an earlier version on. An entry that is missing ends it.
+
+    :raises StoreUnavailableError: if an entry is empty
+    :raises OSError or ValueError: if an entry cannot be read
+    """
+    while (entry := _read(log, state.version + 1)) is not None:
+        for line in entry.split(b"\n"):
+            # Most lines name files.
+            if b'"txn"' in line or b'"metaData"' in line or b'"protocol"' in line:
+                state = state.after(json.loads(line))
+        state = replace(state, version=state.version + 1)
+    return state
+
+
+def _read(log: Path, version: int) -> bytes | None:
+    path = entry_path(log, version)
+    try:
+        entry = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if not entry:
+        raise empty_commit_error(str(log.parent), path.name)
+    return entry

@@ -1,0 +1,116 @@
+"""What a log says is read from its last checkpoint on, by the names of its entries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from hindcast.delta.log_state import LogState, entry_path, read_state
+from hindcast.errors import StoreUnavailableError
+
+APPS = ["a", "b"]
+
+
+def write(url: str, app: str, number: int) -> None:
+    properties = CommitProperties(app_transactions=[Transaction(app, number)])
+    write_deltalake(url, pa.table({"n": [number], "m": ["x"]}), mode="append", commit_properties=properties)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A table with ten entries and two checkpoints, at versions 3 and 6."""
+    made = str(tmp_path / "t")
+    for number in range(10):
+        write(made, "abc"[number % 3], number)
+        if number in (3, 6):
+            DeltaTable(made).create_checkpoint()
+    return made
+
+
+def folder(url: str) -> Path:
+    return Path(url, "_delta_log")
+
+
+def entries_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the entries that are read from now on."""
+    names: list[str] = []
+    read = Path.read_bytes
+
+    def noted(self: Path) -> bytes:
+        if self.suffix == ".json":
+            names.append(self.name)
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    return names
+
+
+def test_it_says_what_deltas_own_reader_says(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And reads the entries after the last checkpoint alone."""
+    own = LogState.of_table(DeltaTable(url), APPS)
+    names = entries_read(monkeypatch)
+    assert read_state(folder(url), APPS) == own
+    assert own == LogState(APPS, 9, {"a": 9, "b": 7}, ("n", "m"), {}, 2)
+    assert names == [f"{version:020d}.json" for version in (7, 8, 9, 10)]
+
+
+def test_a_table_without_a_checkpoint_is_read_from_its_first_entry(tmp_path: Path) -> None:
+    """It has the protocol and the columns."""
+    url = str(tmp_path / "t")
+    write(url, "a", 5)
+    state = read_state(folder(url), APPS)
+    assert state == LogState(APPS, 0, {"a": 5}, ("n", "m"), {}, 2)
+    assert read_state(tmp_path / "none" / "_delta_log", APPS) is None
+
+
+def test_a_hint_at_an_old_checkpoint_is_followed_as_far_as_entries_go(url: str) -> None:
+    """Two writers of checkpoints may leave it so. If what came after that checkpoint is deleted, only a listing
+    tells.
+    """
+    (folder(url) / "_last_checkpoint").write_text(json.dumps({"version": 3, "size": 1}))
+    state = read_state(folder(url), APPS)
+    assert state is not None
+    assert (state.version, state.numbers) == (9, {"a": 9, "b": 7})
+    for version in range(6):
+        entry_path(folder(url), version).unlink()
+    assert read_state(folder(url), APPS) is None
+
+
+def test_a_checkpoint_is_the_newest_version_if_its_own_entry_is_there(tmp_path: Path) -> None:
+    """Nothing was committed since."""
+    url = str(tmp_path / "t")
+    write(url, "a", 5)
+    DeltaTable(url).create_checkpoint()
+    state = read_state(folder(url), APPS)
+    assert state is not None
+    assert state.version == 0
+    entry_path(folder(url), 0).unlink()
+    assert read_state(folder(url), APPS) is None
+
+
+def test_a_checkpoint_of_another_form_is_left_to_deltas_own_reader(url: str) -> None:
+    """Of several parts, or with a name of its own."""
+    checkpoint = folder(url) / f"{6:020d}.checkpoint.parquet"
+    checkpoint.rename(folder(url) / f"{6:020d}.checkpoint.{1:010d}.{1:010d}.parquet")
+    assert read_state(folder(url), APPS) is None
+
+
+def test_what_is_torn_is_an_error(url: str) -> None:
+    """An empty entry is named; a torn checkpoint or hint cannot be read."""
+    entry = entry_path(folder(url), 8)
+    text = entry.read_text()
+    entry.write_text("")
+    with pytest.raises(StoreUnavailableError, match=f"the commit {entry.name} of its log is empty"):
+        read_state(folder(url), APPS)
+    entry.write_text(text)
+    for name in (f"{6:020d}.checkpoint.parquet", "_last_checkpoint"):
+        whole = (folder(url) / name).read_bytes()
+        (folder(url) / name).write_bytes(whole[:9])
+        with pytest.raises(ValueError, match=r".+"):
+            read_state(folder(url), APPS)
+        (folder(url) / name).write_bytes(whole)
+    assert read_state(folder(url), APPS) is not None
