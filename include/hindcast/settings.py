@@ -88,6 +88,12 @@ class Settings(BaseSettings):
     warm_seconds: float = Field(
         default=3600.0, ge=0.0, description="how long the old version is kept warm after a promotion"
     )
+    sink_log_hours: float = Field(
+        default=12.0,
+        ge=1.0,
+        description="for so long every reader finds the versions of a sink; of a sink on a local disk older "
+        "ones move to a log of their own, which rewinds and verdicts read",
+    )
     lag_limit_records: int = Field(
         default=100_000, ge=1, description="the supervisor wakes when a shard lags by more"
     )

@@ -30,7 +30,9 @@ _UNSUPPORTED = frozenset({"deletionVectors", "columnMapping"})
 _MILLISECOND = pa.scalar(1_000, pa.duration("us"))
 
 
-def arrow_dataset(table: DeltaTable, wanted: Sequence[Sequence[Condition]] = ()) -> Dataset:
+def arrow_dataset(
+    table: DeltaTable, wanted: Sequence[Sequence[Condition]] = (), *, folder: str = ""
+) -> Dataset:
     """The files of a Delta table's version. Those on a local disk are read through Arrow's own file system.
 
     deltalake's file system is a Python object, which Arrow's threads release after a read has returned. A
@@ -38,6 +40,7 @@ def arrow_dataset(table: DeltaTable, wanted: Sequence[Sequence[Condition]] = ())
 
     :param wanted: files are left out that cannot have a row which meets all conditions of one of these
         groups; the rows of the others are not filtered. Without any group all files are there
+    :param folder: of the table's files on a local disk, if it is not the handle's own
     :raises DeltaProtocolError: if Arrow cannot read the table's rows as they are
     """
     unsupported = sorted(_UNSUPPORTED.intersection(table.protocol().reader_features or []))
@@ -47,7 +50,7 @@ def arrow_dataset(table: DeltaTable, wanted: Sequence[Sequence[Condition]] = ())
     if wanted:
         files = files.filter(_may_have(files, wanted))
     form = ParquetFileFormat()
-    store = _filesystem(table)
+    store = _filesystem(table, folder)
     partitions = [name for name in files.column_names if name.startswith("partition.")]
     fragments = []
     for file in files.select(["path", *partitions]).to_pylist():
@@ -57,10 +60,12 @@ def arrow_dataset(table: DeltaTable, wanted: Sequence[Sequence[Condition]] = ())
     return FileSystemDataset(fragments, pa.schema(table.schema().to_arrow()), form, store)
 
 
-def _filesystem(table: DeltaTable) -> FileSystem:
-    folder = urlsplit(table.table_uri)
-    if folder.scheme == "file":
-        return SubTreeFileSystem(unquote(folder.path), LocalFileSystem())
+def _filesystem(table: DeltaTable, folder: str) -> FileSystem:
+    if folder and "://" not in folder:
+        return SubTreeFileSystem(folder, LocalFileSystem())
+    own = urlsplit(table.table_uri)
+    if own.scheme == "file":
+        return SubTreeFileSystem(unquote(own.path), LocalFileSystem())
     # As deltalake's own dataset gets it: a handle tells its options to nobody else.
     options = table._storage_options  # noqa: SLF001
     return PyFileSystem(DeltaStorageHandler.from_table(table._table, options))  # noqa: SLF001

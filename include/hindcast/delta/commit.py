@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from deltalake.exceptions import CommitFailedError
+from pyarrow import NativeFile
 from pyarrow.fs import FileSystem
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from hindcast.delta.empty_commits import empty_commit_error
 from hindcast.delta.files import filesystem
+from hindcast.delta.older_log import entry_of
 from hindcast.errors import StoreUnavailableError
 
 #: The key of Hindcast's part of a commit's metadata (Delta's commitInfo).
@@ -60,7 +62,7 @@ def commits_up(url: str, storage_options: dict[str, str], first: int) -> Iterato
 
 def _read(store: FileSystem, url: str, version: int) -> dict[str, Any] | None:
     try:
-        with store.open_input_stream(f"_delta_log/{version:020d}.json") as file:
+        with _open(store, url, version) as file:
             actions = file.read().decode()
         if not actions:
             raise empty_commit_error(url, f"{version:020d}.json")
@@ -75,6 +77,12 @@ def _read(store: FileSystem, url: str, version: int) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise StoreUnavailableError(table=url, action="read", reason=error) from error
     return {"version": version}
+
+
+def _open(store: FileSystem, url: str, version: int) -> NativeFile:
+    if "://" in url:
+        return store.open_input_stream(f"_delta_log/{version:020d}.json")
+    return store.open_input_stream(str(entry_of(url, version).relative_to(url)))
 
 
 def until_it_lands(url: str, attempt: Callable[[], _Result], *failures: type[Exception]) -> _Result:

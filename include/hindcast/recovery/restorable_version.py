@@ -8,7 +8,6 @@ files that must be named again is near the retention.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,13 +15,12 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from hindcast.delta.files import DataFile, filesystem
-from hindcast.delta.open_table import open_table
+from hindcast.delta.intervals import hours_of
+from hindcast.delta.older_log import open_version
 from hindcast.errors import RewindRefusedError, StoreUnavailableError
 
 #: Delta's own default of ``delta.deletedFileRetentionDuration``.
 _RETENTION = "interval 1 week"
-_RETENTION_FORM = re.compile(r"interval (\d+) (hour|day|week)s?")
-_HOURS = {"hour": 1, "day": 24, "week": 7 * 24}
 
 #: Makes the error of a problem: the caller knows the pipeline, the target and the cure.
 Refused = Callable[[str], RewindRefusedError]
@@ -71,7 +69,7 @@ def find_version(
         return RestorableVersion(number, ())
     gone = f"version {number} of its sink is gone (Delta's retention)"
     try:
-        files = live_files(open_table(url, storage_options, number))
+        files = live_files(open_version(url, storage_options, number))
     except StoreUnavailableError as error:
         raise refused(gone) from error
     store = filesystem(url, storage_options)
@@ -92,8 +90,4 @@ def live_files(table: DeltaTable) -> list[DataFile]:
 
 def retention_hours(table: DeltaTable) -> int:
     """How long the table keeps files that were replaced; 0 if it is less than hours."""
-    configured = table.metadata().configuration.get("delta.deletedFileRetentionDuration", _RETENTION)
-    found = _RETENTION_FORM.fullmatch(configured.strip().lower())
-    if found is None:
-        return 0
-    return int(found[1]) * _HOURS[found[2]]
+    return hours_of(table.metadata().configuration.get("delta.deletedFileRetentionDuration", _RETENTION))

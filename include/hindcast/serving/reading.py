@@ -14,13 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hindcast.delta.arrow_dataset import arrow_dataset
-from hindcast.delta.open_table import find_table, open_table
+from hindcast.delta.older_log import is_in_older_log, open_version
+from hindcast.delta.open_table import find_table
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout, rollouts
+from hindcast.tables.sink_files import files_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,11 +60,13 @@ class Reading:
         corrections = Corrections(settings, pipeline)
         url = settings.table("sinks", pipeline.sink.name)
         corrected = corrections.current(corrections_version)
-        table = find_table(url, settings.storage_options, sink_version)
+        table = find_table(url, settings.storage_options)
         if table is None:
             cure = f"It is made when the pipeline is first consumed: `hindcast resume {pipeline.name}`."
             raise BadInputError(problem=f"There is no table {url} yet", cure=cure)
-        return cls(pipeline, url, table.version(), corrections, corrected, settings.storage_options)
+        if sink_version is None:
+            sink_version = table.version()
+        return cls(pipeline, url, sink_version, corrections, corrected, settings.storage_options)
 
     @property
     def _after_ms(self) -> int | None:
@@ -91,7 +95,7 @@ class Reading:
         """The windows of this version, corrected."""
         from pyspark.sql import functions as F
 
-        stream = _delta_frame(session, self.sink_url, self.sink_version)
+        stream = self._stream(session)
         stream = stream.withColumn(RUN_ID, F.lit(None).cast("string"))
         if not self.corrected.ranges:
             return stream
@@ -100,6 +104,15 @@ class Reading:
         kept = stream.where(~self._inside(F.unix_micros("window.end")))
         corrected = corrections.where(self._inside(F.col(WINDOW_END)))
         return kept.unionByName(corrected.select(*columns))
+
+    def _stream(self, session: SparkSession) -> DataFrame:
+        """The stream's own table at the version."""
+        if not is_in_older_log(self.sink_url, self.sink_version):
+            return _delta_frame(session, self.sink_url, self.sink_version)
+        from hindcast.spark.delta_files import read_files
+
+        files = files_of(open_version(self.sink_url, self.storage_options, self.sink_version))
+        return read_files(session, self.sink_url, files.schema, sorted(files.paths))
 
     def arrow(self) -> pa.Table:
         """The view as one Arrow table."""
@@ -113,8 +126,8 @@ class Reading:
 
     def _arrow(self) -> pa.Table:
         """The windows of this version, corrected."""
-        sink = open_table(self.sink_url, self.storage_options, self.sink_version)
-        stream = arrow_dataset(sink)
+        sink = open_version(self.sink_url, self.storage_options, self.sink_version)
+        stream = arrow_dataset(sink, folder=self.sink_url)
         columns: dict[str, Any] = {name: pc.field(name) for name in stream.schema.names}
         no_run = pc.scalar(pa.scalar(None, pa.string()))
         columns_of_stream = {**columns, RUN_ID: no_run}

@@ -93,7 +93,9 @@ class ShardTakeover:
         self._excluded = excluded or {}
         self._draining = threading.Event()
         sink_url = self._settings.table("sinks", pipeline.sink.name)
-        self._sink = FencedTable(sink_url, self._settings.storage_options, self.app)
+        self._sink = FencedTable(
+            sink_url, self._settings.storage_options, self.app, self._settings.sink_log_hours
+        )
         self._frame = QueryFrame(spark, self._settings, pipeline, most_records)
 
     def prepare(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import structlog
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -21,12 +22,15 @@ from hindcast.clock import utc_from_ms
 from hindcast.delta.application_log import application_log, numbers_of
 from hindcast.delta.commit import METADATA_KEY, commits_down, commits_up, read_commit, until_it_lands
 from hindcast.delta.files import DataFile
+from hindcast.delta.older_log import shorten_log
 from hindcast.delta.open_table import check_columns, create_table
 from hindcast.errors import FenceMovedError, LeaseLostError, SinkSharedError, StoreUnavailableError
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
 from hindcast.processes.crash_points import reach
 from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 from hindcast.tables.ledger import LedgerRow
+
+_logger = structlog.get_logger(__name__)
 
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 #: The log itself has these of each commit.
@@ -122,8 +126,8 @@ class BatchCommit:
         return cls(**values)
 
 
-#: Delta keeps a log for 30 days by default, and each commit lists it. Files that a compaction replaced are
-#: kept for a week, so an older version could not be restored anyway; a day is for the upkeep that is late.
+#: Delta keeps a log for 30 days by default. Files that a compaction replaced are kept for a week, so an older
+#: version could not be restored anyway; a day is for the upkeep that is late.
 _LOG_RETENTION = {"delta.logRetentionDuration": "interval 8 days"}
 
 
@@ -156,6 +160,9 @@ class Upsert:
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
 
+#: Versions of a table between two commits that shorten its log.
+_SHORTEN_EVERY = 100
+
 #: What one commit brings: files that are written but in no commit yet, or rows to merge.
 Data = Sequence[DataFile] | Upsert
 
@@ -174,11 +181,17 @@ def fenced_batches(url: str, storage_options: dict[str, str], apps: Iterable[str
 class FencedTable:
     """One table as one application sees it. Not for threads: each user opens its own."""
 
-    def __init__(self, url: str, storage_options: dict[str, str], app: str) -> None:
+    def __init__(
+        self, url: str, storage_options: dict[str, str], app: str, log_hours: float | None = None
+    ) -> None:
+        """:param log_hours: the commits keep the table's log so short; None for a table whose log has another
+        keeper
+        """
         self.url = url
         self.app = app
         self.storage_options = storage_options
         self._log = application_log(url, storage_options, app)
+        self._log_hours = log_hours
 
     def create(self, schema: pa.Schema) -> None:
         """Create the table if there is none.
@@ -230,9 +243,20 @@ class FencedTable:
         :raises StoreUnavailableError: if the store does not answer; the next attempt reads whether the data
             was written
         """
-        return until_it_lands(
+        version = until_it_lands(
             self.url, lambda: self._commit_once(fence, data, metadata, after), StoreUnavailableError
         )
+        if self._log_hours is not None and version % _SHORTEN_EVERY == 0:
+            self._shorten_log(self._log_hours)
+        return version
+
+    def _shorten_log(self, hours: float) -> None:
+        """The commit has landed, so a failure is left to a later one."""
+        try:
+            shorten_log(self.url, hours)
+        except OSError as error:
+            message = "The log of a table could not be shortened; a later commit tries again."
+            _logger.warning(message, table=self.url, reason=str(error))
 
     def _commit_once(self, fence: Fence, data: Data, metadata: str, after: Fence | None) -> int:
         reach("sink.3")  # 3. at the end of the log: what is recorded?

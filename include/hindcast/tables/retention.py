@@ -22,6 +22,8 @@ from deltalake.exceptions import DeltaError
 
 from hindcast.delta.application_ids import applications
 from hindcast.delta.arrow_dataset import Condition
+from hindcast.delta.intervals import hours_of
+from hindcast.delta.older_log import expire_older_log, shorten_log
 from hindcast.delta.open_table import find_table
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.partitions import AppShard
@@ -52,6 +54,10 @@ _REWRITTEN = frozenset({ControlTable.LEASES, *REPLACED})
 #: What the upkeep of one table may raise: the store does not answer, a writer was faster, a file is torn, or
 #: the table is another Hindcast's. None of these says anything about the other tables.
 _FAILURES = (DeltaError, OSError, pa.ArrowException, StoreUnavailableError, SchemaVersionError)
+
+#: The property that says for how long a table's log is kept, and Delta's own default, in hours.
+_LOG_RETENTION = "delta.logRetentionDuration"
+_LOG_HOURS = 30 * 24
 
 #: Opens a table; None if there is none.
 _Find = Callable[[], DeltaTable | None]
@@ -100,8 +106,14 @@ def _tables(
     ledger = Ledger(tables)
     for sink in sinks:
         url = settings.table("sinks", sink)
-        file_and_join = partial(_file_and_join, ledger=ledger, url=url, storage_options=options)
-        yield f"sinks/{sink}", partial(find_table, url, options), file_and_join
+        tidy = partial(
+            _file_join_and_shorten,
+            ledger=ledger,
+            url=url,
+            storage_options=options,
+            log_hours=settings.sink_log_hours,
+        )
+        yield f"sinks/{sink}", partial(find_table, url, options), tidy
     for sink in sinks:
         url = settings.table("corrections", sink)
         yield f"corrections/{sink}", partial(find_table, url, options), join
@@ -110,15 +122,19 @@ def _tables(
         yield f"archive/{topic}", partial(find_table, archive_url(settings, topic), options), join_archive
 
 
-def _file_and_join(table: DeltaTable, *, ledger: Ledger, url: str, storage_options: dict[str, str]) -> None:
-    """Put into the ledger what only the sink's log knows, before the log is shortened; then join the small
-    files.
+def _file_join_and_shorten(
+    table: DeltaTable, *, ledger: Ledger, url: str, storage_options: dict[str, str], log_hours: float
+) -> None:
+    """Put into the ledger what only the sink's log knows; join the small files; then shorten the log.
 
     A worker writes its batches into the ledger some seconds after their commits. If it died in between, and
     nobody took the shard since, the log alone says where the shard is.
     """
     ledger.append(_unfiled(ledger, url, storage_options))
     compact(table, storage_options)
+    table.create_checkpoint()
+    shorten_log(url, log_hours)
+    expire_older_log(url, hours_of(table.metadata().configuration.get(_LOG_RETENTION, "")) or _LOG_HOURS)
 
 
 def _unfiled(ledger: Ledger, url: str, storage_options: dict[str, str]) -> list[LedgerRow]:

@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from hindcast.delta.files import filesystem
+from hindcast.delta.older_log import open_version
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError, StoreUnavailableError
 from hindcast.settings import Settings
@@ -72,9 +73,8 @@ class SinkFiles:
         if kept is not None:
             return kept
         try:
-            table = DeltaTable(self.url, version=version, storage_options=self._options or None)
-            return _files_of(table)
-        except (DeltaError, OSError) as error:
+            return files_of(open_version(self.url, self._options, version))
+        except (DeltaError, OSError, StoreUnavailableError) as error:
             raise VersionGoneError from error
 
     def keep(self, version: int) -> None:
@@ -120,8 +120,11 @@ class SinkFiles:
             raise StoreUnavailableError(table=self._root, action="read", reason=error) from error
 
 
-def _files_of(table: DeltaTable) -> FileList:
-    """:raises BadInputError: if a file may lack rows that the list does not tell"""
+def files_of(table: DeltaTable) -> FileList:
+    """The files at the version of a handle.
+
+    :raises BadInputError: if a file may lack rows that the list does not tell
+    """
     if "deletionVectors" in (table.protocol().reader_features or []):
         problem = f"The table {table.table_uri} has deletion vectors: its files do not say which rows it has"
         raise BadInputError(problem=problem, cure="Hindcast writes none: restore the table as it was before.")

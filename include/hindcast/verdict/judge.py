@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from hindcast.clock import utc_from_ms
 from hindcast.ddl import quoted
 from hindcast.delta.arrow_dataset import arrow_dataset
-from hindcast.delta.open_table import open_table
+from hindcast.delta.older_log import open_version
 from hindcast.errors import BadInputError
 from hindcast.installation import Installation
 from hindcast.pipeline import Mode, Pipeline
@@ -348,8 +348,8 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
     if pipeline.window is None:
         return _sink_change(settings, pipeline, case).new_pandas(columns_of(pipeline.expectations))
     url = settings.table("sinks", pipeline.sink.name)
-    table = open_table(url, settings.storage_options, case.plan.sink_version)
-    dataset = arrow_dataset(table)
+    table = open_version(url, settings.storage_options, case.plan.sink_version)
+    dataset = arrow_dataset(table, folder=url)
     columns = {name: pc.field(name) for name in dataset.schema.names if name != "window"}
     end = pc.field("window", "end")
     columns["window_start"] = pc.field("window", "start")

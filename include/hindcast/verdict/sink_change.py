@@ -13,15 +13,12 @@ from dataclasses import dataclass
 import pandas as pd
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from hindcast.delta.files import filesystem
 from hindcast.errors import VersionLostError
 from hindcast.settings import Settings
+from hindcast.spark.delta_files import read_files
 from hindcast.tables.sink_files import FileList, SinkFiles, VersionGoneError
-
-#: Spark's option by which a path is no pattern, whatever characters it has.
-_PATHS_AS_THEY_ARE = ("__globPaths__", "false")
 
 
 @dataclass(frozen=True)
@@ -61,18 +58,10 @@ class SinkChange:
         return change
 
     def added_rows(self, spark: SparkSession) -> DataFrame:
-        return self._rows(spark, self.added)
+        return read_files(spark, self.url, self.schema, self.added)
 
     def removed_rows(self, spark: SparkSession) -> DataFrame:
-        return self._rows(spark, self.removed)
-
-    def _rows(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-        # Delta writes a schema as Spark does.
-        schema = StructType.fromJson(json.loads(self.schema))
-        if not paths:
-            return spark.createDataFrame([], schema)
-        reader = spark.read.schema(schema).option(*_PATHS_AS_THEY_ARE)
-        return reader.parquet(*[f"{self.url}/{path}" for path in paths])
+        return read_files(spark, self.url, self.schema, self.removed)
 
     def new_pandas(self, columns: Sequence[str] | None) -> pd.DataFrame:
         """The added rows without those that were only moved.

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import RemoveAction
+from support.short_log import make_log_short
 
 from hindcast.errors import RewindRefusedError
 from hindcast.recovery.restorable_version import RestorableVersion, find_version, live_files, retention_hours
@@ -61,6 +62,13 @@ def test_a_version_has_its_own_files(url: str) -> None:
     assert (newest.number, newest.rows, len(newest.files)) == (1, 5, 2)
     assert file in newest.files
     assert live_files(DeltaTable(url)) == list(newest.files)
+
+
+def test_a_version_of_the_older_log_can_be_restored(url: str) -> None:
+    """Its files are in the table's own folder."""
+    before = [find_version(url, {}, number, refused) for number in (0, 1)]
+    assert make_log_short(url) == 1
+    assert [find_version(url, {}, number, refused) for number in (0, 1)] == before
 
 
 def test_before_the_first_batch_there_is_no_file(tmp_path: Path) -> None:

@@ -552,3 +552,49 @@ def test_a_commit_leaves_an_expired_log_to_the_maintenance(table: FencedTable) -
     )
     table.commit(Fence(1, 3), [], metadata(1, 3), after=Fence(1, 2))
     assert not (log / f"{0:020d}.json").exists()
+
+
+def test_the_log_is_kept_short_by_the_commits(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, log: type[ApplicationLog]
+) -> None:
+    """What is older moves to the older log. Where the shard is, and each of its batches, is found all the same,
+    also by an owner that knows only its first batch.
+    """
+    monkeypatch.setattr(fenced_sink, "_SHORTEN_EVERY", 10)
+    url = settings.table("sinks", "t")
+    table = FencedTable(url, {}, APP, log_hours=1.0)
+    table.create(SCHEMA)
+    folder = Path(url, "_delta_log")
+    last = None
+    first = None
+    for batch in range(1, 31):
+        table.commit(Fence(1, batch), [], metadata(1, batch), after=last)
+        last = Fence(1, batch)
+        first = first or next(table.commits())
+        if batch == 15:
+            DeltaTable(url).create_checkpoint()
+            at = time.time() - 2 * 3600
+            for path in folder.iterdir():
+                os.utime(path, (at, at))
+    assert min(path.name for path in folder.glob("*.json")) == f"{15:020d}.json"
+    assert [one.batch for one in table.commits()] == list(range(30, 0, -1))
+    assert first is not None
+    heir = FencedTable(url, {}, APP)
+    position, missing = heir.since(Fence(1, 30), first.as_ledger_row("t"))
+    assert position is not None
+    assert (position.batch, [one.batch for one in missing]) == (30, list(range(2, 31)))
+
+
+def test_a_log_that_cannot_be_shortened_is_no_commit_that_failed(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later commit tries again."""
+    monkeypatch.setattr(fenced_sink, "_SHORTEN_EVERY", 1)
+
+    def fail(url: str, hours: float) -> int:
+        raise OSError(f"{url} is away for {hours} hours")
+
+    monkeypatch.setattr(fenced_sink, "shorten_log", fail)
+    short = FencedTable(table.url, {}, APP, log_hours=1.0)
+    assert short.commit(Fence(1, 1), data(table, 7), after=None) == 1
+    assert values(table) == [7]

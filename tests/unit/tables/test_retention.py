@@ -16,6 +16,7 @@ from deltalake.exceptions import CommitFailedError
 from structlog.testing import capture_logs
 from support.upkeep import maintain_all
 
+from hindcast.delta.older_log import open_version
 from hindcast.settings import Settings, project_root
 from hindcast.tables import retention
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url
@@ -397,6 +398,34 @@ def test_what_only_a_sinks_log_knows_is_filed_before_the_log_is_shortened(settin
         assert [report["skipped"] for report in reports if report["table"] == "sinks/t"] == [""]
     assert ledger.batches("p", 1) == [first, second]
     assert len(tables.rows(ControlTable.CHECKPOINTS)) == 2
+
+
+def test_the_logs_of_sinks_are_short_and_the_older_ones_have_an_end(busy: Settings) -> None:
+    """A version is found for half a day by every reader, and for the time of the table's log by ours."""
+    url = busy.table("sinks", "stock_stats")
+    log, older = (Path(url, folder, "_delta_log") for folder in (".", "_older"))
+    newest = DeltaTable(url).version()
+
+    def age(days: float) -> None:
+        at = time.time() - days * 86_400
+        for path in (*log.iterdir(), *older.glob("*")):
+            os.utime(path, (at, at))
+
+    maintain_all(busy)
+    age(0.4)
+    maintain_all(busy)
+    assert not older.exists()
+    age(0.6)
+    maintain_all(busy)
+    assert open_version(url, {}, newest).version() == newest
+    assert not (log / f"{0:020d}.json").exists()
+    assert (older / f"{0:020d}.json").exists()
+    DeltaTable(url).alter.set_table_properties({"delta.logRetentionDuration": "interval 8 days"})
+    maintain_all(busy)
+    age(9)
+    maintain_all(busy)
+    assert not (older / f"{0:020d}.json").exists()
+    assert DeltaTable(url).to_pyarrow_table().num_rows > 0
 
 
 def test_folders_that_no_proof_names_are_deleted_after_a_day(settings: Settings) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from support.short_log import make_log_short
 
 from hindcast.errors import BadInputError, StoreUnavailableError
 from hindcast.settings import Settings
@@ -62,6 +63,16 @@ def test_two_versions_differ_by_what_was_committed_between_them(settings: Settin
     joined = files.at(4)
     assert values(settings, joined.without(last)) == [0, 1, 2, 3]
     assert values(settings, last.without(joined)) == [0, 1, 2]
+
+
+def test_a_version_of_the_older_log_has_its_files(settings: Settings) -> None:
+    """As long as a vacuum leaves them."""
+    files = SinkFiles(settings, "s")
+    before = [files.at(version) for version in range(3)]
+    assert make_log_short(settings.table("sinks", "s")) == 2
+    assert [files.at(version) for version in range(3)] == before
+    append(settings, 3)
+    assert values(settings, files.at(3).without(files.at(1))) == [2, 3]
 
 
 def test_a_kept_list_outlives_the_log(settings: Settings) -> None:
