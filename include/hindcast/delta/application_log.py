@@ -201,7 +201,7 @@ class LocalLog(ApplicationLog):
         state = None
         try:
             if self._state is not None and now - self._reached_at <= BELIEVED_SECONDS:
-                state = self._followed(self._state)
+                state = follow(self._folder, self._state)
             if state is None:
                 state = read_state(self._folder, [self.app])
         except (OSError, ValueError) as error:
@@ -212,13 +212,6 @@ class LocalLog(ApplicationLog):
         self._reached_at = now
         self._state = state
         return Reached(state.numbers.get(self.app), state.version)
-
-    def _followed(self, state: LogState) -> LogState | None:
-        """What the log says now; None if it has lost its last known entry, since then it says nothing."""
-        newer = follow(self._folder, state)
-        if newer.version == state.version and not entry_path(self._folder, state.version).exists():
-            return None
-        return newer
 
     def _columns(self) -> Sequence[str]:
         return self._known().columns

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from hindcast.delta.empty_commits import empty_commit_error
+from hindcast.errors import StoreUnavailableError
 
 #: What is read of a checkpoint. It has a row for each file of the table, too.
 _COLUMNS = [
@@ -31,6 +32,8 @@ _COLUMNS = [
 ]
 #: Before a log's first entry.
 _NOTHING = -1
+#: If an entry is missing, so many after it are looked for: one that was lost has some after it.
+_LOOK_AHEAD = 8
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,8 @@ def read_state(log: Path, apps: Collection[str]) -> LogState | None:
     state = _checkpointed(log, apps)
     if state is None:
         return None
-    newer = follow(log, state)
     # The hint may be that of an older checkpoint, after which entries are deleted.
-    if newer.version == state.version and not entry_path(log, state.version).exists():
-        return None
-    return newer
+    return follow(log, state)
 
 
 def _checkpointed(log: Path, apps: Collection[str]) -> LogState | None:
@@ -132,19 +132,50 @@ def _is_any(actions: pa.Table) -> pa.ChunkedArray:
     return any_of
 
 
-def follow(log: Path, state: LogState) -> LogState:
-    """What the log says now, from an earlier version on. An entry that is missing ends it.
+def follow(log: Path, state: LogState) -> LogState | None:
+    """What the log says now, from an earlier version on.
 
-    :raises StoreUnavailableError: if an entry is empty
-    :raises OSError or ValueError: if an entry cannot be read
+    :returns: None if the log has lost the entry of that version: then it is not known whether entries that
+        are missing after it were never made
+    :raises StoreUnavailableError: if an entry is empty, or missing before another one
+    :raises OSError or ValueError: if an entry cannot be read, or is torn
     """
-    while (entry := _read(log, state.version + 1)) is not None:
-        for line in entry.split(b"\n"):
+    newer = state
+    while (entry := _next_entry(log, newer.version)) is not None:
+        lines = entry.rstrip().split(b"\n")
+        for line in lines[:-1]:
             # Most lines name files.
             if b'"txn"' in line or b'"metaData"' in line or b'"protocol"' in line:
-                state = state.after(json.loads(line))
-        state = replace(state, version=state.version + 1)
-    return state
+                newer = newer.after(json.loads(line))
+        # If the entry is torn, so is this line.
+        newer = newer.after(json.loads(lines[-1]))
+        newer = replace(newer, version=newer.version + 1)
+    if newer.version == state.version and not entry_path(log, state.version).exists():
+        return None
+    return newer
+
+
+def _next_entry(log: Path, version: int) -> bytes | None:
+    """The entry after a version; None if there is none."""
+    entry = _read(log, version + 1)
+    if entry is not None or not entry_path(log, version).exists():
+        return entry
+    later = [number for number in range(version + 2, version + 2 + _LOOK_AHEAD) if _exists(log, number)]
+    if not later:
+        return None
+    # Either another process has made both meanwhile, or the entry is lost.
+    entry = _read(log, version + 1)
+    if entry is None:
+        name = entry_path(log, version + 1).name
+        reason = (
+            f"the commit {name} of its log is missing, and skipping it would lose rows: restore that file"
+        )
+        raise StoreUnavailableError(table=str(log.parent), action="read", reason=reason)
+    return entry
+
+
+def _exists(log: Path, version: int) -> bool:
+    return entry_path(log, version).exists()
 
 
 def _read(log: Path, version: int) -> bytes | None:

@@ -99,6 +99,38 @@ def test_a_checkpoint_of_another_form_is_left_to_deltas_own_reader(url: str) -> 
     assert read_state(folder(url), APPS) is None
 
 
+def test_an_entry_that_was_lost_is_no_end_of_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it held would be skipped, and the next writer would make it anew. An entry that another process makes
+    right then, before the one after it, is read.
+    """
+    lost = entry_path(folder(url), 8)
+    text = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(StoreUnavailableError, match=f"the commit {lost.name} of its log is missing"):
+        read_state(folder(url), APPS)
+    exists = Path.exists
+
+    def made_meanwhile(path: Path) -> bool:
+        if path.name == f"{9:020d}.json":
+            lost.write_bytes(text)
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", made_meanwhile)
+    state = read_state(folder(url), APPS)
+    assert state is not None
+    assert state.version == 9
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
+def test_a_torn_entry_is_an_error(url: str, share: float) -> None:
+    """Wherever it ends: the transaction that comes last is not taken for one that was never made."""
+    entry = entry_path(folder(url), 8)
+    text = entry.read_text()
+    entry.write_text(text[: int(len(text) * share)])
+    with pytest.raises(ValueError, match=r".+"):
+        read_state(folder(url), APPS)
+
+
 def test_what_is_torn_is_an_error(url: str) -> None:
     """An empty entry is named; a torn checkpoint or hint cannot be read."""
     entry = entry_path(folder(url), 8)
