@@ -94,6 +94,11 @@ class Settings(BaseSettings):
         description="for so long every reader finds the versions of a sink; of a sink on a local disk older "
         "ones move to a log of their own, which rewinds and verdicts read",
     )
+    history_days: float = Field(
+        default=90.0,
+        ge=1.0,
+        description="for so long events, samples of differences and pages of expectations are kept",
+    )
     lag_limit_records: int = Field(
         default=100_000, ge=1, description="the supervisor wakes when a shard lags by more"
     )

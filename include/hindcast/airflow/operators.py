@@ -506,10 +506,16 @@ class MaintainOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
-        from hindcast.tables.retention import maintain  # with delta-rs, which a DAG file does without
+        # These come with delta-rs, which a DAG file does without.
+        from hindcast.recovery.forgotten_checkpoints import delete_forgotten_checkpoints
+        from hindcast.tables.expiry import expire
+        from hindcast.tables.retention import maintain
 
         hindcast = Hindcast()
-        done = maintain(hindcast.settings, hindcast.tables, hindcast.catalog.every())
+        pipelines = list(hindcast.catalog.every())
+        expire(hindcast.settings, hindcast.tables)
+        delete_forgotten_checkpoints(hindcast, pipelines)
+        done = maintain(hindcast.settings, hindcast.tables, pipelines)
         for row in done:
             figures = {key: value for key, value in row.items() if key != "table"}
             _log.info(f"Maintained {row.get('table')}.", **figures)

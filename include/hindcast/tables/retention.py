@@ -114,6 +114,12 @@ def _tables(
             log_hours=settings.sink_log_hours,
         )
         yield f"sinks/{sink}", partial(find_table, url, options), tidy
+    for sink in sorted({pipeline.late_sink.name for pipeline in pipelines if pipeline.late_sink}):
+        url = settings.table("sinks", sink)
+        join_and_shorten = partial(
+            _join_and_shorten, url=url, storage_options=options, log_hours=settings.sink_log_hours
+        )
+        yield f"sinks/{sink}", partial(find_table, url, options), join_and_shorten
     for sink in sinks:
         url = settings.table("corrections", sink)
         yield f"corrections/{sink}", partial(find_table, url, options), join
@@ -131,6 +137,12 @@ def _file_join_and_shorten(
     nobody took the shard since, the log alone says where the shard is.
     """
     ledger.append(_unfiled(ledger, url, storage_options))
+    _join_and_shorten(table, url=url, storage_options=storage_options, log_hours=log_hours)
+
+
+def _join_and_shorten(
+    table: DeltaTable, *, url: str, storage_options: dict[str, str], log_hours: float
+) -> None:
     compact(table, storage_options)
     table.create_checkpoint()
     shorten_log(url, log_hours)

@@ -392,7 +392,7 @@ def test_what_only_a_sinks_log_knows_is_filed_before_the_log_is_shortened(settin
         sink.commit(Fence(1, number), [], batch.as_metadata(), after=after)
     second, first = [commit.as_ledger_row("trades") for commit in sink.commits()]
     ledger.append([first])
-    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"))
+    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"), late_sink=None)
     for _ in range(2):
         reports = retention.maintain(settings, tables, [declared])
         assert [report["skipped"] for report in reports if report["table"] == "sinks/t"] == [""]
@@ -426,6 +426,23 @@ def test_the_logs_of_sinks_are_short_and_the_older_ones_have_an_end(busy: Settin
     maintain_all(busy)
     assert not (older / f"{0:020d}.json").exists()
     assert DeltaTable(url).to_pyarrow_table().num_rows > 0
+
+
+def test_the_table_of_late_rows_of_a_pipelines_own_is_maintained(settings: Settings) -> None:
+    """As its sink is. Its commits say nothing of where a shard is."""
+    tables = ControlTables(settings)
+    url = settings.table("sinks", "late")
+    late = FencedTable(url, {}, "p/v1/v1.g0.s0")
+    late.create(pa.schema([("n", pa.int64())]))
+    for number in range(3):
+        write_deltalake(url, pa.table({"n": [number]}), mode="append")
+    late.commit(Fence(1, 1), [], after=None)
+    sink, late_sink = (SimpleNamespace(name=name) for name in ("t", "late"))
+    declared: Any = SimpleNamespace(name="p", version=1, sink=sink, late_sink=late_sink)
+    done = {row["table"]: row for row in retention.maintain(settings, tables, [declared])}
+    assert (done["sinks/late"]["files_before"], done["sinks/late"]["files_after"]) == (3, 1)
+    assert done["sinks/late"]["skipped"] == ""
+    assert tables.rows(ControlTable.CHECKPOINTS) == []
 
 
 def test_folders_that_no_proof_names_are_deleted_after_a_day(settings: Settings) -> None:
