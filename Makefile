@@ -117,10 +117,10 @@ cluster: env jars ## every example on a real Spark cluster of this machine: stre
 	@$(BIN)/python -m pytest tests/integration/test_cluster.py
 
 FAULTS = $(BIN)/python -m pytest tests/faults tests/integration tests/acceptance -p no:randomly --timeout 900 \
-	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(SHAPE),--shape "$(SHAPE)") $(if $(RECORD),--record)
+	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(SHAPE),--shape "$(SHAPE)") $(if $(RECORD),--record) $(if $(AGED),--aged)
 
 .PHONY: faults
-faults: env jars ## the matrix of faults against real processes (ROW=F5 SHAPE=upsert REPEAT=20 SEED=7 choose; RECORD=1 keeps count)
+faults: env jars ## the matrix of faults against real processes (ROW=F5 SHAPE=upsert REPEAT=20 SEED=7 choose; AGED=1 on old tables; RECORD=1 keeps count)
 	@$(FAULTS) $(if $(ROW),--row "$(ROW)")
 
 .PHONY: faults-quick

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.aged_tables import age_ledger, age_sink
 from support.check_all_oracles import CheckAllOracles
 from support.fault_matrix import ROWS, Matrix, seed_of, shape_of
 from support.fleet import PARTITIONS, SHARDS, Worker, fleet_settings
@@ -47,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quick", action="store_true", help="one test of each row, drawn by the seed, with few records"
     )
     parser.addoption("--record", action="store_true", help="add what was run to tests/faults/runs.jsonl")
+    parser.addoption(
+        "--aged", action="store_true", help="the tables are as after a million commits of others, and a month"
+    )
     parser.addoption(
         "--minutes", type=float, default=0.0, help="begin no test later than this; 0 for no limit"
     )
@@ -166,16 +170,32 @@ def give_up(stream: WarmStream) -> None:
 
 
 @pytest.fixture
-def pair(stream: WarmStream) -> tuple[Worker, Worker]:
-    """Two workers, each of which owns a shard of the stream and has read something from it."""
+def pair(stream: WarmStream, request: pytest.FixtureRequest) -> tuple[Worker, Worker]:
+    """Two workers, each of which owns a shard of the stream and has read something from it. With ``--aged`` a
+    month has passed since, as far as its tables tell.
+    """
     stream.want()  # before they start: a worker rehearses what is wanted
     stream.fleet.whole()
     stream.wait_shared()
     # Not before: until both own a shard, one of them may read all of it.
     stream.send_more()
     stream.wait_read()
+    if request.config.getoption("--aged"):
+        stream.pause()
+        age_sink(stream.settings.table("sinks", stream.name))
+        request.getfixturevalue("aged_ledger")
+        stream.want()
+        stream.wait_shared()
+        stream.send_more()
+        stream.wait_read()
     one, two = stream.owners()
     return one, two
+
+
+@pytest.fixture(scope="session")
+def aged_ledger(shared_fleet: WarmFleet) -> None:
+    """A million batches of another pipeline in the fleet's ledger."""
+    age_ledger(shared_fleet.settings)
 
 
 @pytest.fixture

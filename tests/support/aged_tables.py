@@ -145,6 +145,39 @@ def make(stream: Stream) -> None:
         _make_ledger(stream)
 
 
+def age_sink(url: str, commits: int = 1_000_000, tail: int = 10_000) -> None:
+    """Let a stream's sink be so old, while nobody writes to it: since the stream's own last commit, another
+    application made so many, and the log has the last of them.
+    """
+    log = Path(url) / "_delta_log"
+    table = DeltaTable(url)
+    table.create_checkpoint()
+    base = commits - tail
+    _rename_checkpoint(log, table.version(), base)
+    for path in log.glob("*.json"):
+        path.unlink()
+    now_ms = int(time.time() * 1000)
+    for version in range(base, commits + 1):
+        info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {}}
+        transaction = {"appId": "another", "version": version, "lastUpdated": now_ms}
+        entry = json.dumps({"commitInfo": info}) + "\n" + json.dumps({"txn": transaction}) + "\n"
+        (log / f"{version:020d}.json").write_text(entry)
+    DeltaTable(url).create_checkpoint()
+
+
+def age_ledger(settings: Settings, rows: int = 1_000_000) -> None:
+    """Let the ledger have the batches of another pipeline, that ran for a month."""
+    _make_ledger(Stream(settings, "another", rows, tail=0))
+
+
+def _rename_checkpoint(log: Path, made: int, version: int) -> None:
+    """Let the table's only checkpoint be that of another version."""
+    hint = json.loads((log / "_last_checkpoint").read_text())
+    checkpoint = next(log.glob(f"{made:020d}.checkpoint*.parquet"))
+    checkpoint.rename(log / f"{version:020d}.checkpoint.parquet")
+    (log / "_last_checkpoint").write_text(json.dumps({**hint, "version": version}))
+
+
 def _make_leases(stream: Stream) -> None:
     leases = []
     for shard in range(stream.shards + stream.quiet):
@@ -186,11 +219,8 @@ def _make_log(stream: Stream) -> None:
     table = DeltaTable(stream.url)
     table.create_checkpoint()
     made = table.version()
-    checkpoint = next(log.glob(f"{made:020d}.checkpoint*.parquet"))
     template = (log / f"{made:020d}.json").read_text()
-    hint = json.loads((log / "_last_checkpoint").read_text())
-    checkpoint.rename(log / f"{base:020d}.checkpoint.parquet")
-    (log / "_last_checkpoint").write_text(json.dumps({**hint, "version": base}))
+    _rename_checkpoint(log, made, base)
     for commit in log.glob("*.json"):
         commit.unlink()
     _write_commits(stream, log, template)
