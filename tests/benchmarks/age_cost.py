@@ -36,7 +36,6 @@ from support.aged_tables import RECORDS, Stream
 from support.benchmark_figures import Figure, expect
 
 from hindcast.delta.files import DataFile
-from hindcast.delta.open_table import open_table
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease, StatusType
 from hindcast.leases.store import Snapshot, swap
@@ -44,7 +43,7 @@ from hindcast.recovery import takeover
 from hindcast.replay.planner import ReplayInputs, make_plan
 from hindcast.replay.request import ReplayRequest
 from hindcast.settings import Settings
-from hindcast.tables.fenced_sink import Fence, FencedTable
+from hindcast.tables.fenced_sink import Fence, FencedTable, sink_end
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by, worth_keeping
 from hindcast.tables.oldest_batches import HistoryTooShortError
 
@@ -149,13 +148,14 @@ class Side:
         for history in bases.histories(PIPELINE, 1, fenced):
             ledger.undone(PIPELINE, 1)
             ledger.excluding(PIPELINE, 1)
-            sink = open_table(self.stream.url, {})
+            sink = sink_end(self.stream.url, {})
+            assert sink is not None
             inputs = ReplayInputs(
                 history=history,
                 earliest=dict.fromkeys(ends, 0),
                 latest=ends,
                 filed=dict.fromkeys(history.shards, ends[0]),
-                sink_version=sink.version(),
+                sink_version=sink.version,
                 now=datetime.now(UTC),
             )
             try:

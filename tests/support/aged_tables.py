@@ -267,6 +267,7 @@ def _make_ledger(stream: Stream) -> None:
         last = min(first + _ROWS_AT_ONCE - 1, stream.commits)
         write_deltalake(url, _ledger_rows(stream, first, last), mode="append")
     tables.upkeep[ControlTable.CHECKPOINTS].run()
+    tables.open(ControlTable.CHECKPOINTS).create_checkpoint()
 
 
 def _ledger_rows(stream: Stream, first: int, last: int) -> pa.Table:

@@ -25,7 +25,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -35,6 +35,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from hindcast.delta.application_ids import applications
 from hindcast.delta.commit import METADATA_KEY
 from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.files import DataFile
@@ -289,22 +290,22 @@ def application_log(url: str, storage_options: dict[str, str], app: str) -> Appl
     return LocalLog(url, storage_options, app)
 
 
-def numbers_of(url: str, storage_options: dict[str, str], apps: Collection[str]) -> Mapping[str, int]:
-    """By application, the number that a table's log has for it. Those without one are left out.
+def log_end(url: str, storage_options: dict[str, str]) -> LogState | None:
+    """What a table's log says now, of all applications; None if there is no table.
 
     :raises StoreUnavailableError: if the store does not answer
     """
     if "://" not in url:
         try:
-            state = read_state(Path(url) / "_delta_log", apps)
+            state = read_state(Path(url) / "_delta_log", None)
         except (OSError, ValueError) as error:
             raise StoreUnavailableError(table=url, action="read", reason=error) from error
         if state is not None:
-            return state.numbers
+            return state
     table = find_table(url, storage_options)
     if table is None:
-        return {}
-    return LogState.of_table(table, apps).numbers
+        return None
+    return LogState.of_table(table, applications(url, storage_options))
 
 
 def _deletes_old_log(configuration: Mapping[str, str]) -> bool:

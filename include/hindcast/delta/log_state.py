@@ -40,11 +40,11 @@ _LOOK_AHEAD = 8
 class LogState:
     """What the log says at a version.
 
-    ``numbers``: the last number of each of the applications that are asked for; those without a commit are
-    left out. ``columns``: the names of the table's columns.
+    ``apps``: the applications that are asked for, None for all. ``numbers``: the last number of each of them;
+    those without a commit are left out. ``columns``: the names of the table's columns.
     """
 
-    apps: Collection[str]
+    apps: Collection[str] | None
     version: int = _NOTHING
     numbers: Mapping[str, int] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
@@ -71,8 +71,11 @@ class LogState:
     def after(self, action: Mapping[str, Any]) -> Self:
         """With an action of an entry, or of a checkpoint."""
         transaction = action.get("txn")
-        if transaction is not None and transaction["appId"] in self.apps:
-            return replace(self, numbers={**self.numbers, transaction["appId"]: transaction["version"]})
+        if transaction is not None:
+            app = transaction["appId"]
+            if self.apps is not None and app not in self.apps:
+                return self
+            return replace(self, numbers={**self.numbers, app: transaction["version"]})
         metadata = action.get("metaData")
         if metadata is not None:
             columns = json.loads(metadata["schemaString"])["fields"]
@@ -92,7 +95,7 @@ def entry_path(log: Path, version: int) -> Path:
     return log / f"{version:020d}.json"
 
 
-def read_state(log: Path, apps: Collection[str]) -> LogState | None:
+def read_state(log: Path, apps: Collection[str] | None) -> LogState | None:
     """What the log says now.
 
     :returns: None if only Delta's own reader can tell: there is no table, its checkpoint has another form, or
@@ -107,7 +110,7 @@ def read_state(log: Path, apps: Collection[str]) -> LogState | None:
     return follow(log, state)
 
 
-def _checkpointed(log: Path, apps: Collection[str]) -> LogState | None:
+def _checkpointed(log: Path, apps: Collection[str] | None) -> LogState | None:
     """What the last checkpoint says; nothing at all before the first one."""
     try:
         version = int(json.loads((log / "_last_checkpoint").read_bytes())["version"])

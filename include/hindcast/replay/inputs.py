@@ -11,13 +11,9 @@ from datetime import UTC, datetime
 
 import pandas as pd
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from hindcast.archive.held_records import archived_ranges, archives_of, offsets_at
-from hindcast.delta.application_ids import applications
 from hindcast.delta.arrow_dataset import arrow_dataset
-from hindcast.delta.open_table import find_table
-from hindcast.errors import RangeNotYetConsumedError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.pipeline import Pipeline
@@ -30,7 +26,7 @@ from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.excluded_records import together
-from hindcast.tables.fenced_sink import Fence, FencedTable
+from hindcast.tables.fenced_sink import FencedTable, SinkEnd, sink_end
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by
 from hindcast.tables.ledger_history import History
@@ -96,13 +92,14 @@ def read_inputs(
         to_time_offsets = None
         if request.to_time is not None:
             to_time_offsets = offsets_at(request.to_time, pipeline, topic, archives)
-    sink = _sink_if_any(settings, pipeline)
+    # If the stream has not begun there is none: the planner knows whether that matters.
+    sink = sink_end(settings.table("sinks", pipeline.sink.name), settings.storage_options)
     corrected = NOTHING
     if pipeline.window is not None:
         corrected = Corrections(settings, pipeline).current()
     sink_version = -1
     if sink is not None:
-        sink_version = sink.version()
+        sink_version = sink.version
     now = datetime.now(UTC)
     sink_commits: Sequence[int] = ()
     if sink is not None and pipeline.window is None:
@@ -134,27 +131,6 @@ def read_inputs(
         proofs=proofs,
         excluded=together(row.excluded for row in excluding),
     )
-
-
-def open_sink(settings: Settings, pipeline: Pipeline) -> DeltaTable:
-    """The pipeline's sink at its newest version.
-
-    :raises RangeNotYetConsumedError: if it does not exist yet
-    :raises StoreUnavailableError: if the store does not answer
-    """
-    url = settings.table("sinks", pipeline.sink.name)
-    table = find_table(url, settings.storage_options)
-    if table is None:
-        raise RangeNotYetConsumedError(pipeline=pipeline.name, problem=f"there is no table {url} yet")
-    return table
-
-
-def _sink_if_any(settings: Settings, pipeline: Pipeline) -> DeltaTable | None:
-    """None if the stream has not begun: the planner knows whether that matters."""
-    try:
-        return open_sink(settings, pipeline)
-    except RangeNotYetConsumedError:
-        return None
 
 
 def _late_rows(tables: ControlTables, pipeline: Pipeline) -> pd.DataFrame:
@@ -191,7 +167,7 @@ def uncorrected_ends_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corre
 
 
 def _unknown_commits(
-    settings: Settings, pipeline: Pipeline, sink: DeltaTable, reached: Mapping[str, LedgerRow]
+    settings: Settings, pipeline: Pipeline, sink: SinkEnd, reached: Mapping[str, LedgerRow]
 ) -> list[int]:
     """The first version of the sink, for each shard, that is a batch which the ledger did not have yet.
 
@@ -203,9 +179,8 @@ def _unknown_commits(
     options = settings.storage_options
     prefix = f"{pipeline.name}/v{pipeline.version}/"
     versions = []
-    for app in applications(url, options):
-        fence = Fence.of(sink.transaction_version(app))
-        if not app.startswith(prefix) or fence is None:
+    for app, fence in sink.fences.items():
+        if not app.startswith(prefix):
             continue
         known = reached.get(app.removeprefix(prefix))
         filed = 0

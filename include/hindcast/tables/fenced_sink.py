@@ -9,7 +9,7 @@ owner can never write a batch twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from hindcast.clock import utc_from_ms
-from hindcast.delta.application_log import application_log, numbers_of
+from hindcast.delta.application_log import application_log, log_end
 from hindcast.delta.commit import METADATA_KEY, commits_down, commits_up, read_commit, until_it_lands
 from hindcast.delta.files import DataFile
 from hindcast.delta.older_log import shorten_log
@@ -167,15 +167,23 @@ _SHORTEN_EVERY = 100
 Data = Sequence[DataFile] | Upsert
 
 
-def fenced_batches(url: str, storage_options: dict[str, str], apps: Iterable[str]) -> dict[str, int]:
-    """By application, the batch that a table's fence names. Those of which it names none are left out.
+@dataclass(frozen=True)
+class SinkEnd:
+    """A sink's newest version, and the place of each application in it."""
 
-    The table's log is read once.
+    version: int
+    fences: Mapping[str, Fence]
+
+
+def sink_end(url: str, storage_options: dict[str, str]) -> SinkEnd | None:
+    """Where all that write to a table are; None if there is no table. The log is read once.
 
     :raises StoreUnavailableError: if the store does not answer
     """
-    numbers = numbers_of(url, storage_options, list(apps))
-    return {app: Fence.from_number(number).batch for app, number in numbers.items()}
+    end = log_end(url, storage_options)
+    if end is None:
+        return None
+    return SinkEnd(end.version, {app: Fence.from_number(number) for app, number in end.numbers.items()})
 
 
 class FencedTable:

@@ -26,7 +26,7 @@ from typing import Any
 from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import app_id
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.fenced_sink import fenced_batches
+from hindcast.tables.fenced_sink import sink_end
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_history import History, is_below
 from hindcast.tables.oldest_batches import HistoryBase, Place
@@ -50,9 +50,15 @@ def fenced_by(url: str, storage_options: dict[str, str], pipeline: str) -> Fence
     """
 
     def fenced(shards: Iterable[str]) -> Mapping[str, int]:
-        apps = {app_id(pipeline, shard): shard for shard in shards}
-        found = fenced_batches(url, storage_options, apps)
-        return {apps[app]: batch for app, batch in found.items()}
+        end = sink_end(url, storage_options)
+        if end is None:
+            return {}
+        found = {}
+        for shard in shards:
+            fence = end.fences.get(app_id(pipeline, shard))
+            if fence is not None:
+                found[shard] = fence.batch
+        return found
 
     return fenced
 

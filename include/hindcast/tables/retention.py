@@ -20,7 +20,6 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from hindcast.delta.application_ids import applications
 from hindcast.delta.arrow_dataset import Condition
 from hindcast.delta.intervals import hours_of
 from hindcast.delta.older_log import expire_older_log, shorten_log
@@ -32,7 +31,7 @@ from hindcast.settings import Settings
 from hindcast.tables.archive_schema import BOUNDED, archive_url, archived_topics
 from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.fenced_sink import FencedTable
+from hindcast.tables.fenced_sink import FencedTable, sink_end
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by
 from hindcast.tables.proofs import FOLDER as PROOFS_FOLDER
@@ -155,7 +154,10 @@ def _unfiled(ledger: Ledger, url: str, storage_options: dict[str, str]) -> list[
     """
     rows: list[LedgerRow] = []
     reached: dict[tuple[str, int], dict[str, LedgerRow]] = {}
-    for app in sorted(applications(url, storage_options)):
+    end = sink_end(url, storage_options)
+    if end is None:
+        return rows
+    for app, recorded in sorted(end.fences.items()):
         named = AppShard.parse(app)
         if named is None:
             continue
@@ -164,8 +166,7 @@ def _unfiled(ledger: Ledger, url: str, storage_options: dict[str, str]) -> list[
         if version not in reached:
             reached[version] = ledger.reached(*version)
         known = reached[version].get(named.shard)
-        recorded = sink.recorded()
-        if known is None or recorded is None:
+        if known is None:
             continue
         _, missing = sink.since(recorded, known)
         rows += [commit.as_ledger_row(known.topic) for commit in missing]

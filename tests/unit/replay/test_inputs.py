@@ -17,7 +17,7 @@ from hindcast.partitions import app_id
 from hindcast.replay.inputs import _unknown_commits, uncorrected_ends_ms
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
 from hindcast.settings import Settings
-from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, sink_end
 from hindcast.tables.ledger import LedgerRow
 
 
@@ -94,9 +94,9 @@ def test_the_first_batch_of_each_shard_that_the_ledger_lacks_is_found(settings: 
     commit(shards["v1.g0.s0"], "v1.g0.s0", 3)
 
     def unknown(*known: LedgerRow) -> list[int]:
-        return sorted(
-            _unknown_commits(settings, declared, DeltaTable(url), {row.shard: row for row in known})
-        )
+        end = sink_end(url, {})
+        assert end is not None
+        return sorted(_unknown_commits(settings, declared, end, {row.shard: row for row in known}))
 
     assert unknown() == [first.sink_version, other.sink_version]
     assert unknown(first, other) == [second.sink_version]

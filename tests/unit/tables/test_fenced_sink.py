@@ -30,7 +30,7 @@ from hindcast.errors import (
 from hindcast.settings import Settings
 from hindcast.spark.parquet_writer import _write_file
 from hindcast.tables import fenced_sink
-from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, Upsert, fenced_batches
+from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, SinkEnd, Upsert, sink_end
 from hindcast.tables.ledger import LedgerRow
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -94,16 +94,17 @@ def test_a_log_is_kept_for_a_day_longer_than_the_files(table: FencedTable) -> No
     assert DeltaTable(table.url).metadata().configuration == {kept: "interval 60 days"}
 
 
-def test_what_the_fences_of_some_shards_say(
+def test_where_all_are_that_write_to_a_table(
     table: FencedTable, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log's end is read once, however many there are. Nothing is known of those without a commit."""
+    """The log's end is read once, however many they are, and the table is not opened."""
     table.commit(Fence(1, 1), data(table, 7), after=None)
+    FencedTable(table.url, {}, "p/v1/v1.g0.s1").commit(Fence(4, 9), [], after=None)
     table.commit(Fence(1, 2), data(table, 8), after=Fence(1, 1))
     opened = record_opened_tables(monkeypatch)
-    assert fenced_batches(table.url, {}, [APP, "p/v1/v1.g0.s1"]) == {APP: 2}
+    assert sink_end(table.url, {}) == SinkEnd(3, {APP: Fence(1, 2), "p/v1/v1.g0.s1": Fence(4, 9)})
     assert opened == []
-    assert fenced_batches(settings.table("sinks", "none"), {}, [APP]) == {}
+    assert sink_end(settings.table("sinks", "none"), {}) is None
 
 
 def test_a_commit_names_the_records_that_its_batch_left_out(table: FencedTable) -> None:
