@@ -155,6 +155,10 @@ bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
 bench-age: env ## what a month of commits adds to a commit, a take-over, a renewal and a plan: minutes, no JVM (COMMITS, TAIL)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/age_cost.py $(if $(COMMITS),--commits "$(COMMITS)") $(if $(TAIL),--tail "$(TAIL)")
 
+.PHONY: bench-shards
+bench-shards: env ## 500 shards of 50 pipelines on two workers, one of which is killed: how long until all are taken, and the memory; no JVM (PIPELINES)
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/many_shards.py $(if $(PIPELINES),--pipelines "$(PIPELINES)")
+
 .PHONY: bench-intervals
 bench-intervals: env jars ## ten hourly verdicts of each example while its topic loses the beginning: flat, and a planted error found in its hour (PIPELINE, HOURS, ROWS)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/interval_cost.py $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(HOURS),--hours "$(HOURS)") $(if $(ROWS),--rows "$(ROWS)")

@@ -10,7 +10,7 @@ The entry of version V + 1 is appended in these steps, after :meth:`LocalLog.rea
 newest version:
 
 1. the entry is written whole, under a name that no reader knows;
-2. the entry of V is still there. The oldest entries are deleted first, so V + 1 was not made and deleted;
+2. the log still has V. The oldest entries are deleted first, so V + 1 was not made and deleted;
 3. a hard link gives the draft the entry's name. It fails if another writer has made V + 1;
 4. the draft's first name is deleted.
 
@@ -39,7 +39,7 @@ from hindcast.delta.application_ids import applications
 from hindcast.delta.commit import METADATA_KEY
 from hindcast.delta.empty_commits import refuse_empty_commits
 from hindcast.delta.files import DataFile
-from hindcast.delta.log_state import LogState, entry_path, follow, read_state
+from hindcast.delta.log_state import LogState, entry_path, follow, is_in_log, read_state
 from hindcast.delta.open_table import find_table
 from hindcast.errors import StoreUnavailableError
 
@@ -259,9 +259,9 @@ class LocalLog(ApplicationLog):
         draft = self._folder / f".{version:020d}.{uuid.uuid4().hex}.tmp"
         try:
             draft.write_bytes(entry)
-            if not entry_path(self._folder, version - 1).exists():
+            if not is_in_log(self._folder, version - 1):
                 self.forget()
-                raise CommitFailedError(f"the log has lost the entry of version {version - 1}")
+                raise CommitFailedError(f"the log has lost version {version - 1}")
             os.link(draft, entry_path(self._folder, version))
         except FileExistsError as error:
             raise CommitFailedError(f"another writer has made version {version}") from error

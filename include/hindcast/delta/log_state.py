@@ -95,6 +95,13 @@ def entry_path(log: Path, version: int) -> Path:
     return log / f"{version:020d}.json"
 
 
+def is_in_log(log: Path, version: int) -> bool:
+    """Whether the log still has a version, as an entry or as a checkpoint. The oldest are deleted first, so
+    each later version is there, too, if it was made.
+    """
+    return _exists(log, version) or (log / f"{version:020d}.checkpoint.parquet").exists()
+
+
 def read_state(log: Path, apps: Collection[str] | None) -> LogState | None:
     """What the log says now.
 
@@ -107,6 +114,8 @@ def read_state(log: Path, apps: Collection[str] | None) -> LogState | None:
     if state is None:
         return None
     # The hint may be that of an older checkpoint, after which entries are deleted.
+    if not _exists(log, state.version + 1) and not _exists(log, state.version):
+        return None
     return follow(log, state)
 
 
@@ -138,8 +147,8 @@ def _is_any(actions: pa.Table) -> pa.ChunkedArray:
 def follow(log: Path, state: LogState) -> LogState | None:
     """What the log says now, from an earlier version on.
 
-    :returns: None if the log has lost the entry of that version: then it is not known whether entries that
-        are missing after it were never made
+    :returns: None if the log has lost that version: then it is not known whether entries that are missing
+        after it were never made
     :raises StoreUnavailableError: if an entry is empty, or missing before another one
     :raises OSError or ValueError: if an entry cannot be read, or is torn
     """
@@ -153,7 +162,7 @@ def follow(log: Path, state: LogState) -> LogState | None:
         # If the entry is torn, so is this line.
         newer = newer.after(json.loads(lines[-1]))
         newer = replace(newer, version=newer.version + 1)
-    if newer.version == state.version and not entry_path(log, state.version).exists():
+    if newer.version == state.version and not is_in_log(log, state.version):
         return None
     return newer
 
@@ -161,7 +170,7 @@ def follow(log: Path, state: LogState) -> LogState | None:
 def _next_entry(log: Path, version: int) -> bytes | None:
     """The entry after a version; None if there is none."""
     entry = _read(log, version + 1)
-    if entry is not None or not entry_path(log, version).exists():
+    if entry is not None or not is_in_log(log, version):
         return entry
     later = [number for number in range(version + 2, version + 2 + _LOOK_AHEAD) if _exists(log, number)]
     if not later:

@@ -196,11 +196,24 @@ def test_an_append_into_a_log_that_was_cut_is_refused(url: str, monkeypatch: pyt
     for n in range(2, 6):
         write_deltalake(url, pa.table({"n": [n]}, schema=SCHEMA), mode="append")
     cut(url, before=4)
-    with pytest.raises(CommitFailedError, match="has lost the entry of version 1"):
+    with pytest.raises(CommitFailedError, match="the log has lost version 1"):
         log.append([data_file(url, 9)], 2, "")
     assert not Path(url, "_delta_log", f"{2:020d}.json").exists()
     assert commit(log, 2, data_file(url, 6)) == 6
     assert values(url) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_table_of_which_the_checkpoint_alone_is_left_goes_on(url: str) -> None:
+    """It has all that the lost entries had."""
+    commit(local_log(url), 1, data_file(url, 1))
+    DeltaTable(url).create_checkpoint()
+    for path in Path(url, "_delta_log").glob("*.json"):
+        path.unlink()
+    log = local_log(url)
+    assert log.reached() == Reached(1, 1)
+    assert commit(log, 2, data_file(url, 2)) == 2
+    assert commit(log, 3, data_file(url, 3)) == 3
+    assert values(url) == [1, 2, 3]
 
 
 def test_what_lands_in_a_gap_is_not_believed(
