@@ -49,7 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--record", action="store_true", help="add what was run to tests/faults/runs.jsonl")
     parser.addoption(
-        "--aged", action="store_true", help="the tables are as after a million commits of others, and a month"
+        "--aged",
+        action="store_true",
+        help="20,000 commits of others in the stream's sink, a million rows in the ledger",
     )
     parser.addoption(
         "--minutes", type=float, default=0.0, help="begin no test later than this; 0 for no limit"
@@ -171,8 +173,8 @@ def give_up(stream: WarmStream) -> None:
 
 @pytest.fixture
 def pair(stream: WarmStream, request: pytest.FixtureRequest) -> tuple[Worker, Worker]:
-    """Two workers, each of which owns a shard of the stream and has read something from it. With ``--aged`` a
-    month has passed since, as far as its tables tell.
+    """Two workers, each of which owns a shard of the stream and has read something from it. With ``--aged`` its
+    tables are old by then.
     """
     stream.want()  # before they start: a worker rehearses what is wanted
     stream.fleet.whole()
