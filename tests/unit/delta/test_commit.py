@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -127,7 +128,7 @@ def test_attempts_of_a_commit_wait_longer_and_longer_but_never_long(monkeypatch:
     first = []
     for _ in range(5):
         slept: list[float] = []
-        monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+        monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=slept.append))
         with pytest.raises(StoreUnavailableError):
             until_it_lands("t", Attempts(*[CONFLICT] * 100))
         assert len(slept) == commit._ATTEMPTS - 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -20,7 +22,7 @@ def attempt_after(failures: list[Exception]) -> str:
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that are waited between attempts; none passes."""
     seconds: list[float] = []
-    monkeypatch.setattr("tenacity.nap.time.sleep", seconds.append)
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=seconds.append))
     return seconds
 
 

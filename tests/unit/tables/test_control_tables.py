@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -304,7 +305,8 @@ def test_an_append_retries_by_the_one_policy(settings: Settings, monkeypatch: py
     writes = Writes(*[CommitFailedError("a writer was faster")] * 100)
     slept: list[float] = []
     monkeypatch.setattr(tables_module, "write_deltalake", writes)
-    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+    # Of tenacity alone: threads of other tests may sleep meanwhile.
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=slept.append))
     tables = ControlTables(settings)
     with pytest.raises(StoreUnavailableError, match="could not be written: a writer was faster") as caught:
         tables.append(ControlTable.EVENTS, [event()])
@@ -338,7 +340,7 @@ def test_an_append_is_late_after_half_of_the_logs_retention(
         clock.advance(seconds)
 
     monkeypatch.setattr(tables_module, "write_deltalake", slow)
-    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=lambda _: None))
     tables = ControlTables(settings, clock)
     if writes == 1:
         tables.append(ControlTable.EVENTS, [event()])
