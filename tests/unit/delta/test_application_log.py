@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -41,7 +42,7 @@ def url(tmp_path: Path) -> str:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that a log's clock shows."""
     now = [1_000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(application_log, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
 
 
