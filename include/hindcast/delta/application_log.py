@@ -236,7 +236,7 @@ class LocalLog(ApplicationLog):
         self.refuse_late()
         every = int(state.configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
         if (version + 1) % every == 0:
-            self._checkpoint(version, state)
+            self._checkpoint(version)
 
     def _at_reached(self) -> DeltaTable:
         version = self._known().version
@@ -268,16 +268,14 @@ class LocalLog(ApplicationLog):
         finally:
             draft.unlink(missing_ok=True)
 
-    def _checkpoint(self, version: int, state: LogState) -> None:
-        """Write the checkpoint of the version that was appended. No other process writes the same.
+    def _checkpoint(self, version: int) -> None:
+        """Write the checkpoint of the version that was appended. No other process writes the same. delta-rs
+        also deletes what has expired of the log.
 
         A failure is no failure of the commit: the next checkpoint makes up for it.
         """
         try:
-            table = DeltaTable(self.url, version=version, storage_options=self.storage_options or None)
-            table.create_checkpoint()
-            if _deletes_old_log(state.configuration):
-                table.cleanup_metadata()
+            DeltaTable(self.url, version=version).create_checkpoint()
         except (DeltaError, OSError) as error:
             message = "A table's checkpoint could not be written; a later commit tries again."
             _log.warning(message, table=self.url, version=version, reason=str(error))

@@ -16,10 +16,11 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
+from structlog.testing import capture_logs
 from support.opened_tables import record_opened_tables
 
 from hindcast.delta import application_log
-from hindcast.delta.application_log import BELIEVED_SECONDS, LocalLog, Reached
+from hindcast.delta.application_log import BELIEVED_SECONDS, ApplicationLog, LocalLog, Reached, log_end
 from hindcast.delta.commit import METADATA_KEY, read_commit
 from hindcast.delta.files import DataFile
 from hindcast.delta.log_state import LogState, read_state
@@ -96,6 +97,65 @@ def test_deltas_own_reader_finds_what_was_appended(url: str) -> None:
     assert said[METADATA_KEY] == '{"x": 1}'
 
 
+def test_an_entry_says_what_the_protocol_asks_for(url: str) -> None:
+    """Readers of changes skip a file that changes no data, and other writers rely on it that an append has read no
+    rows.
+    """
+    now_ms = time.time() * 1000
+    file = data_file(url, 3)
+    commit(local_log(url), 7, file, metadata="said")
+    info, added, transaction = map(
+        json.loads, Path(url, "_delta_log", f"{1:020d}.json").read_text().splitlines()
+    )
+    at_ms = info["commitInfo"].pop("timestamp")
+    assert abs(at_ms - now_ms) < 60_000
+    assert info["commitInfo"] == {
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append", "partitionBy": "[]"},
+        "isBlindAppend": True,
+        "engineInfo": "hindcast",
+        METADATA_KEY: "said",
+    }
+    assert added == {
+        "add": {
+            "path": "3.parquet",
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": at_ms,
+            "dataChange": True,
+            "stats": file.stats,
+        }
+    }
+    assert transaction == {"txn": {"appId": APP, "version": 7, "lastUpdated": at_ms}}
+
+
+def test_the_store_decides_how_a_log_is_read(url: str) -> None:
+    """A local disk is listed whole, an object store is not."""
+    for address, kind in ((url, LocalLog), ("s3://bucket/t", ApplicationLog)):
+        log = application_log.application_log(address, {"a": "b"}, APP)
+        assert (type(log), log.url, log.storage_options, log.app) == (kind, address, {"a": "b"}, APP)
+
+
+def test_the_end_of_a_log_is_the_same_by_deltas_own_reader(
+    url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which is asked if the log has another form. What cannot be read is told."""
+    commit(local_log(url), 7)
+    commit(local_log(url, "b"), 8)
+    found = log_end(url, {})
+    assert found is not None
+    assert (found.version, found.numbers) == (2, {"a": 7, "b": 8})
+    with monkeypatch.context() as unknown:
+        unknown.setattr(application_log, "read_state", lambda *_: None)
+        by_delta = log_end(url, {})
+        assert by_delta is not None
+        assert (by_delta.version, by_delta.numbers) == (found.version, found.numbers)
+        assert log_end(str(tmp_path / "none"), {}) is None
+    Path(url, "_delta_log", f"{2:020d}.json").write_text("{")
+    with pytest.raises(StoreUnavailableError, match=f"{url} could not be read: "):
+        log_end(url, {})
+
+
 def test_a_partition_is_named(tmp_path: Path) -> None:
     """A reader takes its value from the log, not from the file."""
     url = str(tmp_path / "t")
@@ -145,7 +205,10 @@ def test_a_table_that_was_altered_is_followed(url: str, monkeypatch: pytest.Monk
         return commits(self, *arguments, **options)
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_by_delta)
-    assert commit(log, 2, data_file(url, 2)) == 3
+    assert commit(log, 2, data_file(url, 2), metadata="said") == 3
+    said = read_commit(url, {}, 3)
+    assert said is not None
+    assert said[METADATA_KEY] == "said"
     assert DeltaTable(url).protocol().min_writer_version > 2
     assert asked == [2]
     assert commit(log, 3, data_file(url, 3)) == 4
@@ -282,17 +345,42 @@ def test_checkpoints_are_written_at_the_tables_pace(url: str) -> None:
     assert values(url) == list(range(2, 11))
 
 
+def test_a_checkpoint_is_of_the_version_that_its_writer_made(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever came after it meanwhile: two writers never write the same one."""
+    DeltaTable(url).alter.set_table_properties({"delta.checkpointInterval": "3"})
+    put = LocalLog._put
+
+    def overtaken(log: LocalLog, version: int, entry: bytes) -> None:
+        put(log, version, entry)
+        write_deltalake(url, pa.table({"n": [7]}, schema=SCHEMA), mode="append")
+
+    monkeypatch.setattr(LocalLog, "_put", overtaken)
+    assert commit(local_log(url), 1) == 2
+    found = [path.name[:20] for path in Path(url, "_delta_log").glob("*.checkpoint.parquet")]
+    assert found == [f"{2:020d}"]
+
+
 def test_a_checkpoint_that_fails_is_no_commit_that_failed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one makes up for it."""
     DeltaTable(url).alter.set_table_properties({"delta.checkpointInterval": "3"})
     log = local_log(url)
-    with monkeypatch.context() as full:
+    with monkeypatch.context() as full, capture_logs() as logs:
 
         def fail(_: DeltaTable) -> None:
             raise DeltaError("the disk is full")
 
         full.setattr(DeltaTable, "create_checkpoint", fail)
         assert commit(log, 1, data_file(url, 1)) == 2
+    (warning,) = logs
+    assert warning == {
+        "event": "A table's checkpoint could not be written; a later commit tries again.",
+        "log_level": "warning",
+        "table": url,
+        "version": 2,
+        "reason": "the disk is full",
+    }
     for number in (2, 3, 4):
         commit(log, number, data_file(url, number))
     assert len(list(Path(url, "_delta_log").glob("*.checkpoint.parquet"))) == 1

@@ -121,6 +121,31 @@ def test_an_entry_that_was_lost_is_no_end_of_the_log(url: str, monkeypatch: pyte
     assert state.version == 9
 
 
+def test_several_entries_that_were_lost_are_no_end_of_the_log(url: str) -> None:
+    """As far as it looks ahead."""
+    for number in range(10, 18):
+        write(url, "a", number)
+    for version in range(8, 16):
+        entry_path(folder(url), version).unlink()
+    with pytest.raises(StoreUnavailableError, match=f"{url} could not be read: the commit {8:020d}.json"):
+        read_state(folder(url), APPS)
+
+
+def test_a_transaction_may_stand_anywhere_in_its_entry(url: str) -> None:
+    """The protocol has no order of actions."""
+    other = json.dumps({"commitInfo": {"operation": "WRITE"}})
+    transaction = json.dumps({"txn": {"appId": "a", "version": 77}})
+    entry_path(folder(url), 10).write_text(f"{transaction}\n{other}\n")
+    entry_path(folder(url), 11).write_text("\n".join([other, other, transaction.replace("77", "78")]))
+    state = read_state(folder(url), APPS)
+    assert state is not None
+    assert (state.version, state.numbers["a"]) == (11, 78)
+    entry_path(folder(url), 11).unlink()
+    state = read_state(folder(url), APPS)
+    assert state is not None
+    assert (state.version, state.numbers["a"]) == (10, 77)
+
+
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
 def test_a_torn_entry_is_an_error(url: str, share: float) -> None:
     """Wherever it ends: the transaction that comes last is not taken for one that was never made."""
@@ -136,7 +161,9 @@ def test_what_is_torn_is_an_error(url: str) -> None:
     entry = entry_path(folder(url), 8)
     text = entry.read_text()
     entry.write_text("")
-    with pytest.raises(StoreUnavailableError, match=f"the commit {entry.name} of its log is empty"):
+    with pytest.raises(
+        StoreUnavailableError, match=f"{url} could not be read: the commit {entry.name} of its log is empty"
+    ):
         read_state(folder(url), APPS)
     entry.write_text(text)
     for name in (f"{6:020d}.checkpoint.parquet", "_last_checkpoint"):
