@@ -39,7 +39,7 @@ def _empty_commit(log: Path) -> str | None:
 
     The commits are looked up by their names, so the price does not depend on the log.
     """
-    checkpoint = _last_checkpoint(log)
+    checkpoint = last_checkpoint(log)
     if checkpoint is None or _size(log, checkpoint + 1) is None:
         return _listed_empty_commit(log)
     version = checkpoint + 1
@@ -50,8 +50,8 @@ def _empty_commit(log: Path) -> str | None:
     return None
 
 
-def _last_checkpoint(log: Path) -> int | None:
-    """The version of the last checkpoint, as the log's hint has it; None if there is no hint."""
+def last_checkpoint(log: Path) -> int | None:
+    """The version of the last checkpoint, as the log's hint has it; None without a hint, or if it is torn."""
     try:
         return int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
     except (FileNotFoundError, ValueError, LookupError, TypeError):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from hindcast.delta.empty_commits import empty_commit_error
+from hindcast.delta.empty_commits import empty_commit_error, last_checkpoint
 from hindcast.errors import StoreUnavailableError
 
 #: What is read of a checkpoint. It has a row for each file of the table, too.
@@ -121,9 +121,8 @@ def read_state(log: Path, apps: Collection[str] | None) -> LogState | None:
 
 def _checkpointed(log: Path, apps: Collection[str] | None) -> LogState | None:
     """What the last checkpoint says; nothing at all before the first one."""
-    try:
-        version = int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
-    except FileNotFoundError:
+    version = last_checkpoint(log)
+    if version is None:
         return LogState(apps)
     try:
         with pq.ParquetFile(log / f"{version:020d}.checkpoint.parquet") as checkpoint:
