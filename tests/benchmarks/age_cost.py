@@ -33,7 +33,7 @@ from typing import Any
 import structlog
 from support import aged_tables
 from support.aged_tables import RECORDS, Stream
-from support.benchmark_figures import Figure, expect
+from support.benchmark_figures import Figure, expect, print_figures
 
 from hindcast.delta.files import DataFile
 from hindcast.installation import Installation
@@ -259,18 +259,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     asked = parser.parse_args()
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")  # as in a worker: see spark_apps/consume.py
-    report: dict[str, Any] = {}
-    passed = True
     with tempfile.TemporaryDirectory(prefix="hindcast-age-", ignore_cleanup_errors=True) as folder:
-        for figure in measure(Path(folder), asked.commits, asked.tail, asked.only):
-            bound = ""
-            if figure.bound is not None:
-                bound = f"at most {figure.bound:g}  {'ok' if figure.holds else 'MISSED'}"
-            print(f"{figure.name:48} {figure.value:12.2f} {figure.unit:4} {bound}", flush=True)  # noqa: T201 -- the result
-            passed &= figure.holds
-            report[figure.name] = round(figure.value, 3)
-    print(json.dumps({"passed": passed, **report}))  # noqa: T201 -- the result
-    return 0 if passed else 1
+        return print_figures(measure(Path(folder), asked.commits, asked.tail, asked.only))
 
 
 if __name__ == "__main__":

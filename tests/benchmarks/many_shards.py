@@ -12,7 +12,6 @@ fleet of 10 shards in the same run.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import signal
@@ -30,7 +29,7 @@ from typing import Any
 
 import psutil
 from support.aged_tables import SINK_SCHEMA
-from support.benchmark_figures import Figure, expect
+from support.benchmark_figures import Figure, expect, print_figures
 
 from hindcast.clock import SystemClock
 from hindcast.errors import LeaseLostError
@@ -243,18 +242,8 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.worker:
         work(asked.home, asked.worker)
-    report: dict[str, Any] = {}
-    passed = True
     with tempfile.TemporaryDirectory(prefix="hindcast-shards-", ignore_cleanup_errors=True) as folder:
-        for figure in measure(Path(folder), asked.pipelines):
-            bound = ""
-            if figure.bound is not None:
-                bound = f"at most {figure.bound:g}  {'ok' if figure.holds else 'MISSED'}"
-            print(f"{figure.name:48} {figure.value:12.2f} {figure.unit:6} {bound}", flush=True)  # noqa: T201 -- the result
-            passed &= figure.holds
-            report[figure.name] = round(figure.value, 3)
-    print(json.dumps({"passed": passed, **report}))  # noqa: T201 -- the result
-    return 0 if passed else 1
+        return print_figures(measure(Path(folder), asked.pipelines))
 
 
 if __name__ == "__main__":

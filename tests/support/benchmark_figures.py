@@ -4,8 +4,10 @@ knows nothing.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +52,24 @@ def cold_reads(homes: dict[str, Path], table: str, rounds: int = 25) -> dict[str
             )
             found[name].append(float(done.stdout))
     return found
+
+
+def print_figures(figures: Iterable[Figure]) -> int:
+    """Print each figure as it comes, and all of them as one JSON object in the last line.
+
+    :returns: the exit code: 0 if every figure holds
+    """
+    found: dict[str, float] = {}
+    passed = True
+    for figure in figures:
+        bound = ""
+        if figure.bound is not None:
+            bound = f"at most {figure.bound:g}  {'ok' if figure.holds else 'MISSED'}"
+        print(f"{figure.name:48} {figure.value:12.2f} {figure.unit:6} {bound}", flush=True)  # noqa: T201 -- the result
+        passed &= figure.holds
+        found[figure.name] = round(figure.value, 3)
+    print(json.dumps({"passed": passed, **found}))  # noqa: T201 -- the result
+    return 0 if passed else 1
 
 
 def expect(what: bool, sentence: str) -> None:
