@@ -55,9 +55,10 @@ _LOCKED_SECONDS = 60
 #: Of a Spark driver beside its heap: the JVM's own memory, its Python and the Python workers.
 _BESIDE_HEAP_MIB = 900
 #: What every process of Airflow's runs as it starts.
-_LOCAL_SETTINGS = """from hindcast_sandbox.sqlite import lock_before_savepoints
+_LOCAL_SETTINGS = """from hindcast_sandbox import sqlite
 
-lock_before_savepoints()
+sqlite.lock_before_savepoints()
+sqlite.write_audit_rows_beside_the_event_loop()
 """
 ADMIN = "admin"
 #: In the error of a :func:`request` for what is not there.
