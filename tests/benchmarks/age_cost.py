@@ -144,7 +144,7 @@ class Side:
         started = time.perf_counter()
         ledger = self.installation.ledger
         bases = LedgerBases(self.installation.tables)
-        fenced = fenced_by(self.stream.url, {}, PIPELINE)
+        fenced = fenced_by(self.stream.url, {}, PIPELINE, 1)
         for history in bases.histories(PIPELINE, 1, fenced):
             ledger.undone(PIPELINE, 1)
             ledger.excluding(PIPELINE, 1)

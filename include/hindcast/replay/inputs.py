@@ -62,7 +62,7 @@ def read_histories(installation: Installation, pipeline: Pipeline) -> Iterator[H
     """
     settings = installation.settings
     url = settings.table("sinks", pipeline.sink.name)
-    fenced = fenced_by(url, settings.storage_options, pipeline.name)
+    fenced = fenced_by(url, settings.storage_options, pipeline.name, pipeline.version)
     return LedgerBases(installation.tables).histories(pipeline.name, pipeline.version, fenced)
 
 

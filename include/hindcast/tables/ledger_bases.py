@@ -7,9 +7,10 @@ what comes before its own range. So the next plan reads the batches of two range
 A base is used if it has all batches that it should have:
 
 1. No reset took back one of them.
-2. The batches after it go on, shard by shard, with the number after the shard's last one in it.
-3. Of a shard without a later batch, the sink's fence says that there is none. The ledger may lack the last
-   batch of a worker that died.
+2. The batches after it go on, shard by shard, with the number after the shard's last one in it; or with the
+   first one, if it has none of the shard.
+3. Of a shard without a later batch in the ledger, the sink's fence says that there is none. The ledger may
+   lack the last batches of a worker that died, or all of them, and gets them in earlier versions of the sink.
 
 If one of these fails, or if a range begins before the base, an older base is tried, and in the end the whole
 ledger is read.
@@ -24,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hindcast.delta.arrow_dataset import Condition
-from hindcast.partitions import app_id
+from hindcast.partitions import AppShard
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import sink_end
 from hindcast.tables.ledger import Ledger, LedgerRow
@@ -39,25 +40,25 @@ LEAST_BATCHES = 200
 
 _BEFORE_EVERY_TIME_MS = -(2**63)
 
-#: Of some shards, the last batch that the sink's fence names. It knows nothing of some.
-FencedBatches = Callable[[Iterable[str]], Mapping[str, int]]
+#: By shard of one version of a pipeline, the last batch that the sink's fence names.
+FencedBatches = Callable[[], Mapping[str, int]]
 
 
-def fenced_by(url: str, storage_options: dict[str, str], pipeline: str) -> FencedBatches:
+def fenced_by(url: str, storage_options: dict[str, str], pipeline: str, version: int) -> FencedBatches:
     """What the fence of a pipeline's sink says, which is read when it is asked for.
 
     :param url: of the sink
     """
 
-    def fenced(shards: Iterable[str]) -> Mapping[str, int]:
+    def fenced() -> Mapping[str, int]:
         end = sink_end(url, storage_options)
         if end is None:
             return {}
         found = {}
-        for shard in shards:
-            fence = end.fences.get(app_id(pipeline, shard))
-            if fence is not None:
-                found[shard] = fence.batch
+        for application, fence in end.fences.items():
+            app = AppShard.parse(application)
+            if app is not None and (app.pipeline, app.version) == (pipeline, version):
+                found[app.shard] = fence.batch
         return found
 
     return fenced
@@ -80,7 +81,7 @@ class LedgerBases:
         while back <= len(bases):
             base = bases[-back]
             rows = ledger.batches(pipeline, version, sink_after=base.sink_version)
-            if _goes_on(base, rows, fenced):
+            if _goes_on(base, rows, resets, fenced):
                 yield History.of(rows, base)
             back *= 2
         yield History.of(ledger.batches(pipeline, version))
@@ -221,21 +222,25 @@ def _is_in_effect(base: HistoryBase, resets: Iterable[LedgerRow]) -> bool:
     return all(base.shards.get(reset.shard, -1) <= reset.kept for reset in resets)
 
 
-def _goes_on(base: HistoryBase, rows: Iterable[LedgerRow], fenced: FencedBatches) -> bool:
+def _goes_on(
+    base: HistoryBase, rows: Iterable[LedgerRow], resets: Iterable[LedgerRow], fenced: FencedBatches
+) -> bool:
     """Conditions 2 and 3."""
     following: dict[str, int] = {}
     for row in rows:
         following[row.shard] = min(row.batch, following.get(row.shard, row.batch))
-    quiet = []
-    for shard, last in base.shards.items():
-        if shard not in following:
-            quiet.append(shard)
-        elif following[shard] != last + 1:
+    in_sink = dict(fenced())
+    for reset in resets:
+        # The fence still names a batch that was taken back.
+        in_sink[reset.shard] = min(reset.kept, in_sink.get(reset.shard, reset.kept))
+    for shard in base.shards.keys() | following.keys() | in_sink.keys():
+        last = base.shards.get(shard, 0)
+        if shard in following:
+            if following[shard] != last + 1:
+                return False
+        elif in_sink.get(shard, 0) > last:
             return False
-    if not quiet:
-        return True
-    in_sink = fenced(quiet)
-    return all(in_sink.get(shard, -1) <= base.shards[shard] for shard in quiet)
+    return True
 
 
 def _text(base: HistoryBase) -> str:

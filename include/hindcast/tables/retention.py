@@ -292,7 +292,7 @@ def _keep_ledger_bases(settings: Settings, tables: ControlTables, pipelines: Ite
     bases = LedgerBases(tables)
     for pipeline in pipelines:
         url = settings.table("sinks", pipeline.sink.name)
-        fenced = fenced_by(url, settings.storage_options, pipeline.name)
+        fenced = fenced_by(url, settings.storage_options, pipeline.name, pipeline.version)
         try:
             bases.keep_older(pipeline.name, pipeline.version, fenced, before)
         except _FAILURES as error:
