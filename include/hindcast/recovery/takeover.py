@@ -112,7 +112,7 @@ def seal(
         last: BatchCommit | None = None
         missing: list[BatchCommit] = []
         if recorded is not None:
-            last, missing = sink.since(recorded, known[-1] if known else None)
+            last, missing = sink.since(recorded, version, known[-1] if known else None)
             _check_log(pipeline, lease, recorded, filed, last, missing)
         position = _position(lease, recorded, last)
         # A seal on top would stay when the lost commit is restored.

@@ -190,7 +190,7 @@ def _unknown_commits(
             first = known.sink_version + 1
         if fence.batch <= filed:
             continue
-        _, missing = FencedTable(url, options, app).since(fence, known)
+        _, missing = FencedTable(url, options, app).since(fence, sink.version, known)
         if missing:
             first = missing[0].sink_version
         # If the log has lost them, no version after the ledger's last row is whole.

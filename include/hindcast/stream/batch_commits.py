@@ -156,8 +156,6 @@ class BatchCommits:
         self._held.check(lease.key, lease.epoch)
         # 3. and 4. what is recorded for this shard, and one atomic commit
         sink_version = self._sink.commit(fence, written, commit.as_metadata(), after=position.fence)
-        if sink_version < 0:
-            sink_version = next(self._sink.commits()).sink_version
         reach("sink.5")  # 5. for the ledger and the lease, with the next renewal
         landed = replace(commit, sink_version=sink_version)
         row = self._ledger_row(landed, started_at, time.monotonic() - started)

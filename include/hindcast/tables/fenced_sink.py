@@ -237,8 +237,7 @@ class FencedTable:
         return Fence.of(number), version
 
     def commit(self, fence: Fence, data: Data, metadata: str = "", *, after: Fence | None = None) -> int:
-        """Write the data and the fence in one commit; return its version, or -1 if this very fence is
-        recorded already.
+        """Write the data and the fence in one commit; return its version, also if it had landed before.
 
         The steps are those of the sink's protocol (see :mod:`hindcast.stream.batch_commits`).
 
@@ -270,8 +269,7 @@ class FencedTable:
         reach("sink.3")  # 3. at the end of the log: what is recorded?
         recorded, newest = self.reached()
         if recorded == fence:
-            self._check_own(fence, metadata)
-            return -1  # this commit's own earlier attempt, whose outcome was unknown
+            return self._landed_before(fence, metadata, newest)
         if recorded is not None and recorded.epoch > fence.epoch:
             reason = f"epoch {recorded.epoch} has written to {self.url}"
             raise LeaseLostError(owner="this worker", lease=self.app, epoch=fence.epoch, reason=reason)
@@ -290,32 +288,40 @@ class FencedTable:
             raise StoreUnavailableError(table=self.url, action="written", reason=error) from error
         return newest + 1
 
-    def _check_own(self, fence: Fence, metadata: str) -> None:
-        """Refuse a fence that another worker has recorded.
+    def _landed_before(self, fence: Fence, metadata: str, newest: int) -> int:
+        """The version of this commit's own earlier attempt, whose outcome was unknown.
 
         One lease table gives an epoch one owner. If a fleet with leases of its own writes to the same sink,
         the two may have the same fence and different batches.
+
+        :param newest: the version in which the fence was found: what lands after it may be a newer owner's
+        :returns: the newest version if the commit says nothing of itself, or the log has lost it
+        :raises SinkSharedError: if another worker has recorded the fence
         """
         if not metadata:
-            return
-        last = next(self.commits(), None)
+            return newest
+        last = next(self.commits(newest), None)
         if last is None:
-            return
+            return newest
         worker = json.loads(metadata)["worker"]
         if last.worker != worker:
             raise SinkSharedError(
                 table=self.url, app=self.app, epoch=fence.epoch, found=last.worker, worker=worker
             )
+        return last.sink_version
 
-    def commits(self, stop_after: int | None = None) -> Iterator[BatchCommit]:
-        """This application's commits, newest first, down to and including batch ``stop_after``."""
-        newest = self.version()
+    def commits(self, newest: int, *, stop_after: int | None = None) -> Iterator[BatchCommit]:
+        """This application's commits, newest first, from a version of the table down to and including batch
+        ``stop_after``.
+        """
         for commit in self._own(commits_down(self.url, self.storage_options, newest)):
             yield commit
             if stop_after is not None and commit.kind == "batch" and commit.batch <= stop_after:
                 return
 
-    def since(self, recorded: Fence, known: LedgerRow | None) -> tuple[BatchCommit | None, list[BatchCommit]]:
+    def since(
+        self, recorded: Fence, version: int, known: LedgerRow | None
+    ) -> tuple[BatchCommit | None, list[BatchCommit]]:
         """The commit that says where the application is, and its batches that the ledger lacks.
 
         The log is not searched if the ledger has the recorded batch. Else the few commits after the ledger's
@@ -323,6 +329,7 @@ class FencedTable:
         are gone from the log is all of it searched.
 
         :param recorded: the application's place
+        :param version: of the table, in which that is the place. Others may commit meanwhile
         :param known: the ledger's last row of it, read before
         :returns: None before the first batch, or if neither ledger nor log says; the batches, the oldest
             first
@@ -341,7 +348,7 @@ class FencedTable:
                         return commit, missing
         last = None
         missing = []
-        for commit in self.commits(stop_after=filed):
+        for commit in self.commits(version, stop_after=filed):
             last = last or commit
             if commit.kind == "batch" and commit.batch > filed:
                 missing.insert(0, commit)

@@ -168,7 +168,7 @@ def _unfiled(ledger: Ledger, url: str, storage_options: dict[str, str]) -> list[
         known = reached[version].get(named.shard)
         if known is None:
             continue
-        _, missing = sink.since(recorded, known)
+        _, missing = sink.since(recorded, end.version, known)
         rows += [commit.as_ledger_row(known.topic) for commit in missing]
     return rows
 

@@ -65,12 +65,12 @@ def position(
         shard = lease.status_value
         table = FencedTable(url, settings.storage_options, app_id(pipeline, shard))
         try:
-            recorded = table.recorded()
+            recorded, reached = table.reached()
         except TableNotFoundError:
             return None
         if recorded is None:
             return None
-        last, _ = table.since(recorded, known.get(shard))
+        last, _ = table.since(recorded, reached, known.get(shard))
         return last
 
     return position_by(leases, pipeline, version, last_commit)

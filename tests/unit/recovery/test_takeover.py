@@ -107,7 +107,7 @@ def test_no_shard_is_sealed_where_another_shards_batch_is_lost(settings: Setting
     one, other = create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
     sink = taken(settings, one)
     commit(sink, one)
-    Ledger(ControlTables(settings)).append([next(sink.commits()).as_ledger_row("topic")])
+    Ledger(ControlTables(settings)).append([next(sink.commits(sink.version())).as_ledger_row("topic")])
     newest = max((Path(sink.url) / "_delta_log").glob("*.json"))
     text = newest.read_text()
     newest.unlink()
@@ -142,7 +142,7 @@ def test_a_seal_says_where_the_shard_stands(settings: Settings, lease: Lease) ->
         position, missing = takeover.seal(sink, PIPELINE, new, owner, [filed])
         assert position == ShardPosition(Fence(new.epoch, 1), {0: 9}, 500, CheckpointRef("c", 0, {0: 7}))
         assert missing == []
-        found = next(sink.commits())
+        found = next(sink.commits(sink.version()))
         sealed = replace(last, kind="seal", epoch=new.epoch, worker=owner, start_offsets={0: 9})
         assert found == replace(sealed, sink_version=found.sink_version, committed_ms=found.committed_ms)
 
@@ -156,7 +156,7 @@ def test_a_shard_of_the_first_generation_begins_with_nothing(settings: Settings,
         ShardPosition(Fence(new.epoch, 0), {0: 4}, 0, CheckpointRef(lease.status_value, 1, {})),
         [],
     )
-    sealed = next(sink.commits())
+    sealed = next(sink.commits(sink.version()))
     assert (sealed.watermark_ms, sealed.late_watermark_ms, sealed.start_offsets) == (0, 0, {0: 4})
     assert (
         takeover.seal(sink, PIPELINE, new.given_to("next"), "next", [])[0].incarnation == found[0].incarnation
@@ -189,7 +189,7 @@ def test_batches_that_the_ledger_lacks_are_filed_the_oldest_first(settings: Sett
         commit(sink, lease, number)
     filed = [
         batch.as_ledger_row("trades")
-        for batch in sink.commits()
+        for batch in sink.commits(sink.version())
         if batch.batch == 1 and batch.kind == "batch"
     ]
     ledger.append(filed)
@@ -216,19 +216,19 @@ def test_a_shard_that_was_quiet_for_longer_than_the_log_goes_on(settings: Settin
     sink = taken(settings, quiet)
     last = commit(sink, quiet, watermark_ms=500, late_watermark_ms=300, checkpoint="c", base=3, floors={0: 7})
     ledger = Ledger(ControlTables(settings))
-    ledger.append([next(sink.commits()).as_ledger_row("trades")])
+    ledger.append([next(sink.commits(sink.version())).as_ledger_row("trades")])
     other = taken(settings, busy)
     for number in (1, 2, 3):
         commit(other, busy, number)
     forget(sink, *range(sink.version()))
-    assert list(sink.commits()) == []
+    assert list(sink.commits(sink.version())) == []
     new = quiet.given_to("new")
     position, missing = takeover.seal(
         sink, PIPELINE, new, "new", takeover.known_batches(ledger, sink, PIPELINE, new)
     )
     assert position == ShardPosition(Fence(new.epoch, 1), {0: 9}, 500, CheckpointRef("c", 3, {0: 7}))
     assert missing == []
-    sealed = next(sink.commits())
+    sealed = next(sink.commits(sink.version()))
     assert (sealed.kind, sealed.late_watermark_ms) == ("seal", last.late_watermark_ms)
 
 
@@ -240,7 +240,7 @@ def test_the_records_that_the_last_batch_left_out_are_known(settings: Settings, 
     commit(sink, lease, excluded={0: {4: "KeyError"}})
     ledger = Ledger(ControlTables(settings))
     if filed:
-        ledger.append([next(sink.commits()).as_ledger_row("trades")])
+        ledger.append([next(sink.commits(sink.version())).as_ledger_row("trades")])
     new = lease.given_to("new")
     position, missing = takeover.seal(
         sink, PIPELINE, new, "new", takeover.known_batches(ledger, sink, PIPELINE, new)
@@ -257,7 +257,7 @@ def test_only_the_few_commits_after_the_ledgers_row_are_read(settings: Settings)
     quiet, busy = create(MemoryStore(), "p", 1, 2, {0: 0, 1: 0})
     sink = taken(settings, quiet)
     commit(sink, quiet, 1)
-    filed = next(sink.commits()).as_ledger_row("trades")
+    filed = next(sink.commits(sink.version())).as_ledger_row("trades")
     commit(sink, quiet, 2)
     commit(sink, quiet, 3)
     reached = sink.version()
@@ -274,7 +274,7 @@ def test_a_batch_that_neither_ledger_nor_log_has_is_not_passed_over(settings: Se
     """A seal knows where the shard is, and not how it came there: the ledger would have a gap for good."""
     sink = taken(settings, lease)
     commit(sink, lease, 1)
-    filed = next(sink.commits()).as_ledger_row("trades")
+    filed = next(sink.commits(sink.version())).as_ledger_row("trades")
     commit(sink, lease, 2)
     lost = sink.version()
     new = lease.given_to("new")
@@ -290,7 +290,7 @@ def test_the_checkpoint_of_an_older_hindcasts_row_is_in_its_commit(settings: Set
     """Such a row does not name it. If the log has lost the commit, the state is rebuilt."""
     sink = taken(settings, lease)
     commit(sink, lease, watermark_ms=500, checkpoint="c", base=3, floors={0: 7})
-    filed = replace(next(sink.commits()).as_ledger_row("trades"), checkpoint=None, base=None)
+    filed = replace(next(sink.commits(sink.version())).as_ledger_row("trades"), checkpoint=None, base=None)
     position, _ = takeover.seal(sink, PIPELINE, lease.given_to("one"), "one", [filed])
     assert position.incarnation == CheckpointRef("c", 3, {0: 7})
     forget(sink, *range(sink.version()))
@@ -305,7 +305,7 @@ def test_a_sink_that_lacks_a_batch_of_the_shard_is_not_sealed(settings: Settings
     """
     sink = taken(settings, lease)
     commit(sink, lease)
-    known = replace(next(sink.commits()).as_ledger_row("trades"), batch=3, end_offsets={0: 27})
+    known = replace(next(sink.commits(sink.version())).as_ledger_row("trades"), batch=3, end_offsets={0: 27})
     version = sink.version()
     with pytest.raises(OffsetGapError, match=f"Restore the table {re.escape(sink.url)}") as caught:
         takeover.seal(sink, PIPELINE, lease.given_to("new"), "new", [known])

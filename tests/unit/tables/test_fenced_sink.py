@@ -17,7 +17,7 @@ from support.shard_harness import CrashError, crash_at
 
 from hindcast.clock import utc_from_ms
 from hindcast.delta import commit
-from hindcast.delta.application_log import ApplicationLog, LocalLog
+from hindcast.delta.application_log import ApplicationLog, LocalLog, Reached
 from hindcast.delta.column_statistics import statistics
 from hindcast.delta.files import DataFile
 from hindcast.errors import (
@@ -112,7 +112,7 @@ def test_a_commit_names_the_records_that_its_batch_left_out(table: FencedTable) 
     assert "excluded" not in json.loads(metadata(1, 1))
     table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
     table.commit(Fence(1, 2), [], metadata(1, 2, excluded={3: {7: "KeyError"}}), after=Fence(1, 1))
-    second, first = table.commits()
+    second, first = table.commits(table.version())
     assert (first.excluded, second.excluded) == ({}, {3: {7: "KeyError"}})
     assert second.as_ledger_row("t").excluded == second.excluded
 
@@ -125,9 +125,9 @@ def test_a_commit_lands_with_its_fence_and_its_version(table: FencedTable) -> No
 
 
 def test_a_repeated_commit_writes_nothing(table: FencedTable) -> None:
-    """The same fence again (after an answer that was lost) returns -1 and adds no row."""
+    """The same fence again (after an answer that was lost) returns the version that has it and adds no row."""
     table.commit(Fence(1, 1), data(table, 7), after=None)
-    assert table.commit(Fence(1, 1), data(table, 7), after=None) == -1
+    assert table.commit(Fence(1, 1), data(table, 7), after=None) == 1
     assert values(table) == [7]
 
 
@@ -137,7 +137,7 @@ def test_another_workers_commit_is_not_taken_for_ones_own(table: FencedTable, ki
     not skipped in silence (F24).
     """
     table.commit(Fence(1, 1), data(table, 7), metadata(1, 1), after=None)
-    assert table.commit(Fence(1, 1), [], metadata(1, 1, kind), after=Fence(1, 1)) == -1
+    assert table.commit(Fence(1, 1), [], metadata(1, 1, kind), after=Fence(1, 1)) == 1
     with pytest.raises(SinkSharedError, match="w has written") as caught:
         table.commit(Fence(1, 1), data(table, 8), metadata(1, 1, kind, "stranger"), after=Fence(1, 1))
     assert caught.value.fields == {
@@ -155,9 +155,45 @@ def test_a_commit_that_says_nothing_of_itself_is_ones_own(table: FencedTable) ->
     doubted either.
     """
     assert table.commit(Fence(1, 1), data(table, 7), after=None) == 1
-    assert table.commit(Fence(1, 1), data(table, 7), metadata(1, 1)) == -1
+    assert table.commit(Fence(1, 1), data(table, 7), metadata(1, 1)) == 1
     table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
-    assert table.commit(Fence(1, 2), []) == -1
+    assert table.commit(Fence(1, 2), []) == 2
+
+
+def others_commit_after(table: FencedTable, monkeypatch: pytest.MonkeyPatch, fence: Fence) -> None:
+    """Right after this owner has read where it is, a newer one commits, once."""
+    reached = table._log.reached
+    heir = FencedTable(table.url, {}, APP)
+
+    def read() -> Reached:
+        found = reached()
+        monkeypatch.setattr(table._log, "reached", reached)
+        said = metadata(fence.epoch, fence.batch, "batch", "the heir")
+        heir.commit(fence, [], said, after=Fence.of(found.number))
+        return found
+
+    monkeypatch.setattr(table._log, "reached", read)
+
+
+def test_a_newer_owners_commit_is_no_strangers(table: FencedTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit whose answer was lost is found, and meanwhile the next owner has committed on top of it."""
+    table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
+    others_commit_after(table, monkeypatch, Fence(2, 2))
+    assert table.commit(Fence(1, 1), [], metadata(1, 1), after=None) == 1
+    assert table.recorded() == Fence(2, 2)
+
+
+def test_what_lands_after_the_place_was_read_is_not_of_it(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a shard whose batches are not in the ledger yet, too."""
+    table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
+    others_commit_after(table, monkeypatch, Fence(1, 2))
+    recorded, version = table.reached()
+    assert recorded == Fence(1, 1)
+    last, missing = table.since(recorded, version, None)
+    assert last is not None
+    assert (last.batch, [one.batch for one in missing]) == (1, [1])
 
 
 def test_a_zombie_is_refused_after_the_seal(table: FencedTable) -> None:
@@ -212,7 +248,7 @@ def test_an_empty_batch_is_a_commit(table: FencedTable) -> None:
     """A batch without rows has its number, too."""
     version = table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
     assert table.recorded() == Fence(1, 1)
-    assert next(table.commits()).sink_version == version
+    assert next(table.commits(table.version())).sink_version == version
 
 
 def test_commits_are_found_however_many_others_lie_between(table: FencedTable) -> None:
@@ -226,10 +262,10 @@ def test_commits_are_found_however_many_others_lie_between(table: FencedTable) -
     for batch in range(1, 41):
         other.commit(Fence(1, batch), [], after=last)
         last = Fence(1, batch)
-    found = list(table.commits())
+    found = list(table.commits(table.version()))
     assert [commit.batch for commit in found] == [2, 1]
     assert (found[0].start_offsets, found[0].end_offsets, found[0].watermark_ms) == ({0: 2}, {0: 3}, 2000)
-    assert [commit.batch for commit in table.commits(stop_after=2)] == [2]
+    assert [commit.batch for commit in table.commits(table.version(), stop_after=2)] == [2]
 
 
 def test_commits_are_read_down_to_the_requested_batch(table: FencedTable) -> None:
@@ -243,21 +279,21 @@ def test_commits_are_read_down_to_the_requested_batch(table: FencedTable) -> Non
     other.commit(Fence(1, 9), [], metadata(1, 9, shard="v1.g0.s1"), after=None)
     DeltaTable(table.url).create_write_transaction([], "append", DeltaTable(table.url).schema())
     table.commit(Fence(2, 3), [], metadata(2, 3), after=Fence(2, 2))
-    found = [(commit.kind, commit.epoch, commit.batch) for commit in table.commits()]
+    found = [(commit.kind, commit.epoch, commit.batch) for commit in table.commits(table.version())]
     assert found == [("batch", 2, 3), ("seal", 2, 2), ("batch", 1, 2), ("batch", 1, 1)]
-    assert [commit.sink_version for commit in table.commits()] == [6, 3, 2, 1]
-    assert [(commit.kind, commit.batch) for commit in table.commits(stop_after=2)] == [
+    assert [commit.sink_version for commit in table.commits(table.version())] == [6, 3, 2, 1]
+    assert [(commit.kind, commit.batch) for commit in table.commits(table.version(), stop_after=2)] == [
         ("batch", 3),
         ("seal", 2),
         ("batch", 2),
     ]
-    assert [commit.batch for commit in other.commits()] == [9]
+    assert [commit.batch for commit in other.commits(other.version())] == [9]
 
 
 def test_a_row_of_the_ledger_says_what_its_commit_says(table: FencedTable) -> None:
     """So a position is known without the log."""
     table.commit(Fence(3, 2), [], metadata(3, 2, checkpoint="c", base=7, floors={0: 5}), after=None)
-    commit = next(table.commits())
+    commit = next(table.commits(table.version()))
     assert BatchCommit.from_ledger_row(commit.as_ledger_row("trades")) == commit
 
 
@@ -268,7 +304,7 @@ def test_a_commit_becomes_the_ledgers_row_of_its_batch(table: FencedTable) -> No
     version = table.commit(
         Fence(3, 2), [], metadata(3, 2, checkpoint="c", base=7, floors={0: 5}, output_rows=4), after=None
     )
-    commit = next(table.commits())
+    commit = next(table.commits(table.version()))
     assert (commit.checkpoint, commit.base, commit.floors) == ("c", 7, {0: 5})
     assert commit.as_ledger_row("trades") == LedgerRow.unmeasured(
         pipeline="p",
@@ -376,18 +412,17 @@ def test_a_table_to_which_others_always_commit_first_is_named(
 
 
 @pytest.mark.parametrize("kind", [DeltaError, OSError])
-@pytest.mark.parametrize(("landed", "version"), [(False, 1), (True, -1)])
+@pytest.mark.parametrize("landed", [False, True])
 def test_a_commit_whose_outcome_is_unknown_is_in_the_table_once(
     table: FencedTable,
     monkeypatch: pytest.MonkeyPatch,
     log: type[ApplicationLog],
     landed: bool,
-    version: int,
     kind: type[Exception],
 ) -> None:
     """The next attempt reads whether it has landed."""
     failing(monkeypatch, committing(log), times=1, landed=landed, error=kind("away"))
-    assert table.commit(Fence(1, 1), data(table, 7), after=None) == version
+    assert table.commit(Fence(1, 1), data(table, 7), after=None) == 1
     assert (values(table), table.recorded()) == ([7], Fence(1, 1))
 
 
@@ -478,7 +513,7 @@ def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(
     monkeypatch.setattr(fenced_sink, "reach", overtaken)
     assert table.commit(Fence(1, 1), Upsert(rows, ["k"]), metadata(1, 1), after=None) == 2
     assert values(table) == [1]
-    assert next(table.commits()).sink_version == 2
+    assert next(table.commits(table.version())).sink_version == 2
 
 
 def test_a_table_of_other_columns_is_refused(table: FencedTable) -> None:
@@ -571,17 +606,17 @@ def test_the_log_is_kept_short_by_the_commits(
     for batch in range(1, 31):
         table.commit(Fence(1, batch), [], metadata(1, batch), after=last)
         last = Fence(1, batch)
-        first = first or next(table.commits())
+        first = first or next(table.commits(table.version()))
         if batch == 15:
             DeltaTable(url).create_checkpoint()
             at = time.time() - 2 * 3600
             for path in folder.iterdir():
                 os.utime(path, (at, at))
     assert min(path.name for path in folder.glob("*.json")) == f"{15:020d}.json"
-    assert [one.batch for one in table.commits()] == list(range(30, 0, -1))
+    assert [one.batch for one in table.commits(table.version())] == list(range(30, 0, -1))
     assert first is not None
     heir = FencedTable(url, {}, APP)
-    position, missing = heir.since(Fence(1, 30), first.as_ledger_row("t"))
+    position, missing = heir.since(Fence(1, 30), heir.version(), first.as_ledger_row("t"))
     assert position is not None
     assert (position.batch, [one.batch for one in missing]) == (30, list(range(2, 31)))
 

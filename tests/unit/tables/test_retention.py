@@ -390,7 +390,7 @@ def test_what_only_a_sinks_log_knows_is_filed_before_the_log_is_shortened(settin
         )
         after = Fence(1, number - 1) if number > 1 else None
         sink.commit(Fence(1, number), [], batch.as_metadata(), after=after)
-    second, first = [commit.as_ledger_row("trades") for commit in sink.commits()]
+    second, first = [commit.as_ledger_row("trades") for commit in sink.commits(sink.version())]
     ledger.append([first])
     declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"), late_sink=None)
     for _ in range(2):
