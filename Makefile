@@ -97,8 +97,9 @@ test-fast: env ## unit tests and the short simulation: seconds, no JVM
 	@HISTORIES=100 $(BIN)/python -m pytest tests/unit tests/simulation --timeout 60
 
 .PHONY: simulate
-simulate: env ## the lease core in EXAMPLES random histories (SEED repeats a run), every short one, and with faults built in
+simulate: env ## the lease core, then the streams' protocols, in EXAMPLES random histories each (SEED repeats a run), and with faults built in
 	@PYTHONPATH=include:tests $(BIN)/python -m simulation.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)") $(if $(DEPTH),--depth "$(DEPTH)")
+	@PYTHONPATH=include:tests $(BIN)/python -m protocols.run $(if $(EXAMPLES),--examples "$(EXAMPLES)") $(if $(SEED),--seed "$(SEED)")
 
 .PHONY: mutants
 mutants: env ## small changes in the protocols' code, one at a time: each is caught by a test or has its reason (about 20 minutes)
@@ -109,7 +110,7 @@ TESTS = $(BIN)/python -m pytest --durations 30 $(if $(ALL),,--draw)
 
 .PHONY: test
 test: env jars ## all tests: unit, integration, acceptance; of a few with many cases a draw, ALL=1 takes every case
-	@$(TESTS) --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/integration
+	@$(TESTS) --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/protocols tests/integration
 	@$(TESTS) tests/acceptance
 
 .PHONY: cluster

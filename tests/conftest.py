@@ -33,7 +33,7 @@ hypothesis.settings.register_profile("default", deadline=None)
 
 MARKED_FOLDERS = ("acceptance", "integration", "faults")
 #: Where several processes share the tests, those that take long begin first, so that none of them ends alone.
-FOLDERS_BY_LENGTH = ("acceptance", "integration", "simulation", "unit")
+FOLDERS_BY_LENGTH = ("acceptance", "integration", "protocols", "simulation", "unit")
 
 #: A test that goes through a platform's whole life takes minutes: 350 s on two busy cores. It has waits of
 #: its own, each with a limit.

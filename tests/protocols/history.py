@@ -1,0 +1,238 @@
+"""What the sink's log says, commit by commit as it lands, and what must be true of it at every moment.
+
+The rules are written down here a second time, from the promises: nothing of the product's arithmetic is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocols.simulated_spark import Row
+from protocols.topic import places, window_end
+
+from hindcast.partitions import Offsets
+
+Window = tuple[int, int]  # a partition, and the end of a window
+
+
+class BrokenPromiseError(AssertionError):
+    """Something that was promised is not so."""
+
+
+@dataclass
+class Landed:
+    """One batch as its commit names it."""
+
+    version: int
+    shard: str
+    epoch: int
+    batch: int
+    start: Offsets
+    end: Offsets
+    late_ms: int
+    watermark_ms: int
+    floors: Offsets
+
+    def is_late(self, partition: int, end_ms: int) -> bool:
+        """Whether a row of this batch came too late for the window that ends then."""
+        return end_ms <= max(self.late_ms, self.floors.get(partition, 0))
+
+    def final_ms(self, partition: int) -> int:
+        return max(self.watermark_ms, self.floors.get(partition, 0))
+
+
+@dataclass
+class SinkHistory:
+    """The sink as a reader sees it after each commit.
+
+    ``kept``: the batches in effect; ``live``: file -> its rows; ``fences``: shard -> epoch and batch.
+    """
+
+    folder: Path
+    files: dict[str, list[Row]]
+    version: int = 0  # the table was made by it
+    kept: list[Landed] = field(default_factory=list)
+    live: dict[str, list[Row]] = field(default_factory=dict)
+    fences: dict[str, tuple[int, int]] = field(default_factory=dict)
+    files_at: dict[int, frozenset[str]] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def look(self) -> None:
+        """Read what has landed since the last look.
+
+        :raises BrokenPromiseError: if it must not have
+        """
+        while (entry := self._entry(self.version + 1)) is not None:
+            self.version += 1
+            actions = [json.loads(line) for line in entry.splitlines()]
+            said: dict[str, Any] = {}
+            for action in actions:
+                said = action.get("commitInfo", said)
+            self._check_log()
+            self._land(json.loads(said.get("hindcast", "{}")), actions)
+
+    def _entry(self, version: int) -> str | None:
+        path = self._path(version)
+        return None if path is None else Path(path).read_text()
+
+    def _path(self, version: int) -> str | None:
+        for log in ("_delta_log", "_older/_delta_log"):
+            path = f"{self.folder}/{log}/{version:020d}.json"
+            if os.path.exists(path):  # noqa: PTH110 - at each step
+                return path
+        return None
+
+    def _check_log(self) -> None:
+        """I11: each version is whole in one of the two logs."""
+        for version in range(self.version):
+            if self._path(version) is None:
+                raise BrokenPromiseError(f"I11: neither log of the sink has version {version}")
+
+    def _land(self, said: dict[str, Any], actions: list[dict[str, Any]]) -> None:
+        added = [action["add"]["path"] for action in actions if "add" in action]
+        removed = [action["remove"]["path"] for action in actions if "remove" in action]
+        for path in removed:
+            del self.live[path]
+        for path in added:
+            self._check_new(path)
+            self.live[path] = self.files[path]
+        kind = said.get("kind")
+        self.kinds[str(kind)] += 1
+        if kind in {"batch", "seal"}:
+            self._check_fence(said)
+        for action in actions:
+            if "txn" in action and "/" in action["txn"]["appId"]:
+                number = action["txn"]["version"]
+                self.fences[action["txn"]["appId"].rpartition("/")[2]] = (number >> 32, number & 0xFFFFFFFF)
+        if kind == "batch":
+            landed = _landed(self.version, said)
+            self._check_follows(landed)
+            self.kept.append(landed)
+            self._check_windows(landed)
+        if kind == "reset":
+            self._take_back(_offsets(said["start_offsets"]))
+        self.files_at[self.version] = frozenset(self.live)
+
+    def _check_new(self, path: str) -> None:
+        """I2: no window is there twice."""
+        there = {(partition, end) for rows in self.live.values() for partition, end, _ in rows}
+        for partition, end, _ in self.files[path]:
+            if (partition, end) in there:
+                raise BrokenPromiseError(
+                    f"I2: window {end} of partition {partition} was there, and is added by {path}"
+                )
+
+    def _check_fence(self, said: dict[str, Any]) -> None:
+        """I3: epochs rise, a seal changes no batch, and a batch is the next one."""
+        epoch, batch = self.fences.get(said["shard"], (0, 0))
+        following = batch + 1 if said["kind"] == "batch" else batch
+        if said["epoch"] < epoch:
+            raise BrokenPromiseError(
+                f"I3: epoch {said['epoch']} of {said['shard']} landed after epoch {epoch}"
+            )
+        if said["batch"] != following:
+            raise BrokenPromiseError(
+                f"I1: {said['kind']} {said['batch']} of {said['shard']} follows batch {batch}"
+            )
+
+    def _check_follows(self, landed: Landed) -> None:
+        """I1: each partition is read on where it was read to."""
+        reached = self.reached
+        for partition, start in landed.start.items():
+            if start != reached.get(partition, 0):
+                raise BrokenPromiseError(
+                    f"I1: batch {landed.batch} of {landed.shard} reads partition {partition} from {start} on; "
+                    f"it was read up to {reached.get(partition, 0)}"
+                )
+
+    def _check_windows(self, landed: Landed) -> None:
+        """I1: the windows that are final in the batch's partitions are there, with all that was on time."""
+        there = self.windows
+        for (partition, end), count in self.on_time(landed.end).items():
+            final = end <= landed.final_ms(partition)
+            if final and there.get((partition, end)) != count:
+                raise BrokenPromiseError(
+                    f"I1: window {end} of partition {partition} has {there.get((partition, end))} records after "
+                    f"batch {landed.batch} of {landed.shard}, {count} were on time"
+                )
+            if not final and (partition, end) in there:
+                raise BrokenPromiseError(
+                    f"I10: window {end} of partition {partition} came before it was final"
+                )
+
+    def _take_back(self, offsets: Offsets) -> None:
+        """A rewind has restored an older version: the batches after it are gone, and all that is live is what
+        that version had.
+
+        :param offsets: where the rewind says that reading begins again
+        """
+        for number in range(len(self.kept), -1, -1):
+            kept = self.kept[:number]
+            reached = _reached(kept)
+            if any(reached.get(partition, 0) != offset for partition, offset in offsets.items()):
+                continue
+            live = self.files_at[kept[-1].version] if kept else frozenset()
+            if live == frozenset(self.live):
+                self.kept = kept
+                return
+        raise BrokenPromiseError("I2: a rewind left what no version had")
+
+    @property
+    def reached(self) -> Offsets:
+        """By partition, up to where it is read."""
+        return _reached(self.kept)
+
+    @property
+    def windows(self) -> dict[Window, int]:
+        """What readers see."""
+        return {(partition, end): count for rows in self.live.values() for partition, end, count in rows}
+
+    def on_time(self, partitions: Offsets) -> dict[Window, int]:
+        """The records of these partitions that have come on time, by window."""
+        found: dict[Window, int] = defaultdict(int)
+        for landed in self.kept:
+            of_these = {partition: end for partition, end in landed.end.items() if partition in partitions}
+            for partition, offset in places(landed.start, of_these):
+                end = window_end(partition, offset)
+                if not landed.is_late(partition, end):
+                    found[partition, end] += 1
+        return found
+
+    def late(self) -> set[tuple[int, int]]:
+        """The places of the records that came too late."""
+        found = set()
+        for landed in self.kept:
+            for partition, offset in places(landed.start, landed.end):
+                if landed.is_late(partition, window_end(partition, offset)):
+                    found.add((partition, offset))
+        return found
+
+
+def _reached(kept: list[Landed]) -> Offsets:
+    reached: Offsets = {}
+    for landed in kept:
+        reached.update(landed.end)
+    return reached
+
+
+def _landed(version: int, said: dict[str, Any]) -> Landed:
+    return Landed(
+        version,
+        said["shard"],
+        said["epoch"],
+        said["batch"],
+        _offsets(said["start_offsets"]),
+        _offsets(said["end_offsets"]),
+        said["late_watermark_ms"],
+        said["watermark_ms"],
+        _offsets(said["floors"]),
+    )
+
+
+def _offsets(text: str) -> Offsets:
+    return {int(partition): int(offset) for partition, offset in json.loads(text).items()}

@@ -1,0 +1,72 @@
+"""Histories that are drawn from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocols.history import BrokenPromiseError
+from protocols.oracles import check_end
+from protocols.world import World, world
+
+#: What may happen, and how often.
+ACTIONS: dict[Callable[[World], None], float] = {
+    World.resume: 60,
+    World.run_one: 40,
+    World.kill: 3,
+    World.take_over: 5,
+    World.grow: 6,
+    World.pass_time: 4,
+    World.sleep: 4,
+    World.sleep_through_a_cut: 0.2,
+    World.sleep_through_a_rewind: 0.2,
+    World.expire: 1,
+    World.maintain: 1,
+    World.reshard: 0.6,
+    World.rewind: 2,
+    World.cut_a_rewind_short: 0.5,
+}
+STEPS = 250
+#: What histories must do now and then, by the names in :attr:`protocols.world.World.seen`.
+WAYS = (
+    "a commit that lost its answer",
+    "a commit that failed",
+    "a process killed in a commit",
+    "a seal over a living owner",
+    "a rebuilt state",
+    "a rewind",
+    "a rewind called off",
+    "a generation of shards",
+    "a log that was cut",
+    "a base of the ledger",
+    "a late row",
+)
+
+
+def play(seed: str, steps: int = STEPS) -> World:
+    """Play a history, heal, and check.
+
+    :raises BrokenPromiseError: if something that was promised is not so; it names the seed
+    """
+    actions = list(ACTIONS)
+    weights = list(ACTIONS.values())
+    with world(seed) as made:
+        try:
+            made.grow()
+            for _ in range(steps):
+                made.rng.choices(actions, weights)[0](made)
+            made.heal()
+            check_end(made)
+        except BrokenPromiseError as breach:
+            raise BrokenPromiseError(f"SEED={seed}: {breach}") from breach
+        made.note_ways()
+    return made
+
+
+def first_breach(seed: str, histories: int) -> str:
+    """What the first of so many histories says that breaks an oracle or fails; empty if none does."""
+    for number in range(histories):
+        try:
+            play(f"{seed}/{number}")
+        except Exception as error:  # noqa: BLE001 - a mutant may end in any way
+            return str(error) or type(error).__name__
+    return ""

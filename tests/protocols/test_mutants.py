@@ -1,0 +1,18 @@
+"""The protocols of streams in simulated worlds: faults built in must be found."""
+
+from __future__ import annotations
+
+import pytest
+from protocols import random_histories
+from protocols.mutants import MUTANTS, mutated
+
+#: Histories in which each mutant must be found; the slowest needs about twenty.
+HISTORIES = 150
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught_by_an_oracle(name: str) -> None:
+    """The oracles can fail: with this fault in the code one of them does."""
+    with mutated(name):
+        found = random_histories.first_breach("mutant", HISTORIES)
+    assert found, f"{HISTORIES} histories do not tell the mutant from the code"
