@@ -169,8 +169,8 @@ bench-pipelines: env jars ## each example's replay beside a batch by hand, and i
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/pipeline_cost.py $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(ROWS),--rows "$(ROWS)")
 
 .PHONY: bench-catch-up
-bench-catch-up: env jars ## a new version's way through a backlog, beside an available-now job by hand (ROWS)
-	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/catch_up.py $(if $(ROWS),--rows "$(ROWS)")
+bench-catch-up: env jars ## a new version's way through a backlog, beside a job by hand (ROWS; ARCHIVED=1 begins in the archive, MOST bounds its batches)
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/catch_up.py $(if $(ROWS),--rows "$(ROWS)") $(if $(ARCHIVED),--archived) $(if $(MOST),--most "$(MOST)")
 
 .PHONY: bench-raising
 bench-raising: env jars ## how long a shard stands still for one record of 100,000 (ROWS) on which its function raises

@@ -16,6 +16,12 @@ batch, Spark's Delta sink, and
 The version and ``by_hand`` must have made the same rows; ``at_once``, where no row is late, may make others.
 The first pair warms up and is left out. The last line is one JSON object of medians; exits 1 where a version
 has less than 0.9 of the speed of ``by_hand``.
+
+With ``--archived`` the records are in the topic's archive alone, and the version begins there. Beside it:
+
+``batch``     a Spark batch job over the archive's rows: the same transformation, one write into a Delta
+              table. No row is late in it, and windows that are still open are in its result. Of the others the
+              version must have made nearly all. Exits 1 where it takes more than 1.3 x the job's time.
 """
 
 from __future__ import annotations
@@ -36,9 +42,11 @@ import structlog
 from benchmarks.pipeline_cost import PARTITIONS, send, session_and_broker
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from support.live_stream import delete_records
 from support.workload_harness import Workload, renamed
 
 from hindcast import catalog
+from hindcast.archive.copy_topic import archive_topic
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline, Table
 from hindcast.settings import Settings, project_root
@@ -50,14 +58,17 @@ _log = structlog.get_logger(__name__)
 
 NAME = "stock_stats"
 LEAST_SPEED = 0.9
+#: Of the version in an archive: its time by that of a batch job, and its rows by those of the job.
+MOST_TIME = 1.3
+LEAST_ROWS = 0.99
 
 
-def version(workload: Workload) -> dict[str, float]:
+def version(workload: Workload, most: int = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH) -> dict[str, float]:
     """Seconds of one shadow's life: until the topic's end is committed, and until every row is accounted
     for.
     """
     started = time.monotonic()
-    owner = workload.start(most_records=kafka_source.MAX_RECORDS_PER_SHADOW_BATCH)
+    owner = workload.start(most_records=most)
     ended = threading.Event()
     filing = threading.Thread(target=file_beside, args=(workload, owner, ended))
     filing.start()
@@ -105,6 +116,25 @@ def by_hand(
     )
     query.awaitTermination()
     return {side: time.monotonic() - started}
+
+
+def window_ends(settings: Settings, name: str) -> list[Any]:
+    """The end of the window of each row."""
+    windows = DeltaTable(settings.table("sinks", name)).to_pyarrow_table(columns=["window"])["window"]
+    return [window["end"] for window in windows.to_pylist()]
+
+
+def batch(spark: SparkSession, workload: Workload, pipeline: Pipeline, number: int) -> dict[str, float]:
+    """Seconds of the batch job that somebody would write over the archived records."""
+    started = time.monotonic()
+    start = dict.fromkeys(range(PARTITIONS), 0)
+    raw = kafka_source.archived_range(
+        spark, workload.settings, pipeline.source.name, start, workload.reached()
+    )
+    rows = kafka_source.usable(kafka_source.parse(raw, pipeline))
+    result = kafka_source.transform([kafka_source.assign_windows(rows, pipeline)], pipeline)
+    result.write.format("delta").save(workload.settings.table("sinks", f"batch_{number}"))
+    return {"batch": time.monotonic() - started}
 
 
 def rows_of(settings: Settings, name: str) -> int:
@@ -162,6 +192,52 @@ def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> d
     }
 
 
+def measure_archived(
+    spark: SparkSession, settings: Settings, rows: int, pairs: int, most: int
+) -> dict[str, Any]:
+    """The same, of records that the topic has dropped.
+
+    :param most: records of one batch; 0 for the bound of all streams
+    """
+    example = catalog.load(project_root() / "include" / "pipelines")[NAME]
+    declared = renamed(example, "catch-up")
+    first = Workload(spark, settings, declared, settings.bootstrap_servers, PARTITIONS)
+    first.begin()
+    send(first, example.source.name, rows)
+    archive_topic(lambda: spark, Installation(settings), declared.source.name)
+    delete_records(settings.bootstrap_servers, declared.source.name, first.reached())
+    found = defaultdict[str, list[float]](list)
+    for number in range(pairs + 1):
+        shadow = replace(
+            declared, version=number + 2, sink=Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys)
+        )
+        workload = Workload(
+            spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts
+        )
+        sides: dict[str, Callable[[], dict[str, float]]] = {
+            "version": partial(version, workload, most),
+            "batch": partial(batch, spark, workload, declared, number),
+        }
+        for side in sides if number % 2 else reversed(sides):
+            for name, seconds in sides[side]().items():
+                found[name].append(seconds)
+                _log.warning("Measured.", pair=number, what=name, seconds=round(seconds, 2))
+        made = window_ends(settings, shadow.sink.name)
+        last = max(made)
+        closed = [end for end in window_ends(settings, f"batch_{number}") if end <= last]
+        if not LEAST_ROWS * len(closed) <= len(made) <= len(closed):
+            raise SystemExit(f"The result is wrong: the version made {len(made)} rows of {len(closed)}.")
+    kept = {name: values[1:] for name, values in found.items()}
+    ratios = [own / plain for own, plain in zip(kept["version"], kept["batch"], strict=True)]
+    return {
+        "pipeline": NAME,
+        "rows": rows,
+        "pairs": pairs,
+        **{f"{name}_seconds": round(statistics.median(values), 2) for name, values in kept.items()},
+        "time_batch_ratio": round(statistics.median(ratios), 2),
+    }
+
+
 def main() -> int:
     structlog.configure(
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -172,7 +248,21 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--archived", action="store_true", help="begin in the topic's archive")
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=0,
+        help="records of a batch from the archive; by default as many as any stream's. "
+        f"A version beside an active one takes {kafka_source.MAX_RECORDS_PER_SHADOW_BATCH}",
+    )
     asked = parser.parse_args()
+    if asked.archived:
+        with session_and_broker("catch-up") as (spark, settings):
+            result = measure_archived(spark, settings, asked.rows, asked.pairs, asked.most)
+        passed = result["time_batch_ratio"] <= MOST_TIME
+        print(json.dumps({**result, "passed": passed}))  # noqa: T201 - the result
+        return 0 if passed else 1
     with session_and_broker("catch-up") as (spark, settings):
         result = measure(spark, settings, asked.rows, asked.pairs)
     print(json.dumps({**result, "passed": result["speed_by_hand_ratio"] >= LEAST_SPEED}))  # noqa: T201 - the result
