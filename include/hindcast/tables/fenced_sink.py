@@ -325,8 +325,9 @@ class FencedTable:
         """The commit that says where the application is, and its batches that the ledger lacks.
 
         The log is not searched if the ledger has the recorded batch. Else the few commits after the ledger's
-        last row are read; a batch comes into the ledger seconds after it came into the table. Only if they
-        are gone from the log is all of it searched.
+        last row are read; a batch comes into the ledger seconds after it came into the table. If the ledger
+        has none of the application, or they are gone from the log, the log is read down to the first batch
+        that the ledger lacks.
 
         :param recorded: the application's place
         :param version: of the table, in which that is the place. Others may commit meanwhile
@@ -348,7 +349,8 @@ class FencedTable:
                         return commit, missing
         last = None
         missing = []
-        for commit in self.commits(version, stop_after=filed):
+        # A shard's batches have no gap, so nothing before the first missing one is missing.
+        for commit in self.commits(version, stop_after=filed + 1):
             last = last or commit
             if commit.kind == "batch" and commit.batch > filed:
                 missing.insert(0, commit)

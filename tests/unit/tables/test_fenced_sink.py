@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,34 @@ def test_commits_are_read_down_to_the_requested_batch(table: FencedTable) -> Non
         ("batch", 2),
     ]
     assert [commit.batch for commit in other.commits(other.version())] == [9]
+
+
+def test_a_shard_without_a_row_is_looked_for_down_to_its_first_batch(
+    table: FencedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not down to the beginning of the log, which may be a million commits of others away."""
+    other = FencedTable(table.url, {}, "p/v1/v1.g0.s1")
+    before = None
+    for batch in range(1, 21):
+        other.commit(Fence(1, batch), [], after=before)
+        before = Fence(1, batch)
+    table.commit(Fence(1, 1), [], metadata(1, 1), after=None)
+    table.commit(Fence(1, 2), [], metadata(1, 2), after=Fence(1, 1))
+    recorded, version = table.reached()
+    assert recorded is not None
+    read: list[int] = []
+    commits_down = fenced_sink.commits_down
+
+    def counted(*arguments: Any) -> Iterator[dict[str, Any]]:
+        for entry in commits_down(*arguments):
+            read.append(entry["version"])
+            yield entry
+
+    monkeypatch.setattr(fenced_sink, "commits_down", counted)
+    last, missing = table.since(recorded, version, None)
+    assert last is not None
+    assert ([one.batch for one in missing], last.batch) == ([1, 2], 2)
+    assert read == [22, 21]
 
 
 def test_a_row_of_the_ledger_says_what_its_commit_says(table: FencedTable) -> None:
