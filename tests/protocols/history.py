@@ -16,6 +16,7 @@ from protocols.simulated_spark import Row
 from protocols.topic import places, window_end
 
 from hindcast.partitions import Offsets
+from hindcast.tables.ledger_history import History
 
 Window = tuple[int, int]  # a partition, and the end of a window
 
@@ -181,6 +182,30 @@ class SinkHistory:
                 self.kept = kept
                 return
         raise BrokenPromiseError("I2: a rewind left what no version had")
+
+    def check_past(self, history: History) -> None:
+        """I7: what the ledger says at any moment was so: each partition began at 0, ends where a batch ended,
+        and was final there up to where it was.
+
+        After a rewind the ledger follows the sink a little later, so that nothing is checked.
+        """
+        if self.kinds["reset"] or self.kinds["reset-abandoned"]:
+            return
+        self.kinds["past"] += 1
+        final: dict[int, set[tuple[int, int]]] = defaultdict(set)
+        newest: dict[int, int] = defaultdict(int)
+        for landed in self.kept:
+            for partition, end in landed.end.items():
+                newest[partition] = max(newest[partition], landed.final_ms(partition))
+                final[partition].add((end, newest[partition]))
+        for partition, end in history.committed.items():
+            chain = history.chains[partition]
+            final_ms = chain[-1].watermark_ms if chain else history.places[partition].watermark_ms
+            if history.first[partition] != 0 or (end, final_ms) not in final[partition]:
+                raise BrokenPromiseError(
+                    f"I7: partition {partition} is said to be read from {history.first[partition]} to {end}, and "
+                    f"to be final up to {final_ms}; it was so at {sorted(final[partition])}"
+                )
 
     @property
     def reached(self) -> Offsets:

@@ -71,7 +71,7 @@ def _commit_again_after_an_unknown_outcome(patch: pytest.MonkeyPatch) -> None:
 
 def _overwrite_an_entry_of_the_log(patch: pytest.MonkeyPatch) -> None:
     def link(self: SteppedLinks, draft: Any, entry: Any) -> None:
-        self._scheduler.pause("sink link")
+        self.wait(entry)
         shutil.copyfile(draft, entry)
 
     patch.setattr(SteppedLinks, "link", link)

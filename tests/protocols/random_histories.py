@@ -19,9 +19,12 @@ ACTIONS: dict[Callable[[World], None], float] = {
     World.sleep: 4,
     World.sleep_through_a_cut: 0.2,
     World.sleep_through_a_rewind: 0.2,
+    World.sleep_in_an_audit_through_a_rewind: 0.3,
     World.expire: 1,
     World.maintain: 1,
+    World.plan: 1,
     World.reshard: 0.6,
+    World.grow_topic: 0.2,
     World.rewind: 2,
     World.cut_a_rewind_short: 0.5,
 }
@@ -36,9 +39,11 @@ WAYS = (
     "a rewind",
     "a rewind called off",
     "a generation of shards",
+    "a topic that grew",
     "a log that was cut",
     "a base of the ledger",
     "a late row",
+    "a look at the past",
 )
 
 

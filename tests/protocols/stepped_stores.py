@@ -5,15 +5,17 @@ may fail or lose its answer.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
 from protocols.scheduler import Order, Scheduler
 
 from hindcast.delta.application_log import LocalLog, Reached
 from hindcast.errors import StoreUnavailableError
 from hindcast.leases.store import Snapshot
-from hindcast.testing import FakeClock, MemoryStore, Outcome
+from hindcast.testing import MemoryStore, Outcome
 
 
 class SteppedLeases(MemoryStore):
@@ -40,9 +42,8 @@ class SteppedLog(LocalLog):
     """The log of a sink, on a disk in memory."""
 
     scheduler: Scheduler
-    clock: FakeClock
-    #: The wall clock's reading when the clock above stood at zero.
-    began_at: float
+    #: The simulated wall clock, in seconds since 1970.
+    now: Callable[[], float]
 
     def reached(self) -> Reached:
         read: Reached = self.scheduler.call("sink read", super().reached, _unavailable)
@@ -57,21 +58,56 @@ class SteppedLog(LocalLog):
     def _checkpoint(self, version: int) -> None:
         self.scheduler.pause("sink checkpoint")
         super()._checkpoint(version)
-        path = Path(self.url, "_delta_log", f"{version:020d}.checkpoint.parquet")
-        if path.exists():
-            made_at = self.began_at + self.clock.monotonic()
-            os.utime(path, (made_at, made_at))
+        date_checkpoint(self.url, version, self.now())
+
+
+#: Where a process is about to give a commit of the sink its name, and one of a table beside it.
+SINK_LINK, SIDE_LINK = "sink link", "side link"
 
 
 class SteppedLinks:
-    """The module :mod:`os` for the log of a sink: others may go on right before an entry gets its name."""
+    """The module :mod:`os` for the log of a table: others may go on right before an entry gets a name."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, place: str) -> None:
+        """:param place: of such a link in the sink"""
         self._scheduler = scheduler
+        self._place = place
 
-    def link(self, draft: Any, entry: Any) -> None:
-        self._scheduler.pause("sink link")
-        os.link(draft, entry)
+    def link(self, entry: Any, name: Any) -> None:
+        self.wait(name)
+        os.link(entry, name)
+
+    def wait(self, name: Any) -> None:
+        """Let others go on."""
+        self._scheduler.pause(SIDE_LINK if "/control/" in str(name) else self._place)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+class SteppedHandle:
+    """A handle of the sink, as the upkeep has it."""
+
+    def __init__(self, url: str, scheduler: Scheduler, now: Callable[[], float]) -> None:
+        self._url = url
+        self._scheduler = scheduler
+        self._now = now
+
+    def create_checkpoint(self) -> None:
+        self._scheduler.pause("the upkeep's checkpoint")
+        table = DeltaTable(self._url)
+        table.create_checkpoint()
+        date_checkpoint(self._url, table.version(), self._now())
+
+    def metadata(self) -> Any:
+        return DeltaTable(self._url).metadata()
+
+
+def date_checkpoint(url: str, version: int, made_at: float) -> None:
+    """Let a checkpoint be as old as the simulated clock says."""
+    path = Path(url, "_delta_log", f"{version:020d}.checkpoint.parquet")
+    if path.exists():
+        os.utime(path, (made_at, made_at))
 
 
 def _unavailable(reason: str) -> StoreUnavailableError:

@@ -9,7 +9,6 @@ import itertools
 import random
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +26,14 @@ from protocols.owner import Owner
 from protocols.scheduler import Order, Process, Scheduler, Thread
 from protocols.side_tables import Batch, Rows, delete_after, filed_rows, late_rows_of
 from protocols.simulated_spark import SimulatedSpark, StandInCheckpoint, StandInFrame, signature_of
-from protocols.stepped_stores import SteppedLeases, SteppedLinks, SteppedLog
+from protocols.stepped_stores import (
+    SIDE_LINK,
+    SINK_LINK,
+    SteppedHandle,
+    SteppedLeases,
+    SteppedLinks,
+    SteppedLog,
+)
 from protocols.topic import DELAY_MS, WINDOW_MS, Topic
 from structlog.testing import capture_logs
 
@@ -47,9 +53,10 @@ from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState, row_of
+from hindcast.shards.shard_row import ShardDetail
 from hindcast.stream import batch_commits, late_and_dead_rows, shard_takeover
 from hindcast.stream.late_and_dead_rows import Audit
-from hindcast.tables import fenced_sink, ledger_bases
+from hindcast.tables import fenced_sink, ledger_bases, retention
 from hindcast.tables.event_log import EventLog
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by
@@ -58,6 +65,7 @@ from hindcast.tables.table_names import ControlTable
 from hindcast.testing import FakeClock
 
 PARTITIONS = 4
+MOST_PARTITIONS = 8
 #: The fenced tables beside the sink.
 SIDE_TABLES = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
 #: The sink's log is cut to so many simulated hours, the fewest that the setting allows.
@@ -180,7 +188,7 @@ class World:
         """A process stands still right before its commit gets its name. Meanwhile others commit for hours, and
         the log is cut.
         """
-        process = self._about_to_commit()
+        process = self._about_to_commit(SINK_LINK)
         if process is None:
             return
         process.asleep = ROUNDS
@@ -196,7 +204,7 @@ class World:
         """A process stands still right before its commit gets its name, and is taken for dead. Meanwhile the
         pipeline is rewound.
         """
-        process = self._about_to_commit()
+        process = self._about_to_commit(SINK_LINK)
         if process is None:
             return
         for other in self.scheduler.processes:
@@ -205,18 +213,44 @@ class World:
         process.asleep = ROUNDS
         self.expire(PARTITIONS)
         self.rewind()
-        for _ in range(400):
-            self.resume()
+        self._run_until_ended(self.scheduler.processes[-1])
         self._wake(process)
 
-    def _about_to_commit(self) -> Process | None:
-        """A process that is about to give a commit of the sink its name, if one comes there soon."""
-        for _ in range(100):
-            for thread in self.scheduler.waiting():
-                if thread.place == "sink link":
+    def sleep_in_an_audit_through_a_rewind(self) -> None:
+        """A process that was asked to give its shard up stands still right before it files its last late rows,
+        and is taken for dead. Meanwhile the pipeline is rewound.
+        """
+        self.grow()
+        self.rewind()
+        operator = self.scheduler.processes[-1]
+        process = self._about_to_commit(SIDE_LINK)
+        if process is None or process is operator:
+            return
+        process.asleep = ROUNDS
+        self.expire(MOST_PARTITIONS)
+        self._run_until_ended(operator)
+        self._wake(process)
+
+    def _about_to_commit(self, place: str) -> Process | None:
+        """A process that is about to give a commit its name, if one comes there soon."""
+        for _ in range(300):
+            waiting = self.scheduler.waiting()
+            for thread in waiting:
+                if thread.place == place:
                     return thread.process
-            self.resume()
+            if not waiting:
+                self.take_over()
+                continue
+            self._step(self.rng.choice(waiting), Order.GO)
         return None
+
+    def _run_until_ended(self, process: Process) -> None:
+        """All go on until this process has ended, or for long."""
+        for _ in range(600):
+            waiting = self.scheduler.waiting()
+            if process.ended or not waiting:
+                return
+            self._step(self.rng.choice(waiting), Order.GO)
 
     def _wake(self, process: Process) -> None:
         """The process alone goes on for a while."""
@@ -241,12 +275,49 @@ class World:
         start = dict.fromkeys(self.topic.ends, 0)
         self._begin("operator", lambda: resharding.reshard(self.leases, counted.name, 1, shards, start))
 
+    def grow_topic(self) -> None:
+        """The topic gets two more partitions, and a worker that sees it deals them out."""
+        first = len(self.topic.ends)
+        if first < MOST_PARTITIONS:
+            self.topic.ends.update({first: 0, first + 1: 0})
+        self._begin("a worker", self._deal_out)
+
+    def _deal_out(self) -> None:
+        shards = len(resharding.newest_of_version(self.leases.read().leases.values(), counted.name, 1))
+        resharding.reshard(self.leases, counted.name, 1, shards, dict.fromkeys(self.topic.ends, 0))
+
     def maintain(self) -> None:
-        """The upkeep keeps a base of the older batches."""
+        """The upkeep files what only the sink's log knows, cuts the log, and keeps a base of the older
+        batches.
+        """
+        handle: Any = SteppedHandle(self.url, self.scheduler, self.wall)
+        ledger = self.installation.ledger
         bases = LedgerBases(self.tables)  # type: ignore[arg-type]
         before = self.clock.now() - timedelta(seconds=self.rng.choice((0, 20)))
         fenced = fenced_by(self.url, {}, counted.name, 1)
-        self._begin("maintain", lambda: bases.keep_older(counted.name, 1, fenced, before))
+
+        def keep() -> None:
+            retention._file_join_and_shorten(
+                handle, ledger=ledger, url=self.url, storage_options={}, log_hours=LOG_HOURS
+            )
+            bases.keep_older(counted.name, 1, fenced, before)
+
+        self._begin("maintain", keep)
+
+    def plan(self) -> None:
+        """Somebody reads the stream's past, while it goes on."""
+        bases = LedgerBases(self.tables)  # type: ignore[arg-type]
+        fenced = fenced_by(self.url, {}, counted.name, 1)
+
+        def read() -> None:
+            for history in bases.histories(counted.name, 1, fenced):
+                self.sink.check_past(history)
+
+        self._begin("plan", read)
+
+    def wall(self) -> float:
+        """The simulated wall clock, in seconds since 1970."""
+        return self.clock.now().timestamp()
 
     def rewind(self) -> None:
         """An operator pauses the pipeline, takes back what some batches have written, and resumes it."""
@@ -346,6 +417,11 @@ class World:
 
     def _replace_owners(self) -> None:
         swap(self.leases, lambda snapshot: resharding.opened(snapshot.leases))
+        dealt = {
+            partition for lease in self._shards().values() for partition in ShardDetail.of(lease).partitions
+        }
+        if dealt != self.topic.ends.keys():
+            self._deal_out()
         owners = {process.name for process in self.scheduler.processes}
         for key, lease in self._shards().items():
             if lease.state in {ShardState.WAIT, ShardState.TERMINATED}:
@@ -374,6 +450,8 @@ class World:
         late = filed_rows(self.tables.url(ControlTable.LATE_ROWS), self.spark)
         self.seen["a batch"] += kinds["batch"]
         self.seen["a rewind"] += kinds["reset"]
+        self.seen["a topic that grew"] += len(self.topic.ends) > PARTITIONS
+        self.seen["a look at the past"] += kinds["past"]
         self.seen["a rewind called off"] += kinds["reset-abandoned"]
         self.seen["a rebuilt state"] += sum(1 for url in self.spark.folders if ".r" in url)
         self.seen["a generation of shards"] += len({shard.split(".")[1] for shard in shards}) - 1
@@ -471,14 +549,12 @@ def _stand_in_for_audits(patch: pytest.MonkeyPatch, made: World) -> None:
 
 def _stand_in(patch: pytest.MonkeyPatch, made: World) -> None:
     """Put the stand-ins in the places of what they stand for."""
-    began_at = time.time()
-    clock = SimpleNamespace(monotonic=made.clock.monotonic, time=lambda: began_at + made.clock.monotonic())
+    clock = SimpleNamespace(monotonic=made.clock.monotonic, time=made.wall)
 
     def log(url: str, storage_options: dict[str, str], app: str) -> SteppedLog:
         stepped = SteppedLog(url, storage_options, app)
         stepped.scheduler = made.scheduler
-        stepped.clock = made.clock
-        stepped.began_at = began_at
+        stepped.now = made.wall
         return stepped
 
     def nap(seconds: float) -> None:
@@ -489,7 +565,9 @@ def _stand_in(patch: pytest.MonkeyPatch, made: World) -> None:
     patch.setattr(store, "time", SimpleNamespace(sleep=nap))
     patch.setattr(fenced_sink, "application_log", log)
     patch.setattr(fenced_sink, "_SHORTEN_EVERY", 5)
-    patch.setattr(application_log, "os", SteppedLinks(made.scheduler))
+    patch.setattr(application_log, "os", SteppedLinks(made.scheduler, SINK_LINK))
+    patch.setattr(older_log, "os", SteppedLinks(made.scheduler, "a link of the older log"))
+    patch.setattr(retention, "compact", lambda *_: None)
     patch.setattr(application_log, "time", clock)
     patch.setattr(older_log, "time", clock)
     for module in (takeover, fenced_sink, batch_commits, shard_takeover, rewind, abandon_rewind):
