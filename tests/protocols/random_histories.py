@@ -8,6 +8,8 @@ from protocols.history import BrokenPromiseError
 from protocols.oracles import check_end
 from protocols.world import World, world
 
+from hindcast.errors import HindcastError
+
 #: What may happen, and how often.
 ACTIONS: dict[Callable[[World], None], float] = {
     World.resume: 60,
@@ -61,7 +63,7 @@ def play(seed: str, steps: int = STEPS) -> World:
                 made.rng.choices(actions, weights)[0](made)
             made.heal()
             check_end(made)
-        except BrokenPromiseError as breach:
+        except (BrokenPromiseError, HindcastError) as breach:
             raise BrokenPromiseError(f"SEED={seed}: {breach}") from breach
         made.note_ways()
     return made

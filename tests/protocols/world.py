@@ -41,7 +41,7 @@ from hindcast import Mode, Table, Window, pipeline
 from hindcast import Topic as DeclaredTopic
 from hindcast.delta import application_log, older_log
 from hindcast.delta.open_table import create_table
-from hindcast.errors import HindcastError, StoreUnavailableError
+from hindcast.errors import HindcastError, RewindRefusedError, StoreUnavailableError
 from hindcast.leases import store
 from hindcast.leases.lease import Lease, LeaseKey, ShardState, StatusType
 from hindcast.leases.store import Snapshot, swap
@@ -394,7 +394,10 @@ class World:
         """
         self.rebuilt_share = 0.0
         self._kill_all()
-        self._complete()
+        try:
+            self._complete()
+        except RewindRefusedError:
+            self._call_off()  # that has begun
         self.sink.look()
         self.desired.set_state(counted.name, DesiredState.RUNNING)
         for number in range(ROUNDS):
