@@ -77,11 +77,12 @@ class LedgerBases:
         ledger = Ledger(self.tables)
         resets = ledger.resets(pipeline, version)
         bases = [base for base in self._read(pipeline, version) if _is_in_effect(base, resets)]
+        in_sink = _last_in_sink(resets, fenced) if bases else {}
         back = 1
         while back <= len(bases):
             base = bases[-back]
             rows = ledger.batches(pipeline, version, sink_after=base.sink_version)
-            if _goes_on(base, rows, resets, fenced):
+            if _goes_on(base, rows, in_sink):
                 yield History.of(rows, base)
             back *= 2
         yield History.of(ledger.batches(pipeline, version))
@@ -222,17 +223,22 @@ def _is_in_effect(base: HistoryBase, resets: Iterable[LedgerRow]) -> bool:
     return all(base.shards.get(reset.shard, -1) <= reset.kept for reset in resets)
 
 
-def _goes_on(
-    base: HistoryBase, rows: Iterable[LedgerRow], resets: Iterable[LedgerRow], fenced: FencedBatches
-) -> bool:
-    """Conditions 2 and 3."""
+def _last_in_sink(resets: Iterable[LedgerRow], fenced: FencedBatches) -> dict[str, int]:
+    """By shard, the last batch in the sink. The fence alone still names one that was taken back."""
+    in_sink = dict(fenced())
+    for reset in resets:
+        in_sink[reset.shard] = min(reset.kept, in_sink.get(reset.shard, reset.kept))
+    return in_sink
+
+
+def _goes_on(base: HistoryBase, rows: Iterable[LedgerRow], in_sink: Mapping[str, int]) -> bool:
+    """Conditions 2 and 3.
+
+    :param in_sink: by shard, the last batch in the sink
+    """
     following: dict[str, int] = {}
     for row in rows:
         following[row.shard] = min(row.batch, following.get(row.shard, row.batch))
-    in_sink = dict(fenced())
-    for reset in resets:
-        # The fence still names a batch that was taken back.
-        in_sink[reset.shard] = min(reset.kept, in_sink.get(reset.shard, reset.kept))
     for shard in base.shards.keys() | following.keys() | in_sink.keys():
         last = base.shards.get(shard, 0)
         if shard in following:
