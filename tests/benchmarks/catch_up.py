@@ -142,20 +142,39 @@ def rows_of(settings: Settings, name: str) -> int:
     return found
 
 
-def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> dict[str, Any]:
+def backlog(spark: SparkSession, settings: Settings, rows: int) -> Workload:
+    """The example, on a topic of its own that holds so many records."""
     example = catalog.load(project_root() / "include" / "pipelines")[NAME]
-    declared = renamed(example, "catch-up")
-    first = Workload(spark, settings, declared, settings.bootstrap_servers, PARTITIONS)
+    first = Workload(spark, settings, renamed(example, "catch-up"), settings.bootstrap_servers, PARTITIONS)
     first.begin()
     send(first, example.source.name, rows)
+    return first
+
+
+def next_version(first: Workload, number: int) -> Workload:
+    """A version that has read nothing, of the pipeline and on the records of the first."""
+    declared = first.pipeline
+    sink = Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys)
+    shadow = replace(declared, version=number + 2, sink=sink)
+    return Workload(first.spark, first.settings, shadow, first.servers, PARTITIONS, counts=first.counts)
+
+
+def take_turns(
+    sides: dict[str, Callable[[], dict[str, float]]], number: int, found: dict[str, list[float]]
+) -> None:
+    """Measure each side once; every other pair begins with the last one."""
+    for side in sides if number % 2 else reversed(sides):
+        for name, seconds in sides[side]().items():
+            found[name].append(seconds)
+            _log.warning("Measured.", pair=number, what=name, seconds=round(seconds, 2))
+
+
+def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> dict[str, Any]:
+    first = backlog(spark, settings, rows)
+    declared = first.pipeline
     found = defaultdict[str, list[float]](list)
     for number in range(pairs + 1):
-        shadow = replace(
-            declared, version=number + 2, sink=Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys)
-        )
-        workload = Workload(
-            spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts
-        )
+        workload = next_version(first, number)
         sides: dict[str, Callable[[], dict[str, float]]] = {
             "version": partial(version, workload),
             "by_hand": partial(
@@ -169,12 +188,10 @@ def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> d
             ),
             "at_once": partial(by_hand, spark, workload, declared, "at_once", number),
         }
-        for side in sides if number % 2 else reversed(sides):
-            for name, seconds in sides[side]().items():
-                found[name].append(seconds)
-                _log.warning("Measured.", pair=number, what=name, seconds=round(seconds, 2))
+        take_turns(sides, number, found)
         made = [
-            rows_of(settings, table) for table in (shadow.sink.name, f"by_hand_{number}", f"at_once_{number}")
+            rows_of(settings, table)
+            for table in (workload.pipeline.sink.name, f"by_hand_{number}", f"at_once_{number}")
         ]
         if len(set(made[:2])) > 1 or not all(made):
             raise SystemExit(f"The result is wrong: the version and the jobs by hand made {made} rows.")
@@ -199,30 +216,19 @@ def measure_archived(
 
     :param most: records of one batch; 0 for the bound of all streams
     """
-    example = catalog.load(project_root() / "include" / "pipelines")[NAME]
-    declared = renamed(example, "catch-up")
-    first = Workload(spark, settings, declared, settings.bootstrap_servers, PARTITIONS)
-    first.begin()
-    send(first, example.source.name, rows)
+    first = backlog(spark, settings, rows)
+    declared = first.pipeline
     archive_topic(lambda: spark, Installation(settings), declared.source.name)
     delete_records(settings.bootstrap_servers, declared.source.name, first.reached())
     found = defaultdict[str, list[float]](list)
     for number in range(pairs + 1):
-        shadow = replace(
-            declared, version=number + 2, sink=Table(f"{NAME}_v{number + 2}", keys=declared.sink.keys)
-        )
-        workload = Workload(
-            spark, settings, shadow, settings.bootstrap_servers, PARTITIONS, counts=first.counts
-        )
+        workload = next_version(first, number)
         sides: dict[str, Callable[[], dict[str, float]]] = {
             "version": partial(version, workload, most),
             "batch": partial(batch, spark, workload, declared, number),
         }
-        for side in sides if number % 2 else reversed(sides):
-            for name, seconds in sides[side]().items():
-                found[name].append(seconds)
-                _log.warning("Measured.", pair=number, what=name, seconds=round(seconds, 2))
-        made = window_ends(settings, shadow.sink.name)
+        take_turns(sides, number, found)
+        made = window_ends(settings, workload.pipeline.sink.name)
         last = max(made)
         closed = [end for end in window_ends(settings, f"batch_{number}") if end <= last]
         if not LEAST_ROWS * len(closed) <= len(made) <= len(closed):

@@ -5,7 +5,7 @@ by an oracle.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from protocols.stepped_stores import SteppedLinks
+from simulation.mutants import MUTANTS as OF_LEASES
 
 from hindcast.delta import application_log, older_log
 from hindcast.errors import FenceMovedError
-from hindcast.leases.lease import Lease, LeaseKey, ShardState
 from hindcast.recovery import delete_late_and_dead_rows, rebuild_state, rewind, rewind_point, takeover
 from hindcast.recovery.restore_sink import SinkRestore
 from hindcast.recovery.takeover import ShardPosition
@@ -277,19 +277,6 @@ def _forget_batches_whose_rows_are_not_filed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LedgerQueue, "begin", begin)
 
 
-def _open_a_child_before_its_parent_ends(patch: pytest.MonkeyPatch) -> None:
-    opened = resharding.opened
-
-    def hasty(leases: Mapping[LeaseKey, Lease]) -> list[Lease]:
-        ended = {
-            key: lease if lease.state == ShardState.WAIT else lease.evolve(state=ShardState.TERMINATED)
-            for key, lease in leases.items()
-        }
-        return opened(ended)
-
-    patch.setattr(resharding, "opened", hasty)
-
-
 #: The alterations, by what they are.
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_").replace("_", " "): mutate
@@ -315,7 +302,7 @@ MUTANTS: dict[str, Mutate] = {
         _rebuild_from_where_the_sink_ends,
         _rebuild_half_of_the_open_windows,
         _open_a_child_without_its_parents_watermark,
-        _open_a_child_before_its_parent_ends,
+        OF_LEASES["open a child before its parent ends"],
         _end_a_shard_where_its_lease_says,
         _use_every_base,
         _use_a_base_that_was_rewound,
