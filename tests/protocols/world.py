@@ -247,10 +247,16 @@ class World:
     def _run_until_ended(self, process: Process) -> None:
         """All go on until this process has ended, or for long."""
         for _ in range(600):
-            waiting = self.scheduler.waiting()
-            if process.ended or not waiting:
+            if process.ended or not self._go_on():
                 return
-            self._step(self.rng.choice(waiting), Order.GO)
+
+    def _go_on(self) -> bool:
+        """Some thread takes its next step, which does not fail; false if none can."""
+        waiting = self.scheduler.waiting()
+        if not waiting:
+            return False
+        self._step(self.rng.choice(waiting), Order.GO)
+        return True
 
     def _wake(self, process: Process) -> None:
         """The process alone goes on for a while."""
@@ -344,10 +350,8 @@ class World:
                 self.scheduler.kill(process)
                 self._begin("operator", self.rng.choice((self._complete, self._call_off)))
                 return
-            waiting = self.scheduler.waiting()
-            if process.ended or not waiting:
+            if process.ended or not self._go_on():
                 return
-            self._step(self.rng.choice(waiting), Order.GO)
 
     def _complete(self) -> None:
         rewind.complete(self.installation, counted)
@@ -405,9 +409,7 @@ class World:
                 break
             if number % 200 == 0:
                 self._replace_owners()
-            waiting = self.scheduler.waiting()
-            if waiting:
-                self._step(self.rng.choice(waiting), Order.GO)
+            self._go_on()
         else:
             raise BrokenPromiseError(
                 f"I6: the world does not come to rest: {self.errors[-3:]}, {self.sink.reached}"
