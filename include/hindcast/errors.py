@@ -115,6 +115,13 @@ class ProofLostError(BadInputError):
     """
 
 
+class ErasedRecordsError(BadInputError):
+    """The run {run_id} of {pipeline} cannot be judged: {count} of its records were erased from archives after
+    version {version} had read them, the first at {first}. What came of them cannot be told from a fault.
+    Judge a range after them.
+    """
+
+
 class NothingLateError(HindcastError):
     """No late row of {pipeline} waits for a correction: the windows of each were corrected after it came, or
     are still open.

@@ -99,6 +99,12 @@ class Settings(BaseSettings):
         ge=1.0,
         description="for so long events, samples of differences and pages of expectations are kept",
     )
+    letter_days: float = Field(
+        default=365.0,
+        ge=1.0,
+        description="for so long late rows and dead letters have their keys, values and tracebacks; their "
+        "places stay",
+    )
     lag_limit_records: int = Field(
         default=100_000, ge=1, description="the supervisor wakes when a shard lags by more"
     )

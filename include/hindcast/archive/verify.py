@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from hindcast.archive.archive_or_live import next_step
 from hindcast.archive.copy_topic import STEP_OFFSETS
+from hindcast.archive.erased_records import ERASED_HEADER
 from hindcast.archive.manifest import Manifest
 from hindcast.archive.table import ArchiveTable
 from hindcast.errors import ArchiveFailedError, HindcastError, innermost
@@ -40,9 +41,10 @@ def verify(
 ) -> dict[str, Any]:
     """Compare what both hold, in steps; a difference also leaves an event.
 
-    :returns: {topic, equal, compared, differences, samples, start, end}. ``compared`` counts the offsets
-        that have a record in either. A sample is {partition, offset, kind, columns}; kind is ``missing`` in
-        the archive, ``extra``, ``doubled``, or ``changed`` in these columns.
+    :returns: {topic, equal, compared, differences, samples, start, end}. ``compared`` counts the offsets that
+        have a record in either; one that was erased in the archive equals any. A sample is {partition,
+        offset, kind, columns}; kind is ``missing`` in the archive, ``extra``, ``doubled``, or ``changed`` in
+        these columns.
     :raises UnknownArchiveError: if the topic has no archive
     :raises ArchiveFailedError: if Spark failed
     """
@@ -123,7 +125,7 @@ def _differing(
     spark: SparkSession, settings: Settings, topic: str, start: Offsets, end: Offsets
 ) -> DataFrame:
     """One row an offset: how often it stands in the archive and in the topic, and the columns in which those
-    differ.
+    differ. What was erased in the archive differs in none.
 
     Digests are compared, so that only they travel between Spark's tasks.
     """
@@ -131,7 +133,8 @@ def _differing(
     archived = archived_range(spark, settings, topic, begin, end)
     held = kafka_range(spark, settings, topic, begin, end, headers=True)
     every = _digests("archive", archived).unionByName(_digests("topic", held))
-    changed = [F.when(F.min(name) != F.max(name), F.lit(name)) for name in COMPARED]
+    whole = ~F.bool_or("erased")
+    changed = [F.when(whole & (F.min(name) != F.max(name)), F.lit(name)) for name in COMPARED]
     return every.groupBy("partition", "offset").agg(
         F.count_if(F.col("side") == "archive").alias("archived"),
         F.count_if(F.col("side") == "topic").alias("held"),
@@ -141,7 +144,8 @@ def _differing(
 
 def _digests(side: str, records: DataFrame) -> DataFrame:
     digests = [_digest(name).alias(name) for name in COMPARED]
-    return records.select("partition", "offset", F.lit(side).alias("side"), *digests)
+    erased = F.lit(side == "archive") & F.coalesce(F.col("headers")[0]["key"] == ERASED_HEADER, F.lit(False))
+    return records.select("partition", "offset", F.lit(side).alias("side"), erased.alias("erased"), *digests)
 
 
 def _digest(name: str) -> Column:

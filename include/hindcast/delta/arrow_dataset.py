@@ -48,7 +48,7 @@ def arrow_dataset(
         raise DeltaProtocolError(f"{table.table_uri} has {', '.join(unsupported)}, which Arrow does not read")
     files = pa.table(table.get_add_actions(flatten=True))
     if wanted:
-        files = files.filter(_may_have(files, wanted))
+        files = files.filter(may_meet_all(files, wanted))
     form = ParquetFileFormat()
     store = _filesystem(table, folder)
     partitions = [name for name in files.column_names if name.startswith("partition.")]
@@ -82,8 +82,11 @@ def _of_partition(file: dict[str, Any], partitions: Sequence[str]) -> pc.Express
     return holds
 
 
-def _may_have(files: pa.Table, wanted: Sequence[Sequence[Condition]]) -> pa.ChunkedArray | pa.Array:
-    """For each file, whether it may have a row that meets all conditions of one of the groups."""
+def may_meet_all(files: pa.Table, wanted: Sequence[Sequence[Condition]]) -> pa.ChunkedArray | pa.Array:
+    """For each file, whether it may have a row that meets all conditions of one of the groups.
+
+    :param files: deltalake's flat list of them
+    """
     any_group = _the_same(files, answer=False)
     for group in wanted:
         whole_group = _the_same(files, answer=True)

@@ -52,6 +52,7 @@ from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.side_rows import WITHOUT_CONTENTS
 from hindcast.tables.table_names import ControlTable
 
 #: Headers of a repaired record: the run that sent it, and its dead letter as ``topic/partition/offset``.
@@ -239,7 +240,8 @@ def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired])
     named: set[Place] = set()
     for letter in mended:
         if letter.place not in keys:
-            _refuse_place(pipeline, letter.place, f"is no dead letter of {pipeline.name}")
+            problem = f"is no dead letter of {pipeline.name}, or its record was erased or has expired"
+            _refuse_place(pipeline, letter.place, problem)
         if letter.place in named:
             _refuse_place(pipeline, letter.place, "is named twice")
         named.add(letter.place)
@@ -258,7 +260,8 @@ def _keys(tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired])
 def _dead_letters(
     tables: ControlTables, pipeline: Pipeline, mended: Sequence[Repaired]
 ) -> dict[Place, bytes | None]:
-    """The key of each dead letter of the pipeline that has the topic and the offset of one of these.
+    """The key of each dead letter of the pipeline that has the topic and the offset of one of these. Those
+    whose record was erased or has expired are left out.
 
     A pipeline may have very many dead letters, so all others are left out, and the values of these, too.
     """
@@ -267,9 +270,11 @@ def _dead_letters(
     topics = sorted({letter.place[0] for letter in mended})
     offsets = sorted({letter.place[2] for letter in mended})
     where = [("pipeline", "=", pipeline.name), ("topic", "in", topics), ("offset", "in", offsets)]
-    found = tables.read(ControlTable.DEAD_LETTERS, where, ["topic", "partition", "offset", "key"])
+    found = tables.read(ControlTable.DEAD_LETTERS, where, ["topic", "partition", "offset", "key", "reason"])
     keys: dict[Place, bytes | None] = {}
     for row in found.to_pylist():
+        if row["reason"] in WITHOUT_CONTENTS:
+            continue
         place = (row["topic"], row["partition"], row["offset"])
         keys[place] = row["key"]
     return keys

@@ -101,7 +101,7 @@ def run_batch(
             late_rows=counted.late_rows,
         )
         side_rows = _side_rows(rows, pipeline, plan)
-        if counted.dead_letters + counted.late_rows + counted.late_judged_rows == 0:
+        if counted.poison_read + counted.late_rows + counted.late_judged_rows == 0:
             side_rows = spark.createDataFrame([], side_rows.schema)
         _write(settings, side_rows, side_rows_url(settings, plan.pipeline, run_id))
         some_late = counted.late_judged_rows > 0
@@ -157,13 +157,23 @@ def _count(rows: DataFrame, pipeline: Pipeline, plan: ReplayPlan, run_id: str) -
         sums[name] = sum(group[name] or 0 for group in groups)
     latency = None
     reasons: dict[str, int] = {}
+    poison = 0
     for group in groups:
         if group["_reason"] is None:
             latency = group["latency"]  # of the usable rows: a poison record has no result to wait for
-        elif group["dead_letters"]:
+            continue
+        poison += int(group["rows_read"])
+        if group["dead_letters"]:
             reasons[str(group["_reason"])] = int(group["dead_letters"])
     p50, p95 = latency or (None, None)
-    return Counted(**sums, output_rows=0, latency_p50_seconds=p50, latency_p95_seconds=p95, reasons=reasons)
+    return Counted(
+        **sums,
+        output_rows=0,
+        latency_p50_seconds=p50,
+        latency_p95_seconds=p95,
+        reasons=reasons,
+        poison_read=poison,
+    )
 
 
 def _aggregates() -> list[Column]:
@@ -200,7 +210,7 @@ def _side_rows(rows: DataFrame, pipeline: Pipeline, plan: ReplayPlan) -> DataFra
         lost = F.expr(f"transform({lost_windows(plan, pipeline)}, e -> e div 1000L)")
         windows = F.when(late_for_judged, lost).otherwise(windows)
     late = (F.col("_windows_late") > 0) & (inside | late_for_judged)
-    return rows.where((inside & poison) | late).select(
+    return rows.where(poison | late).select(
         F.when(poison, "poison").otherwise("late").alias("kind"),
         F.col("_partition").alias("partition"),
         F.col("_offset").alias("offset"),

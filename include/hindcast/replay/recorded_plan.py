@@ -17,8 +17,9 @@ class Counted:
     """What was in the range.
 
     Rows before the plan's start are read for their windows only. They count in ``rows_read``,
-    ``judged_rows``, ``late_judged_rows`` and ``pairs``, and nowhere else. ``pairs`` are (row, judged window).
-    ``late_rows`` were late for any window. ``output_rows`` are those of the answer in hindsight.
+    ``judged_rows``, ``late_judged_rows``, ``pairs`` and ``poison_read``, and nowhere else. ``pairs`` are
+    (row, judged window). ``late_rows`` were late for any window. ``output_rows`` are those of the answer in
+    hindsight. ``poison_read``: of the rows that were read, those that are poison.
     """
 
     rows_read: int
@@ -33,6 +34,7 @@ class Counted:
     latency_p50_seconds: float | None
     latency_p95_seconds: float | None
     reasons: dict[str, int] = field(default_factory=dict)
+    poison_read: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,6 +260,7 @@ def late_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
         F.col("_late_watermark_ms").alias("watermark_ms"),
         F.col("_windows_late").alias("windows_late"),
         F.col("_windows_total").alias("windows_total"),
+        F.col("_key").alias("key"),
         F.col("_value").alias("value"),
     )
 

@@ -72,6 +72,7 @@ class EventKind(StrEnum):
     ARCHIVE_STOPPED = "archive_stopped"
     ARCHIVE_GAP = "archive_gap"
     ARCHIVE_DIFFERS = "archive_differs"
+    KEYS_ERASED = "keys_erased"
     # supervision
     WORKER_LAUNCHED = "worker_launched"
     SUPERVISOR_WOKE = "supervisor_woke"

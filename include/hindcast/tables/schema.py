@@ -148,7 +148,8 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         found_at=INSTANT,
         schema_version=COUNT,
     ),
-    # One row for each input record that came after at least one of its windows was final.
+    # One row for each input record that came after at least one of its windows was final. key and value are
+    # null once they were erased or have expired (hindcast.tables.side_rows).
     ControlTable.LATE_ROWS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -163,10 +164,11 @@ SCHEMAS: dict[ControlTable, pa.Schema] = {
         watermark_ms=COUNT,
         windows_late=COUNT,
         windows_total=COUNT,
+        key=pa.binary(),
         value=pa.binary(),
     ),
     # traceback is what the pipeline's function raised, in full; null for other reasons, and if the owner that
-    # had found the record died before it filed it.
+    # had found the record died before it filed it. Contents are erased and expire as those of late rows.
     ControlTable.DEAD_LETTERS: _schema(
         pipeline=TEXT,
         version=COUNT,
@@ -251,7 +253,9 @@ REPLACED: frozenset[ControlTable] = frozenset(
 
 #: Tables of which ranges are read, and by what: their joined files are in this order, with bounds.
 ORDERED_BY: dict[ControlTable, tuple[str, ...]] = {
-    ControlTable.CHECKPOINTS: ("pipeline", "version", "sink_version", "batch")
+    ControlTable.CHECKPOINTS: ("pipeline", "version", "sink_version", "batch"),
+    ControlTable.LATE_ROWS: ("pipeline", "version", "offset", "broker_at"),
+    ControlTable.DEAD_LETTERS: ("pipeline", "version", "offset", "broker_at"),
 }
 
 #: Columns that came later than their table. A table that lacks them gets them: null in the rows that it has.
@@ -259,6 +263,7 @@ LATER: dict[ControlTable, frozenset[str]] = {
     ControlTable.CHECKPOINTS: frozenset({"checkpoint", "base", "excluded"}),
     ControlTable.VERDICTS: frozenset({"change", "number", "bounds"}),
     ControlTable.DEAD_LETTERS: frozenset({"traceback"}),
+    ControlTable.LATE_ROWS: frozenset({"key"}),
 }
 
 #: The leases are read at their newest version only, for milliseconds, and get a commit each second.

@@ -43,19 +43,35 @@ def check_side_rows(
     settings = installation.settings
     side_rows = open_table(side_rows_url(settings, pipeline, run_id), settings.storage_options)
     of_replay = arrow_dataset(side_rows)
-    of_pipeline = (pc.field("pipeline") == pipeline) & (pc.field("version") == version)
     count = 0
     differences: list[Difference] = []
     for kind, table, difference in SIDE_TABLES:
         of_kind = (pc.field("kind") == kind) & pc.field("inside")
         found = of_replay.to_table(columns=PLACE, filter=of_kind).to_pandas()
-        of_table = arrow_dataset(installation.tables.open(table))
-        filed = of_table.to_table(columns=PLACE, filter=of_pipeline).to_pandas()
-        wrong = mismatches(found, within(filed, start, end))
+        wrong = mismatches(found, places_filed(installation, table, pipeline, version, start, end))
         count += len(wrong)
         named = wrong.head(samples).to_dict("records")
         differences += [_difference(difference, row) for row in named]
     return count, differences
+
+
+def places_filed(
+    installation: Installation,
+    table: ControlTable,
+    pipeline: str,
+    version: int,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+) -> pd.DataFrame:
+    """The places in [start, end) of the rows that a version has in a side table: partition, offset."""
+    of_range = [
+        ("pipeline", "=", pipeline),
+        ("version", "=", version),
+        ("offset", ">=", min(start.values(), default=0)),
+        ("offset", "<", max(end.values(), default=0)),
+    ]
+    filed = installation.tables.read(table, of_range, PLACE).to_pandas()
+    return within(filed, start, end)
 
 
 def within(places: pd.DataFrame, start: Mapping[int, int], end: Mapping[int, int]) -> pd.DataFrame:

@@ -42,6 +42,7 @@ from hindcast.tables.verdict_trends import VerdictTrends, point_of
 from hindcast.verdict import bounds
 from hindcast.verdict.check_side_rows import check_side_rows
 from hindcast.verdict.compare import Cause, Comparison, Difference, Kind, Sides, compare
+from hindcast.verdict.erased_records import refuse_erased
 from hindcast.verdict.expectations import check_types, columns_of, validate
 from hindcast.verdict.sink_change import SinkChange
 
@@ -110,6 +111,7 @@ def judge(
     :raises UnknownRunError: if no replay of that id has succeeded
     :raises PipelineError: if an expectation is of an unknown type, or a bound is of a column that is no
         number of the result
+    :raises ErasedRecordsError: if records of the range were erased after the stream had read them
     """
     check_types(pipeline)
     settings = installation.settings
@@ -121,6 +123,7 @@ def judge(
             problem=f"The run {run_id} is of the pipeline {case.row['pipeline']}, not of {pipeline.name}",
             cure="Name that pipeline.",
         )
+    refuse_erased(installation, pipeline, case.version, run_id, case.plan)
     if pipeline.re_execute:
         batches = _recorded(installation.ledger, pipeline, case)
         keep_online(session(), settings, pipeline, run_id, case.plan, batches)
