@@ -1,6 +1,7 @@
 """Copy a topic into its archive, or compare the two.
 
 - ``archive.py run TOPIC [--accept-gap WHY]``
+- ``archive.py import TOPIC --table URL [--accept-holes WHY]``
 - ``archive.py verify TOPIC``
 
 Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input or a
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     installation = Installation()
     settings = installation.settings
     try:
-        from hindcast.archive import copy_topic, verify
+        from hindcast.archive import copy_topic, import_table, verify
 
         if asked.command == "run":
             result = copy_topic.archive_topic(
@@ -37,6 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
                 installation,
                 asked.topic,
                 accept_gap=asked.accept_gap,
+                step_offsets=asked.step_offsets,
+            )
+            print(json.dumps(result))
+        elif asked.command == "import":
+            result = import_table.import_table(
+                lambda: _session(settings),
+                installation,
+                asked.topic,
+                asked.table,
+                accept_holes=asked.accept_holes,
                 step_offsets=asked.step_offsets,
             )
             print(json.dumps(result))
@@ -68,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("topic")
     run.add_argument("--accept-gap", default="")
     run.add_argument("--step-offsets", type=int, default=1_000_000)
+    older = commands.add_parser("import")
+    older.add_argument("topic")
+    older.add_argument("--table", required=True)
+    older.add_argument("--accept-holes", default="")
+    older.add_argument("--step-offsets", type=int, default=1_000_000)
     commands.add_parser("verify").add_argument("topic")
     return parser
 

@@ -70,6 +70,16 @@ def extended(ranges: Ranges, start: int, end: int) -> Ranges:
     return (*ranges, (start, end))
 
 
+def with_older(ranges: Ranges, start: int, end: int) -> Ranges:
+    """The ranges with [start, end) before the first of them, joined to it if they touch."""
+    if start == end:
+        return ranges
+    if ranges and ranges[0][0] == end:
+        _, last = ranges[0]
+        return ((start, last), *ranges[1:])
+    return ((start, end), *ranges)
+
+
 def missing(ranges: Sequence[Range], earliest: int, start: int, end: int) -> Ranges:
     """What of [start, end) is held neither by these archived ranges nor by a topic whose first offset is
     ``earliest``, in order.

@@ -69,9 +69,7 @@ def archive_topic(
         created again; an event says so, too
     :raises ArchiveFailedError: if Spark failed; the next run resumes after the last step
     """
-    if len(accept_gap) > LONGEST_REASON:
-        cure = f"Say it in {LONGEST_REASON} characters."
-        raise BadInputError(problem="The reason for the gap is too long", cure=cure)
+    check_reason(accept_gap)
     events = installation.event_log
     try:
         with TopicOffsets(installation.settings) as offsets:
@@ -84,6 +82,13 @@ def archive_topic(
         cure = str(error.fields.get("cure") or again)
         events.record(EventKind.ARCHIVE_STOPPED, str(error), severity=Severity.ERROR, cure=cure, topic=topic)
         raise
+
+
+def check_reason(reason: str) -> None:
+    """:raises BadInputError: if it is too long to be kept"""
+    if len(reason) > LONGEST_REASON:
+        cure = f"Say it in {LONGEST_REASON} characters."
+        raise BadInputError(problem="The reason is too long", cure=cure)
 
 
 class _Copy:
@@ -164,7 +169,7 @@ class _Copy:
             end,
             rows=rows,
             size=size,
-            newest_at=max((_newest_at(file) for file in files), default=""),
+            newest_at=max((newest_at(file) for file in files), default=""),
             topic_id=self._topic_id,
         )
         if not self._table.commit(manifest, after, files):  # 3. and 4.
@@ -248,7 +253,8 @@ def _columns(records: DataFrame) -> DataFrame:
     return records.withColumnRenamed("timestampType", "timestamp_type").select(*ARCHIVE_SCHEMA.names)
 
 
-def _newest_at(file: DataFile) -> str:
+def newest_at(file: DataFile) -> str:
+    """The greatest broker timestamp of a written file, ISO 8601 in UTC; "" if it has none."""
     greatest = json.loads(file.stats).get("maxValues", {})
     return str(greatest.get("timestamp", ""))
 

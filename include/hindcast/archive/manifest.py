@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from hindcast.archive.archive_or_live import Ranges, extended
+from hindcast.archive.archive_or_live import Ranges, extended, with_older
 from hindcast.partitions import Offsets
 
 
@@ -104,6 +104,50 @@ class Manifest:
             step=step,
             number=self.number + 1,
             ends={**self.ends, **end},
+            ranges=ranges,
+            rows=self.rows + rows,
+            bytes=self.bytes + size,
+            newest_at=max(self.newest_at, newest_at),
+        )
+
+    def first(self, partition: int) -> int | None:
+        """The offset with which a partition's part of the archive begins; None before anything was decided of
+        it.
+        """
+        ranges = self.ranges.get(partition, ())
+        if ranges:
+            return ranges[0][0]
+        return self.ends.get(partition)
+
+    def with_older(
+        self,
+        step: str,
+        start: Mapping[int, int],
+        end: Mapping[int, int],
+        *,
+        rows: int,
+        size: int,
+        newest_at: str,
+    ) -> Self:
+        """After a commit of the records of [start, end), which come before all that is archived.
+
+        :raises ValueError: if the archive of a partition begins elsewhere than at ``end``
+        """
+        ranges = dict(self.ranges)
+        ends = dict(self.ends)
+        for partition, offset in start.items():
+            first = self.first(partition)
+            if first is not None and first != end[partition]:
+                raise ValueError(f"the step ends at {dict(end)}, and partition {partition} begins at {first}")
+            older = with_older(ranges.get(partition, ()), offset, end[partition])
+            if older:
+                ranges[partition] = older
+            ends.setdefault(partition, end[partition])
+        return replace(
+            self,
+            step=step,
+            number=self.number + 1,
+            ends=ends,
             ranges=ranges,
             rows=self.rows + rows,
             bytes=self.bytes + size,

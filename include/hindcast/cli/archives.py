@@ -56,6 +56,32 @@ def run(
         raise
 
 
+TableOption = Annotated[str, typer.Option("--table", help="a Delta table of the topic's records: its URL")]
+AcceptHolesOption = Annotated[
+    str, typer.Option("--accept-holes", help="count offsets without a record as archived, and say why")
+]
+
+
+@app.command("import")
+def import_(
+    topic: TopicArgument,
+    table: TableOption,
+    accept_holes: AcceptHolesOption = "",
+    step_offsets: StepOffsetsOption = 1_000_000,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Copy records from before the archive's beginning out of a Delta table. Each record is copied once.
+
+    The table has the columns of Spark's Kafka source: partition, offset, timestamp, key, value; and if it has
+    them topic, timestampType, headers.
+    """
+    arguments = ["import", check_topic(topic), "--table", table]
+    if accept_holes:
+        arguments += ["--accept-holes", accept_holes]
+    arguments += ["--step-offsets", str(step_offsets)]
+    run_app("archive.py", arguments, output)
+
+
 @app.command("list")
 def list_archives(
     output: FormatOption = Format.TABLE,

@@ -271,7 +271,8 @@ def _check_begun(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs
     problem = f"no record of {' and '.join(topic.name for topic in pipeline.topics)} came before its end"
     if facts.history.chains:
         problem = f"the stream begins at offset {offsets_to_json(begun)}"
-        problem += ", and no record from there on came before the range's end"
+        problem += ", and no record from there on came before the range's end. `hindcast reprocess "
+        problem += f"{pipeline.name} --from TIME` begins a version that has what came before"
     raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
 
 

@@ -71,6 +71,7 @@ class EventKind(StrEnum):
     # archives of topics
     ARCHIVE_STOPPED = "archive_stopped"
     ARCHIVE_GAP = "archive_gap"
+    ARCHIVE_IMPORTED = "archive_imported"
     ARCHIVE_DIFFERS = "archive_differs"
     KEYS_ERASED = "keys_erased"
     # supervision

@@ -85,3 +85,36 @@ def test_a_step_that_does_not_begin_where_the_archive_ends_is_no_step() -> None:
     for start in (8, 10):
         with pytest.raises(ValueError, match="the archive ends at"):
             manifest.with_step("b", {0: start}, {0: 20}, rows=1, size=1, newest_at="")
+
+
+@settings(max_examples=200)
+@given(held=archived(), start=st.integers(0, 30), length=st.integers(0, 30))
+def test_older_records_come_before_the_first(held: archive_or_live.Ranges, start: int, length: int) -> None:
+    """They add their offsets, and touch or leave a gap; all ranges stay apart and in order."""
+    shifted = tuple((first + 60, last + 60) for first, last in held)
+    end = min(start + length, shifted[0][0]) if shifted else start + length
+    found = archive_or_live.with_older(shifted, start, end)
+    offsets = {offset for first, last in found for offset in range(first, last)}
+    assert offsets == {
+        *range(start, end),
+        *(offset for first, last in shifted for offset in range(first, last)),
+    }
+    assert all(first < last for first, last in found)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(found))
+
+
+def test_a_manifest_grows_downwards() -> None:
+    """By steps that touch its beginning; the ends stay, and so does what was counted."""
+    empty = Manifest(topic="t")
+    assert empty.first(0) is None
+    first = empty.with_older("a", {0: 4}, {0: 9}, rows=5, size=50, newest_at="2026-01-02")
+    assert (first.first(0), first.ends, first.ranges, first.number) == (4, {0: 9}, {0: ((4, 9),)}, 1)
+    more = first.with_step("b", {0: 9, 1: 0}, {0: 12, 1: 0}, rows=3, size=30, newest_at="2026-01-03")
+    whole = more.with_older("c", {0: 1, 1: 0}, {0: 4, 1: 0}, rows=2, size=20, newest_at="2026-01-01")
+    assert (whole.ranges, whole.ends, whole.first(1)) == ({0: ((1, 12),)}, {0: 12, 1: 0}, 0)
+    assert (whole.rows, whole.bytes, whole.number, whole.step) == (10, 100, 3, "c")
+    assert whole.newest_at == "2026-01-03"
+    assert Manifest.from_metadata(whole.as_metadata()) == whole
+    for end in (0, 2):
+        with pytest.raises(ValueError, match="partition 0 begins at 1"):
+            whole.with_older("d", {0: 0}, {0: end}, rows=0, size=0, newest_at="")
