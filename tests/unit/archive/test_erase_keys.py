@@ -17,11 +17,11 @@ from support.crashes import CrashError, crash_at
 from hindcast import catalog
 from hindcast.archive import erase_keys as module
 from hindcast.archive.erase_keys import Erased, erase_keys
-from hindcast.archive.erased_records import ERASED_HEADERS, first_erased
+from hindcast.archive.erased_records import ERASED_HEADERS, first_erased, is_erased
 from hindcast.archive.snapshot import read_snapshot
 from hindcast.archive.table import ArchiveTable
 from hindcast.cli.main import run
-from hindcast.errors import BadInputError, BadNameError, UnknownTopicError
+from hindcast.errors import BadInputError, BadNameError, StoreUnavailableError, UnknownTopicError
 from hindcast.installation import Installation
 from hindcast.kafka.redrive import Repaired, check_letters
 from hindcast.pipeline import TOPIC_STRIDE
@@ -298,6 +298,30 @@ def test_erased_places_are_named_by_the_archive(kept: Kept) -> None:
     assert first_erased(kept.settings, "t", {0: range(3, 30), 1: [0, 1, 26, 29]}) == (9 + 2, {0: 5, 1: 26})
     assert first_erased(kept.settings, "t", {}) == (0, {})
     assert first_erased(kept.settings, "u", {0: [1]}) == (0, {})
+
+
+def test_only_files_that_may_hold_the_places_are_read(kept: Kept) -> None:
+    """By the bounds of each, and a file that cannot be read is named."""
+    kept.erase()
+    table = DeltaTable(archive_url(kept.settings, "t"))
+    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    for file in files:
+        if (file["min.partition"], file["min.offset"]) != (1, 15):
+            (Path(archive_url(kept.settings, "t")) / file["path"]).write_bytes(b"torn")
+    assert first_erased(kept.settings, "t", {1: [15, 17, 29]}) == (2, {1: 17})
+    for places in ({1: [14, 15]}, {0: [15, 29]}):
+        with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+            first_erased(kept.settings, "t", places)
+        assert str(table.table_uri).rstrip("/").endswith(str(caught.value.fields["table"]).rstrip("/"))
+        assert caught.value.fields["reason"] is caught.value.__cause__
+
+
+def test_headers_of_others_are_no_erasure() -> None:
+    """Nor is a record without any."""
+    assert is_erased(ERASED_HEADERS)
+    assert not is_erased(None)
+    assert not is_erased([])
+    assert not is_erased(HEADERS)
 
 
 def test_an_erased_letter_is_not_sent_back(kept: Kept) -> None:

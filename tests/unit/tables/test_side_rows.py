@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
@@ -46,7 +47,7 @@ def rows(tables: ControlTables, name: ControlTable) -> list[dict[str, Any]]:
 def test_contents_expire_and_rows_stay(settings: Settings, name: ControlTable) -> None:
     """Only the named columns of old rows change, and the setting says how old that is."""
     tables = ControlTables(settings)
-    tables.append(name, [row(0, 400), row(1, 367), row(2, 300), row(3, 0)])
+    tables.append(name, [row(0, 400), row(1, 367), row(2, 300), row(3, 0), row(4, 0, broker_at=None)])
     before = rows(tables, name)
     expire(settings, tables)
     gone: dict[str, Any] = dict.fromkeys(CONTENTS[name])
@@ -58,7 +59,7 @@ def test_contents_expire_and_rows_stay(settings: Settings, name: ControlTable) -
     expire(settings, tables)
     assert tables.open(name).version() == version, "nothing is left to expire"
     expire(settings.model_copy(update={"letter_days": 30.0}), tables)
-    assert [found["value"] for found in rows(tables, name)] == [None, None, None, b"v"]
+    assert [found["value"] for found in rows(tables, name)] == [None, None, None, b"v", b"v"]
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -93,6 +94,8 @@ def test_files_of_newer_rows_are_not_read(settings: Settings, monkeypatch: pytes
     assert opened == []
     assert expire_contents(tables, name, NOW, {}) == 2
     assert opened
+    (file,) = pa.table(tables.open(name).get_add_actions(flatten=True)).to_pylist()
+    assert (file["num_records"], file["min.offset"], file["max.offset"]) == (2, 0, 1), "bounds are kept"
 
 
 def test_contents_expire_by_the_day(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
