@@ -45,7 +45,7 @@ def first_erased(settings: Settings, topic: str, places: Mapping[int, Sequence[i
         ]
         these = (
             (pc.field("partition") == partition)
-            & pc.field("offset").isin(pa.array(sorted(offsets), pa.int64()))
+            & pc.field("offset").isin(sorted(offsets))
             & pc.field("value").is_null()
         )
         try:

@@ -90,4 +90,4 @@ def _delete_files(folder: Path, oldest: float) -> int:
 
 def _deepest_first(folder: Path) -> Iterator[Path]:
     """All that is below the folder; a folder comes after what it holds."""
-    yield from sorted(folder.rglob("*"), key=lambda path: len(path.parts), reverse=True)
+    yield from sorted(folder.rglob("*"), reverse=True)

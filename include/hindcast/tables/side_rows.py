@@ -59,10 +59,9 @@ def expire_contents(
     """
     if tables.find(name) is None:
         return 0
-    instant = pa.scalar(before, pa.timestamp("us", tz="UTC"))
 
     def find(rows: pa.Table) -> Mask:
-        old = pc.fill_null(pc.less(rows["broker_at"], instant), fill_value=False)
+        old = pc.fill_null(pc.less(rows["broker_at"], before), fill_value=False)
         return pc.and_(old, has_contents(name, rows))
 
     change = RowChange(("broker_at", *CONTENTS[name]), find, partial(without_contents, name, EXPIRED))

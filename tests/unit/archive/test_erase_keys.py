@@ -300,20 +300,32 @@ def test_erased_places_are_named_by_the_archive(kept: Kept) -> None:
     assert first_erased(kept.settings, "u", {0: [1]}) == (0, {})
 
 
-def test_only_files_that_may_hold_the_places_are_read(kept: Kept) -> None:
+@pytest.mark.parametrize(
+    ("whole", "held", "erased", "beyond"),
+    [
+        ((1, 15), [15, 17, 29], (2, {1: 17}), {1: [14, 15]}),
+        ((1, 0), [0, 2, 14], (2, {1: 2}), {1: [14, 15]}),
+        ((0, 0), [1, 5], (1, {0: 5}), {1: [1, 5]}),
+    ],
+)
+def test_only_files_that_may_hold_the_places_are_read(
+    kept: Kept,
+    whole: tuple[int, int],
+    held: list[int],
+    erased: tuple[int, dict[int, int]],
+    beyond: dict[int, Any],
+) -> None:
     """By the bounds of each, and a file that cannot be read is named."""
     kept.erase()
     table = DeltaTable(archive_url(kept.settings, "t"))
-    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    for file in files:
-        if (file["min.partition"], file["min.offset"]) != (1, 15):
+    for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        if (file["min.partition"], file["min.offset"]) != whole:
             (Path(archive_url(kept.settings, "t")) / file["path"]).write_bytes(b"torn")
-    assert first_erased(kept.settings, "t", {1: [15, 17, 29]}) == (2, {1: 17})
-    for places in ({1: [14, 15]}, {0: [15, 29]}):
-        with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
-            first_erased(kept.settings, "t", places)
-        assert str(table.table_uri).rstrip("/").endswith(str(caught.value.fields["table"]).rstrip("/"))
-        assert caught.value.fields["reason"] is caught.value.__cause__
+    assert first_erased(kept.settings, "t", {whole[0]: held}) == erased
+    with pytest.raises(StoreUnavailableError, match="could not be read") as caught:
+        first_erased(kept.settings, "t", beyond)
+    assert str(table.table_uri).rstrip("/").endswith(str(caught.value.fields["table"]).rstrip("/"))
+    assert caught.value.fields["reason"] is caught.value.__cause__
 
 
 def test_headers_of_others_are_no_erasure() -> None:

@@ -97,3 +97,50 @@ def test_a_table_that_is_away_keeps_nothing_else(settings: Settings, monkeypatch
     ]
     assert ages(tables, ControlTable.EVENTS) == [100]
     assert ages(tables, ControlTable.DIFFERENCES) == []
+
+
+def test_what_was_deleted_is_logged(settings: Settings) -> None:
+    """With how much, for each table, and for all files together."""
+    tables = ControlTables(settings)
+    for name in (ControlTable.EVENTS, ControlTable.DIFFERENCES):
+        tables.append(name, [{COLUMNS[name]: NOW - timedelta(days=100)}] * 2)
+    tables.append(ControlTable.LATE_ROWS, [{"broker_at": NOW - timedelta(days=400), "value": b"v"}] * 3)
+    for number in range(2):
+        file(settings.home / f"gx/results/p/sink/run/{number}.json", 91)
+        file(settings.home / f"data_docs/validations/p/{number}.html", 91)
+    with capture_logs() as logs:
+        expire(settings, tables)
+    assert [{**log, "log_level": log["log_level"]} for log in logs] == [
+        {"event": "Contents of old rows were erased.", "table": "late_rows", "rows": 3, "log_level": "info"},
+        {"event": "Old rows of a table were deleted.", "table": "events", "rows": 2, "log_level": "info"},
+        {
+            "event": "Old rows of a table were deleted.",
+            "table": "differences",
+            "rows": 2,
+            "log_level": "info",
+        },
+        {"event": "Old results and pages of expectations were deleted.", "files": 4, "log_level": "info"},
+    ]
+
+
+def test_tables_that_cannot_be_read_are_named_and_the_others_tidied(settings: Settings) -> None:
+    """Each with the reason, be it the first or not."""
+    tables = ControlTables(settings)
+    old = {"at": NOW - timedelta(days=100), "found_at": NOW - timedelta(days=100)}
+    tables.append(ControlTable.EVENTS, [{"at": old["at"]}])
+    tables.append(ControlTable.DIFFERENCES, [{"found_at": old["found_at"]}])
+    for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):
+        tables.append(name, [{"broker_at": NOW - timedelta(days=400), "value": b"v"}])
+    torn = {}
+    for name in (ControlTable.EVENTS, ControlTable.LATE_ROWS):
+        (path,) = tables.open(name).file_uris()
+        Path(path).write_bytes(b"torn")
+        torn[name.value] = Path(path).name
+    with capture_logs() as logs:
+        expire(settings, tables)
+    warned = {log["table"]: log for log in logs if log["log_level"] == "warning"}
+    assert warned["events"]["event"] == "Old rows of a table were not deleted."
+    assert warned["late_rows"]["event"] == "Contents of old rows were not erased."
+    assert all(torn[name] in log["reason"] or "Parquet" in log["reason"] for name, log in warned.items())
+    done = {log["table"] for log in logs if log["log_level"] == "info"}
+    assert (warned.keys(), done) == (torn.keys(), {"differences", "dead_letters"})
