@@ -156,6 +156,10 @@ bench-leases: env ## what leasing costs, on real tables: minutes, no JVM
 bench-age: env ## what a month of commits adds to a commit, a take-over, a renewal and a plan: minutes, no JVM (COMMITS, TAIL)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/age_cost.py $(if $(COMMITS),--commits "$(COMMITS)") $(if $(TAIL),--tail "$(TAIL)")
 
+.PHONY: bench
+bench: env jars ## latency and CPU of a supervised stream beside the jobs that people run, by turns on the same load (SIDE, RATE, PAIRS)
+	@PYTHONPATH=include:tests $(BIN)/python -m benchmarks.speed.run $(if $(SIDE),--side "$(SIDE)") $(if $(RATE),--rate "$(RATE)") $(if $(PAIRS),--pairs "$(PAIRS)")
+
 .PHONY: bench-shards
 bench-shards: env ## 500 shards of 50 pipelines on two workers, one of which is killed: how long until all are taken, and the memory; no JVM (PIPELINES)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/many_shards.py $(if $(PIPELINES),--pipelines "$(PIPELINES)")

@@ -1,0 +1,1 @@
+"""What a supervised stream costs beside the plain jobs that people run: ``make bench``."""

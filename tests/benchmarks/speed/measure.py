@@ -1,0 +1,180 @@
+"""What a run comes to: latencies by the broker's timestamps, CPU of all its processes, and whether it is right."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from benchmarks.speed.workload import Answer, Key, Workload
+from deltalake import DeltaTable
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The offsets up to which a side had read when a commit of it became visible, epoch milliseconds."""
+
+    at_ms: float
+    ends: Mapping[int, int]
+
+
+#: Of one record: its partition, its offset, and the broker's timestamp in epoch milliseconds.
+Sample = tuple[int, int, int]
+
+
+def latencies(samples: Iterable[Sample], commits: Sequence[Commit]) -> list[float]:
+    """Seconds from the broker's timestamp of each record to the first commit that has it.
+
+    :param commits: in the order of their times
+    :raises SystemExit: if a record is in no commit
+    """
+    ends: dict[int, list[int]] = {}
+    times: dict[int, list[float]] = {}
+    for commit in commits:
+        for partition, end in commit.ends.items():
+            known = ends.setdefault(partition, [0])
+            at = times.setdefault(partition, [0.0])
+            if end > known[-1]:
+                known.append(end)
+                at.append(commit.at_ms)
+    found = []
+    for partition, offset, appended_ms in samples:
+        first = bisect_right(ends.get(partition, [0]), offset)
+        if first == len(ends.get(partition, [0])):
+            raise SystemExit(f"No commit has offset {offset} of partition {partition}.")
+        found.append((times[partition][first] - appended_ms) / 1000)
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that at least this share of the values does not exceed."""
+    return sorted(values)[max(math.ceil(len(values) * share) - 1, 0)]
+
+
+def commits_of_plain(folder: Path, topic: str) -> list[Commit]:
+    """The commits of a plain stream: Delta's log says when a batch was committed, Spark's plan what it read."""
+    found = []
+    for batch, at_ms in sorted(_committed(folder).items()):
+        plan = (folder / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()
+        ends = json.loads(plan[-1])[topic]
+        found.append(Commit(at_ms, {int(partition): end for partition, end in ends.items()}))
+    return found
+
+
+def _committed(folder: Path) -> dict[int, float]:
+    """By batch, when it was committed; without a table, when Spark noted that the sink had it."""
+    log = folder / "table" / "_delta_log"
+    if not log.is_dir():
+        commits = (folder / "checkpoint" / "commits").glob("[0-9]*")
+        return {int(path.name): path.stat().st_mtime * 1000 for path in commits}
+    found: dict[int, float] = {}
+    for path in sorted(log.glob("*.json")):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        for action in actions:
+            if "txn" in action:
+                found[action["txn"]["version"]] = path.stat().st_mtime * 1000
+    return found
+
+
+def commits_of_flink(folder: Path) -> list[Commit]:
+    """The commits of the Flink job: a snapshot of Iceberg's names the newest checkpoint that it has, and the job
+    noted what each checkpoint had read.
+    """
+    read: dict[int, dict[int, int]] = {}
+    notes = folder / "checkpoints"
+    if notes.exists():
+        for line in notes.read_text().splitlines():
+            checkpoint, partition, end = (int(word) for word in line.split())
+            read.setdefault(checkpoint, {})[partition] = end
+    found = []
+    for snapshot in _iceberg(folder).get("snapshots", []):
+        newest = snapshot["summary"].get("flink.max-committed-checkpoint-id")
+        if newest is not None and int(newest) in read:
+            found.append(Commit(snapshot["timestamp-ms"], read[int(newest)]))
+    return sorted(found, key=lambda commit: commit.at_ms)
+
+
+def _iceberg(folder: Path) -> dict[str, Any]:
+    """What the newest metadata of the job's table says; nothing before there is any."""
+    versions = list((folder / "table" / "bench" / "stats" / "metadata").glob("v*.metadata.json"))
+    if not versions:
+        return {}
+    newest = max(versions, key=lambda path: int(path.name.split(".")[0].removeprefix("v")))
+    found: dict[str, Any] = json.loads(newest.read_text())
+    return found
+
+
+def rows_of_delta(table: str) -> list[dict[str, Any]]:
+    """The rows of a side's Delta table: ticker, end_ms, trades, min_ask, avg_ask."""
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    return [{**row, "end_ms": _epoch_ms(row["window"]["end"])} for row in rows]
+
+
+def rows_of_flink(folder: Path) -> list[dict[str, Any]]:
+    """The same of the Flink job's table.
+
+    :raises SystemExit: if it has a whole data file that no snapshot names
+    """
+    rows: list[dict[str, Any]] = []
+    for path in sorted((folder / "table" / "bench" / "stats" / "data").glob("*.parquet")):
+        try:
+            rows += pq.read_table(path).to_pylist()
+        except pa.ArrowInvalid:
+            continue  # it was being written when the job ended
+    newest = _iceberg(folder)["snapshots"][-1]
+    named = int(newest["summary"]["total-records"])
+    if named != len(rows):
+        raise SystemExit(f"{folder} names {named} rows, and its files have {len(rows)}.")
+    return [{**row, "end_ms": _epoch_ms(row["window_end"])} for row in rows]
+
+
+def _epoch_ms(instant: datetime) -> int:
+    return round(instant.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """CPU that a process and all below it have used so far, those that ended and were waited for included."""
+    total = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            times = one.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def check_answer(workload: Workload, start_ms: int, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Compare the rows that a side wrote with the answer; return how many there are.
+
+    The last windows are still open, for the watermark is behind. So a side must have each window up to its own
+    last one, and nothing else.
+
+    :param rows: as :func:`rows_of_delta` gives them
+    :raises SystemExit: if it has another row, lacks one, or has one twice
+    """
+    found: dict[Key, Answer] = {}
+    for row in rows:
+        key = (row["ticker"], row["end_ms"])
+        found[key] = (row["trades"], row["min_ask"], round(row["avg_ask"] * row["trades"] * 64))
+    if not found:
+        raise SystemExit("The answer has no row.")
+    if len(found) != len(rows):
+        raise SystemExit(f"The answer has {len(rows) - len(found)} rows more than once.")
+    last = max(end for _, end in found)
+    expected = {key: answer for key, answer in workload.answers(start_ms).items() if key[1] <= last}
+    if found != expected:
+        wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
+        at = datetime.fromtimestamp(min(end for _, end in wrong) / 1000, UTC)
+        raise SystemExit(
+            f"The answer differs in {len(wrong)} of {len(expected)} rows, the first at {at:%H:%M:%S}."
+        )
+    return len(found)

@@ -1,0 +1,87 @@
+"""The job that somebody would write with Structured Streaming alone: the same windows, from Kafka into a sink.
+
+``python plain_stream.py`` imports nothing of Hindcast. ``--tuned`` is what a person tunes by hand on a small
+machine; without it every setting has Spark's or Delta's default. It runs until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+TUNED = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.ui.enabled": "false",
+    "spark.sql.streaming.metricsEnabled": "false",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for the table and the checkpoint")
+    parser.add_argument("--jars", type=Path, required=True, help="Spark's extra jars")
+    parser.add_argument("--sink", choices=("delta", "noop"), default="delta")
+    parser.add_argument("--tuned", action="store_true")
+    asked = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = (
+        SparkSession.builder.appName("plain-stream")
+        .master("local[2]")
+        .config("spark.jars", ",".join(sorted(str(jar) for jar in asked.jars.glob("*.jar"))))
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+    )
+    if asked.tuned:
+        for name, value in TUNED.items():
+            builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    records = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", asked.servers)
+        .option("subscribe", asked.topic)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    trades = records.select(
+        F.from_json(F.col("value").cast("string"), "ticker string, ts timestamp, ask double").alias("t")
+    )
+    answer = (
+        trades.select("t.*")
+        .withWatermark("ts", "10 seconds")
+        .groupBy(F.window("ts", "5 seconds", "1 second"), "ticker")
+        .agg(F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask"))
+    )
+    writer = answer.writeStream.outputMode("append").option(
+        "checkpointLocation", str(asked.folder / "checkpoint")
+    )
+    if asked.sink == "delta":
+        query = writer.format("delta").start(str(asked.folder / "table"))
+    else:
+        query = writer.format("noop").start()
+    print("ready", flush=True)  # noqa: T201 - the runner waits for it
+    asked_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.set())
+    while query.isActive and not asked_to_end.wait(0.5):
+        pass
+    failure = query.exception()
+    query.stop()
+    if failure is not None:
+        raise SystemExit(str(failure))
+
+
+if __name__ == "__main__":
+    main()

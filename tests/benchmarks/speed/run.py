@@ -1,0 +1,154 @@
+"""Run the sides by turns on the same load and print what each costs: ``make bench``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.install import install
+from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, percentile
+from benchmarks.speed.sides import SIDES, Side, bench_folder
+from benchmarks.speed.workload import Workload
+from kafka import KafkaAdminClient
+from support.waiting import wait_until
+
+from hindcast.settings import Settings
+from hindcast_sandbox import broker, jars
+
+_SEND = Path(__file__).with_name("send.py")
+#: From the moment at which a side is ready to the first record: encoding is done then.
+_LEAD_SECONDS = 3.0
+_READ_SECONDS = 120.0
+#: Records of the last seconds are not measured: a side may commit nothing more once no window closes.
+_TAIL_SECONDS = 5.0
+
+
+def run_once(
+    settings: Settings, kind: type[Side], load: Workload, warm_up: float, folder: Path
+) -> dict[str, Any]:
+    """One side, one load on a topic of its own: what it cost from ``warm_up`` seconds after the first record on.
+
+    :raises SystemExit: if it did not read all of it, or its answer is wrong
+    """
+    topic = folder.name
+    _create(settings.bootstrap_servers, topic, load.partitions)
+    side = kind(settings, topic, folder)
+    file = folder.with_suffix(".load")
+    try:
+        side.start()
+        began = time.time()
+        start = began + load.rows * 12e-6 + _LEAD_SECONDS
+        start_ms = int(start * 1000)
+        load.encode(file, start_ms)
+        sender = _sender(settings, topic, file, load, start)
+        time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
+        before = cpu_seconds(side.process)
+        time.sleep(max(start + load.seconds - time.time(), 0.0))  # what it uses meanwhile is measured
+        used = cpu_seconds(side.process) - before
+        said, _ = sender.communicate()
+        if sender.returncode:
+            raise SystemExit(f"The load ended with {sender.returncode}.")
+        report = json.loads(said)
+        _wait_read(side, load)
+        commits = side.commits()
+    finally:
+        side.end()
+        file.unlink(missing_ok=True)
+    samples = [tuple(sample) for sample in report["samples"]]
+    first_ms = start_ms + warm_up * 1000
+    last_ms = start_ms + (load.seconds - _TAIL_SECONDS) * 1000
+    measured = [sample for sample in samples if first_ms <= sample[2] < last_ms]
+    seconds = latencies(measured, commits)
+    rows = load.rate * (load.seconds - warm_up)
+    written = side.rows()
+    answered = 0
+    if written is not None:
+        answered = check_answer(load, start_ms, written)
+    return {
+        "side": kind.name,
+        "p50": percentile(seconds, 0.5),
+        "p99": percentile(seconds, 0.99),
+        "rows_per_cpu_second": rows / used,
+        "cpu": used / (load.seconds - warm_up),
+        "answers": answered,
+        "behind": report["behind_seconds"],
+    }
+
+
+def _create(servers: str, topic: str, partitions: int) -> None:
+    with KafkaAdminClient(bootstrap_servers=servers) as admin:
+        configs = {"message.timestamp.type": "LogAppendTime"}
+        made = {"num_partitions": partitions, "replication_factor": 1, "configs": configs}
+        admin.create_topics({topic: made}, wait_for_metadata=True)
+
+
+def _sender(
+    settings: Settings, topic: str, file: Path, load: Workload, start: float
+) -> subprocess.Popen[bytes]:
+    python = bench_folder(settings) / "bin" / "python"
+    arguments = [str(python), str(_SEND), "--servers", settings.bootstrap_servers, "--topic", topic]
+    arguments += ["--file", str(file), "--rate", str(load.rate), "--start", str(start)]
+    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
+def _wait_read(side: Side, load: Workload) -> None:
+    """Wait until the side has committed all of the load."""
+
+    def reached() -> int:
+        ends: dict[int, int] = {}
+        for commit in side.commits():
+            for partition, end in commit.ends.items():
+                ends[partition] = max(ends.get(partition, 0), end)
+        return sum(ends.values())
+
+    wait_until(
+        lambda: reached() >= load.rows, _READ_SECONDS, f"{side.name} has read {load.rows} records", every=1.0
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", action="append", choices=sorted(SIDES), help="all by default")
+    parser.add_argument("--rate", type=float, default=4000.0, help="records a second")
+    parser.add_argument("--warm-up", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="that are measured")
+    parser.add_argument("--pairs", type=int, default=2)
+    asked = parser.parse_args()
+    sides = [SIDES[name] for name in asked.side or SIDES]
+    load = Workload(asked.rate, asked.warm_up + asked.seconds)
+    own = Settings()
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="hindcast-bench-", ignore_cleanup_errors=True) as folder:
+        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir})
+        with redirect_stdout(sys.stderr):
+            jars.fetch(settings)
+        install(settings)
+        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+        try:
+            for number in range(asked.pairs):
+                for kind in sides if number % 2 == 0 else reversed(sides):
+                    name = kind.name.replace(" ", "-")
+                    result = run_once(settings, kind, load, asked.warm_up, Path(folder) / f"{name}-{number}")
+                    found[kind.name].append(result)
+                    print(json.dumps(result), file=sys.stderr, flush=True)  # noqa: T201 - progress
+        finally:
+            broker.stop(settings)
+    for name, results in found.items():
+        medians = {
+            figure: round(statistics.median(result[figure] for result in results), 3)
+            for figure in ("p50", "p99", "rows_per_cpu_second", "cpu")
+        }
+        print(json.dumps({"side": name, "rate": asked.rate, "runs": len(results), **medians}))  # noqa: T201 - the result
+
+
+if __name__ == "__main__":
+    main()

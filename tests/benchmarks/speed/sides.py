@@ -1,0 +1,228 @@
+"""The sides that are compared: each is a process that reads the topic, and a way to tell what it committed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from benchmarks.speed.measure import Commit, commits_of_flink, commits_of_plain, rows_of_delta, rows_of_flink
+from support.waiting import wait_until
+
+from hindcast import catalog
+from hindcast.leases.delta_store import LeaseTable
+from hindcast.leases.lease import StatusType
+from hindcast.settings import Settings, project_root
+from hindcast.shards.desired_state import DesiredStates
+from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.ledger import Ledger
+from hindcast_sandbox import broker
+
+_READY_SECONDS = 240.0
+_END_SECONDS = 60.0
+_NAME = "stock_stats"
+_PLAIN = Path(__file__).with_name("plain_stream.py")
+
+_PIPELINE = """\
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from hindcast import Table, Topic, Window, pipeline
+
+
+@pipeline(
+    source=Topic("{topic}", schema="ticker string, ts timestamp, ask double", key="ticker"),
+    event_time="ts",
+    watermark="10 seconds",
+    window=Window("5 seconds", slide="1 second"),
+    sink=Table("stock_stats", keys=["window", "ticker"]),
+    version=1,
+    shards={shards},
+)
+def stock_stats(trades: DataFrame) -> DataFrame:
+    return trades.groupBy("window", "ticker").agg(
+        F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask")
+    )
+"""
+
+
+class Side(ABC):
+    """One side in one run."""
+
+    name: str
+
+    def __init__(self, settings: Settings, topic: str, folder: Path) -> None:
+        self.settings = settings
+        self.topic = topic
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it and wait until it reads the topic."""
+
+    @abstractmethod
+    def commits(self) -> list[Commit]:
+        """What it has committed so far, in the order of the commits."""
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]] | None:
+        """What it wrote, as :func:`rows_of_delta` gives it; None if its sink keeps nothing."""
+
+    @property
+    def process(self) -> psutil.Process:
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    def _run(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
+            self._process = subprocess.Popen(
+                arguments,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        process = self._process
+        assert process is not None
+
+        def ready_or_ended() -> bool:
+            return ready() or process.poll() is not None
+
+        wait_until(ready_or_ended, _READY_SECONDS, f"{self.name} reads the topic", every=0.5)
+        if process.poll() is not None:
+            said = (self.folder / "err").read_text(errors="replace")[-2000:]
+            raise SystemExit(f"{self.name} ended with {process.returncode}:\n{said}")
+
+    def end(self) -> None:
+        """End it and all that it started."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+class Plain(Side):
+    """:mod:`benchmarks.speed.plain_stream`."""
+
+    options: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        arguments = [sys.executable, str(_PLAIN), "--servers", self.settings.bootstrap_servers]
+        arguments += ["--topic", self.topic, "--folder", str(self.folder)]
+        arguments += ["--jars", str(self.settings.spark_jars_dir), *self.options]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HINDCAST_")}
+        self._run(arguments, environment)
+        self._wait(lambda: "ready" in (self.folder / "out").read_text())
+
+    def commits(self) -> list[Commit]:
+        return commits_of_plain(self.folder, self.topic)
+
+    def rows(self) -> list[dict[str, Any]] | None:
+        return rows_of_delta(str(self.folder / "table"))
+
+
+class Stock(Plain):
+    name = "stock"
+
+
+class Tuned(Plain):
+    name = "tuned"
+    options = ("--tuned",)
+
+
+class NoSink(Plain):
+    """The tuned job whose sink takes nothing: what reading and counting alone cost."""
+
+    name = "no sink"
+    options = ("--tuned", "--sink", "noop")
+
+    def rows(self) -> None:
+        return None
+
+
+class Flink(Side):
+    """``flink/Windows.java``, in a JVM of its own: Flink 1.20 into an Iceberg table, a checkpoint each second."""
+
+    name = "flink"
+
+    def start(self) -> None:
+        environment = bench_folder(self.settings)
+        opens = ["java.lang", "java.util", "java.net", "java.nio", "java.time", "sun.nio.ch"]
+        opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in opens]
+        classpath = f"{environment / 'classes'}:{environment / 'flink'}/*"
+        arguments = [
+            broker.java(),
+            "-Xmx1g",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            *opened,
+            "-cp",
+            classpath,
+            "Windows",
+        ]
+        arguments += [self.settings.bootstrap_servers, self.topic, str(self.folder), "2"]
+        self._run(arguments, dict(os.environ))
+        self._wait(lambda: "ready" in (self.folder / "out").read_text())
+
+    def commits(self) -> list[Commit]:
+        return commits_of_flink(self.folder)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return rows_of_flink(self.folder)
+
+
+class Ours(Side):
+    """A supervised pipeline in one worker, with the settings that it comes with."""
+
+    name = "hindcast"
+    shards = 2
+
+    def start(self) -> None:
+        home = self.folder / "home"
+        self.settings = self.settings.model_copy(update={"home": home, "pipelines_dir": home / "pipelines"})
+        self.settings.pipelines_dir.mkdir(parents=True)
+        module = _PIPELINE.format(topic=self.topic, shards=self.shards)
+        (self.settings.pipelines_dir / f"{_NAME}.py").write_text(module)
+        states = DesiredStates(LeaseTable(self.settings))
+        states.declare(catalog.load(self.settings.pipelines_dir)[_NAME], self.settings.workers)
+        program = project_root() / "spark_apps" / "consume.py"
+        self._run([sys.executable, str(program)], {**os.environ, **self.settings.environment()})
+        self._wait(self._owns_all)
+
+    def _owns_all(self) -> bool:
+        owned = [
+            lease
+            for lease in LeaseTable(self.settings).leases_if_any()
+            if lease.status_type is StatusType.SHARD and lease.lease_owner
+        ]
+        return len(owned) == self.shards
+
+    def commits(self) -> list[Commit]:
+        rows = Ledger(ControlTables(self.settings)).batches(_NAME)
+        found = [Commit(row.committed_at.timestamp() * 1000, dict(row.end_offsets)) for row in rows]
+        return sorted(found, key=lambda commit: commit.at_ms)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return rows_of_delta(self.settings.table("sinks", _NAME))
+
+
+SIDES: dict[str, type[Side]] = {side.name: side for side in (Ours, Tuned, Stock, NoSink, Flink)}
+
+
+def bench_folder(settings: Settings) -> Path:
+    """What `make bench` installs for itself: the client that sends, and Flink."""
+    return settings.spark_jars_dir.parent.parent / "bench"

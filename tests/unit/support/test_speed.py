@@ -1,0 +1,193 @@
+"""What a speed benchmark counts on: its load, its arithmetic and its check of every side's answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from benchmarks.speed.measure import (
+    Commit,
+    check_answer,
+    commits_of_flink,
+    commits_of_plain,
+    latencies,
+    percentile,
+    rows_of_delta,
+    rows_of_flink,
+)
+from benchmarks.speed.workload import HEAD, SLIDE_MS, WINDOW_MS, Workload
+from deltalake import write_deltalake
+
+START_MS = int(datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp() * 1000) + 250
+LOAD = Workload(rate=50.0, seconds=12.0, partitions=3, seed=7)
+
+
+def test_a_load_is_the_same_each_time() -> None:
+    """In order, each ticker in one partition, and as many as the rate says."""
+    trades = list(LOAD.trades(START_MS))
+    assert trades == list(LOAD.trades(START_MS))
+    assert len(trades) == LOAD.rows == 600
+    assert [trade.event_ms for trade in trades] == sorted(trade.event_ms for trade in trades)
+    assert trades[25].event_ms == START_MS + 500
+    assert len({(trade.ticker, trade.partition) for trade in trades}) == len(
+        {trade.ticker for trade in trades}
+    )
+    assert trades != list(replace(LOAD, seed=8).trades(START_MS))
+
+
+def test_a_load_is_encoded_as_it_is_sent(tmp_path: Path) -> None:
+    """The sender needs nothing else than the file."""
+    file = tmp_path / "load"
+    LOAD.encode(file, START_MS)
+    content = file.read_bytes()
+    at = 0
+    for trade in LOAD.trades(START_MS):
+        partition, key, value = HEAD.unpack_from(content, at)
+        at += HEAD.size
+        assert (partition, content[at : at + key]) == (trade.partition, trade.ticker.encode())
+        at += key
+        fields = json.loads(content[at : at + value])
+        at += value
+        assert datetime.fromisoformat(fields["ts"]).timestamp() * 1000 == pytest.approx(trade.event_ms)
+        assert fields["ask"] * 64 == trade.sixty_fourths
+    assert at == len(content)
+
+
+def test_the_answer_is_that_of_each_window() -> None:
+    """Counted once more, window by window."""
+    trades = list(LOAD.trades(START_MS))
+    answers = LOAD.answers(START_MS)
+    first = START_MS // SLIDE_MS * SLIDE_MS + SLIDE_MS
+    for end in range(first, first + 20_000, SLIDE_MS):
+        inside = [trade for trade in trades if end - WINDOW_MS <= trade.event_ms < end]
+        for ticker in {trade.ticker for trade in trades}:
+            of_ticker = [trade.sixty_fourths for trade in inside if trade.ticker == ticker]
+            expected = (len(of_ticker), min(of_ticker) / 64, sum(of_ticker)) if of_ticker else None
+            assert answers.get((ticker, end)) == expected
+
+
+def brute(sample: tuple[int, int, int], commits: list[Commit]) -> float:
+    partition, offset, appended_ms = sample
+    return next((c.at_ms - appended_ms) / 1000 for c in commits if c.ends.get(partition, 0) > offset)
+
+
+def test_a_record_is_visible_with_the_first_commit_that_has_it() -> None:
+    """Commits may leave a partition out, or bring nothing of it."""
+    rng = random.Random(3)
+    commits = []
+    ends = {0: 0, 1: 0}
+    for number in range(50):
+        for partition in ends:
+            ends[partition] += rng.randrange(3)
+        some = {partition: end for partition, end in ends.items() if rng.random() < 0.8}
+        commits.append(Commit(1000.0 + 10 * number, some))
+    commits.append(Commit(9999.0, dict(ends)))
+    samples = [
+        (partition, offset, rng.randrange(1000)) for partition, end in ends.items() for offset in range(end)
+    ]
+    assert latencies(samples, commits) == [pytest.approx(brute(sample, commits)) for sample in samples]
+    with pytest.raises(SystemExit, match=f"No commit has offset {ends[1]} of partition 1"):
+        latencies([(1, ends[1], 0)], commits)
+    with pytest.raises(SystemExit, match="No commit has offset 0 of partition 5"):
+        latencies([(5, 0, 0)], commits)
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    """The least one that is enough."""
+    values = [5.0, 1.0, 3.0, 2.0, 4.0]
+    assert [percentile(values, share) for share in (0.0, 0.2, 0.5, 0.8, 0.81, 1.0)] == [1, 1, 3, 4, 5, 5]
+
+
+def test_commits_of_a_plain_stream_come_from_its_files(tmp_path: Path) -> None:
+    """When, from Delta's log; how far, from Spark's plan. Without a table, from Spark's own note."""
+    offsets = tmp_path / "checkpoint" / "offsets"
+    log = tmp_path / "table" / "_delta_log"
+    noted = tmp_path / "checkpoint" / "commits"
+    for folder in (offsets, log, noted):
+        folder.mkdir(parents=True)
+    for batch in range(3):
+        plan = ["v1", '{"batchWatermarkMs":0}', json.dumps({"t": {"0": 10 * batch + 10, "1": batch}})]
+        (offsets / str(batch)).write_text("\n".join(plan))
+        (noted / str(batch)).write_text("v1")
+    (log / f"{0:020}.json").write_text('{"metaData":{}}\n')
+    for batch in range(2):
+        actions = [{"commitInfo": {}}, {"txn": {"appId": "a", "version": batch}}]
+        (log / f"{batch + 1:020}.json").write_text("\n".join(json.dumps(action) for action in actions))
+    commits = commits_of_plain(tmp_path, "t")
+    assert [dict(commit.ends) for commit in commits] == [{0: 10, 1: 0}, {0: 20, 1: 1}]
+    assert commits[1].at_ms == (log / f"{2:020}.json").stat().st_mtime * 1000
+    for path in log.iterdir():
+        path.unlink()
+    log.rmdir()
+    assert [dict(commit.ends)[0] for commit in commits_of_plain(tmp_path, "t")] == [10, 20, 30]
+
+
+def rows(until_seconds: int) -> Iterator[dict[str, Any]]:
+    """What a side has written once the windows up to so many seconds after the start are closed."""
+    for (ticker, end), (count, least, total) in LOAD.answers(START_MS).items():
+        if end <= START_MS + until_seconds * 1000:
+            yield {
+                "end_ms": end,
+                "ticker": ticker,
+                "trades": count,
+                "min_ask": least,
+                "avg_ask": total / 64 / count,
+            }
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda found: found[1:], "differs in 1 of"),
+        (lambda found: [*found, found[3]], "1 rows more than once"),
+        (lambda found: [{**found[0], "trades": found[0]["trades"] + 1}, *found[1:]], "differs in 1 of"),
+        (lambda found: [{**found[0], "avg_ask": found[0]["avg_ask"] + 1}, *found[1:]], "differs in 1 of"),
+        (lambda found: [{**found[0], "ticker": "T999"}, *found[1:]], "differs in 2 of"),
+        (lambda found: found[:0], "has no row"),
+    ],
+)
+def test_a_side_with_another_answer_does_not_count(change: Any, problem: str) -> None:
+    """A row that is missing, doubled, changed or of nobody. Windows that are still open are not missing."""
+    found = list(rows(8))
+    assert check_answer(LOAD, START_MS, found) == len(found)
+    with pytest.raises(SystemExit, match=problem):
+        check_answer(LOAD, START_MS, change(found))
+
+
+def test_rows_are_read_from_both_kinds_of_tables(tmp_path: Path) -> None:
+    """Delta's has windows, Iceberg's their ends. A file of Iceberg's that no snapshot names is not passed over."""
+    at = datetime(2026, 1, 5, 12, tzinfo=UTC)
+    instant = pa.timestamp("us", tz="UTC")
+    window = pa.struct([("start", instant), ("end", instant)])
+    url = str(tmp_path / "delta")
+    schema = pa.schema([("window", window), ("ticker", pa.string())])
+    row = {"window": {"start": at - timedelta(seconds=5), "end": at}, "ticker": "T001"}
+    write_deltalake(url, pa.Table.from_pylist([row], schema=schema))
+    end_ms = int(at.timestamp() * 1000)
+    assert [(found["ticker"], found["end_ms"]) for found in rows_of_delta(url)] == [("T001", end_ms)]
+
+    table = tmp_path / "table" / "bench" / "stats"
+    for folder in ("data", "metadata"):
+        (table / folder).mkdir(parents=True)
+    plain = pa.schema([("window_end", pa.timestamp("ms")), ("ticker", pa.string())])
+    whole = pa.Table.from_pylist([{"window_end": at.replace(tzinfo=None), "ticker": "T002"}], schema=plain)
+    pq.write_table(whole, table / "data" / "a.parquet")
+    (table / "data" / "b.parquet").write_bytes(b"PAR1")
+    summaries = [{"total-records": "1"}, {"total-records": "1", "flink.max-committed-checkpoint-id": "3"}]
+    snapshots = [{"timestamp-ms": 10 * n, "summary": summary} for n, summary in enumerate(summaries)]
+    (table / "metadata" / "v9.metadata.json").write_text("{}")
+    (table / "metadata" / "v10.metadata.json").write_text(json.dumps({"snapshots": snapshots}))
+    (tmp_path / "checkpoints").write_text("2 0 5\n3 0 7\n3 1 9\n4 0 8\n")
+    assert [(found["ticker"], found["end_ms"]) for found in rows_of_flink(tmp_path)] == [("T002", end_ms)]
+    assert commits_of_flink(tmp_path) == [Commit(10, {0: 7, 1: 9})]
+    pq.write_table(whole, table / "data" / "c.parquet")
+    with pytest.raises(SystemExit, match="names 1 rows, and its files have 2"):
+        rows_of_flink(tmp_path)
