@@ -28,7 +28,6 @@ ACTIONS: dict[Callable[[World], None], float] = {
     World.reshard: 0.6,
     World.grow_topic: 0.2,
     World.rewind: 2,
-    World.correct: 3,
     World.cut_a_rewind_short: 0.5,
 }
 STEPS = 250
@@ -47,7 +46,6 @@ WAYS = (
     "a base of the ledger",
     "a late row",
     "a look at the past",
-    "a correction",
 )
 
 
