@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import statistics
@@ -25,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
+from support.benchmark_figures import percentile
 from support.fleet import START_SECONDS, Fleet, Stream, Worker, fleet_settings
 from support.live_stream import check_chain, declare, ledger
 from support.waiting import wait_until
@@ -134,11 +134,6 @@ def measure(base: Settings, lease_seconds: float, times: int, seed: int) -> list
         load.stop()
         fleet.end()
     return found
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The least value that at least this share of the values does not exceed."""
-    return sorted(values)[math.ceil(len(values) * share) - 1]
 
 
 def show(lease_seconds: float, values: list[float]) -> dict[str, float]:

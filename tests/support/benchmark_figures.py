@@ -5,9 +5,10 @@ knows nothing.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def cold_reads(homes: dict[str, Path], table: str, rounds: int = 25) -> dict[str
             )
             found[name].append(float(done.stdout))
     return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that at least this share of the values does not exceed."""
+    return sorted(values)[max(math.ceil(len(values) * share) - 1, 0)]
 
 
 def print_figures(figures: Iterable[Figure]) -> int:

@@ -169,7 +169,7 @@ class _Copy:
             end,
             rows=rows,
             size=size,
-            newest_at=max((newest_at(file) for file in files), default=""),
+            newest_at=newest_at(files),
             topic_id=self._topic_id,
         )
         if not self._table.commit(manifest, after, files):  # 3. and 4.
@@ -253,10 +253,13 @@ def _columns(records: DataFrame) -> DataFrame:
     return records.withColumnRenamed("timestampType", "timestamp_type").select(*ARCHIVE_SCHEMA.names)
 
 
-def newest_at(file: DataFile) -> str:
-    """The greatest broker timestamp of a written file, ISO 8601 in UTC; "" if it has none."""
-    greatest = json.loads(file.stats).get("maxValues", {})
-    return str(greatest.get("timestamp", ""))
+def newest_at(files: Sequence[DataFile]) -> str:
+    """The greatest broker timestamp of the written files, ISO 8601 in UTC; "" if they have none."""
+    newest = ""
+    for file in files:
+        greatest = json.loads(file.stats).get("maxValues", {})
+        newest = max(newest, str(greatest.get("timestamp", "")))
+    return newest
 
 
 def _named(gaps: Sequence[Gap]) -> str:

@@ -21,11 +21,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from hindcast.archive.erased_records import ERASED_HEADERS
 from hindcast.archive.table import ArchiveTable
@@ -189,25 +187,18 @@ class _Erasure:
             return 0
         if dry_run:
             return count_rows(found, change, self._options)
-
-        def open_table() -> DeltaTable:
-            return tables.open(name)
-
-        return rewrite_rows(open_table, change, self._options, ORDERED_BY.get(name, ()))
+        return rewrite_rows(partial(tables.open, name), change, self._options, ORDERED_BY[name])
 
     def _record(self, done: Erased) -> None:
         """Leave an event. It does not name the keys."""
-        counts: dict[str, Any] = {
-            "keys": done.keys,
-            "archived": done.archived,
-            "late_rows": done.late_rows,
-            "dead_letters": done.dead_letters,
-        }
         self._installation.event_log.record(
             EventKind.KEYS_ERASED,
             f"What is kept of {done.keys} keys of {self._topic} was erased: "
             f"{done.archived} archived records, {done.late_rows} late rows, "
             f"{done.dead_letters} dead letters.",
             topic=self._topic,
-            **counts,
+            keys=done.keys,
+            archived=done.archived,
+            late_rows=done.late_rows,
+            dead_letters=done.dead_letters,
         )

@@ -173,12 +173,7 @@ class _Import:
             of_step = sum(file.rows for file in files)
             bytes_of_step = sum(file.size for file in files)
             after = manifest.with_older(
-                uuid.uuid4().hex,
-                start,
-                ends,
-                rows=of_step,
-                size=bytes_of_step,
-                newest_at=max((newest_at(file) for file in files), default=""),
+                uuid.uuid4().hex, start, ends, rows=of_step, size=bytes_of_step, newest_at=newest_at(files)
             )
             if not self._archive.commit(manifest, after, files):  # 3. and 4.
                 continue

@@ -98,16 +98,14 @@ class Manifest:
             extended_ranges = extended(ranges.get(partition, ()), offset, end[partition])
             if extended_ranges:
                 ranges[partition] = extended_ranges
-        return replace(
-            self,
+        return self._after_commit(
+            step,
+            rows,
+            size,
+            newest_at,
             topic_id=self.topic_id or topic_id,
-            step=step,
-            number=self.number + 1,
             ends={**self.ends, **end},
             ranges=ranges,
-            rows=self.rows + rows,
-            bytes=self.bytes + size,
-            newest_at=max(self.newest_at, newest_at),
         )
 
     def first(self, partition: int) -> int | None:
@@ -143,15 +141,21 @@ class Manifest:
             if older:
                 ranges[partition] = older
             ends.setdefault(partition, end[partition])
+        return self._after_commit(step, rows, size, newest_at, ends=ends, ranges=ranges)
+
+    def _after_commit(self, step: str, rows: int, size: int, newest_at: str, **changes: Any) -> Self:
+        """After one more commit, of so many rows and bytes.
+
+        :param changes: the fields that it changes beside those which count
+        """
         return replace(
             self,
             step=step,
             number=self.number + 1,
-            ends=ends,
-            ranges=ranges,
             rows=self.rows + rows,
             bytes=self.bytes + size,
             newest_at=max(self.newest_at, newest_at),
+            **changes,
         )
 
     def _check_continues(self, start: Mapping[int, int]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hindcast import Hindcast
+from hindcast.cli.input_file import content_of
 from hindcast.cli.listings import rows_or_unknown, show
 from hindcast.cli.options import (
     DryRunOption,
@@ -109,12 +109,7 @@ def replay(
 def _text(file: Path) -> str:
     """:raises BadInputError: if the file cannot be read, or is not UTF-8"""
     try:
-        if str(file) == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        problem = f"{file} cannot be read: {error.strerror}"
-        raise BadInputError(problem=problem, cure="Name another file, or - for stdin.") from error
+        return content_of(file).decode("utf-8")
     except UnicodeDecodeError as error:
         problem = f"{file} is not UTF-8 ({error})"
         cure = "Give bytes that are not text in base64, as `value_base64`."

@@ -13,6 +13,7 @@ import typer
 
 from hindcast import Hindcast
 from hindcast.cli.confirming import confirm
+from hindcast.cli.input_file import content_of
 from hindcast.cli.options import RECORDS, DryRunOption, FormatOption, YesOption
 from hindcast.cli.output import Format, Output
 from hindcast.errors import BadInputError
@@ -64,13 +65,8 @@ def read_keys(file: Path, *, in_base64: bool) -> list[bytes]:
 
     :raises BadInputError: if it cannot be read, has no key, or a line is not base64; the message names no key
     """
-    try:
-        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    except OSError as error:
-        problem = f"{file} cannot be read: {error.strerror}"
-        raise BadInputError(problem=problem, cure="Name another file, or - for stdin.") from error
     found: dict[bytes, None] = {}
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content_of(file).splitlines(), 1):
         if not line:
             continue
         key = line

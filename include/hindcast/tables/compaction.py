@@ -219,11 +219,25 @@ def _join(
         rows = rows.sort_by([(name, "ascending") for name in bounded])
     joined = f"compacted-{uuid.uuid4().hex}.parquet"
     pq.write_table(rows, joined, filesystem=store, compression="zstd", row_group_size=_PART_ROWS)
-    size = store.get_file_info(joined).size
     stats = json.dumps(statistics(rows, bounded))
+    replace_files(table, paths, joined, store.get_file_info(joined).size, stats, data_change=False)
+
+
+def replace_files(
+    table: DeltaTable, paths: Sequence[str], written: str, size: int, stats: str, *, data_change: bool
+) -> None:
+    """Replace files of the handle's version by one that is written already, in one commit.
+
+    Of two replacements that began on the same version Delta accepts one: else both would keep the rows of the
+    files that each has replaced.
+
+    :param size: of the written file, in bytes
+    :param stats: its statistics, as Delta's log has them
+    :raises CommitFailedError: if another process replaced files meanwhile
+    """
     now_ms = int(time.time() * 1000)
-    added = AddAction(joined, size, {}, now_ms, data_change=False, stats=stats)
-    removed = [RemoveAction(path, data_change=False, deletion_timestamp=now_ms) for path in paths]
+    added = AddAction(written, size, {}, now_ms, data_change=data_change, stats=stats)
+    removed = [RemoveAction(path, data_change=data_change, deletion_timestamp=now_ms) for path in paths]
     only_one_lands = CommitProperties(app_transactions=[Transaction(COMPACTION, table.version())])
     table.create_write_transaction(
         [added, *removed], "append", table.schema(), commit_properties=only_one_lands

@@ -3,16 +3,13 @@
 delta-rs's ``update`` would do, but it refuses to land on top of any append: a table that gets rows each
 second would never be updated. Here each file is replaced in a commit of its own, which no append hinders.
 
-A join of files must not land on top of it, nor it on top of a join: both would keep the rows of the file that
-each has replaced. So a replacement takes the same application's transaction as the joins
-(:func:`hindcast.tables.compaction.compact`), and Delta accepts only one of two that began on the same
-version.
+A join of files must not land on top of it, nor it on top of a join. So both replace files by the same commit
+(:func:`hindcast.tables.compaction.replace_files`).
 """
 
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +19,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
 from hindcast.delta.arrow_dataset import Condition, may_meet_all
@@ -33,7 +29,7 @@ from hindcast.delta.commit import until_it_lands
 from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
 from hindcast.processes.crash_points import reach
-from hindcast.tables.compaction import COMPACTION
+from hindcast.tables.compaction import replace_files
 
 #: Rows in memory at a time, of those that are searched. A part (Parquet's row group) of a file that is
 #: replaced is in memory whole.
@@ -116,7 +112,6 @@ def rewrite_rows(
                 found = _found_among(_searched_file(store, path, change.reads), change)
                 if found:
                     _replace(table, store, path, change, bounded)
-                    table.update_incremental()
                 changed += found
                 looked_at.add(path)
 
@@ -181,16 +176,10 @@ def _replace(
                 writer.write_table(change.change(rows, mask))
     kept = pq.read_table(written, filesystem=store, columns=[*bounded] or [schema.names[0]])
     stats = json.dumps(statistics(kept, bounded))
-    now_ms = int(time.time() * 1000)
     size = store.get_file_info(written).size
     reach("rewrite.1")  # the new file is written, and no commit names it
-    added = AddAction(written, size, {}, now_ms, data_change=True, stats=stats)
-    removed = RemoveAction(path, data_change=True, deletion_timestamp=now_ms)
-    only_one_lands = CommitProperties(app_transactions=[Transaction(COMPACTION, table.version())])
     try:
-        table.create_write_transaction(
-            [added, removed], "append", table.schema(), commit_properties=only_one_lands
-        )
+        replace_files(table, [path], written, size, stats, data_change=True)
     except CommitFailedError:
         store.delete_file(written)
         raise

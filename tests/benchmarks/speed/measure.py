@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,11 +51,6 @@ def latencies(samples: Iterable[Sample], commits: Sequence[Commit]) -> list[floa
             raise SystemExit(f"No commit has offset {offset} of partition {partition}.")
         found.append((times[partition][first] - appended_ms) / 1000)
     return found
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that at least this share of the values does not exceed."""
-    return sorted(values)[max(math.ceil(len(values) * share) - 1, 0)]
 
 
 def commits_of_plain(folder: Path, topic: str) -> list[Commit]:

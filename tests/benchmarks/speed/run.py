@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.install import install
-from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, percentile
+from benchmarks.speed.measure import check_answer, cpu_seconds, latencies
 from benchmarks.speed.sides import SIDES, Side, bench_folder
 from benchmarks.speed.workload import Workload
 from kafka import KafkaAdminClient
+from support.benchmark_figures import percentile
 from support.waiting import wait_until
 
 from hindcast.settings import Settings

@@ -19,12 +19,12 @@ from benchmarks.speed.measure import (
     commits_of_flink,
     commits_of_plain,
     latencies,
-    percentile,
     rows_of_delta,
     rows_of_flink,
 )
 from benchmarks.speed.workload import HEAD, SLIDE_MS, WINDOW_MS, Workload
 from deltalake import write_deltalake
+from support.benchmark_figures import percentile
 
 START_MS = int(datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp() * 1000) + 250
 LOAD = Workload(rate=50.0, seconds=12.0, partitions=3, seed=7)
