@@ -142,12 +142,12 @@ class Side:
             ends[self.stream.quiet_shard] = starts[self.stream.quiet_shard] = RECORDS
         request = ReplayRequest(pipeline=PIPELINE, from_offsets=starts, to_offsets=ends)
         started = time.perf_counter()
-        ledger = self.installation.ledger
         bases = LedgerBases(self.installation.tables)
         fenced = fenced_by(self.stream.url, {}, PIPELINE, 1)
-        for history in bases.histories(PIPELINE, 1, fenced):
-            ledger.undone(PIPELINE, 1)
-            ledger.excluding(PIPELINE, 1)
+        ledger = bases.snapshot(PIPELINE, 1, fenced)
+        for history in ledger.histories():
+            ledger.undone()
+            ledger.excluding()
             sink = sink_end(self.stream.url, {})
             assert sink is not None
             inputs = ReplayInputs(

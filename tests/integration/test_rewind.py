@@ -31,6 +31,7 @@ from hindcast.replay.run_replay import run_replay
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState
 from hindcast.shards.resharding import of_version
+from hindcast.shards.shard_row import awaiting_rewind
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import Fence
@@ -162,7 +163,7 @@ def test_a_death_between_any_two_steps_leaves_what_the_same_command_ends(
         what = partial(rewind.run, plan=planned, by="me", reason="") if step <= 2 else rewind.complete
         with pytest.raises(CrashError):
             what(Installation(shard.settings), shard.pipeline)
-        begun = bool(rewind.rewind_point.unfinished(shard.store.read().leases, shard.pipeline.name))
+        begun = bool(awaiting_rewind(shard.store.leases(), shard.pipeline.name))
         assert begun is (step > 1), "the old state, or one that the same call goes on from"
         assert (sorted(sink_rows(shard.settings)) == before) is (step <= 2)
         if begun:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class Landed:
 class SinkHistory:
     """The sink as a reader sees it after each commit.
 
-    ``kept``: the batches in effect; ``live``: file -> its rows; ``fences``: shard -> epoch and batch.
+    ``kept``: the batches in effect; ``live``: file -> its rows; ``fences``: shard -> epoch and batch;
+    ``kept_at``: version -> the versions of the batches that were in effect.
     """
 
     folder: Path
@@ -61,6 +63,7 @@ class SinkHistory:
     live: dict[str, list[Row]] = field(default_factory=dict)
     fences: dict[str, tuple[int, int]] = field(default_factory=dict)
     files_at: dict[int, frozenset[str]] = field(default_factory=dict)
+    kept_at: dict[int, list[int]] = field(default_factory=lambda: {0: []})
     kinds: Counter[str] = field(default_factory=Counter)
 
     def look(self) -> None:
@@ -118,6 +121,7 @@ class SinkHistory:
         if kind == "reset":
             self._take_back(_offsets(said["start_offsets"]))
         self.files_at[self.version] = frozenset(self.live)
+        self.kept_at[self.version] = [landed.version for landed in self.kept]
 
     def _check_new(self, path: str) -> None:
         """I2: no window is there twice."""
@@ -183,11 +187,27 @@ class SinkHistory:
                 return
         raise BrokenPromiseError("I2: a rewind left what no version had")
 
-    def check_past(self, history: History) -> None:
-        """I7: what the ledger says at any moment was so: each partition began at 0, ends where a batch ended,
-        and was final there up to where it was.
+    def check_past(self, history: History, version: int, unknown: Sequence[int]) -> None:
+        """I7: what the ledger says at any moment was so. It knows each batch of the sink's version, but for
+        those from the first one on that is said to be unknown.
 
-        After a rewind the ledger follows the sink a little later, so that nothing is checked.
+        :param unknown: commits of the sink that the ledger is said to lack
+        """
+        to = min([version, *(commit - 1 for commit in unknown)])
+        after = -1 if history.base is None else history.base.sink_version
+        known = [row.sink_version for row in history.rows if row.sink_version <= to]
+        in_sink = [batch for batch in self.kept_at[version] if after < batch <= to]
+        if known != in_sink:
+            raise BrokenPromiseError(
+                f"I7: version {version} of the sink has the batches {in_sink} after {after} and up to {to}, and the "
+                f"ledger is said to know {known}"
+            )
+        self._check_reached(history)
+
+    def _check_reached(self, history: History) -> None:
+        """I7: each partition began at 0, ends where a batch ended, and was final there up to where it was.
+
+        After a rewind the places are no longer those of the batches that are kept, so nothing is checked.
         """
         if self.kinds["reset"] or self.kinds["reset-abandoned"]:
             return

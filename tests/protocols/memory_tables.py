@@ -5,6 +5,7 @@ same filters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -72,12 +73,10 @@ class MemoryTables:
         *,
         any_of: Sequence[Sequence[Condition]] = (),
     ) -> pa.Table:
-        conditions = list(where)
-        groups = [[*conditions, *group] for group in any_of or [()]]
-        table: pa.Table = self._call(f"read {name}", lambda: self._of(name))
-        if any(groups):
-            table = table.filter(filters_to_expression(groups))
-        return table.select(columns or table.column_names)
+        return self.newest_version(name).read(where, columns, any_of=any_of)
+
+    def newest_version(self, name: ControlTable) -> MemoryVersion:
+        return MemoryVersion(self._call(f"read {name}", lambda: self._of(name)))
 
     def _of(self, name: ControlTable) -> pa.Table:
         return self.tables.setdefault(name, SCHEMAS[name].empty_table())
@@ -87,6 +86,27 @@ class MemoryTables:
             return StoreUnavailableError(table="memory", action="used", reason=reason)
 
         return self._scheduler.call(place, effect, failed)
+
+
+@dataclass(frozen=True)
+class MemoryVersion:
+    """One version of a table, which is read without a step."""
+
+    table: pa.Table
+
+    def read(
+        self,
+        where: Iterable[Condition] = (),
+        columns: list[str] | None = None,
+        *,
+        any_of: Sequence[Sequence[Condition]] = (),
+    ) -> pa.Table:
+        conditions = list(where)
+        groups = [[*conditions, *group] for group in any_of or [()]]
+        found = self.table
+        if any(groups):
+            found = found.filter(filters_to_expression(groups))
+        return found.select(columns or found.column_names)
 
 
 def _table(name: ControlTable, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -20,7 +20,8 @@ from hindcast.errors import FenceMovedError
 from hindcast.recovery import delete_late_and_dead_rows, rebuild_state, rewind, rewind_point, takeover
 from hindcast.recovery.restore_sink import SinkRestore
 from hindcast.recovery.takeover import ShardPosition
-from hindcast.shards import resharding
+from hindcast.replay import inputs, planner
+from hindcast.shards import resharding, shard_row
 from hindcast.stream import late_and_dead_rows
 from hindcast.stream.batch_commits import BatchCommits
 from hindcast.stream.late_and_dead_rows import Audit
@@ -28,7 +29,8 @@ from hindcast.stream.ledger_queue import LedgerQueue
 from hindcast.stream.shard_progress import ShardProgress
 from hindcast.tables import fenced_sink, ledger_bases
 from hindcast.tables.fenced_sink import Fence, FencedTable
-from hindcast.tables.ledger import LedgerRow
+from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger_bases import FencedBatches, LedgerBases, LedgerSnapshot
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -201,6 +203,33 @@ def _use_every_base(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger_bases, "_goes_on", lambda *_: True)
 
 
+def _plan_with_what_came_into_the_ledger_meanwhile(patch: pytest.MonkeyPatch) -> None:
+    """What the sink holds is compared with a later moment of the ledger than the history is of."""
+    snapshot = LedgerBases.snapshot
+
+    def moving(self: LedgerBases, pipeline: str, version: int, fenced: FencedBatches) -> LedgerSnapshot:
+        made = snapshot(self, pipeline, version, fenced)
+        newest = Ledger(self.tables)
+        patch.setattr(LedgerSnapshot, "reached", lambda _: newest.reached(pipeline, version))
+        return made
+
+    patch.setattr(LedgerBases, "snapshot", moving)
+
+
+def _plan_during_a_rewind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inputs, "check_not_rewound", lambda *_: None)
+
+
+def _plan_after_a_rewind_that_has_ended(patch: pytest.MonkeyPatch) -> None:
+    """Of rewinds only those are noticed that are still under way."""
+
+    def begun(installation: Any, pipeline: Any, _: LedgerSnapshot) -> None:
+        if shard_row.awaiting_rewind(installation.lease_table.leases_if_any(), pipeline.name):
+            raise planner.not_yet(pipeline, "", rewind=True)
+
+    patch.setattr(inputs, "check_not_rewound", begun)
+
+
 def _use_a_base_that_was_rewound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger_bases, "_is_in_effect", lambda *_: True)
     patch.setattr(ledger_bases, "_goes_on", lambda *_: True)
@@ -306,6 +335,9 @@ MUTANTS: dict[str, Mutate] = {
         _end_a_shard_where_its_lease_says,
         _use_every_base,
         _use_a_base_that_was_rewound,
+        _plan_with_what_came_into_the_ledger_meanwhile,
+        _plan_during_a_rewind,
+        _plan_after_a_rewind_that_has_ended,
         _rewind_without_raising_the_fence,
         _rewind_without_the_ledger,
         _rewind_a_pipeline_that_runs,

@@ -82,7 +82,8 @@ def _late_rows_are_filed_once(world: World) -> None:
 def _bases_change_no_answer(world: World) -> None:
     """A history that begins with a base says what all batches say."""
     fenced = fenced_by(world.url, {}, world.pipeline.name, 1)
-    histories = list(LedgerBases(world.tables).histories(world.pipeline.name, 1, fenced))  # type: ignore[arg-type]
+    bases = LedgerBases(world.tables)  # type: ignore[arg-type]
+    histories = list(bases.snapshot(world.pipeline.name, 1, fenced).histories())
     whole = histories[-1]
     for history in histories[:-1]:
         for name in ("committed", "first", "last_read"):

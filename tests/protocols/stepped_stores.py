@@ -14,6 +14,7 @@ from protocols.scheduler import Order, Scheduler
 
 from hindcast.delta.application_log import LocalLog, Reached
 from hindcast.errors import StoreUnavailableError
+from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot
 from hindcast.testing import MemoryStore, Outcome
 
@@ -28,6 +29,9 @@ class SteppedLeases(MemoryStore):
     def read(self) -> Snapshot:
         snapshot: Snapshot = self._scheduler.call("leases read", super().read, _unavailable)
         return snapshot
+
+    def leases_if_any(self) -> list[Lease]:
+        return list(self.read().leases.values())
 
     def _answer(self) -> Outcome:
         order = self._scheduler.pause("leases commit")

@@ -49,6 +49,7 @@ from hindcast.recovery import abandon_rewind, delete_late_and_dead_rows, plan_re
 from hindcast.recovery.begun_rewind import find_begun
 from hindcast.recovery.delete_late_and_dead_rows import last_filed_batch
 from hindcast.recovery.plan_rewind import make_plan
+from hindcast.replay import inputs
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.desired_state import DesiredStates
@@ -58,6 +59,7 @@ from hindcast.stream import batch_commits, late_and_dead_rows, shard_takeover
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.tables import fenced_sink, ledger_bases, retention
 from hindcast.tables.event_log import EventLog
+from hindcast.tables.fenced_sink import sink_end
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_bases import LedgerBases, fenced_by
 from hindcast.tables.ledger_history import History
@@ -312,14 +314,36 @@ class World:
 
     def plan(self) -> None:
         """Somebody reads the stream's past, while it goes on."""
-        bases = LedgerBases(self.tables)  # type: ignore[arg-type]
-        fenced = fenced_by(self.url, {}, counted.name, 1)
 
         def read() -> None:
-            for history in bases.histories(counted.name, 1, fenced):
-                self.sink.check_past(history)
+            ledger = inputs.read_ledger(self.installation, counted)
+            for history in ledger.histories():
+                self.scheduler.pause("a plan reads the sink")
+                sink = sink_end(self.url, {})
+                assert sink is not None
+                inputs.check_not_rewound(self.installation, counted, ledger)
+                unknown = inputs.unknown_commits(self.settings, counted, sink, ledger.reached())
+                self.sink.look()
+                self.sink.check_past(history, sink.version, unknown)
 
         self._begin("plan", read)
+
+    def plan_slowly(self) -> None:
+        """Somebody reads the stream's past, and before each step of that others go on, or rewind it."""
+        self.plan()
+        process = self.scheduler.processes[-1]
+        for _ in range(100):
+            awake = [thread for thread in process.threads if not thread.ended]
+            if process.dead or not awake:
+                return
+            process.asleep = ROUNDS
+            if self.rng.random() < 0.05:
+                self.rewind()
+                self._run_until_ended(self.scheduler.processes[-1])
+            for _ in range(self.rng.randint(0, 20)):
+                self.resume()
+            process.asleep = 0
+            self._step(awake[0], Order.GO)
 
     def wall(self) -> float:
         """The simulated wall clock, in seconds since 1970."""

@@ -361,7 +361,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
         if found is None:
             return False
         awaited = Awaited.from_json(found)
-        if not awaited.beyond or awaited.offsets or awaited.batches or awaited.at:
+        if not awaited.beyond or awaited.offsets or awaited.batches or awaited.at or awaited.rewind:
             return False
         from hindcast.kafka.offsets import TopicOffsets, across
 

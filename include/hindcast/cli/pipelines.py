@@ -479,12 +479,12 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
 
 
 def _print_desired(hindcast: Hindcast, desired: PipelineRow) -> None:
-    from hindcast.recovery.rewind_point import unfinished
+    from hindcast.shards.shard_row import awaiting_rewind
 
     pipeline = desired.pipeline
     effect = f"desired state is now {desired.state.name}; workers apply it within seconds"
     print(f"{pipeline}: {effect}. See `hindcast leases`.")
-    if unfinished(hindcast.lease_table.read().leases, pipeline):
+    if awaiting_rewind(hindcast.lease_table.leases(), pipeline):
         cure = f"`hindcast rewind {pipeline}` completes it; with --abandon it calls it off."
         print(f"A rewind of {pipeline} was cut short, so its shards wait: {cure}", file=sys.stderr)
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from hindcast.leases.store import LeaseStore
 from hindcast.partitions import Offsets
-from hindcast.recovery.rewind_point import unfinished
 from hindcast.recovery.rewind_record import BegunRecord
-from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaiting_rewind
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class BegunRewind:
 def find_begun(store: LeaseStore, pipeline: str) -> BegunRewind | None:
     """The rewind of this pipeline that has begun and not ended, None if there is none."""
     leases = store.read().leases
-    waiting = unfinished(leases, pipeline)
+    waiting = awaiting_rewind(leases.values(), pipeline)
     if not waiting:
         return None
     ended: set[str] = set()

@@ -28,6 +28,7 @@ from hindcast.recovery.rewind_point import RewindPoint, RewindRequest
 from hindcast.recovery.rewind_record import PlannedRewind
 from hindcast.settings import Settings
 from hindcast.shards.resharding import newest_of_version
+from hindcast.shards.shard_row import awaiting_rewind
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
@@ -111,7 +112,7 @@ def make_plan(
     """
     request = RewindRequest(pipeline.name, _named(target))
     leases = installation.lease_table.read().leases
-    if rewind_point.unfinished(leases, pipeline.name):
+    if awaiting_rewind(leases.values(), pipeline.name):
         command = f"`hindcast rewind {pipeline.name}"
         cure = (
             f"{command}` completes it. {command} --abandon` calls it off, if its table is not restored yet."

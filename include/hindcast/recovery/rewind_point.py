@@ -21,7 +21,7 @@ from hindcast.partitions import Offsets, ShardId
 from hindcast.recovery.rewind_record import BegunRecord, RewindRecord
 from hindcast.shards.pipeline_row import DesiredState, row_of
 from hindcast.shards.resharding import newest_of_version
-from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaits_rewind, without_rewind
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaiting_rewind, without_rewind
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History
 
@@ -103,18 +103,6 @@ def _reads_past(row: LedgerRow, target: Mapping[int, int]) -> bool:
     return any(end > target.get(partition, end) for partition, end in row.end_offsets.items())
 
 
-def unfinished(leases: Mapping[Any, Lease], pipeline: str) -> list[Lease]:
-    """The shards of a rewind that has begun and not ended."""
-    return [
-        lease
-        for lease in leases.values()
-        if lease.status_type is StatusType.SHARD
-        and lease.stream_id == pipeline
-        and lease.state == ShardState.WAIT
-        and awaits_rewind(lease)
-    ]
-
-
 def check_still(pipeline: str, version: int, to: str, leases: Mapping[Any, Lease]) -> None:
     """:raises RewindRefusedError: if the pipeline is not paused, or a shard is held or waits"""
     row = row_of(leases, pipeline)
@@ -162,7 +150,7 @@ def begin(
     }
 
     def decide(snapshot: Snapshot) -> list[Lease]:
-        if any(_rewind_of(lease)["id"] == record["id"] for lease in unfinished(snapshot.leases, pipeline)):
+        if _waiting_for(snapshot, pipeline, record["id"]):
             return []  # this very commit, whose outcome was unknown
         check_still(pipeline, version, record["to"], snapshot.leases)
         shards = newest_of_version(snapshot.leases.values(), pipeline, version)
@@ -255,7 +243,8 @@ def _rewind_of(lease: Lease) -> BegunRecord:
 
 
 def _waiting_for(snapshot: Snapshot, pipeline: str, rewind_id: str) -> list[Lease]:
-    return [lease for lease in unfinished(snapshot.leases, pipeline) if _rewind_of(lease)["id"] == rewind_id]
+    waiting = awaiting_rewind(snapshot.leases.values(), pipeline)
+    return [lease for lease in waiting if _rewind_of(lease)["id"] == rewind_id]
 
 
 def reset_row(

@@ -5,7 +5,7 @@ It starts no JVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,18 +17,19 @@ from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.pipeline import Pipeline
-from hindcast.replay.planner import ReplayInputs
+from hindcast.replay.planner import ReplayInputs, not_yet
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_table import Runs
 from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.serving.corrected_windows import NOTHING, Corrected, Corrections
 from hindcast.settings import Settings
+from hindcast.shards.shard_row import awaiting_rewind
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.excluded_records import together
 from hindcast.tables.fenced_sink import FencedTable, SinkEnd, sink_end
 from hindcast.tables.ledger import LedgerRow
-from hindcast.tables.ledger_bases import LedgerBases, fenced_by
+from hindcast.tables.ledger_bases import LedgerBases, LedgerSnapshot, fenced_by
 from hindcast.tables.ledger_history import History
 from hindcast.tables.proofs import Proof, Proofs
 from hindcast.tables.table_names import ControlTable
@@ -55,32 +56,38 @@ def settle(request: ReplayRequest, plan: RecordedPlan | None) -> ReplayRequest:
     )
 
 
-def read_histories(installation: Installation, pipeline: Pipeline) -> Iterator[History]:
-    """What the ledger says, at first of the newest batches; take the first from which a plan can be made.
+def read_ledger(installation: Installation, pipeline: Pipeline) -> LedgerSnapshot:
+    """What the ledger says now. Take the first of its histories from which a plan can be made.
 
     :raises StoreUnavailableError: if the store does not answer
     """
     settings = installation.settings
     url = settings.table("sinks", pipeline.sink.name)
     fenced = fenced_by(url, settings.storage_options, pipeline.name, pipeline.version)
-    return LedgerBases(installation.tables).histories(pipeline.name, pipeline.version, fenced)
+    return LedgerBases(installation.tables).snapshot(pipeline.name, pipeline.version, fenced)
 
 
 def read_inputs(
-    installation: Installation, pipeline: Pipeline, request: ReplayRequest, history: History
+    installation: Installation,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    ledger: LedgerSnapshot,
+    history: History,
 ) -> ReplayInputs:
     """Read all else that a plan depends on.
 
     The sink's version is read after the ledger, so that the sink holds every batch that the ledger names.
+    What it holds beyond them is compared with the same moment of the ledger that the history is of: a batch
+    that has come into the ledger since is unknown to the history.
 
-    :param history: what the ledger says
+    :param history: one that the ledger gives
+    :raises RangeNotYetConsumedError: if a rewind is under way
     :raises UnknownTopicError, BrokerUnavailableError, StoreUnavailableError: if a source is missing or away
     """
     settings = installation.settings
     tables = installation.tables
-    ledger = installation.ledger
-    undone = ledger.undone(pipeline.name, pipeline.version)
-    excluding = ledger.excluding(pipeline.name, pipeline.version)
+    undone = ledger.undone()
+    excluding = ledger.excluding()
     filed = filed_batches(tables, pipeline.name, history.shards)
     with TopicOffsets(settings) as topic:
         earliest = across(pipeline, topic.earliest)
@@ -100,11 +107,11 @@ def read_inputs(
     sink_version = -1
     if sink is not None:
         sink_version = sink.version
+    check_not_rewound(installation, pipeline, ledger)
     now = datetime.now(UTC)
     sink_commits: Sequence[int] = ()
     if sink is not None and pipeline.window is None:
-        reached = ledger.reached(pipeline.name, pipeline.version)
-        sink_commits = _unknown_commits(settings, pipeline, sink, reached)
+        sink_commits = unknown_commits(settings, pipeline, sink, ledger.reached())
     late_ends_ms: Sequence[int] = ()
     if request.late:
         late_ends_ms = uncorrected_ends_ms(pipeline, _late_rows(tables, pipeline), corrected)
@@ -131,6 +138,23 @@ def read_inputs(
         proofs=proofs,
         excluded=together(row.excluded for row in excluding),
     )
+
+
+def check_not_rewound(installation: Installation, pipeline: Pipeline, ledger: LedgerSnapshot) -> None:
+    """The sink and the ledger must tell the same past. A rewind takes batches out of the sink first and out
+    of the ledger later, so none may be under way, or have ended since the ledger was read.
+
+    Call it after the sink's version was read: a rewind that had changed that version is found by the shards
+    that wait for it, or if it has ended since, by its rows of the ledger.
+
+    :raises RangeNotYetConsumedError: if there was a rewind
+    :raises StoreUnavailableError: if a store does not answer
+    """
+    if awaiting_rewind(installation.lease_table.leases_if_any(), pipeline.name):
+        raise not_yet(pipeline, "a rewind of it has begun and not ended", rewind=True)
+    resets = installation.ledger.resets(pipeline.name, pipeline.version)
+    if len(resets) != len(ledger.resets):
+        raise not_yet(pipeline, "a rewind of it has ended just now", rewind=True)
 
 
 def _late_rows(tables: ControlTables, pipeline: Pipeline) -> pd.DataFrame:
@@ -166,7 +190,7 @@ def uncorrected_ends_ms(pipeline: Pipeline, late: pd.DataFrame, corrected: Corre
     return sorted(found)
 
 
-def _unknown_commits(
+def unknown_commits(
     settings: Settings, pipeline: Pipeline, sink: SinkEnd, reached: Mapping[str, LedgerRow]
 ) -> list[int]:
     """The first version of the sink, for each shard, that is a batch which the ledger did not have yet.

@@ -23,7 +23,7 @@ from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline
 from hindcast.replay.batch import answers_url, run_batch
 from hindcast.replay.cost import RUNS_COMPARED, Meter, StreamCost, peak_memory_bytes, slow_note, versions
-from hindcast.replay.inputs import read_histories, read_inputs, settle
+from hindcast.replay.inputs import read_inputs, read_ledger, settle
 from hindcast.replay.planner import ReplayPlan, make_plan
 from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.request import ReplayRequest, new_run_id
@@ -74,8 +74,9 @@ def plan_replay(
 
 def _make_plan(installation: Installation, pipeline: Pipeline, request: ReplayRequest) -> ReplayPlan:
     """The plan from the newest batches of the ledger that it can be made from."""
-    for history in read_histories(installation, pipeline):
-        inputs = read_inputs(installation, pipeline, request, history)
+    ledger = read_ledger(installation, pipeline)
+    for history in ledger.histories():
+        inputs = read_inputs(installation, pipeline, request, ledger, history)
         try:
             plan = make_plan(pipeline, request, inputs)
         except HistoryTooShortError:

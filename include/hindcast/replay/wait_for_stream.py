@@ -14,6 +14,7 @@ from hindcast.installation import Installation
 from hindcast.partitions import Offsets, app_id, by_partition
 from hindcast.shards.desired_state import desired_of
 from hindcast.shards.pipeline_row import DesiredState
+from hindcast.shards.shard_row import awaiting_rewind
 from hindcast.tables.table_names import ControlTable
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Awaited:
 
     ``offsets``: the end that the stream has to commit, by partition. ``batches``: shard -> the batch whose
     late and poison rows have to be filed. ``beyond``: if both are empty, any batch that commits more than
-    this will do. ``at``: a time that has to come, ISO 8601.
+    this will do. ``at``: a time that has to come, ISO 8601. ``rewind``: that no rewind is under way.
     """
 
     pipeline: str
@@ -39,6 +40,7 @@ class Awaited:
     batches: dict[str, int] = field(default_factory=dict)
     beyond: Offsets = field(default_factory=dict)
     at: str = ""
+    rewind: bool = False
 
     def to_json(self) -> dict[str, Any]:
         kept = asdict(self)
@@ -73,10 +75,14 @@ class Progress:
 
 def read_progress(installation: Installation, awaited: Awaited) -> Progress:
     """Read the tables once. It costs the newest batch of each shard, however long the ledger is."""
-    desired = desired_of(installation.lease_table.leases()).get(awaited.pipeline)
+    leases = installation.lease_table.leases()
+    desired = desired_of(leases).get(awaited.pipeline)
     paused = desired is not None and desired.state is not DesiredState.RUNNING
     if awaited.at and datetime.now(UTC) < datetime.fromisoformat(awaited.at):
         return Progress(met=False, paused=paused, text=f"{awaited.at} has not come")
+    if awaited.rewind:
+        met = not awaiting_rewind(leases, awaited.pipeline)
+        return Progress(met, paused, "a rewind has begun and not ended")
     if awaited.batches:
         filed = filed_batches(installation.tables, awaited.pipeline, awaited.batches)
         behind = [shard for shard, batch in awaited.batches.items() if filed[shard] < batch]

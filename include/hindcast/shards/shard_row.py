@@ -6,11 +6,11 @@ Both columns hold a JSON object. A worker reports some of the keys with each ren
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypedDict
 
-from hindcast.leases.lease import Lease
+from hindcast.leases.lease import Lease, ShardState, StatusType
 from hindcast.partitions import Offsets, as_json_object, by_partition
 
 #: The mark of a shard that its worker refused to consume, and the mark of one that was drained.
@@ -151,6 +151,18 @@ class ShardDetail:
 def awaits_rewind(lease: Lease) -> bool:
     """Whether a shard waits for a rewind, not for its parents alone."""
     return _REWIND in lease.detail
+
+
+def awaiting_rewind(leases: Iterable[Lease], pipeline: str) -> list[Lease]:
+    """The shards of a pipeline that wait for a rewind, which has begun and not ended."""
+    return [
+        lease
+        for lease in leases
+        if lease.status_type is StatusType.SHARD
+        and lease.stream_id == pipeline
+        and lease.state == ShardState.WAIT
+        and awaits_rewind(lease)
+    ]
 
 
 def without_rewind(lease: Lease) -> Lease:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -168,7 +169,8 @@ class ControlTables:
         began = self._clock.monotonic()
         table = self.open(name)
         where = [(column, "=", value) for column, value in equal.items()]
-        decided = decide(self._read_version(name, table, where, SCHEMAS[name].names).to_pylist())
+        before = TableVersion(name, self.url(name), table)
+        decided = decide(before.read(where, SCHEMAS[name].names).to_pylist())
         stamped = [{**row, "schema_version": SCHEMA_VERSION} for row in decided]
         data = pa.Table.from_pylist(stamped, schema=SCHEMAS[name])
         predicate = " AND ".join(f"{column} = {_literal(value)}" for column, value in equal.items())
@@ -190,16 +192,18 @@ class ControlTables:
         *,
         any_of: Sequence[Sequence[Condition]] = (),
     ) -> pa.Table:
-        """The same rows as an Arrow table.
+        """The same rows as an Arrow table; see :meth:`TableVersion.read`.
 
-        :param columns: these columns only
-        :param any_of: of these groups of conditions a row must also meet all of one; none by default
         :raises StoreUnavailableError: if the store does not answer, or a file of the table is gone or torn
         """
-        table = self.find(name)
-        if table is None:
-            return SCHEMAS[name].empty_table().select(columns or SCHEMAS[name].names)
-        return self._read_version(name, table, where, columns, any_of)
+        return self.newest_version(name).read(where, columns, any_of=any_of)
+
+    def newest_version(self, name: ControlTable) -> TableVersion:
+        """The table as it is now, to be read several times.
+
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        return TableVersion(name, self.url(name), self.find(name))
 
     def newest(self, name: ControlTable, by: str, limit: int, where: Iterable[Condition] = ()) -> pa.Table:
         """The newest ``limit`` of the rows that meet every condition, the newest first.
@@ -207,37 +211,54 @@ class ControlTables:
         :param by: the column of the instant; rows without it are the oldest
         :raises StoreUnavailableError: if the store does not answer, or a file of the table is gone or torn
         """
-        table = self.find(name)
-        if table is None:
-            return SCHEMAS[name].empty_table()
+        version = self.newest_version(name)
         conditions = list(where)
         # The instants say which rows are wanted, so that the wide columns of all others are never read.
-        instants = self._read_version(name, table, conditions, [by])[by].sort("descending")
+        instants = version.read(conditions, [by])[by].sort("descending")
         if 0 < limit < len(instants):
             oldest = instants[limit - 1].as_py()
             if oldest is not None:
                 conditions.append((by, ">=", oldest))
-        rows = self._read_version(name, table, conditions, SCHEMAS[name].names)
+        rows = version.read(conditions, SCHEMAS[name].names)
         return rows.sort_by([(by, "descending")]).slice(0, limit)
 
-    def _read_version(
+
+@dataclass(frozen=True)
+class TableVersion:
+    """One version of a control table: whatever is committed meanwhile, each reading sees the same rows.
+
+    ``table``: None if there is no table, so that there are no rows.
+    """
+
+    name: ControlTable
+    url: str
+    table: DeltaTable | None
+
+    def read(
         self,
-        name: ControlTable,
-        table: DeltaTable,
-        where: Iterable[Condition],
-        columns: list[str] | None,
+        where: Iterable[Condition] = (),
+        columns: list[str] | None = None,
+        *,
         any_of: Sequence[Sequence[Condition]] = (),
     ) -> pa.Table:
-        """The rows of one version of a table that meet every condition, and all of one of the groups."""
+        """The rows that meet every condition, in no order.
+
+        :param columns: these columns only
+        :param any_of: of these groups of conditions a row must also meet all of one; none by default
+        :raises StoreUnavailableError: if the store does not answer, or a file of the table is gone or torn
+        """
+        if self.table is None:
+            schema = SCHEMAS[self.name]
+            return schema.empty_table().select(columns or schema.names)
         conditions = list(where)
         groups = [[*conditions, *group] for group in any_of or [()]]
         expression = None
         if any(groups):
             expression = filters_to_expression(groups)
         try:
-            return arrow_dataset(table, groups).to_table(columns=columns, filter=expression)
+            return arrow_dataset(self.table, groups).to_table(columns=columns, filter=expression)
         except (DeltaError, OSError, pa.ArrowInvalid) as error:
-            raise StoreUnavailableError(table=self.url(name), action="read", reason=error) from error
+            raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
 
 
 def _literal(value: str | int) -> str:

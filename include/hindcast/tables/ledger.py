@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import Offsets, offsets_from_json, offsets_to_json
-from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.control_tables import ControlTables, TableVersion
 from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 from hindcast.tables.table_names import ControlTable
 
@@ -130,8 +130,17 @@ class Ledger:
     is not read.
     """
 
-    def __init__(self, tables: ControlTables) -> None:
+    def __init__(self, tables: ControlTables, version: TableVersion | None = None) -> None:
+        """:param version: what is read; None for the newest version each time"""
         self._tables = tables
+        self._pinned = version
+
+    def pinned(self) -> Ledger:
+        """The ledger as it is now. All that is read of it is of one moment, whatever is appended meanwhile.
+
+        :raises StoreUnavailableError: if the store does not answer
+        """
+        return Ledger(self._tables, self._tables.newest_version(ControlTable.CHECKPOINTS))
 
     def append(self, rows: Iterable[LedgerRow]) -> None:
         self._tables.append(ControlTable.CHECKPOINTS, [row.as_row() for row in rows])
@@ -251,7 +260,8 @@ class Ledger:
             where.append(("version", "=", version))
         if shard is not None:
             where.append(("shard", "=", shard))
-        return self._tables.read(ControlTable.CHECKPOINTS, where, columns, any_of=any_of)
+        table = self._pinned or self._tables.newest_version(ControlTable.CHECKPOINTS)
+        return table.read(where, columns, any_of=any_of)
 
 
 _IS_RESET = pc.field("batch") < 0

@@ -28,7 +28,7 @@ from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import AppShard
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import sink_end
-from hindcast.tables.ledger import Ledger, LedgerRow
+from hindcast.tables.ledger import Ledger, LedgerRow, Undone
 from hindcast.tables.ledger_history import History, is_below
 from hindcast.tables.oldest_batches import HistoryBase, Place
 from hindcast.tables.table_names import ControlTable
@@ -65,34 +65,75 @@ def fenced_by(url: str, storage_options: dict[str, str], pipeline: str, version:
 
 
 @dataclass(frozen=True)
+class LedgerSnapshot:
+    """What the ledger said of one version of a pipeline at one moment.
+
+    ``resets``: what took batches back. ``bases``: those in effect, the newest last. ``in_sink``: by shard,
+    the last batch in the sink at a moment before.
+    """
+
+    pipeline: str
+    version: int
+    ledger: Ledger
+    resets: Sequence[LedgerRow]
+    bases: Sequence[HistoryBase]
+    in_sink: Mapping[str, int]
+
+    def histories(self) -> Iterator[History]:
+        """The history of the version, first from the newest base on, then from older ones, then whole. Take
+        the first that has the answers.
+        """
+        back = 1
+        while back <= len(self.bases):
+            base = self.bases[-back]
+            rows = self.ledger.batches(self.pipeline, self.version, sink_after=base.sink_version)
+            if _goes_on(base, rows, self.in_sink):
+                yield History.of(rows, base)
+            back *= 2
+        yield History.of(self.ledger.batches(self.pipeline, self.version))
+
+    def undone(self) -> list[Undone]:
+        """What resets took back, the oldest first."""
+        return self.ledger.undone(self.pipeline, self.version)
+
+    def excluding(self) -> list[LedgerRow]:
+        """The batches that left records out."""
+        return self.ledger.excluding(self.pipeline, self.version)
+
+    def reached(self) -> dict[str, LedgerRow]:
+        """The last batch of each shard, also one that a reset took back."""
+        return self.ledger.reached(self.pipeline, self.version)
+
+
+@dataclass(frozen=True)
 class LedgerBases:
     """Reads and writes the bases."""
 
     tables: ControlTables
 
-    def histories(self, pipeline: str, version: int, fenced: FencedBatches) -> Iterator[History]:
-        """The history of a version, first from the newest base on, then from older ones, then whole. Take the
-        first that has the answers.
+    def snapshot(self, pipeline: str, version: int, fenced: FencedBatches) -> LedgerSnapshot:
+        """The ledger of a version as it is now, and the bases from which it can be read.
+
+        The fence is read before the ledger, so that the ledger may lack a batch that the fence names only if
+        its worker has not filed it yet.
+
+        :raises StoreUnavailableError: if the store does not answer
         """
-        ledger = Ledger(self.tables)
+        kept = self._read(pipeline, version)
+        fences: Mapping[str, int] = {}
+        if kept:
+            fences = fenced()
+        ledger = Ledger(self.tables).pinned()
         resets = ledger.resets(pipeline, version)
-        bases = [base for base in self._read(pipeline, version) if _is_in_effect(base, resets)]
-        in_sink = _last_in_sink(resets, fenced) if bases else {}
-        back = 1
-        while back <= len(bases):
-            base = bases[-back]
-            rows = ledger.batches(pipeline, version, sink_after=base.sink_version)
-            if _goes_on(base, rows, in_sink):
-                yield History.of(rows, base)
-            back *= 2
-        yield History.of(ledger.batches(pipeline, version))
+        bases = [base for base in kept if _is_in_effect(base, resets)]
+        return LedgerSnapshot(pipeline, version, ledger, resets, bases, _last_in_sink(resets, fences))
 
     def keep_older(self, pipeline: str, version: int, fenced: FencedBatches, before: datetime) -> None:
         """Keep a base of the batches that were committed before this time, if it spares enough.
 
         :raises StoreUnavailableError: if the store does not answer
         """
-        history = next(self.histories(pipeline, version, fenced))
+        history = next(self.snapshot(pipeline, version, fenced).histories())
         older = [row for row in history.rows if row.committed_at < before]
         if not older:
             return
@@ -223,9 +264,9 @@ def _is_in_effect(base: HistoryBase, resets: Iterable[LedgerRow]) -> bool:
     return all(base.shards.get(reset.shard, -1) <= reset.kept for reset in resets)
 
 
-def _last_in_sink(resets: Iterable[LedgerRow], fenced: FencedBatches) -> dict[str, int]:
+def _last_in_sink(resets: Iterable[LedgerRow], fences: Mapping[str, int]) -> dict[str, int]:
     """By shard, the last batch in the sink. The fence alone still names one that was taken back."""
-    in_sink = dict(fenced())
+    in_sink = dict(fences)
     for reset in resets:
         in_sink[reset.shard] = min(reset.kept, in_sink.get(reset.shard, reset.kept))
     return in_sink

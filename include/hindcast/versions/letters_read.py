@@ -13,7 +13,7 @@ from hindcast.errors import BadInputError
 from hindcast.installation import Installation
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
-from hindcast.replay.inputs import read_histories
+from hindcast.replay.inputs import read_ledger
 from hindcast.shards.active_version import rollouts
 from hindcast.tables.table_names import ControlTable
 
@@ -54,7 +54,8 @@ def _running(installation: Installation, pipeline: Pipeline) -> list[int]:
 
 def _read_by(installation: Installation, pipeline: Pipeline, version: int) -> tuple[Offsets, Offsets]:
     """From where to where a version has read its topics."""
-    history = next(read_histories(installation, installation.catalog.of(pipeline.name, version)))
+    of_version = installation.catalog.of(pipeline.name, version)
+    history = next(read_ledger(installation, of_version).histories())
     return history.first, history.committed
 
 

@@ -17,12 +17,14 @@ from support.crashes import die_before
 from support.paused_pipeline import EPOCH, Paused, write_as
 from support.simulated_platform import SINK_SCHEMA
 
-from hindcast.errors import FenceMovedError, LeaseLostError, RewindRefusedError
+from hindcast.errors import FenceMovedError, LeaseLostError, RangeNotYetConsumedError, RewindRefusedError
 from hindcast.installation import Installation
 from hindcast.partitions import ShardId, app_id, offsets_to_json
 from hindcast.pipeline import Table
 from hindcast.recovery.abandon_rewind import abandon
-from hindcast.recovery.rewind_point import unfinished
+from hindcast.replay.inputs import check_not_rewound, read_ledger
+from hindcast.replay.wait_for_stream import Awaited, read_progress
+from hindcast.shards.shard_row import awaiting_rewind
 from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import BatchCommit, Fence
@@ -61,6 +63,34 @@ def test_the_beginning_leaves_an_empty_table(paused: Paused) -> None:
     assert paused.filed(ControlTable.LATE_ROWS) == paused.filed(ControlTable.DEAD_LETTERS) == set()
 
 
+def test_no_replay_is_planned_beside_a_rewind(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink lacks what a rewind took back, and the ledger says so later only. Also a rewind that has ended
+    since the ledger was read is noticed; an earlier one is no matter.
+    """
+    found = paused.plan(paused.middle)
+    installation = paused.installation
+    ledger = read_ledger(installation, paused.pipeline)
+
+    def check() -> Awaited:
+        with pytest.raises(RangeNotYetConsumedError) as refused:
+            check_not_rewound(installation, paused.pipeline, ledger)
+        awaited: Awaited = refused.value.awaited
+        assert Awaited.from_json(awaited.to_json()) == awaited
+        return awaited
+
+    die_before(monkeypatch, "reset.1", partial(paused.run, found))
+    check_not_rewound(installation, paused.pipeline, ledger)
+    for step in range(2, 6):
+        action = partial(paused.run, found) if step == 2 else paused.complete
+        die_before(monkeypatch, f"reset.{step}", action)
+        assert not read_progress(installation, check()).met
+    paused.complete()
+    progress = read_progress(installation, check())
+    assert progress.met
+    assert progress.paused
+    check_not_rewound(installation, paused.pipeline, read_ledger(installation, paused.pipeline))
+
+
 @pytest.mark.parametrize("target", ["middle", "beginning"])
 def test_a_death_between_any_two_steps_ends_as_one_that_was_not_cut_short(
     paused: Paused, monkeypatch: pytest.MonkeyPatch, target: str
@@ -73,7 +103,7 @@ def test_a_death_between_any_two_steps_ends_as_one_that_was_not_cut_short(
     for step in range(1, 6):
         action = partial(paused.run, found) if step <= 2 else paused.complete
         die_before(monkeypatch, f"reset.{step}", action)
-        assert bool(unfinished(paused.store.read().leases, "stock_stats")) is (step > 1)
+        assert bool(awaiting_rewind(paused.store.leases(), "stock_stats")) is (step > 1)
         assert (paused.rows() == before) is (step <= 2)
         if step > 1:
             with pytest.raises(RewindRefusedError, match="cut short"):

@@ -22,6 +22,7 @@ from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.pipeline_row import DesiredState
+from hindcast.shards.shard_row import awaiting_rewind
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger, LedgerRow, Undone
 from hindcast.tables.ledger_history import History
@@ -178,10 +179,10 @@ def test_shards_are_followed_by_waiting_ones_that_nobody_opens(stream: Simulated
     assert (follower.state, follower.parent_shard_ids) == ("WAIT", ["v1.g0.s0"])
     assert follower.checkpoint == {"start_offsets": {"0": 5}, "floors": {"0": 700}, "fingerprint": "f"}
     assert resharding.opened(store.read().leases) == []
-    assert len(rewind_point.unfinished(store.read().leases, "p")) == 2
+    assert len(awaiting_rewind(store.read().leases.values(), "p")) == 2
     rewind_point.end(store, "p", RECORD["id"])
     assert lease(store, "v1.g1.s0").state == "OPEN"
-    assert rewind_point.unfinished(store.read().leases, "p") == []
+    assert awaiting_rewind(store.read().leases.values(), "p") == []
     assert rewind_point.end(store, "p", RECORD["id"]) == []
 
 
@@ -341,7 +342,7 @@ def test_a_rewind_that_is_called_off_leaves_the_shards_as_they_were(knows_states
         for shard in waiting:
             shard.detail["reset"].pop("states")
         store.commit(store.read(), waiting)
-    assert {one.status_value for one in rewind_point.unfinished(store.read().leases, "p")} == {
+    assert {one.status_value for one in awaiting_rewind(store.read().leases.values(), "p")} == {
         "v1.g1.s0",
         "v1.g1.s1",
     }

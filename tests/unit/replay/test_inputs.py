@@ -13,8 +13,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from hindcast import Table, Topic, Window, pipeline
+from hindcast.installation import Installation
 from hindcast.partitions import app_id
-from hindcast.replay.inputs import _unknown_commits, uncorrected_ends_ms
+from hindcast.replay.inputs import read_ledger, uncorrected_ends_ms, unknown_commits
 from hindcast.serving.corrected_windows import NOTHING, Corrected, CorrectedRange
 from hindcast.settings import Settings
 from hindcast.tables.fenced_sink import BatchCommit, Fence, FencedTable, sink_end
@@ -96,7 +97,7 @@ def test_the_first_batch_of_each_shard_that_the_ledger_lacks_is_found(settings: 
     def unknown(*known: LedgerRow) -> list[int]:
         end = sink_end(url, {})
         assert end is not None
-        return sorted(_unknown_commits(settings, declared, end, {row.shard: row for row in known}))
+        return sorted(unknown_commits(settings, declared, end, {row.shard: row for row in known}))
 
     assert unknown() == [first.sink_version, other.sink_version]
     assert unknown(first, other) == [second.sink_version]
@@ -105,3 +106,23 @@ def test_the_first_batch_of_each_shard_that_the_ledger_lacks_is_found(settings: 
         path.unlink()
     assert unknown(first, other) == [first.sink_version + 1]
     assert unknown(other) == [0]
+
+
+def test_a_batch_that_came_into_the_ledger_meanwhile_is_unknown_to_the_plan(settings: Settings) -> None:
+    """The ledger is read in parts, and the sink in between. A batch that landed after the first part, and is in
+    the ledger before the last one, is in the sink's version and not in the history.
+    """
+    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"))
+    installation = Installation(settings)
+    sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", "v1.g0.s0"))
+    sink.create(pa.schema([("n", pa.int64())]))
+    installation.ledger.append([commit(sink, "v1.g0.s0", 1)])
+    ledger = read_ledger(installation, declared)
+    (history,) = ledger.histories()
+    second = commit(sink, "v1.g0.s0", 2)
+    installation.ledger.append([second])
+    end = sink_end(sink.url, {})
+    assert end is not None
+    assert history.committed == {0: 1}
+    assert unknown_commits(settings, declared, end, ledger.reached()) == [second.sink_version]
+    assert next(ledger.histories()) == history, "all readings are of one moment"

@@ -21,7 +21,7 @@ from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.errors import SchemaVersionError, StoreUnavailableError
 from hindcast.settings import Settings
 from hindcast.tables import control_tables as tables_module
-from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.control_tables import ControlTables, TableVersion
 from hindcast.tables.schema import LATER, SCHEMAS, configuration
 from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 from hindcast.testing import FakeClock
@@ -486,13 +486,13 @@ def test_the_wide_columns_of_older_rows_are_not_read(
     tables = ControlTables(settings)
     _events(tables)
     reads: list[tuple[ControlTable, list[Any], list[str]]] = []
-    read_version = ControlTables._read_version
+    read_version = TableVersion.read
 
-    def read(of: ControlTables, name: ControlTable, table: Any, where: Any, columns: Any) -> pa.Table:
-        reads.append((name, list(where), columns))
-        return read_version(of, name, table, where, columns)
+    def read(version: TableVersion, where: Any, columns: Any) -> pa.Table:
+        reads.append((version.name, list(where), columns))
+        return read_version(version, where, columns)
 
-    monkeypatch.setattr(ControlTables, "_read_version", read)
+    monkeypatch.setattr(TableVersion, "read", read)
     name = ControlTable.EVENTS
     everything = SCHEMAS[name].names
     conditions: dict[int, list[Any]] = {0: [], 1: [("at", ">=", _at(5))], 2: [("at", ">=", _at(4))], 6: []}

@@ -150,7 +150,7 @@ class Kept:
         return base
 
     def histories(self, fenced: FencedBatches = no_fence) -> list[History]:
-        return list(self.bases.histories("p", 1, fenced))
+        return list(self.bases.snapshot("p", 1, fenced).histories())
 
 
 @pytest.fixture
