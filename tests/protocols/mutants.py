@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import CommitProperties
 from protocols.stepped_stores import SteppedLinks
 from simulation.mutants import MUTANTS as OF_LEASES
 
@@ -21,6 +22,8 @@ from hindcast.recovery import delete_late_and_dead_rows, rebuild_state, rewind, 
 from hindcast.recovery.restore_sink import SinkRestore
 from hindcast.recovery.takeover import ShardPosition
 from hindcast.replay import inputs, planner
+from hindcast.serving import corrected_windows
+from hindcast.serving.corrected_windows import CorrectedRange
 from hindcast.shards import resharding, shard_row
 from hindcast.stream import late_and_dead_rows
 from hindcast.stream.batch_commits import BatchCommits
@@ -307,6 +310,23 @@ def _forget_batches_whose_rows_are_not_filed(patch: pytest.MonkeyPatch) -> None:
 
 
 #: The alterations, by what they are.
+
+
+def _let_a_run_that_had_read_less_correct_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(corrected_windows, "_may_replace", lambda *_: True)
+
+
+def _keep_the_ranges_that_a_correction_replaces(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CorrectedRange, "without", lambda self, *_: [self])
+
+
+def _let_two_corrections_at_once_land(patch: pytest.MonkeyPatch) -> None:
+    def only_metadata(custom_metadata: dict[str, str], **_: Any) -> CommitProperties:
+        return CommitProperties(custom_metadata=custom_metadata)
+
+    patch.setattr(corrected_windows, "CommitProperties", only_metadata)
+
+
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_").replace("_", " "): mutate
     for mutate in (
@@ -343,6 +363,9 @@ MUTANTS: dict[str, Mutate] = {
         _rewind_a_pipeline_that_runs,
         _rewind_without_fencing_the_late_rows,
         _leave_late_rows_of_batches_that_were_taken_back,
+        _let_a_run_that_had_read_less_correct_again,
+        _keep_the_ranges_that_a_correction_replaces,
+        _let_two_corrections_at_once_land,
     )
 }
 

@@ -19,9 +19,9 @@ ACTIONS: dict[Callable[[World], None], float] = {
     World.grow: 6,
     World.pass_time: 4,
     World.sleep: 4,
-    World.sleep_through_a_cut: 0.4,
+    World.sleep_through_a_cut: 0.6,
     World.sleep_through_a_rewind: 0.2,
-    World.sleep_in_an_audit_through_a_rewind: 0.3,
+    World.sleep_in_an_audit_through_a_rewind: 0.6,
     World.expire: 1,
     World.maintain: 1,
     World.plan: 1,
@@ -29,6 +29,7 @@ ACTIONS: dict[Callable[[World], None], float] = {
     World.reshard: 0.6,
     World.grow_topic: 0.2,
     World.rewind: 2,
+    World.correct: 0.4,
     World.cut_a_rewind_short: 0.5,
 }
 STEPS = 250
@@ -47,6 +48,7 @@ WAYS = (
     "a base of the ledger",
     "a late row",
     "a look at the past",
+    "a correction",
 )
 
 

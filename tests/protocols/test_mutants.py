@@ -6,8 +6,8 @@ import pytest
 from protocols import random_histories
 from protocols.mutants import MUTANTS, mutated
 
-#: Histories in which each mutant must be found; the slowest needs about twenty.
-HISTORIES = 150
+#: Histories in which each mutant must be found; the slowest needs about eighty.
+HISTORIES = 300
 
 
 @pytest.mark.parametrize("name", MUTANTS)

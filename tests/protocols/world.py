@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import tenacity
+from protocols.corrected_view import CorrectedView, stepped_write
 from protocols.history import BrokenPromiseError, SinkHistory
 from protocols.memory_tables import MemoryTables
 from protocols.owner import Owner
@@ -50,6 +51,8 @@ from hindcast.recovery.begun_rewind import find_begun
 from hindcast.recovery.delete_late_and_dead_rows import last_filed_batch
 from hindcast.recovery.plan_rewind import make_plan
 from hindcast.replay import inputs
+from hindcast.serving import corrected_windows
+from hindcast.serving.corrected_windows import CorrectedRange, Corrections
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.desired_state import DesiredStates
@@ -124,6 +127,7 @@ class World:
         for table in (self.url, *map(self.tables.url, SIDE_TABLES)):
             shutil.copytree(_empty_table(), table)
         self.sink = SinkHistory(Path(self.url), self.spark.files)
+        self.corrected = CorrectedView(Corrections(self.settings, counted))
 
     # -- what can happen -------------------------------------------------------------------------------------
 
@@ -349,6 +353,52 @@ class World:
         """The simulated wall clock, in seconds since 1970."""
         return self.clock.now().timestamp()
 
+    def correct(self) -> None:
+        """Replays read the records of some closed windows, and readers get their answers for them. Each begins
+        once the stream has gone on a little, and any of them may be the last to answer.
+        """
+        replays: list[Process] = []
+        for _ in range(self.rng.randint(2, 5)):
+            self._begin("correct", self._correct)
+            replays.append(self.scheduler.processes[-1])
+            self._step_some(replays, self.rng.randint(0, 4))
+            for replay in replays:
+                replay.asleep = ROUNDS
+            for _ in range(self.rng.randint(0, 60)):
+                self.resume()
+        self._step_some(replays, 100)
+        for replay in replays:
+            replay.asleep = 0
+
+    def _step_some(self, processes: Sequence[Process], steps: int) -> None:
+        """These processes alone take so many steps."""
+        for _ in range(steps):
+            awake = [thread for one in processes for thread in one.threads if not thread.ended]
+            if not awake:
+                return
+            thread = self.rng.choice(awake)
+            self._step(thread, self._order(thread))
+
+    def _correct(self) -> None:
+        history = History.of(self.installation.ledger.batches(counted.name, 1))
+        end = history.committed
+        if not end:
+            return
+        to_ms = history.horizon_ms(end, sorted(end)) - self.rng.choice((0, 0, 2, 4)) * WINDOW_MS
+        after_ms = max(to_ms - self.rng.choice((1, 2, 12)) * WINDOW_MS, 0)
+        if after_ms >= to_ms:
+            return
+        by = CorrectedRange(after_ms, to_ms, f"run-{len(self.corrected.runs)}", end)
+        self.corrected.runs[by.run_id] = by
+        self.scheduler.pause("a replay")
+        for _ in range(3):
+            try:
+                self.corrected.table.replace(self.corrected.rows_of(by), by)
+            except StoreUnavailableError:
+                continue  # a person tries again
+            self.seen["a correction"] += 1
+            return
+
     def rewind(self) -> None:
         """An operator pauses the pipeline, takes back what some batches have written, and resumes it."""
         self._begin("operator", self._rewind)
@@ -518,6 +568,8 @@ class World:
         self.scheduler.resume(thread, order)
         self.clock.advance(0.05)
         self.sink.look()
+        if thread.place.startswith("corrections"):
+            self.corrected.look()
 
 
 def _in_memory() -> Path:
@@ -599,6 +651,7 @@ def _stand_in(patch: pytest.MonkeyPatch, made: World) -> None:
     patch.setattr(retention, "compact", lambda *_: None)
     patch.setattr(application_log, "time", clock)
     patch.setattr(older_log, "time", clock)
+    patch.setattr(corrected_windows, "write_deltalake", stepped_write(made.scheduler))
     for module in (takeover, fenced_sink, batch_commits, shard_takeover, rewind, abandon_rewind):
         patch.setattr(module, "reach", made.scheduler.pause)
     patch.setattr(plan_rewind, "TopicOffsets", lambda _: nullcontext())
