@@ -7,7 +7,8 @@ are fenced like the sink.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +31,7 @@ from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.schema import SCHEMAS
 from hindcast.tables.table_names import ControlTable
+from hindcast.windows import MILLISECOND, WindowEnds
 
 #: Batches that one pass takes together: each is a row of a broadcast join.
 BATCHES_PER_PASS = 64
@@ -43,8 +45,8 @@ class _SideTable:
     #: Of the located rows of some batches, those that belong into the table, as its columns; the last of the
     #: batches is given, too.
     frame: Callable[[DataFrame, LedgerRow], DataFrame]
-    #: Whether these batches can have any such rows.
-    may_have: Callable[[Sequence[LedgerRow]], bool]
+    #: Whether a batch can have any such rows.
+    may_have: Callable[[LedgerRow], bool]
 
 
 class Audit:
@@ -87,7 +89,7 @@ class Audit:
         name: ControlTable,
         app: str,
         rows: Callable[[DataFrame, Pipeline], DataFrame],
-        may_have: Callable[[Sequence[LedgerRow]], bool],
+        may_have: Callable[[LedgerRow], bool],
     ) -> _SideTable:
         tables.open(name)
         table = FencedTable(tables.url(name), self._settings.storage_options, app)
@@ -122,24 +124,43 @@ class Audit:
         if not todo:
             return done
         target = Fence(self._epoch, todo[-1].batch)
-        # Each table reads these few rows, not the topic again.
-        with session.cached(self._unaccounted(todo)) as rows:
+        # What Spark has measured of a batch often says that it has no such row: then nothing is read.
+        read = [row for row in todo if any(side.may_have(row) for side in self._sides)]
+        with self._cached(read) as rows:
             for side, before in zip(self._sides, filed, strict=True):
                 if before is not None and before.batch >= target.batch:
                     continue
-                fresh = rows.where(F.col("_batch") > _batch_of(before))
                 self.give_way()
-                written = self._written(side, fresh, todo)
+                written = self._written(side, rows, before, todo)
                 try:
                     side.table.commit(target, written, after=before)
                 except FenceMovedError:
                     return done  # an older owner filed them in the meantime: the next pass starts from there
         return target.batch
 
-    def _written(self, side: _SideTable, fresh: DataFrame, todo: Sequence[LedgerRow]) -> list[DataFile]:
-        """Write the data files of a pass over these batches; none if they cannot have rows for the table."""
-        if not side.may_have(todo):
+    @contextmanager
+    def _cached(self, batches: Sequence[LedgerRow]) -> Iterator[DataFrame | None]:
+        """The records of these batches that belong into some table; None if there are no batches.
+
+        They are read once: each table reads these few rows, not the topic again.
+        """
+        if not batches:
+            yield None
+            return
+        with session.cached(self._unaccounted(batches)) as rows:
+            yield rows
+
+    def _written(
+        self, side: _SideTable, rows: DataFrame | None, before: Fence | None, todo: Sequence[LedgerRow]
+    ) -> list[DataFile]:
+        """Write the data files of a pass over these batches; none if they cannot have rows for the table.
+
+        :param rows: of those batches that can have rows for some table
+        :param before: the last batch that the table holds
+        """
+        if rows is None or not any(side.may_have(row) for row in todo):
             return []
+        fresh = rows.where(F.col("_batch") > _batch_of(before))
         last = todo[-1]
         prefix = f"{last.shard}-e{self._epoch}-b{last.batch}"
         table = side.table
@@ -159,10 +180,8 @@ class Audit:
     def _recorded(self) -> list[Fence | None]:
         return [side.table.recorded() for side in self._sides]
 
-    def _may_be_late(self, batches: Sequence[LedgerRow]) -> bool:
-        if self._pipeline.window is None and not self._pipeline.re_execute:
-            return False
-        return any(_has_late_windows(row) for row in batches)
+    def _may_be_late(self, row: LedgerRow) -> bool:
+        return may_have_late_rows(self._pipeline, row)
 
     def _dead_letters(self, rows: DataFrame, _: Pipeline) -> DataFrame:
         return dead_letters(rows, self._tracebacks)
@@ -219,14 +238,28 @@ def _batch_of(fence: Fence | None) -> int:
     return fence.batch
 
 
-def _has_late_windows(row: LedgerRow) -> bool:
-    """Whether some window was final when the batch began: only then can its rows be late."""
-    return any(row.late_ms(partition) > 0 for partition in row.end_offsets)
+def may_have_late_rows(pipeline: Pipeline, row: LedgerRow) -> bool:
+    """Whether some row of the batch can be late for one of its windows.
+
+    Event times are measured in whole milliseconds, rounded down, and so are the ends of windows. So no row's
+    earliest window ends before that of the batch's earliest event. A batch that Spark did not measure may have
+    late rows.
+    """
+    if pipeline.window is None and not pipeline.re_execute:
+        return False
+    late_ms = max((row.late_ms(partition) for partition in row.end_offsets), default=0)
+    if late_ms <= 0:
+        return False  # no window was final when the batch began
+    if row.min_event_ms is None:
+        return row.input_rows is None or row.poison_rows is None or row.input_rows > row.poison_rows
+    if pipeline.window is None:
+        return row.min_event_ms <= late_ms
+    return bool(WindowEnds.of(pipeline.window, MILLISECOND).first(row.min_event_ms) <= late_ms)
 
 
-def _may_be_poison(batches: Sequence[LedgerRow]) -> bool:
+def _may_be_poison(row: LedgerRow) -> bool:
     """A batch that Spark did not measure counts, too."""
-    return any(row.poison_rows != 0 for row in batches)
+    return row.poison_rows != 0
 
 
 def dead_letters(rows: DataFrame, tracebacks: Mapping[Place, str]) -> DataFrame:
