@@ -116,6 +116,7 @@ class Progress(dict[str, Any]):
     """What a query reports of its last batch."""
 
     sources: Sequence[Any] = ()
+    stateOperators: Sequence[Any] = ()  # noqa: N815 - Spark's name
 
 
 class StandInCheckpoint:

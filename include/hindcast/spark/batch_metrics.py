@@ -53,6 +53,13 @@ def _known(found: Iterable[Any], name: str) -> list[int]:
     return [value for value in values if value is not None]
 
 
+def state_bytes(progress: StreamingQueryProgress) -> int | None:
+    """The memory that the query's state takes, in bytes; None if it has no state."""
+    if not progress.stateOperators:
+        return None
+    return sum(operator.memoryUsedBytes for operator in progress.stateOperators)
+
+
 def lag_records(progress: StreamingQueryProgress) -> int | None:
     """How many records the topics' ends were ahead when the batch was planned.
 

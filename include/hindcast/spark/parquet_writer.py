@@ -50,6 +50,11 @@ def write_files(
     return [_data_file(row) for row in frame.mapInArrow(write, _SCHEMA).collect()]
 
 
+def write_rows(rows: pa.Table, url: str, storage_options: dict[str, str], prefix: str) -> list[DataFile]:
+    """Write rows that are in this process; without any, nothing. See :func:`write_files`."""
+    return list(_write_partition(rows.to_batches(), url, storage_options, prefix, "", ()))
+
+
 def _data_file(row: Row) -> DataFile:
     return DataFile(row.path, row.size, row.rows, row.stats, json.loads(row.partition))
 

@@ -242,8 +242,8 @@ def may_have_late_rows(pipeline: Pipeline, row: LedgerRow) -> bool:
     """Whether some row of the batch can be late for one of its windows.
 
     Event times are measured in whole milliseconds, rounded down, and so are the ends of windows. So no row's
-    earliest window ends before that of the batch's earliest event. A batch that Spark did not measure may have
-    late rows.
+    earliest window ends before that of the batch's earliest event. A batch that Spark did not measure may
+    have late rows.
     """
     if pipeline.window is None and not pipeline.re_execute:
         return False

@@ -71,6 +71,16 @@ class ShardProgress:
             return None
         return batch_metrics.lag_records(progress)
 
+    @property
+    def state_bytes(self) -> int | None:
+        """The memory that the query's state took after the last batch; None if that is not known."""
+        if self._query is None:
+            return None
+        progress = self._query.lastProgress
+        if progress is None:
+            return None
+        return batch_metrics.state_bytes(progress)
+
     def report_query(self, fingerprint: str) -> None:
         """Tell the lease which query consumes the shard."""
         checkpoint = ReportedCheckpoint(fingerprint=fingerprint)
