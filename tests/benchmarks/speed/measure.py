@@ -53,6 +53,21 @@ def latencies(samples: Iterable[Sample], commits: Sequence[Commit]) -> list[floa
     return found
 
 
+def read_at_ms(commits: Iterable[Commit], rows: int) -> float:
+    """When readers could first see so many rows, epoch milliseconds.
+
+    :param commits: in the order of their times
+    :raises SystemExit: if they never could
+    """
+    ends: dict[int, int] = {}
+    for commit in commits:
+        for partition, end in commit.ends.items():
+            ends[partition] = max(end, ends.get(partition, 0))
+        if sum(ends.values()) >= rows:
+            return commit.at_ms
+    raise SystemExit(f"Only {sum(ends.values())} of {rows} records are in a commit.")
+
+
 def commits_of_plain(folder: Path, topic: str) -> list[Commit]:
     """The commits of a plain stream: Delta's log says when a batch was committed, Spark's plan what it read."""
     found = []

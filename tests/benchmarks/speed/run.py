@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from contextlib import redirect_stdout
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.install import install
-from benchmarks.speed.measure import check_answer, cpu_seconds, latencies
+from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, read_at_ms
+from benchmarks.speed.report import RECORDS, record_of, table, write_page
 from benchmarks.speed.sides import SIDES, Side, bench_folder
 from benchmarks.speed.workload import Workload
 from kafka import KafkaAdminClient
 from support.benchmark_figures import percentile
+from support.fault_runs import work_tree
 from support.waiting import wait_until
 
 from hindcast.settings import Settings
@@ -29,6 +32,7 @@ _SEND = Path(__file__).with_name("send.py")
 #: From the moment at which a side is ready to the first record: encoding is done then.
 _LEAD_SECONDS = 3.0
 _READ_SECONDS = 120.0
+_QUICK = ("hindcast", "tuned", "stock", "flink")
 #: Records of the last seconds are not measured: a side may commit nothing more once no window closes.
 _TAIL_SECONDS = 5.0
 
@@ -36,7 +40,8 @@ _TAIL_SECONDS = 5.0
 def run_once(
     settings: Settings, kind: type[Side], load: Workload, warm_up: float, folder: Path
 ) -> dict[str, Any]:
-    """One side, one load on a topic of its own: what it cost from ``warm_up`` seconds after the first record on.
+    """One side, one load on a topic of its own: what it cost from ``warm_up`` seconds after the first record on,
+    and how fast it read what came at once after that.
 
     :raises SystemExit: if it did not read all of it, or its answer is wrong
     """
@@ -54,12 +59,13 @@ def run_once(
         time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
         before = cpu_seconds(side.process)
         time.sleep(max(start + load.seconds - time.time(), 0.0))  # what it uses meanwhile is measured
-        used = cpu_seconds(side.process) - before
+        steady = cpu_seconds(side.process)
         said, _ = sender.communicate()
         if sender.returncode:
             raise SystemExit(f"The load ended with {sender.returncode}.")
         report = json.loads(said)
         _wait_read(side, load)
+        burst = cpu_seconds(side.process) - steady
         commits = side.commits()
     finally:
         side.end()
@@ -70,6 +76,11 @@ def run_once(
     measured = [sample for sample in samples if first_ms <= sample[2] < last_ms]
     seconds = latencies(measured, commits)
     rows = load.rate * (load.seconds - warm_up)
+    used = steady - before
+    at_once: dict[str, float] = {}
+    if load.burst:
+        seconds_of_burst = read_at_ms(commits, load.rows) / 1000 - (start + load.seconds)
+        at_once = {"burst": load.burst / seconds_of_burst, "burst_per_cpu_second": load.burst / burst}
     written = side.rows()
     answered = 0
     if written is not None:
@@ -82,6 +93,7 @@ def run_once(
         "cpu": used / (load.seconds - warm_up),
         "answers": answered,
         "behind": report["behind_seconds"],
+        **at_once,
     }
 
 
@@ -97,7 +109,8 @@ def _sender(
 ) -> subprocess.Popen[bytes]:
     python = bench_folder(settings) / "bin" / "python"
     arguments = [str(python), str(_SEND), "--servers", settings.bootstrap_servers, "--topic", topic]
-    arguments += ["--file", str(file), "--rate", str(load.rate), "--start", str(start)]
+    arguments += ["--file", str(file), "--rate", str(load.rate), "--steady", str(load.steady)]
+    arguments += ["--start", str(start)]
     return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
@@ -122,10 +135,20 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4000.0, help="records a second")
     parser.add_argument("--warm-up", type=float, default=60.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="that are measured")
-    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--burst", type=int, default=600_000, help="records that come at once in the end")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--quick", action="store_true", help="one run each of four sides, 30 s after 30: below ten minutes"
+    )
+    parser.add_argument("--record", action="store_true", help="keep the figures, and put them into the page")
     asked = parser.parse_args()
+    if asked.quick:
+        asked.burst = min(asked.burst, 200_000)
+        asked.warm_up = asked.seconds = 30.0
+        asked.pairs = 1
+        asked.side = asked.side or list(_QUICK)
     sides = [SIDES[name] for name in asked.side or SIDES]
-    load = Workload(asked.rate, asked.warm_up + asked.seconds)
+    load = Workload(asked.rate, asked.warm_up + asked.seconds, burst=asked.burst)
     own = Settings()
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="hindcast-bench-", ignore_cleanup_errors=True) as folder:
@@ -143,12 +166,24 @@ def main() -> None:
                     print(json.dumps(result), file=sys.stderr, flush=True)  # noqa: T201 - progress
         finally:
             broker.stop(settings)
-    for name, results in found.items():
-        medians = {
-            figure: round(statistics.median(result[figure] for result in results), 3)
-            for figure in ("p50", "p99", "rows_per_cpu_second", "cpu")
-        }
-        print(json.dumps({"side": name, "rate": asked.rate, "runs": len(results), **medians}))  # noqa: T201 - the result
+    commit, dirty = work_tree()
+    record = record_of(
+        {kind.name: found[kind.name] for kind in sides},
+        rate=asked.rate,
+        warm_up=asked.warm_up,
+        seconds=asked.seconds,
+        commit=commit,
+        dirty=dirty,
+        on=f"{datetime.now(UTC):%Y-%m-%d}",
+        cpus=os.cpu_count(),
+    )
+    written = own.home / "bench-results" / f"{asked.rate:.0f}.json"
+    record.write(written)
+    if asked.record:
+        record.write(RECORDS / written.name)
+        write_page()
+    print("\n".join(table(record)))  # noqa: T201 - the result
+    print(f"Written to {written}.", file=sys.stderr)  # noqa: T201 - progress
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--steady", type=int, required=True, help="so many at the rate, the rest at once")
     parser.add_argument(
         "--start", type=float, required=True, help="when the first one is sent, epoch seconds"
     )
@@ -51,8 +52,9 @@ def main() -> None:
     behind = 0.0
     while at < len(content):
         due = int((time.time() - asked.start) * asked.rate)
-        behind = max(behind, (due - sent) / asked.rate)
-        while sent < due and at < len(content):
+        if due < asked.steady:
+            behind = max(behind, (due - sent) / asked.rate)
+        while (sent < due or sent >= asked.steady) and at < len(content):
             partition, key_bytes, value_bytes = _HEAD.unpack_from(content, at)
             at += _HEAD.size
             key = content[at : at + key_bytes]

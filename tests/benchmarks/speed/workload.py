@@ -41,28 +41,36 @@ class Trade:
 
 @dataclass(frozen=True)
 class Workload:
-    """``rate`` trades a second for ``seconds``, on so many partitions. The same seed gives the same trades."""
+    """``rate`` trades a second for ``seconds``, then ``burst`` more all at once, on so many partitions. They happen
+    at the rate, the burst's too. The same seed gives the same trades.
+    """
 
     rate: float
     seconds: float
     partitions: int = 4
     seed: int = 1
+    burst: int = 0
+
+    @property
+    def steady(self) -> int:
+        """How many come at the rate."""
+        return int(self.rate * self.seconds)
 
     @property
     def rows(self) -> int:
-        return int(self.rate * self.seconds)
+        return self.steady + self.burst
 
     def trades(self, start_ms: int) -> Iterator[Trade]:
         """All of them; the first one happens at ``start_ms``."""
         rng = random.Random(self.seed)
         for number in range(self.rows):
             ticker = rng.randrange(TICKERS)
-            due = number / self.rate
+            happens = number / self.rate
             yield Trade(
-                due,
+                min(happens, self.seconds),
                 ticker % self.partitions,
                 f"T{ticker:03}",
-                start_ms + int(due * 1000),
+                start_ms + int(happens * 1000),
                 rng.randint(64, 6_400),
             )
 

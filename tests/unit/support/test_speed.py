@@ -19,9 +19,11 @@ from benchmarks.speed.measure import (
     commits_of_flink,
     commits_of_plain,
     latencies,
+    read_at_ms,
     rows_of_delta,
     rows_of_flink,
 )
+from benchmarks.speed.report import BEGIN, END, Record, record_of, table, write_page
 from benchmarks.speed.workload import HEAD, SLIDE_MS, WINDOW_MS, Workload
 from deltalake import write_deltalake
 from support.benchmark_figures import percentile
@@ -98,6 +100,25 @@ def test_a_record_is_visible_with_the_first_commit_that_has_it() -> None:
         latencies([(1, ends[1], 0)], commits)
     with pytest.raises(SystemExit, match="No commit has offset 0 of partition 5"):
         latencies([(5, 0, 0)], commits)
+
+
+def test_a_burst_comes_at_once_and_happens_at_the_rate() -> None:
+    """So it closes windows as the rest does, and the answer has it."""
+    load = replace(LOAD, burst=100)
+    trades = list(load.trades(START_MS))
+    assert trades[: LOAD.rows] == list(LOAD.trades(START_MS))
+    assert {trade.due_seconds for trade in trades[LOAD.rows :]} == {LOAD.seconds}
+    assert trades[-1].event_ms == START_MS + int(699 / LOAD.rate * 1000)
+    assert sum(count for count, _, _ in load.answers(START_MS).values()) == 700 * (WINDOW_MS // SLIDE_MS)
+
+
+def test_a_load_is_read_with_the_commit_that_has_the_last_of_it() -> None:
+    """Whatever the order of the partitions; a commit may repeat what one before had."""
+    commits = [Commit(10.0, {0: 5}), Commit(20.0, {1: 4}), Commit(30.0, {0: 5, 1: 5}), Commit(40.0, {0: 6})]
+    assert read_at_ms(commits, 9) == 20.0
+    assert read_at_ms(commits, 10) == 30.0
+    with pytest.raises(SystemExit, match="Only 11 of 12"):
+        read_at_ms(commits, 12)
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -191,3 +212,57 @@ def test_rows_are_read_from_both_kinds_of_tables(tmp_path: Path) -> None:
     pq.write_table(whole, table / "data" / "c.parquet")
     with pytest.raises(SystemExit, match="names 1 rows, and its files have 2"):
         rows_of_flink(tmp_path)
+
+
+def runs(*p50: float) -> list[dict[str, float]]:
+    return [{"p50": value, "p99": 2 * value, "rows_per_cpu_second": 1_000.0, "cpu": 1.0} for value in p50]
+
+
+def record(rate: float, sides: dict[str, list[dict[str, float]]]) -> Record:
+    return record_of(
+        sides, rate=rate, warm_up=30.0, seconds=60.0, commit="abc1234", dirty=False, on="2026-01-05", cpus=2
+    )
+
+
+def test_ratios_are_taken_within_pairs() -> None:
+    """Not of the medians: a machine that slows down slows both sides of a pair."""
+    made = record(4_000.0, {"hindcast": runs(1.0, 2.0, 9.0), "tuned": runs(2.0, 2.0, 10.0)})
+    assert made.ratios("tuned", "p50") == [0.5, 1.0, 0.9]
+    assert made.ratios("hindcast", "p50") == []
+    *_, ours, tuned = table(made)
+    assert ours == "| hindcast | 3 | 2.00 | 4.00 | 1,000 | 1.00 |  |  |  |"
+    assert tuned.endswith("| 0.90 (0.50 to 1.00) | 0.90 (0.50 to 1.00) | 1.00 (1.00 to 1.00) |")
+
+
+def test_a_figure_that_some_run_lacks_is_left_out() -> None:
+    """One of a burst, for instance, if a load had none."""
+    with_burst = [{**run, "burst": 9_000.0, "burst_per_cpu_second": 5_000.0} for run in runs(1.0)]
+    heading = table(record(1.0, {"hindcast": with_burst, "tuned": with_burst}))[0]
+    assert "rows a second at once" in heading
+    assert "at once" not in table(record(1.0, {"hindcast": with_burst, "tuned": runs(1.0)}))[0]
+
+
+def test_a_side_alone_has_no_ratio() -> None:
+    """And one pair has no spread."""
+    assert record(1.0, {"tuned": runs(1.0)}).ratios("tuned", "p50") == []
+    (*_, flink) = table(record(1.0, {"hindcast": runs(1.0), "flink": runs(4.0)}))
+    assert flink.endswith("| 0.25 | 0.25 | 1.00 |")
+
+
+def test_the_page_has_the_figures_of_all_records_and_else_stays(tmp_path: Path) -> None:
+    """Written twice it is the same. The slowest load comes first."""
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for rate in (10_000.0, 4_000.0):
+        record(rate, {"hindcast": runs(1.0)}).write(tmp_path / "records" / f"{rate:.0f}.json")
+    for _ in range(2):
+        write_page(page, tmp_path / "records")
+        text = page.read_text()
+        assert text.startswith(f"before\n{BEGIN}\n")
+        assert text.endswith(f"\n{END}\nafter\n")
+        assert "old" not in text
+        assert text.index("### 4,000 records a second") < text.index("### 10,000 records a second")
+        assert text.count("xychart-beta") == 4
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="lacks"):
+        write_page(page, tmp_path / "records")
