@@ -53,7 +53,8 @@ class SinkHistory:
     """The sink as a reader sees it after each commit.
 
     ``kept``: the batches in effect; ``live``: file -> its rows; ``fences``: shard -> epoch and batch;
-    ``kept_at``: version -> the versions of the batches that were in effect.
+    ``rows_at``: version -> what its files had; ``kept_at``: version -> the versions of the batches that were in
+    effect.
     """
 
     folder: Path
@@ -62,7 +63,7 @@ class SinkHistory:
     kept: list[Landed] = field(default_factory=list)
     live: dict[str, list[Row]] = field(default_factory=dict)
     fences: dict[str, tuple[int, int]] = field(default_factory=dict)
-    files_at: dict[int, frozenset[str]] = field(default_factory=dict)
+    rows_at: dict[int, frozenset[Row]] = field(default_factory=dict)
     kept_at: dict[int, list[int]] = field(default_factory=lambda: {0: []})
     kinds: Counter[str] = field(default_factory=Counter)
 
@@ -100,12 +101,17 @@ class SinkHistory:
     def _land(self, said: dict[str, Any], actions: list[dict[str, Any]]) -> None:
         added = [action["add"]["path"] for action in actions if "add" in action]
         removed = [action["remove"]["path"] for action in actions if "remove" in action]
+        before = self.rows
         for path in removed:
+            if path not in self.live:
+                raise BrokenPromiseError(f"I2: {path} is taken out, and is not there")
             del self.live[path]
         for path in added:
             self._check_new(path)
             self.live[path] = self.files[path]
-        kind = said.get("kind")
+        kind = said.get("kind", "joined files" if removed else None)
+        if kind == "joined files" and self.rows != before:
+            raise BrokenPromiseError(f"I2: files were joined, and rows {sorted(self.rows ^ before)} changed")
         self.kinds[str(kind)] += 1
         if kind in {"batch", "seal"}:
             self._check_fence(said)
@@ -120,7 +126,7 @@ class SinkHistory:
             self._check_windows(landed)
         if kind == "reset":
             self._take_back(_offsets(said["start_offsets"]))
-        self.files_at[self.version] = frozenset(self.live)
+        self.rows_at[self.version] = self.rows
         self.kept_at[self.version] = [landed.version for landed in self.kept]
 
     def _check_new(self, path: str) -> None:
@@ -181,8 +187,8 @@ class SinkHistory:
             reached = _reached(kept)
             if any(reached.get(partition, 0) != offset for partition, offset in offsets.items()):
                 continue
-            live = self.files_at[kept[-1].version] if kept else frozenset()
-            if live == frozenset(self.live):
+            rows = self.rows_at[kept[-1].version] if kept else frozenset()
+            if rows == self.rows:
                 self.kept = kept
                 return
         raise BrokenPromiseError("I2: a rewind left what no version had")
@@ -231,6 +237,11 @@ class SinkHistory:
     def reached(self) -> Offsets:
         """By partition, up to where it is read."""
         return _reached(self.kept)
+
+    @property
+    def rows(self) -> frozenset[Row]:
+        """All that readers see. No two rows are of one window."""
+        return frozenset(row for rows in self.live.values() for row in rows)
 
     @property
     def windows(self) -> dict[Window, int]:

@@ -30,7 +30,7 @@ from hindcast.stream.batch_commits import BatchCommits
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.ledger_queue import LedgerQueue
 from hindcast.stream.shard_progress import ShardProgress
-from hindcast.tables import fenced_sink, ledger_bases
+from hindcast.tables import compaction, fenced_sink, ledger_bases
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_bases import FencedBatches, LedgerBases, LedgerSnapshot
@@ -309,9 +309,6 @@ def _forget_batches_whose_rows_are_not_filed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LedgerQueue, "begin", begin)
 
 
-#: The alterations, by what they are.
-
-
 def _let_a_run_that_had_read_less_correct_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(corrected_windows, "_may_replace", lambda *_: True)
 
@@ -327,6 +324,11 @@ def _let_two_corrections_at_once_land(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(corrected_windows, "CommitProperties", only_metadata)
 
 
+def _let_two_compactions_at_once_land(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(compaction, "CommitProperties", lambda **_: CommitProperties())
+
+
+#: The alterations, by what they are.
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_").replace("_", " "): mutate
     for mutate in (
@@ -366,6 +368,7 @@ MUTANTS: dict[str, Mutate] = {
         _let_a_run_that_had_read_less_correct_again,
         _keep_the_ranges_that_a_correction_replaces,
         _let_two_corrections_at_once_land,
+        _let_two_compactions_at_once_land,
     )
 }
 

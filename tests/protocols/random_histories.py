@@ -22,8 +22,9 @@ ACTIONS: dict[Callable[[World], None], float] = {
     World.sleep_through_a_cut: 0.6,
     World.sleep_through_a_rewind: 0.2,
     World.sleep_in_an_audit_through_a_rewind: 0.6,
+    World.sleep_in_the_upkeep: 0.4,
     World.expire: 1,
-    World.maintain: 1,
+    World.maintain: 1.5,
     World.plan: 1,
     World.plan_slowly: 0.6,
     World.reshard: 0.6,
@@ -49,6 +50,7 @@ WAYS = (
     "a late row",
     "a look at the past",
     "a correction",
+    "files that were joined",
 )
 
 

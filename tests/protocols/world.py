@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import json
 import random
 import shutil
 import tempfile
@@ -18,8 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import tenacity
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
 from protocols.corrected_view import CorrectedView, stepped_write
 from protocols.history import BrokenPromiseError, SinkHistory
 from protocols.memory_tables import MemoryTables
@@ -60,7 +64,7 @@ from hindcast.shards.pipeline_row import DesiredState, row_of
 from hindcast.shards.shard_row import ShardDetail
 from hindcast.stream import batch_commits, late_and_dead_rows, shard_takeover
 from hindcast.stream.late_and_dead_rows import Audit
-from hindcast.tables import fenced_sink, ledger_bases, retention
+from hindcast.tables import compaction, fenced_sink, ledger_bases, retention
 from hindcast.tables.event_log import EventLog
 from hindcast.tables.fenced_sink import sink_end
 from hindcast.tables.ledger import Ledger, LedgerRow
@@ -73,6 +77,8 @@ PARTITIONS = 4
 MOST_PARTITIONS = 8
 #: The fenced tables beside the sink.
 SIDE_TABLES = (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS)
+#: Where the upkeep is about to commit files that it has joined.
+JOIN = "the commit of joined files"
 #: The sink's log is cut to so many simulated hours, the fewest that the setting allows.
 LOG_HOURS = 1.0
 #: Versions of the sink between two checkpoints of its log.
@@ -237,6 +243,26 @@ class World:
         self._run_until_ended(operator)
         self._wake(process)
 
+    def sleep_in_the_upkeep(self) -> None:
+        """The upkeep stands still right before it commits files that it has joined. Meanwhile the pipeline is
+        rewound, or another upkeep joins files.
+        """
+        self.maintain()
+        process = self._about_to_commit(JOIN)
+        if process is None:
+            return
+        process.asleep = ROUNDS
+        if self.rng.random() < 0.5:
+            for other in self.scheduler.processes:
+                if other is not process:
+                    self.scheduler.kill(other)
+            self.expire(MOST_PARTITIONS)
+            self.rewind()
+        else:
+            self.maintain()
+        self._run_until_ended(self.scheduler.processes[-1])
+        self._wake(process)
+
     def _about_to_commit(self, place: str) -> Process | None:
         """A process that is about to give a commit its name, if one comes there soon."""
         for _ in range(300):
@@ -315,6 +341,27 @@ class World:
             bases.keep_older(counted.name, 1, fenced, before)
 
         self._begin("maintain", keep)
+
+    def join_files(self) -> None:
+        """The upkeep joins some of the sink's files: their rows are read and written before the commit.
+
+        :raises StoreUnavailableError: if another has replaced files meanwhile
+        """
+        self.scheduler.pause("files to join")
+        table = DeltaTable(self.url)
+        paths = sorted(pa.table(table.get_add_actions())["path"].to_pylist())
+        if len(paths) < 2:
+            return
+        chosen = self.rng.sample(paths, self.rng.randint(2, min(len(paths), 4)))
+        joined = f"joined-{len(self.spark.files)}.parquet"
+        self.spark.files[joined] = [row for path in chosen for row in self.spark.files[path]]
+        Path(self.url, joined).write_bytes(b"x")
+        self.scheduler.pause(JOIN)
+        stats = json.dumps({"numRecords": len(self.spark.files[joined])})
+        try:
+            compaction.replace_files(table, chosen, joined, 1, stats, data_change=False)
+        except (CommitFailedError, DeltaError) as error:
+            raise StoreUnavailableError(table=self.url, action="joined", reason=error) from error
 
     def plan(self) -> None:
         """Somebody reads the stream's past, while it goes on."""
@@ -534,6 +581,7 @@ class World:
         self.seen["a rewind called off"] += kinds["reset-abandoned"]
         self.seen["a rebuilt state"] += sum(1 for url in self.spark.folders if ".r" in url)
         self.seen["a generation of shards"] += len({shard.split(".")[1] for shard in shards}) - 1
+        self.seen["files that were joined"] += kinds["joined files"]
         self.seen["a log that was cut"] += Path(self.url, "_older").exists()
         self.seen["a base of the ledger"] += len(self.tables.rows(ControlTable.LEDGER_BASES))
         self.seen["a late row"] += len(late)
@@ -648,7 +696,7 @@ def _stand_in(patch: pytest.MonkeyPatch, made: World) -> None:
     patch.setattr(fenced_sink, "_SHORTEN_EVERY", 5)
     patch.setattr(application_log, "os", SteppedLinks(made.scheduler, SINK_LINK))
     patch.setattr(older_log, "os", SteppedLinks(made.scheduler, "a link of the older log"))
-    patch.setattr(retention, "compact", lambda *_: None)
+    patch.setattr(retention, "compact", lambda *_: made.join_files())
     patch.setattr(application_log, "time", clock)
     patch.setattr(older_log, "time", clock)
     patch.setattr(corrected_windows, "write_deltalake", stepped_write(made.scheduler))
