@@ -146,9 +146,9 @@ def build(
         .config("spark.ui.retainedStages", "50")
         .config("spark.ui.retainedTasks", "500")
         .config("spark.sql.ui.retainedExecutions", "50")
-        # Spark describes each batch's plan for the UI that there is not: 5 % of a small batch's CPU.
+        # Spark describes each batch's plan for the UI that there is not. The text of a plan itself must not be
+        # cut: a query is known by it (:mod:`hindcast.spark.query_signature`).
         .config("spark.sql.ui.explainMode", "simple")
-        .config("spark.sql.maxPlanStringLength", "1000")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.streaming.metricsEnabled", "false")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
