@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from support.live_stream import ledger, sink_rows
 from support.shard_harness import WAIT_SECONDS, CrashError, Shard, crash_at, newest_file, parts
@@ -125,6 +127,19 @@ def test_a_gap_is_never_written(shard: Shard) -> None:
     assert sorted(sink_rows(shard.settings)) == before
     shard.serve(second[10:], "it was asked for")
     shard.check()
+
+
+def test_a_change_in_the_last_of_many_columns_is_a_change_of_the_query(shard: Shard) -> None:
+    """Spark's text of a plan names the first 25 columns of an operator, if nobody asks for more."""
+    transform = shard.pipeline.transform
+
+    def wide(last: int) -> Callable[..., DataFrame]:
+        columns = {f"c{number}": F.lit(number) for number in range(40)}
+        return lambda frame: transform(frame).withColumns({**columns, "last": F.lit(last)})
+
+    made = [replace(shard.pipeline, transform=wide(last)) for last in (1, 1, 2)]
+    prints = [signature_of(shard.spark, pipeline).fingerprint for pipeline in made]
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_a_seed_that_spark_draws_is_no_change_of_the_query(shard: Shard) -> None:

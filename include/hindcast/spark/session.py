@@ -32,6 +32,8 @@ _LOCAL_CHECKPOINTS = (
 _STATE_IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _STATE_ON_DISK = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
+#: More than a plan's operator can have.
+_ALL_FIELDS = 1_000_000
 #: JVM options for many small batches: the quick compiler alone. The slow one competes with a young JVM's
 #: batches for the cores for minutes (the first batch of a query 6.5 instead of 10.0 s, the tenth 0.5 instead
 #: of 1.0 s, on 2 cores with two workers).
@@ -146,9 +148,11 @@ def build(
         .config("spark.ui.retainedStages", "50")
         .config("spark.ui.retainedTasks", "500")
         .config("spark.sql.ui.retainedExecutions", "50")
-        # Spark describes each batch's plan for the UI that there is not. The text of a plan itself must not be
-        # cut: a query is known by it (:mod:`hindcast.spark.query_signature`).
+        # Spark describes each batch's plan for the UI that there is not.
         .config("spark.sql.ui.explainMode", "simple")
+        # A query is known by the text of its plan (:mod:`hindcast.spark.query_signature`), so that is never
+        # cut. By default an operator's columns after the 25th are left out of it.
+        .config("spark.sql.debug.maxToStringFields", str(_ALL_FIELDS))
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.streaming.metricsEnabled", "false")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
