@@ -14,6 +14,7 @@ from pyarrow.parquet import filters_to_expression
 
 from hindcast.delta.arrow_dataset import Condition
 from hindcast.errors import StoreUnavailableError
+from hindcast.tables.control_tables import expression_of, groups_of
 from hindcast.tables.schema import SCHEMAS
 from hindcast.tables.table_names import SCHEMA_VERSION, ControlTable
 
@@ -101,11 +102,10 @@ class MemoryVersion:
         *,
         any_of: Sequence[Sequence[Condition]] = (),
     ) -> pa.Table:
-        conditions = list(where)
-        groups = [[*conditions, *group] for group in any_of or [()]]
         found = self.table
-        if any(groups):
-            found = found.filter(filters_to_expression(groups))
+        expression = expression_of(groups_of(where, any_of))
+        if expression is not None:
+            found = found.filter(expression)
         return found.select(columns or found.column_names)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -75,6 +76,7 @@ class Audit:
         self._epoch = epoch
         self._tracebacks = tracebacks or {}
         self.give_way: Callable[[], object] = lambda: None  # between the parts of a pass; may wait
+        self._may_be_late = partial(may_have_late_rows, pipeline)
         tables = installation.tables
         self._sides = [
             self._control_table(tables, ControlTable.DEAD_LETTERS, app, self._dead_letters, _may_be_poison),
@@ -180,9 +182,6 @@ class Audit:
     def _recorded(self) -> list[Fence | None]:
         return [side.table.recorded() for side in self._sides]
 
-    def _may_be_late(self, row: LedgerRow) -> bool:
-        return may_have_late_rows(self._pipeline, row)
-
     def _dead_letters(self, rows: DataFrame, _: Pipeline) -> DataFrame:
         return dead_letters(rows, self._tracebacks)
 
@@ -251,7 +250,7 @@ def may_have_late_rows(pipeline: Pipeline, row: LedgerRow) -> bool:
     if late_ms <= 0:
         return False  # no window was final when the batch began
     if row.min_event_ms is None:
-        return row.input_rows is None or row.poison_rows is None or row.input_rows > row.poison_rows
+        return row.may_have_usable_rows
     if pipeline.window is None:
         return row.min_event_ms <= late_ms
     return bool(WindowEnds.of(pipeline.window, MILLISECOND).first(row.min_event_ms) <= late_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, as_json_object
@@ -64,9 +65,7 @@ class ShardProgress:
     @property
     def lag_records(self) -> int | None:
         """How many records the topic's end was ahead when the last batch was planned; None before it."""
-        if self._query is None:
-            return None
-        progress = self._query.lastProgress
+        progress = self._last_progress
         if progress is None:
             return None
         return batch_metrics.lag_records(progress)
@@ -74,12 +73,17 @@ class ShardProgress:
     @property
     def state_bytes(self) -> int | None:
         """The memory that the query's state took after the last batch; None if that is not known."""
-        if self._query is None:
-            return None
-        progress = self._query.lastProgress
+        progress = self._last_progress
         if progress is None:
             return None
         return batch_metrics.state_bytes(progress)
+
+    @property
+    def _last_progress(self) -> StreamingQueryProgress | None:
+        """What Spark reports of the query's last batch; None before the first."""
+        if self._query is None:
+            return None
+        return self._query.lastProgress
 
     def report_query(self, fingerprint: str) -> None:
         """Tell the lease which query consumes the shard."""

@@ -250,15 +250,25 @@ class TableVersion:
         if self.table is None:
             schema = SCHEMAS[self.name]
             return schema.empty_table().select(columns or schema.names)
-        conditions = list(where)
-        groups = [[*conditions, *group] for group in any_of or [()]]
-        expression = None
-        if any(groups):
-            expression = filters_to_expression(groups)
+        groups = groups_of(where, any_of)
+        expression = expression_of(groups)
         try:
             return arrow_dataset(self.table, groups).to_table(columns=columns, filter=expression)
         except (DeltaError, OSError, pa.ArrowInvalid) as error:
             raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
+
+
+def groups_of(where: Iterable[Condition], any_of: Sequence[Sequence[Condition]]) -> list[list[Condition]]:
+    """Groups of conditions, of one of which a row must meet all. See :meth:`TableVersion.read`."""
+    conditions = list(where)
+    return [[*conditions, *group] for group in any_of or [()]]
+
+
+def expression_of(groups: list[list[Condition]]) -> pa.dataset.Expression | None:
+    """What a row must meet; None if there is no condition."""
+    if not any(groups):
+        return None
+    return filters_to_expression(groups)
 
 
 def _literal(value: str | int) -> str:

@@ -86,6 +86,13 @@ class LedgerRow:
         """Whether the batch has read anything. One that has not may still move the watermark."""
         return any(end > self.start_offsets.get(partition, 0) for partition, end in self.end_offsets.items())
 
+    @property
+    def may_have_usable_rows(self) -> bool:
+        """Whether the batch may have read a record that is not poison; it may if Spark did not measure it."""
+        if self.input_rows is None or self.poison_rows is None:
+            return True
+        return self.input_rows > self.poison_rows
+
     def late_ms(self, partition: int) -> int:
         """A row of the partition is late in this batch for each window that ends at or before the result."""
         return max(self.late_watermark_ms, self.floors.get(partition, 0))

@@ -233,9 +233,7 @@ def _latest_event_ms(row: LedgerRow) -> int | None:
     """
     if row.max_event_ms is not None:
         return row.max_event_ms
-    if row.input_rows is None or row.poison_rows is None:
-        return None
-    if row.input_rows > row.poison_rows:
+    if row.may_have_usable_rows:
         return None
     return _BEFORE_EVERY_TIME_MS
 

@@ -273,9 +273,7 @@ def may_hold(row: LedgerRow, earliest_event_ms: int) -> bool:
     """
     if row.max_event_ms is not None:
         return row.max_event_ms >= earliest_event_ms
-    if row.input_rows is None or row.poison_rows is None:
-        return True
-    return row.input_rows > row.poison_rows
+    return row.may_have_usable_rows
 
 
 def _next_segment(

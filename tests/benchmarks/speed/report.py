@@ -108,7 +108,7 @@ def figures(records: Sequence[Record]) -> Iterator[str]:
         yield ""
         yield f"### {record.rate:,.0f} records a second"
         yield ""
-        yield f"{pairs} runs of each side by turns, {record.seconds:.0f} s each after {record.warm_up:.0f} s,"
+        yield f"Runs of each side, by turns: {pairs}, of {record.seconds:.0f} s each after {record.warm_up:.0f} s,"
         yield f"on {record.cpus} cores; commit {state}, {record.on}."
         yield ""
         yield from table(record)
@@ -121,11 +121,13 @@ def figures(records: Sequence[Record]) -> Iterator[str]:
 def picture(record: Record, figure: str, title: str) -> Iterator[str]:
     """The lines of a bar chart."""
     names = ", ".join(f'"{side}"' for side in record.sides)
-    values = ", ".join(f"{record.median(side, figure):.3g}" for side in record.sides)
+    medians = [record.median(side, figure) for side in record.sides]
+    values = ", ".join(f"{median:.2f}" for median in medians)
     yield "```mermaid"
     yield "xychart-beta"
     yield f'    title "{title}, at {record.rate:.0f} records a second"'
     yield f"    x-axis [{names}]"
+    yield f"    y-axis 0 --> {max(medians) * 1.1:.2f}"
     yield f"    bar [{values}]"
     yield "```"
     yield ""

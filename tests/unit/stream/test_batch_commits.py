@@ -9,34 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.trades_stats import trades_stats
 
-from hindcast import Mode, Table, Topic, Window, pipeline
-from hindcast.pipeline import Pipeline
+from hindcast import Window
 from hindcast.spark.batch_metrics import state_bytes
 from hindcast.stream import batch_commits
 from hindcast.stream.batch_commits import BatchCommits
 from hindcast.tables.fenced_sink import Fence
 
 SMALL = 32 * 1024 * 1024
-
-
-def declared(window: Window | None) -> Pipeline:
-    keys = ["ticker"]
-    if window is not None:
-        keys.append("window")
-
-    @pipeline(
-        source=Topic("trades", schema="ticker string, ts timestamp"),
-        event_time="ts",
-        watermark="10 seconds",
-        window=window,
-        sink=Table("stats", mode=Mode.APPEND, keys=keys),
-        version=1,
-    )
-    def stats(frame: Any) -> Any:
-        return frame
-
-    return stats
 
 
 def progress(*operators: int) -> Any:
@@ -84,7 +65,7 @@ def test_a_result_that_is_surely_small_is_written_by_the_driver(
     writes = Writes()
     monkeypatch.setattr(batch_commits, "parquet_writer", writes)
     of_shard: Any = SimpleNamespace(
-        pipeline=declared(window), state_bytes=state, lease=SimpleNamespace(status_value="v1.g0.s0")
+        pipeline=trades_stats(window), state_bytes=state, lease=SimpleNamespace(status_value="v1.g0.s0")
     )
     sink: Any = SimpleNamespace(url="t", storage_options={})
     unused: Any = SimpleNamespace(opened=lambda: None)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from support.ledger_rows import batch
+from support.trades_stats import trades_stats
 
-from hindcast import Mode, Table, Topic, Window, pipeline
+from hindcast import Window
 from hindcast.installation import Installation
 from hindcast.partitions import app_id
-from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.stream import late_and_dead_rows
 from hindcast.stream.late_and_dead_rows import Audit, may_have_late_rows
@@ -25,27 +25,7 @@ from hindcast.tables.table_names import ControlTable
 FINAL_MS = 10_000
 
 
-def declared(window: Window | None, *, re_execute: bool = False) -> Pipeline:
-    keys = ["ticker"]
-    if window is not None:
-        keys.append("window")
-
-    @pipeline(
-        source=Topic("trades", schema="ticker string, ts timestamp"),
-        event_time="ts",
-        watermark="10 seconds",
-        window=window,
-        re_execute=re_execute,
-        sink=Table("stats", mode=Mode.APPEND, keys=keys),
-        version=1,
-    )
-    def stats(frame: Any) -> Any:
-        return frame
-
-    return stats
-
-
-TUMBLING = declared(Window("1 second"))
+TUMBLING = trades_stats(Window("1 second"))
 
 
 def measured(number: int, earliest_ms: int | None, **fields: Any) -> LedgerRow:
@@ -66,17 +46,17 @@ def measured(number: int, earliest_ms: int | None, **fields: Any) -> LedgerRow:
 )
 def test_a_batch_whose_earliest_window_was_open_has_no_late_row(window: Window, latest_late_ms: int) -> None:
     """The least event time decides: a window that ends where the watermark stood was final."""
-    made = declared(window)
+    made = trades_stats(window)
     assert may_have_late_rows(made, measured(1, latest_late_ms))
     assert not may_have_late_rows(made, measured(1, latest_late_ms + 1))
 
 
 def test_without_windows_a_row_at_the_watermark_is_late() -> None:
     """If an operator with state waits for rows; of other results no row is ever late."""
-    made = declared(None, re_execute=True)
+    made = trades_stats(None, re_execute=True)
     assert may_have_late_rows(made, measured(1, FINAL_MS))
     assert not may_have_late_rows(made, measured(1, FINAL_MS + 1))
-    assert not may_have_late_rows(declared(None), measured(1, 0))
+    assert not may_have_late_rows(trades_stats(None), measured(1, 0))
 
 
 def test_the_partition_that_was_final_longest_counts() -> None:

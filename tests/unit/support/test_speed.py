@@ -263,6 +263,7 @@ def test_the_page_has_the_figures_of_all_records_and_else_stays(tmp_path: Path) 
         assert "old" not in text
         assert text.index("### 4,000 records a second") < text.index("### 10,000 records a second")
         assert text.count("xychart-beta") == 4
+        assert text.count("    bar [1000.00]") == 2, "a chart knows no exponents"
     page.write_text("no marks")
     with pytest.raises(ValueError, match="lacks"):
         write_page(page, tmp_path / "records")
