@@ -8,6 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -19,6 +20,12 @@ from hindcast.pipeline import FORM, Mode, Pipeline
 from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.spark import kafka_source
 
+#: No operator has so many columns, and no text is so long. By default the text of a plan leaves out what
+#: comes after the 25th column.
+_WHOLE_TEXTS = {
+    "spark.sql.debug.maxToStringFields": 1_000_000,
+    "spark.sql.maxPlanStringLength": 2_000_000_000,
+}
 #: Functions into which Spark puts a random seed of its own.
 _SEEDS = re.compile(r"\b(randn?|random|randstr|uuid|shuffle)\([^()]*\)")
 
@@ -44,7 +51,7 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
         in its result, or a bound is of a column that is no number of it
     """
     frame = _empty_result(spark, pipeline)
-    plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", str(frame._jdf.queryExecution().analyzed())))
+    plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", _analysed_plan(frame)))
     topics = [
         replace(topic, parse=None) for topic in pipeline.topics
     ]  # what a parse function does is in the plan
@@ -54,6 +61,26 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     return QuerySignature(
         table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16]
     )
+
+
+def _analysed_plan(frame: DataFrame) -> str:
+    """The whole text of the frame's analysed plan.
+
+    A process's session cuts such texts, since Spark writes one for each batch
+    (:func:`hindcast.spark.session.build`). Spark asks the session that is active in the thread how much to
+    write. So another one is active meanwhile.
+    """
+    spark = frame.sparkSession
+    patient = spark.newSession()
+    for limit, value in _WHOLE_TEXTS.items():
+        patient.conf.set(limit, str(value))
+    jvm: Any = spark._jvm
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    sessions.setActiveSession(patient._jsparkSession)
+    try:
+        return str(frame._jdf.queryExecution().analyzed())
+    finally:
+        sessions.setActiveSession(spark._jsparkSession)
 
 
 def table_schema(frame: DataFrame) -> pa.Schema:
@@ -97,7 +124,7 @@ def _undeclared_state(pipeline: Pipeline, result: DataFrame) -> str:
     """
     if pipeline.window is not None or pipeline.re_execute:
         return ""
-    found = set(_KEEPS_STATE.findall(str(result._jdf.queryExecution().analyzed())))
+    found = set(_KEEPS_STATE.findall(_analysed_plan(result)))
     allowed = {"Aggregate"} if pipeline.sink.mode is Mode.UPSERT else set()
     if len(pipeline.topics) == 1:
         allowed.add("Join")  # with a table that stands still

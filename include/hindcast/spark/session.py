@@ -32,11 +32,9 @@ _LOCAL_CHECKPOINTS = (
 _STATE_IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _STATE_ON_DISK = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
-#: More than a plan's operator can have.
-_ALL_FIELDS = 1_000_000
-#: JVM options for many small batches: the quick compiler alone. The slow one competes with a young JVM's
-#: batches for the cores for minutes (the first batch of a query 6.5 instead of 10.0 s, the tenth 0.5 instead
-#: of 1.0 s, on 2 cores with two workers).
+#: JVM options for a process that lives for minutes: the quick compiler alone. The optimising one competes
+#: with a young JVM's work for the cores (the first batch of a query 6.5 instead of 10.0 s, the tenth 0.5
+#: instead of 1.0 s, on 2 cores with two workers).
 QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 #: For one of several JVMs on a small machine. A heap that is given back at once is full again at once: with
 #: 10 to 30 % left free a worker's JVM stood still for 0.3 to 1 s each 5 to 30 s (19 whole collections in its
@@ -150,9 +148,7 @@ def build(
         .config("spark.sql.ui.retainedExecutions", "50")
         # Spark describes each batch's plan for the UI that there is not.
         .config("spark.sql.ui.explainMode", "simple")
-        # A query is known by the text of its plan (:mod:`hindcast.spark.query_signature`), so that is never
-        # cut. By default an operator's columns after the 25th are left out of it.
-        .config("spark.sql.debug.maxToStringFields", str(_ALL_FIELDS))
+        .config("spark.sql.maxPlanStringLength", "1000")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.streaming.metricsEnabled", "false")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")

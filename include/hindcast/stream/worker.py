@@ -29,7 +29,7 @@ from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.pipeline_row import DesiredState, rows_of
 from hindcast.shards.slot_row import SlotHolder
-from hindcast.spark import session
+from hindcast.spark import background_compiler, session
 from hindcast.stream.audit_loop import AuditLoop
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.main_loop import MainLoop
@@ -108,7 +108,8 @@ class Worker:
         self.threads.start("renewal", self.renewal_loop.run)
         try:
             settings = self._installation.settings
-            spark = session.build(settings, f"hindcast-{self.id}", options=session.QUICK_COMPILER)
+            spark = session.build(settings, f"hindcast-{self.id}", options=background_compiler.OPTIONS)
+            background_compiler.give_way(spark)
             self._rehearse(spark)
             self.coordinator.held.mark_ready()
             main = self.main_loop(spark)
