@@ -1,6 +1,6 @@
 """One installation of Hindcast as an object: ``from hindcast import Hindcast``.
 
-The commands, Airflow's tasks and the programs in ``spark_apps/`` call it, and so may a notebook or a script::
+Commands, Airflow's tasks and the programs of ``hindcast.apps`` call it, and so may a notebook or a script::
 
     hindcast = Hindcast()
     hindcast.leases()

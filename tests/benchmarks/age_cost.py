@@ -258,7 +258,7 @@ def main() -> int:
     parser.add_argument("--tail", type=int, default=10_000, help="commits that the aged sink's log still has")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     asked = parser.parse_args()
-    os.environ.setdefault("TOKIO_WORKER_THREADS", "1")  # as in a worker: see spark_apps/consume.py
+    os.environ.setdefault("TOKIO_WORKER_THREADS", "1")  # as in a worker: see hindcast.apps.consume
     with tempfile.TemporaryDirectory(prefix="hindcast-age-", ignore_cleanup_errors=True) as folder:
         return print_figures(measure(Path(folder), asked.commits, asked.tail, asked.only))
 

@@ -368,7 +368,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
     asked = parser.parse_args()
-    os.environ.setdefault("TOKIO_WORKER_THREADS", "1")  # as in a worker: see spark_apps/consume.py
+    os.environ.setdefault("TOKIO_WORKER_THREADS", "1")  # as in a worker: see hindcast.apps.consume
     report: dict[str, Any] = {}
     passed = True
     for name in asked.only:

@@ -123,7 +123,7 @@ def kill_all(platform: Platform) -> list[int]:
     replays = [
         p.pid
         for p in psutil.process_iter(["cmdline"])
-        if "replay.py" in " ".join(p.info["cmdline"] or []) and _ours(p, platform)
+        if "hindcast.apps.replay" in " ".join(p.info["cmdline"] or []) and _ours(p, platform)
     ]
     killed = [
         process

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from support.fleet import SHARDS, Worker
 from support.upkeep import maintain_all
 from support.warm_fleet import WarmStream
 
-from hindcast.settings import project_root
+from hindcast.processes import programs
 from hindcast.tables.compaction import compact
 from hindcast.tables.table_names import ControlTable
 
@@ -77,7 +76,7 @@ def test_a_verdict_during_compaction_and_vacuum(
     stream.send_more(150)
     stream.wait_read()
     arguments = ["judge", "--pipeline", stream.name, "--all"]
-    command = [sys.executable, str(project_root() / "spark_apps" / "replay.py"), *arguments]
+    command = programs.command("replay", *arguments)
     env = {**os.environ, **stream.settings.environment()}
     before, deleted, most_files = compactions(sink), 0, 0
     with (stream.settings.home / "replay.log").open("wb") as log:

@@ -4,7 +4,6 @@ from both at once.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from support.live_stream import delete_records, ends
 from support.shard_harness import CrashError, Shard, crash_at, parts
 from support.workload_harness import Workload, at
 
+from hindcast.apps import archive as archive_app
 from hindcast.archive.copy_topic import archive_topic
 from hindcast.archive.verify import verify
 from hindcast.errors import ArchiveRefusedError, BadRangeError
@@ -27,7 +27,7 @@ from hindcast.installation import Installation
 from hindcast.replay.batch import answers_url, side_rows_url
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import Replayed, run_replay
-from hindcast.settings import Settings, project_root
+from hindcast.settings import Settings
 from hindcast.tables.archive_schema import archive_url
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.table_names import ControlTable
@@ -276,15 +276,10 @@ def test_a_tampered_archive_is_found_out(
 
 @pytest.fixture
 def app(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """``spark_apps/archive.py`` in this test's home and Spark session."""
-    spec = importlib.util.spec_from_file_location("archive_app", project_root() / "spark_apps" / "archive.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "_session", lambda _: archive.spark)
-    monkeypatch.setattr(module, "Installation", lambda: Installation(archive.settings))
-    return module
+    """The program in this test's home and Spark session."""
+    monkeypatch.setattr(archive_app, "_session", lambda _: archive.spark)
+    monkeypatch.setattr(archive_app, "Installation", lambda: Installation(archive.settings))
+    return archive_app
 
 
 def replayed(shard: Shard, run_id: str, **asked: Any) -> Replayed:

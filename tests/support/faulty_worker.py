@@ -1,5 +1,5 @@
 """A worker whose stores, wall clock or steps fail once a test says so. Run as a program, in the place of
-``spark_apps/consume.py``.
+``hindcast.apps.consume``.
 
 It looks for ``<pid>.json`` in the folder ``FAULTS``, before each commit and each step; a test writes it with
 :func:`support.warm_fleet.WarmFleet.arm` and takes it away again. Without it the worker is like any other. The
@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import runpy
 import signal
 import time
 from collections import Counter
@@ -35,7 +34,6 @@ from deltalake.exceptions import DeltaError
 from hindcast import clock
 from hindcast.delta.application_log import LocalLog
 from hindcast.processes import crash_points
-from hindcast.settings import project_root
 from hindcast.tables import control_tables
 
 FAULTS = "FAULTS"
@@ -158,4 +156,6 @@ def arm(faults: Faults) -> None:
 
 if __name__ == "__main__":
     arm(Faults(Told(Path(os.environ[FAULTS]) / f"{os.getpid()}.json")))
-    runpy.run_path(str(project_root() / "spark_apps" / "consume.py"), run_name="__main__")
+    from hindcast.apps import consume  # what it imports takes the steps as they are now
+
+    consume.run()

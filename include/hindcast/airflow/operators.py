@@ -55,7 +55,7 @@ class RangeChoice(StrEnum):
 
 
 class AppOperator(BaseOperator):
-    """Runs one of spark_apps/ as a child process and turns its exit code into what Airflow should do next."""
+    """Runs a program of hindcast.apps as a child process. Its exit code says what Airflow should do next."""
 
     app: str
 
@@ -111,7 +111,7 @@ class AppOperator(BaseOperator):
 class ReplayAppOperator(AppOperator):
     """Runs the application of replays and verdicts."""
 
-    app = "replay.py"
+    app = "replay"
 
     def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -479,7 +479,7 @@ class ArchiveOperator(AppOperator):
 
     template_fields = ("topic",)
     operator_extra_links = (ControlRoomLink(),)
-    app = "archive.py"
+    app = "archive"
 
     def __init__(self, *, topic: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -66,7 +66,7 @@ class _VersionOperator(AppOperator):
 
     template_fields: Collection[str] = ("pipeline", "version")
     operator_extra_links: Collection[BaseOperatorLink] = (ControlRoomLink(),)
-    app = "versions.py"
+    app = "versions"
 
     def __init__(self, *, pipeline: str, version: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -176,7 +176,7 @@ class JudgeVersionOperator(_VersionOperator):
     """
 
     operator_extra_links = (VerdictLink(), DataDocsLink())
-    app = "replay.py"
+    app = "replay"
 
     def execute(self, context: Context) -> dict[str, Any]:
         return self.judge(context, everything=True)

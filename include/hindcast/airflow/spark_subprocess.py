@@ -1,4 +1,5 @@
-"""Run one of spark_apps/ as a child process: progress on its stderr, one JSON object as stdout's last line.
+"""Run a program of ``hindcast.apps`` as a child process: progress on its stderr, one JSON object as the last
+line of stdout.
 
 The child gets a process group of its own, so that killing the task also ends the JVM. It gets none of
 Airflow's variables: it has no business with Airflow's database or keys. It ends with its task, even if
@@ -11,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hindcast.processes import programs
 from hindcast.processes.background_services import inherited_environment
 from hindcast.processes.end_with_parent import FOLLOWS
-from hindcast.settings import Settings, project_root
+from hindcast.settings import Settings
 
 #: Between asking a child to end and killing it: a Spark session takes some seconds to stop.
 GRACE_SECONDS = 15.0
@@ -53,9 +54,9 @@ class Ended:
 class SparkSubprocess:
     """One child process. A signal handler may call :meth:`kill` while :meth:`run` waits."""
 
-    def __init__(self, settings: Settings, script: str, arguments: Sequence[str]) -> None:
-        path = project_root() / "spark_apps" / script
-        self._command = [sys.executable, str(path), *arguments]
+    def __init__(self, settings: Settings, program: str, arguments: Sequence[str]) -> None:
+        """:param program: as :func:`hindcast.processes.programs.command` names it"""
+        self._command = programs.command(program, *arguments)
         self._environment = {
             **inherited_environment(),
             **settings.environment(),

@@ -1,8 +1,8 @@
 """Copy a topic into its archive, or compare the two.
 
-- ``archive.py run TOPIC [--accept-gap WHY]``
-- ``archive.py import TOPIC --table URL [--accept-holes WHY]``
-- ``archive.py verify TOPIC``
+- ``python -m hindcast.apps.archive run TOPIC [--accept-gap WHY]``
+- ``python -m hindcast.apps.archive import TOPIC --table URL [--accept-holes WHY]``
+- ``python -m hindcast.apps.archive verify TOPIC``
 
 Progress goes to stderr; the last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input or a
 person must decide, 3 the archive differs from the topic, 75 the broker is away (try again later), 1
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -88,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Be the process: end as :func:`main` says, or with the task that started it."""
     end_with_parent()
     exit_now(main())
+
+
+if __name__ == "__main__":
+    run()

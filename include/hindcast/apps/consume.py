@@ -1,4 +1,4 @@
-"""Run one worker: ``python spark_apps/consume.py [--fleet NAME]``, or the same through ``spark-submit``.
+"""Run one worker: ``python -m hindcast.apps.consume [--fleet NAME]``.
 
 It takes a slot of the fleet and its share of the shards, and consumes them until SIGTERM. Then it ends its
 current batches and releases its leases. If the fleet is complete it says so and exits 0 without reading a
@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from hindcast.errors import HindcastError
 from hindcast.installation import Installation
@@ -41,5 +42,10 @@ def main() -> int:
         return 1
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Be the process: end as :func:`main` says."""
     exit_now(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,8 +1,8 @@
 """Replay a range, judge it, and let readers have its answer.
 
-- ``replay.py hindcast|judge|correct --pipeline P RANGE [--version N] [--run-id ID]``
-- ``replay.py verdict --run-id ID``
-- ``replay.py benchmark --pipeline P`` replays the pipeline's reference range.
+- ``python -m hindcast.apps.replay hindcast|judge|correct --pipeline P RANGE [--version N] [--run-id ID]``
+- ``python -m hindcast.apps.replay verdict --run-id ID``
+- ``python -m hindcast.apps.replay benchmark --pipeline P`` replays the pipeline's reference range.
 
 A verdict of a pipeline with the policy ``correct`` also corrects.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -107,6 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Be the process: end as :func:`main` says, or with the task that started it."""
     end_with_parent()
     exit_now(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,8 +1,10 @@
 """Begin a new version of a pipeline, compare it with the active one, or promote it.
 
-- ``versions.py begin --pipeline P --version N --from START [--new-table] [--by WHO]``
-- ``versions.py compare --pipeline P``
-- ``versions.py promote --pipeline P --version N [--despite REASON] [--since CHANGE] [--by WHO]``
+After ``python -m hindcast.apps.versions``:
+
+- ``begin --pipeline P --version N --from START [--new-table] [--by WHO]``
+- ``compare --pipeline P``
+- ``promote --pipeline P --version N [--despite REASON] [--since CHANGE] [--by WHO]``
 
 The last line of stdout is one JSON object. Exit codes: 0 done, 2 bad input, 3 a comparison that did not
 pass, 75 try again later.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -67,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Be the process: end as :func:`main` says, or with the task that started it."""
     end_with_parent()
     exit_now(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -49,7 +49,7 @@ def run(
         arguments += ["--accept-gap", accept_gap]
     arguments += ["--step-offsets", str(step_offsets)]
     try:
-        run_app("archive.py", arguments, output)
+        run_app("archive", arguments, output)
     except typer.Exit as end:
         if end.exit_code == BadInputError.exit_code:
             _print_hint(_meant(Hindcast(), topic))
@@ -79,7 +79,7 @@ def import_(
     if accept_holes:
         arguments += ["--accept-holes", accept_holes]
     arguments += ["--step-offsets", str(step_offsets)]
-    run_app("archive.py", arguments, output)
+    run_app("archive", arguments, output)
 
 
 @app.command("list")
@@ -109,7 +109,7 @@ def verify(topic: TopicArgument, output: FormatOption = Format.TABLE) -> None:
     if topic not in archived:
         _print_hint(meant(topic, archived))
         raise UnknownArchiveError(topic=topic)
-    run_app("archive.py", ["verify", topic], output)
+    run_app("archive", ["verify", topic], output)
 
 
 def _print_hint(hint: str) -> None:

@@ -36,8 +36,9 @@ from hindcast.cli.ranges import GivenRange, takes_range
 from hindcast.errors import BadInputError, TryLaterError, WaitedInVainError
 from hindcast.partitions import ShardId
 from hindcast.pipeline import Pipeline, check_name
+from hindcast.processes import programs
 from hindcast.replay.request import ReplayRequest, new_run_id
-from hindcast.settings import Settings, project_root
+from hindcast.settings import Settings
 
 if TYPE_CHECKING:
     from hindcast.app import InstalledPipeline
@@ -76,8 +77,7 @@ def worker(fleet: FleetOption = "") -> None:
     """Run one worker here until Ctrl-C or SIGTERM. If no slot is free it says so and exits 0."""
     settings = Settings()
     name = check_name("fleet", fleet or settings.fleet)
-    program = str(project_root() / "spark_apps" / "consume.py")
-    arguments = [sys.executable, program, "--fleet", name]
+    arguments = programs.command("consume", "--fleet", name)
     environment = {**os.environ, **settings.environment()}
     os.execve(sys.executable, arguments, environment)  # noqa: S606 - this process becomes the worker
 
@@ -354,7 +354,7 @@ def benchmark(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -
     from hindcast.replay.benchmark import request_of
 
     request_of(Hindcast().pipeline(pipeline).declared)  # check before any work starts
-    run_app("replay.py", ["benchmark", "--pipeline", pipeline], output)
+    run_app("replay", ["benchmark", "--pipeline", pipeline], output)
 
 
 @app.command(rich_help_panel=REPLAYS)
@@ -371,7 +371,7 @@ def validate(
     if run:
         _check_alone(given)
         _check_declared(pipeline)
-        run_app("replay.py", ["verdict", "--run-id", check_name("run", run)], output)
+        run_app("replay", ["verdict", "--run-id", check_name("run", run)], output)
         return
     asked = _request(pipeline, given)
     _run_replay("judge", asked, output, wait=wait, timeout=timeout)
@@ -468,7 +468,7 @@ def _run_replay(command: str, asked: ReplayRequest, output: Format, *, wait: boo
         close_run(tables, asked.run_id, asked.pipeline, end, since=began_at, version=version)
 
     try:
-        run_app("replay.py", arguments, output, wait_seconds=wait_seconds)
+        run_app("replay", arguments, output, wait_seconds=wait_seconds)
     except typer.Exit as ended:
         if ended.exit_code not in {0, VerdictFailedError.exit_code}:
             close(BadEnd.of_process(ended.exit_code, "see what it wrote to the terminal"))
@@ -490,17 +490,17 @@ def _print_desired(hindcast: Hindcast, desired: PipelineRow) -> None:
 
 
 def run_app(
-    script: str, arguments: list[str], form: Format, *, wait_seconds: float = 0.0, ends: bool = True
+    program: str, arguments: list[str], form: Format, *, wait_seconds: float = 0.0, ends: bool = True
 ) -> None:
-    """Run one of spark_apps/. Its progress goes to stderr at once; its result is printed; its exit code
-    becomes that of the command.
+    """Run a program of hindcast.apps. Its progress goes to stderr at once; its result is printed; its exit
+    code becomes that of the command.
 
     :param wait_seconds: retry for so long, while the application exits with the code of
         :class:`TryLaterError`
     :param ends: whether the command ends with the application, also if that succeeded
     :raises WaitedInVainError: if the application still exits with that code after ``wait_seconds``
     """
-    ended = _run_until_ready(script, arguments, wait_seconds)
+    ended = _run_until_ready(program, arguments, wait_seconds)
     lines = ended.stdout.strip().splitlines()
     # For people the error message names what is awaited; the JSON object of it is for programs.
     if lines and ended.returncode != TryLaterError.exit_code:
@@ -510,14 +510,13 @@ def run_app(
 
 
 def _run_until_ready(
-    script: str, arguments: list[str], wait_seconds: float
+    program: str, arguments: list[str], wait_seconds: float
 ) -> subprocess.CompletedProcess[str]:
     """Run the application again while it says that a retry may succeed, for ``wait_seconds`` at most.
 
     :raises WaitedInVainError: if it says so after that time, too
     """
-    program = str(project_root() / "spark_apps" / script)
-    command = [sys.executable, program, *arguments]
+    command = programs.command(program, *arguments)
     environment = {**os.environ, **Settings().environment()}
     deadline = time.monotonic() + wait_seconds
     while True:
@@ -529,7 +528,7 @@ def _run_until_ready(
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise WaitedInVainError(
-                what=f"{script} {arguments[0]}",
+                what=f"{program} {arguments[0]}",
                 seconds=wait_seconds,
                 seen="the message above",
                 cure="The same command may succeed later.",

@@ -93,7 +93,7 @@ def compare(pipeline: PipelineArgument, output: FormatOption = Format.TABLE) -> 
     """
     check_pipeline(Hindcast(), pipeline)
     name = check_name("pipeline", pipeline)
-    run_app("versions.py", ["compare", "--pipeline", name], output)
+    run_app("versions", ["compare", "--pipeline", name], output)
 
 
 @app.command(rich_help_panel=VERSIONS)
@@ -120,7 +120,7 @@ def reprocess(
     arguments += ["--from", start, "--by", _who(by)]
     if new_table:
         arguments.append("--new-table")
-    run_app("versions.py", arguments, output, ends=not wait)
+    run_app("versions", arguments, output, ends=not wait)
     if wait:
         progress = caught_up(hindcast, pipeline, version)
         until(progress, f"Version {version} of {pipeline} to catch up", timeout)

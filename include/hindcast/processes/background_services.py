@@ -25,7 +25,7 @@ import structlog
 
 from hindcast.errors import ServiceError
 from hindcast.pipeline import check_name
-from hindcast.processes import detach
+from hindcast.processes import detach, programs
 from hindcast.settings import Settings, project_root
 
 #: Marks every process of a service, whatever its session or parent.
@@ -235,8 +235,7 @@ def launch_worker(settings: Settings) -> Service:
     """Start one detached worker of the settings' fleet. If no slot is free, it says so and exits 0."""
     services = Services(settings.home)
     services.prune_workers()
-    program = project_root() / "spark_apps" / "consume.py"
-    arguments = [sys.executable, str(program), "--fleet", settings.fleet]
+    arguments = programs.command("consume", "--fleet", settings.fleet)
     environment = inherited_environment() | settings.environment()
     name = f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}"
     return services.start(name, arguments, environment, detail={"fleet": settings.fleet})

@@ -1,7 +1,7 @@
 """What a person or a schedule asks of a replay, before anything is looked up. Pure Python.
 
 A range is declared once, here: :data:`RANGE_OPTIONS` says which parts it has and how each is written as text.
-The options of the command line, the fields of Airflow's forms and the arguments of ``spark_apps/replay.py``
+The options of the command line, the fields of Airflow's forms and the arguments of ``hindcast.apps.replay``
 are made from it.
 """
 
@@ -196,7 +196,7 @@ class ReplayRequest:
         return cls(pipeline=pipeline, run_id=run_id, version=version, **fields)
 
     def to_arguments(self) -> list[str]:
-        """The arguments that follow the command of ``spark_apps/replay.py``; never for a shell string."""
+        """The arguments that follow the command of ``hindcast.apps.replay``; never for a shell string."""
         arguments = ["--pipeline", self.pipeline]
         if self.version:
             arguments += ["--version", str(self.version)]

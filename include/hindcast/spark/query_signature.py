@@ -51,7 +51,7 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
         in its result, or a bound is of a column that is no number of it
     """
     frame = _empty_result(spark, pipeline)
-    plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", _analysed_plan(frame)))
+    plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", analysed_plan(frame)))
     topics = [
         replace(topic, parse=None) for topic in pipeline.topics
     ]  # what a parse function does is in the plan
@@ -63,7 +63,7 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     )
 
 
-def _analysed_plan(frame: DataFrame) -> str:
+def analysed_plan(frame: DataFrame) -> str:
     """The whole text of the frame's analysed plan.
 
     A process's session cuts such texts, since Spark writes one for each batch
@@ -124,7 +124,7 @@ def _undeclared_state(pipeline: Pipeline, result: DataFrame) -> str:
     """
     if pipeline.window is not None or pipeline.re_execute:
         return ""
-    found = set(_KEEPS_STATE.findall(_analysed_plan(result)))
+    found = set(_KEEPS_STATE.findall(analysed_plan(result)))
     allowed = {"Aggregate"} if pipeline.sink.mode is Mode.UPSERT else set()
     if len(pipeline.topics) == 1:
         allowed.add("Join")  # with a table that stands still

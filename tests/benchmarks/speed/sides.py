@@ -18,7 +18,8 @@ from support.waiting import wait_until
 from hindcast import catalog
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import StatusType
-from hindcast.settings import Settings, project_root
+from hindcast.processes import programs
+from hindcast.settings import Settings
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Ledger
@@ -199,8 +200,7 @@ class Ours(Side):
         (self.settings.pipelines_dir / f"{_NAME}.py").write_text(module)
         states = DesiredStates(LeaseTable(self.settings))
         states.declare(catalog.load(self.settings.pipelines_dir)[_NAME], self.settings.workers)
-        program = project_root() / "spark_apps" / "consume.py"
-        self._run([sys.executable, str(program)], {**os.environ, **self.settings.environment()})
+        self._run(programs.command("consume"), {**os.environ, **self.settings.environment()})
         self._wait(self._owns_all)
 
     def _owns_all(self) -> bool:

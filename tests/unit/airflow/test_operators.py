@@ -1,4 +1,4 @@
-"""The tasks, with a stand-in for Spark: a real child process of a few lines that ends as spark_apps/replay.py
+"""The tasks, with a stand-in for Spark: a real child process of a few lines that ends as hindcast.apps.replay
 may end.
 """
 
@@ -19,8 +19,8 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from structlog.testing import capture_logs
 from support.fleet_sample import FAILED_RUN, desired, difference, put, slot
+from support.stand_in_programs import take_programs_from
 
-from hindcast.airflow import spark_subprocess
 from hindcast.airflow.assets import hindcast_asset
 from hindcast.airflow.operators import (
     ArchiveOperator,
@@ -72,8 +72,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
 @pytest.fixture
 def app(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Say how the replay application is to end. Its arguments are in its result."""
-    (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
+    take_programs_from(tmp_path / "apps", monkeypatch)
 
     def ends(exit_code: int, last_words: str = "", **result: Any) -> None:
         code = f"""
@@ -82,8 +81,8 @@ print({last_words!r}, file=sys.stderr)
 print(json.dumps({{"arguments": sys.argv[1:], **json.loads({json.dumps(result)!r})}}))
 sys.exit({exit_code})
 """
-        for name in ("replay.py", "archive.py"):
-            (tmp_path / "spark_apps" / name).write_text(code)
+        for name in ("replay", "archive"):
+            (tmp_path / "apps" / f"{name}.py").write_text(code)
 
     return ends
 
@@ -330,9 +329,8 @@ def test_a_replay_that_is_killed_is_listed_as_failed(
     """By SIGKILL, as the kernel does where memory is short, before or after it wrote what it plans: no
     process is left to say so.
     """
-    (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
-    (tmp_path / "spark_apps" / "replay.py").write_text(
+    take_programs_from(tmp_path / "apps", monkeypatch)
+    (tmp_path / "apps" / "replay.py").write_text(
         f"""
 import os, signal, sys
 from datetime import UTC, datetime

@@ -15,8 +15,8 @@ import pytest
 import support.airflow_home  # noqa: F401 - before Airflow
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from support.fleet_sample import desired, put, verdict
+from support.stand_in_programs import take_programs_from
 
-from hindcast.airflow import spark_subprocess
 from hindcast.airflow.reprocessing import (
     AwaitCaughtUpOperator,
     CompareVersionsOperator,
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 NAME = "stock_stats"
 TASK = {"task_id": "task", "pipeline": NAME, "version": "2"}
-#: What spark_apps/versions.py does in the end when it begins, and when it promotes.
+#: What hindcast.apps.versions does in the end when it begins, and when it promotes.
 BEGIN = """
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.leases.delta_store import LeaseTable
@@ -78,7 +78,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
 
 
 class App:
-    """The stand-in for an application of spark_apps/: what it is to do, and how often it was asked for
+    """The stand-in for a program of hindcast.apps: what it is to do, and how often it was asked for
     what.
     """
 
@@ -87,7 +87,7 @@ class App:
         self.calls_file = folder / "calls"
 
     def ends(
-        self, *endings: int, last_words: str = "", code: str = "", name: str = "versions.py", **result: Any
+        self, *endings: int, last_words: str = "", code: str = "", name: str = "versions", **result: Any
     ) -> None:
         """Each call ends as the next of the endings says, the last one for good."""
         text = f"""
@@ -103,7 +103,7 @@ print({last_words!r}, file=sys.stderr)
 print(json.dumps({{"arguments": sys.argv[1:], **json.loads({json.dumps(result)!r})}}))
 sys.exit(ending)
 """
-        (self._folder / "spark_apps" / name).write_text(text)
+        (self._folder / "apps" / f"{name}.py").write_text(text)
 
     @property
     def calls(self) -> list[list[str]]:
@@ -116,8 +116,7 @@ sys.exit(ending)
 
 @pytest.fixture
 def app(home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
-    (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
+    take_programs_from(tmp_path / "apps", monkeypatch)
     return App(tmp_path)
 
 
@@ -238,7 +237,7 @@ def test_waiting_holds_no_slot_and_ends_live_or_gone(home: Settings, context: di
 def test_a_verdict_that_fails_is_for_a_person_to_judge(app: App, context: dict[str, Any]) -> None:
     """It is returned; a child that breaks, or comes too early, is tried again."""
     judge = JudgeVersionOperator(**TASK)
-    app.ends(3, name="replay.py", passed=False, last_words="2 differences are unexplained")
+    app.ends(3, name="replay", passed=False, last_words="2 differences are unexplained")
     done = judge.execute(context)
     assert done["passed"] is False
     assert done["arguments"] == [
@@ -253,7 +252,7 @@ def test_a_verdict_that_fails_is_for_a_person_to_judge(app: App, context: dict[s
         "--tried-again",
     ]
     for ending, error in ((75, TryLaterError), (1, ChildFailedError), (2, AirflowFailException)):
-        app.ends(ending, name="replay.py")
+        app.ends(ending, name="replay")
         with pytest.raises(error):
             judge.execute(context)
 
@@ -502,7 +501,7 @@ def test_a_watch_over_a_quiet_topic_ends_well(
 
     context["ti"].try_number = tries
     monkeypatch.setattr(TopicOffsets, "latest", latest)
-    app.ends(75, name="replay.py", last_words="nothing was committed", awaited=awaited(beyond={0: 10, 1: 5}))
+    app.ends(75, name="replay", last_words="nothing was committed", awaited=awaited(beyond={0: 10, 1: 5}))
     assert watch("0").execute(context) == {"news": "over", "verdicts": 0}
     assert ControlTables(Settings()).rows(ControlTable.EVENTS) == []
     assert len(asked) == 1, "two answers could differ"
@@ -513,7 +512,7 @@ def test_a_watch_over_a_stream_that_stands_still_is_tried_again(
 ) -> None:
     """The topic has records that the version has not read. Whether it may stay active is not known."""
     monkeypatch.setattr(TopicOffsets, "latest", lambda *_: {0: 10, 1: 6})
-    app.ends(75, name="replay.py", last_words="nothing was committed", awaited=awaited(beyond={0: 10, 1: 5}))
+    app.ends(75, name="replay", last_words="nothing was committed", awaited=awaited(beyond={0: 10, 1: 5}))
     with pytest.raises(TryLaterError):
         watch("0").execute(context)
 
@@ -522,14 +521,14 @@ def test_a_watch_without_a_verdict_ends_with_its_own(
     app: App, home: Settings, watch: Callable[..., Any], context: dict[str, Any]
 ) -> None:
     """Else it would have shown nothing; where that one fails, the old version is back."""
-    app.ends(75, name="replay.py", last_words="rows are still to be filed", awaited=awaited(batches={"s": 3}))
+    app.ends(75, name="replay", last_words="rows are still to be filed", awaited=awaited(batches={"s": 3}))
     with pytest.raises(TryLaterError):
         watch("0").execute(context)
-    app.ends(0, name="replay.py", passed=True, run_id="own")
+    app.ends(0, name="replay", passed=True, run_id="own")
     assert watch("0").execute(context) == {"news": "over", "verdicts": 1, "run_id": "own"}
     assert "--since-last-verdict" in app.calls[-1]
     assert app.calls[-1][:5] == ["judge", "--pipeline", NAME, "--version", "2"]
-    app.ends(3, name="replay.py", passed=False, run_id="own", failed=["captured is 0.5"], last_words="failed")
+    app.ends(3, name="replay", passed=False, run_id="own", failed=["captured is 0.5"], last_words="failed")
     with pytest.raises(AirflowFailException, match=r"backed out .* verdict own failed: captured is 0\.5"):
         watch("0").execute(context)
     assert rollout(home).active == 1

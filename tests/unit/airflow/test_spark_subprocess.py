@@ -13,25 +13,26 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.stand_in_programs import take_programs_from
 
 from hindcast.airflow import spark_subprocess
 from hindcast.airflow.operators import ArchiveOperator, ReplayAppOperator
 from hindcast.airflow.reprocessing import CompareVersionsOperator
 from hindcast.airflow.spark_subprocess import SparkSubprocess
-from hindcast.settings import Settings, project_root
+from hindcast.processes import programs
+from hindcast.settings import Settings
 
 
 @pytest.fixture
 def child_factory(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], SparkSubprocess]:
-    """A child that runs this code as spark_apps/app.py."""
-    (tmp_path / "spark_apps").mkdir()
-    monkeypatch.setattr(spark_subprocess, "project_root", lambda: tmp_path)
+    """A child that runs this code in the place of a program."""
+    take_programs_from(tmp_path / "apps", monkeypatch)
 
     def make(code: str, *arguments: str) -> SparkSubprocess:
-        (tmp_path / "spark_apps" / "app.py").write_text("import json, os, subprocess, sys, time\n" + code)
-        return SparkSubprocess(settings, "app.py", arguments)
+        (tmp_path / "apps" / "app.py").write_text("import json, os, subprocess, sys, time\n" + code)
+        return SparkSubprocess(settings, "app", arguments)
 
     return make
 
@@ -118,23 +119,25 @@ time.sleep(600)
 def test_all_that_tasks_start_end_with_them() -> None:
     """An orphan would run beside the task's next try."""
     apps = {operator.app for operator in (ReplayAppOperator, ArchiveOperator, CompareVersionsOperator)}
-    assert apps == {"replay.py", "archive.py", "versions.py"}
+    assert apps == {"replay", "archive", "versions"}
     for app in apps:
-        text = (project_root() / "spark_apps" / app).read_text()
-        assert text.endswith('if __name__ == "__main__":\n    end_with_parent()\n    exit_now(main())\n')
+        text = Path(programs.__file__).parents[1].joinpath("apps", f"{app}.py").read_text()
+        assert text.endswith(
+            'end_with_parent()\n    exit_now(main())\n\n\nif __name__ == "__main__":\n    run()\n'
+        )
 
 
 def test_a_child_ends_with_a_task_that_was_killed(settings: Settings, tmp_path: Path) -> None:
     """SIGKILL lets the task tell nobody; its child sees that its stdin ends."""
-    (tmp_path / "spark_apps").mkdir()
-    (tmp_path / "spark_apps" / "app.py").write_text(
+    app = tmp_path / "app.py"
+    app.write_text(
         "import os, sys, time\nfrom hindcast.processes.end_with_parent import end_with_parent\nend_with_parent()\n"
         "print(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     )
     task = (
-        "from pathlib import Path\nfrom hindcast.airflow import spark_subprocess\nfrom hindcast.settings import Settings\n"
-        f"spark_subprocess.project_root = lambda: Path({str(tmp_path)!r})\n"
-        "spark_subprocess.SparkSubprocess(Settings(), 'app.py', []).run(lambda line: print(line, flush=True))"
+        "import sys\nfrom hindcast.airflow import spark_subprocess\nfrom hindcast.settings import Settings\n"
+        f"spark_subprocess.programs.command = lambda name: [sys.executable, {str(app)!r}]\n"
+        "spark_subprocess.SparkSubprocess(Settings(), 'app', []).run(lambda line: print(line, flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", task], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

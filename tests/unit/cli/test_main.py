@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Hindcast
+from support.stand_in_programs import take_programs_from
 
-from hindcast.cli import pipelines
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import REMOVED, ShardState
 from hindcast.processes.background_services import Services
@@ -312,11 +312,8 @@ def test_a_replay_that_is_killed_is_listed_as_failed(
     hindcast: Hindcast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """Its process could not say so any more: the command does, in `runs` and in `events`."""
-    (tmp_path / "spark_apps").mkdir()
-    (tmp_path / "spark_apps" / "replay.py").write_text(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    monkeypatch.setattr(pipelines, "project_root", lambda: tmp_path)
+    take_programs_from(tmp_path / "apps", monkeypatch)
+    (tmp_path / "apps" / "replay.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     assert hindcast(*command, "stock_stats", "--all").returncode != 0
     (run,) = json.loads(hindcast("runs", "-o", "json").stdout)
     assert (run["state"], run["pipeline"], "killed by SIGKILL" in run["note"]) == (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.stand_in_programs import take_programs_from
 from support.waiting import wait_until
 
 from hindcast.cli import pipelines
@@ -210,11 +211,10 @@ def test_a_replay_waits_until_the_stream_is_so_far(
     code: int,
 ) -> None:
     """While a try ends with 75 it is made again; without --wait 75 is the answer."""
-    (tmp_path / "spark_apps").mkdir()
-    (tmp_path / "spark_apps" / "replay.py").write_text(APP.format(tries=tries))
+    take_programs_from(tmp_path / "apps", monkeypatch)
+    (tmp_path / "apps" / "replay.py").write_text(APP.format(tries=tries))
     monkeypatch.setenv("HINDCAST_HOME", str(settings.home))
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(project_root() / "include" / "pipelines"))
-    monkeypatch.setattr(pipelines, "project_root", lambda: tmp_path)
     monkeypatch.setattr(pipelines, "_RETRY_SECONDS", 0.01)
     assert run(["validate", NAME, "--all", *more, "-o", "json"]) == code
     if code == 0:

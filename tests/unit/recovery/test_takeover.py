@@ -422,7 +422,7 @@ def test_a_results_columns_may_be_null_and_its_instants_are_utc() -> None:
 
 
 class Analysed:
-    """What a take-over asks of a frame: its columns, and Spark's analysed plan as text."""
+    """What a take-over asks of a frame: its columns. And Spark's analysed plan as text."""
 
     def __init__(self, columns: list[str], plan: str = "Project") -> None:
         self.columns = columns
@@ -431,16 +431,6 @@ class Analysed:
     @property
     def schema(self) -> StructType:
         return StructType([StructField(name, DoubleType()) for name in self.columns])
-
-    @property
-    def _jdf(self) -> Analysed:
-        return self
-
-    def queryExecution(self) -> Analysed:  # noqa: N802 -- Spark's name
-        return self
-
-    def analyzed(self) -> str:
-        return self.plan
 
 
 #: Stands for the session: what Spark would do with it is told by the stand-ins below.
@@ -474,6 +464,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
             lambda frame, pipeline: f"windows of {frame}" if pipeline else "",
         )
         monkeypatch.setattr(query_signature.kafka_source, "transform", transform)
+        monkeypatch.setattr(query_signature, "analysed_plan", lambda frame: frame.plan)
         names = [f"t{number}" for number in range(topics)]
         sink = SimpleNamespace(keys=("ticker", "user"), mode=mode)
         values = {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -15,6 +13,7 @@ from support.counted import NOTHING_COUNTED
 from support.simulated_stream import simulate, trades
 
 from hindcast import catalog
+from hindcast.apps import replay as replay_app
 from hindcast.errors import BadNameError, BadRangeError, PipelineError
 from hindcast.replay.cost import Meter, StreamCost, peak_memory_bytes, slow_note
 from hindcast.replay.recorded_plan import RecordedPlan
@@ -24,17 +23,6 @@ from hindcast.verdict.check_side_rows import mismatches, within
 from hindcast.verdict.expectations import check_types, columns_of
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def app() -> ModuleType:
-    """``spark_apps/replay.py``, which is started by path and belongs to no package."""
-    spec = importlib.util.spec_from_file_location("replay_app", project_root() / "spark_apps" / "replay.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -47,9 +35,9 @@ def app() -> ModuleType:
         ReplayRequest(pipeline="p", everything=True, version=2),
     ],
 )
-def test_a_request_goes_through_its_own_arguments(app: ModuleType, request_: ReplayRequest) -> None:
+def test_a_request_goes_through_its_own_arguments(request_: ReplayRequest) -> None:
     """What the CLI and Airflow write is what the Spark app reads."""
-    asked = vars(app._parser().parse_args(["hindcast", *request_.to_arguments()]))
+    asked = vars(replay_app._parser().parse_args(["hindcast", *request_.to_arguments()]))
     del asked["command"], asked["tried_again"]
     assert ReplayRequest.parse(**asked) == request_
 
@@ -98,13 +86,12 @@ def test_times_are_taken_to_utc_and_names_are_checked() -> None:
     assert len(new_run_id("p" * 64, AT)) <= 64
 
 
-def test_the_app_ends_with_2_on_bad_input_before_any_spark(
-    app: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_app_ends_with_2_on_bad_input_before_any_spark(capsys: pytest.CaptureFixture[str]) -> None:
     """The sentence goes to stderr, without a traceback, and nothing to stdout."""
-    assert app.main(["judge", "--pipeline", "nobody", "--all"]) == 2
+    assert replay_app.main(["judge", "--pipeline", "nobody", "--all"]) == 2
     assert (
-        app.main(["hindcast", "--pipeline", "stock_stats", "--from-offsets", "x", "--to-offsets", "y"]) == 2
+        replay_app.main(["hindcast", "--pipeline", "stock_stats", "--from-offsets", "x", "--to-offsets", "y"])
+        == 2
     )
     shown = capsys.readouterr()
     assert "There is no pipeline named nobody" in shown.err
