@@ -219,7 +219,7 @@ def test_the_supervising_dag_is(platform: Platform, whole: set[int], sound: Soun
     elif what == "deleted":
         platform.api("DELETE", "/dags/supervise")
     else:
-        path = platform.settings.home / "dags" / "supervise.py"
+        path = platform.settings.home / "dags" / "fleet.py"
         path.write_text(path.read_text() + "\n# edited during a run\n")
     committed = platform.committed()
     until("batches committed meanwhile", lambda: platform.committed() >= committed + 4)

@@ -1,4 +1,4 @@
-"""The DAGs, as functions of the pipelines they are for. The files in dags/ only call these."""
+"""The DAGs, as functions of the pipelines they are for."""
 
 from __future__ import annotations
 

@@ -19,11 +19,13 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
+from hindcast.airflow import generate_dags
 from hindcast.settings import project_root
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FILES = sorted((project_root() / "dags").glob("*.py"))
+PIPELINES_FILE = project_root() / "dags" / "pipelines.py"
 PIPELINES = (
     "bin_packing",
     "click_enrichment",
@@ -116,7 +118,7 @@ def test_parsing_imports_nothing_that_reads_tables(tmp_path: Path) -> None:
     """
     (tmp_path / "plain.py").write_text(PLAIN)
     printed = after_parsing(
-        "print(sum('dag' in names for names in found))\n"
+        "print(sum('archive' in names for names in found))\n"
         "print(sorted(loaded & {'pyspark', 'pandas', 'pyarrow', 'deltalake', 'kafka'}))\n",
         HINDCAST_PIPELINES_DIR=str(tmp_path),
     )
@@ -182,11 +184,24 @@ def test_a_pipeline_that_corrects_has_a_dag_for_it(tmp_path: Path, monkeypatch: 
     source = (project_root() / "include" / "pipelines" / "stock_stats.py").read_text()
     (tmp_path / "stock_stats.py").write_text(source.replace("version=1,", 'version=1, policy="correct",'))
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
-    bag = DagBag(dag_folder=project_root() / "dags" / "correct.py")
-    assert list(bag.dags) == ["correct.stock_stats"]
+    bag = DagBag(dag_folder=PIPELINES_FILE)
+    assert sorted(bag.dags) == [
+        f"{job}.stock_stats" for job in ("correct", "replay", "reprocess", "validate")
+    ]
     task = bag.dags["correct.stock_stats"].get_task("hindcast")
     assert task.choice == "late rows that no correction has"
     assert [asset.name for asset in task.outlets] == ["hindcasts.stock_stats"]
+
+
+@pytest.mark.parametrize("dag_id", ["replay.retries", "validate.retries", "reprocess.retries", "nobody"])
+def test_the_process_of_a_task_makes_its_dag_alone(monkeypatch: pytest.MonkeyPatch, dag_id: str) -> None:
+    """Airflow parses the file again for each task, and says which DAG it is for."""
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", dag_id)
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_TASK_ID", "any")
+    found: dict[str, Any] = {}
+    generate_dags(found)
+    made = {str(dag.dag_id) for dag in found.values()}
+    assert made - {"supervise", "maintain"} == {dag_id} - {"nobody"}
 
 
 def test_validate_waits_for_the_replays_asset_and_judges_one_run_a_task(dags: dict[str, DAG]) -> None:
@@ -362,7 +377,7 @@ one, other, third = declare("one", True), declare("other", True), declare("third
 """
     (tmp_path / "archived.py").write_text(code)
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
-    bag = DagBag(dag_folder=project_root() / "dags" / "archive.py")
+    bag = DagBag(dag_folder=PIPELINES_FILE)
     assert bag.import_errors == {}
     dag = bag.dags["archive"]
     assert [task.task_id for task in dag.tasks] == ["shared"]
@@ -387,9 +402,9 @@ def pinned(frame):
     return frame
 """
     monkeypatch.setenv("HINDCAST_PIPELINES_DIR", str(tmp_path))
-    assert DagBag(dag_folder=project_root() / "dags" / "benchmark.py").dags == {}
+    assert DagBag(dag_folder=PIPELINES_FILE).dags == {}
     (tmp_path / "pinned.py").write_text(code)
-    bag = DagBag(dag_folder=project_root() / "dags" / "benchmark.py")
+    bag = DagBag(dag_folder=PIPELINES_FILE)
     assert bag.import_errors == {}
     dag = bag.dags["benchmark"]
     assert [task.task_id for task in dag.tasks] == ["pinned"]
