@@ -1,7 +1,7 @@
 # One image for every service of docker-compose.yaml: Airflow's, Spark's and Hindcast's own.
 
 FROM maven:3.9.9-eclipse-temurin-17 AS jars
-COPY include/jvm/spark/pom.xml /build/pom.xml
+COPY include/hindcast_sandbox/poms/spark/pom.xml /build/pom.xml
 RUN mvn --batch-mode --quiet --file /build/pom.xml dependency:copy-dependencies -DoutputDirectory=/jars
 
 FROM python:3.11.13-slim-bookworm

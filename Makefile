@@ -64,8 +64,19 @@ PINS = --quiet --universal --python-version 3.11 --no-header --no-annotate --no-
 .PHONY: pins
 pins: env ## resolve pyproject.toml's ranges again: requirements.txt (to run) and requirements-dev.txt (to test as well)
 	@$(as_pip); \
-	$(BIN)/uv pip compile pyproject.toml $(PINS) --upgrade --extra deploy --extra dev --output-file requirements-dev.txt; \
-	$(BIN)/uv pip compile pyproject.toml $(PINS) --extra deploy --constraint requirements-dev.txt --output-file requirements.txt
+	$(BIN)/uv pip compile pyproject.toml $(PINS) --upgrade --extra sandbox --extra deploy --extra dev --output-file requirements-dev.txt; \
+	$(BIN)/uv pip compile pyproject.toml $(PINS) --extra sandbox --extra deploy --constraint requirements-dev.txt --output-file requirements.txt
+
+.PHONY: wheel
+wheel: env ## build the package that others install into dist/
+	@rm -f dist/*.whl
+	@$(as_pip); $(BIN)/uv build --quiet --wheel --out-dir dist .
+
+.PHONY: bare
+bare: wheel ## a virtual environment in the folder BARE that holds the built package and what it needs, and nothing else
+	@"$(PYTHON)" -m venv --clear "$(BARE)"
+	@$(as_pip); wheel="$$(ls dist/hindcast-*.whl)"; \
+	$(BIN)/uv pip install --quiet --python "$(BARE)/bin/python" --constraint requirements.txt "hindcast[sandbox] @ file://$(CURDIR)/$$wheel"
 
 .PHONY: jars
 jars: env ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven; looks only, once they are there)

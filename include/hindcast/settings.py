@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,8 +35,28 @@ def default_home() -> Path:
 
 
 def project_root() -> Path:
-    """The checkout: the folder that holds ``include/hindcast``."""
+    """The checkout: the folder that holds ``include/hindcast``. An installed package has none."""
     return Path(__file__).resolve().parents[2]
+
+
+def _default_pipelines_dir() -> Path:
+    """The checkout's own pipelines, else the folder ``pipelines`` below the working directory."""
+    own = project_root() / "include" / "pipelines"
+    if own.is_dir():
+        return own
+    return Path("pipelines").resolve()
+
+
+def _python_path() -> str:
+    """``PYTHONPATH`` of a child process: what this process was given, after a library that is not installed
+    into Python's own folder.
+    """
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [str(Path(folder).resolve()) for folder in given if folder]
+    library = Path(__file__).resolve().parents[1]
+    if library != Path(sysconfig.get_path("purelib")).resolve() and str(library) not in folders:
+        folders.insert(0, str(library))
+    return os.pathsep.join(folders)
 
 
 class Settings(BaseSettings):
@@ -67,7 +88,11 @@ class Settings(BaseSettings):
     bootstrap_servers: str = Field(
         default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated"
     )
-    pipelines_dir: Path = Field(default_factory=lambda: project_root() / "include" / "pipelines")
+    pipelines_dir: Path = Field(
+        default_factory=_default_pipelines_dir,
+        description="folder of the files that declare pipelines; default `include/pipelines` of a checkout, "
+        "else `pipelines` below the working directory",
+    )
     fleet: str = Field(default="default", description="the fleet a worker joins")
     workers: int = Field(default=2, ge=1, le=1000, description="worker slots of the fleet")
     lease_seconds: float = Field(
@@ -225,7 +250,7 @@ class Settings(BaseSettings):
         for name, value in self.model_dump(mode="json").items():
             if value not in (None, ""):
                 variables[_variable(name)] = _as_text(value)
-        variables["PYTHONPATH"] = str(project_root() / "include")
+        variables["PYTHONPATH"] = _python_path()
         variables["PYSPARK_PYTHON"] = sys.executable
         variables["PYSPARK_DRIVER_PYTHON"] = sys.executable
         variables["GX_ANALYTICS_ENABLED"] = "false"

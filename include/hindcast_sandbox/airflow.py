@@ -105,6 +105,32 @@ def executable() -> str:
     return str(found)
 
 
+def _dags_folder(home: Path) -> Path:
+    """The checkout's folder of DAG files. An installed package has none: then one with a file that generates
+    them.
+    """
+    own = project_root() / "dags"
+    if own.is_dir():
+        return own
+    made = home / "dags"
+    made.mkdir(exist_ok=True)
+    for name in ("fleet", "pipeline"):
+        generate = f"generate_{name}_dags"
+        code = f"from hindcast.airflow import {generate}\n\n{generate}(globals())\n"
+        write_atomically(made / f"{name}_dags.py", code)
+    check = "from hindcast.airflow import check_pipelines\n\ncheck_pipelines()  # holds no dag\n"
+    write_atomically(made / "load_errors.py", check)
+    return made
+
+
+def _plugins_folder(home: Path) -> Path:
+    """The checkout's folder of plugins. Of an installed package Airflow learns by its entry point."""
+    own = project_root() / "plugins"
+    if own.is_dir():
+        return own
+    return home / "plugins"
+
+
 def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
     """Write ``airflow.cfg`` and what is secret; returns the settings with Airflow's address. Secrets are
     made once and kept.
@@ -121,8 +147,8 @@ def prepare(settings: Settings, *, dags: Path | None = None) -> Settings:
         )
     values: dict[str, dict[str, Any]] = {
         "core": {
-            "dags_folder": dags or project_root() / "dags",
-            "plugins_folder": project_root() / "plugins",
+            "dags_folder": dags or _dags_folder(folder),
+            "plugins_folder": _plugins_folder(folder),
             "load_examples": False,
             "executor": "LocalExecutor",
             "parallelism": _PARALLELISM,

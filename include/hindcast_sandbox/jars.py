@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hindcast.errors import HindcastError, PrerequisiteError
 from hindcast.processes.background_services import inherited_environment
-from hindcast.settings import Settings, project_root
+from hindcast.settings import Settings
 from hindcast_sandbox.broker import kafka_jars_dir
 
 NO_MAVEN = "there is no `mvn` on PATH"
@@ -23,7 +23,7 @@ _SHOWN_LINES = 20  # of what Maven said
 
 
 def folders(settings: Settings) -> dict[str, Path]:
-    """The folder for the jars of each POM below include/jvm."""
+    """The folder for the jars of each POM in ``poms``."""
     return {"spark": settings.spark_jars_dir, "kafka": kafka_jars_dir(settings)}
 
 
@@ -94,7 +94,7 @@ def _fetched(name: str, folder: Path) -> bool:
 
 
 def _pom(name: str) -> Path:
-    return project_root() / "include" / "jvm" / name / "pom.xml"
+    return Path(__file__).with_name("poms") / name / "pom.xml"
 
 
 def _digest(name: str) -> str:

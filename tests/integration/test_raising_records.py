@@ -94,6 +94,7 @@ def verdict(shard: Shard) -> dict[str, object]:
     return judge(lambda: shard.spark, installation, shard.pipeline, "once")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("shape", [APPEND, Upsert(), Join()], ids=lambda shape: shape.name)
 def test_the_stream_goes_on_without_records_that_raise(
     shard_of: Callable[[Shape], Shard], shape: Shape

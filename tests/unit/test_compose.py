@@ -150,7 +150,7 @@ def test_own_image_has_the_project_s_version() -> None:
 def test_the_broker_is_the_one_we_test_with() -> None:
     """Deployment and embedded default run the same version of Kafka."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
-    pom = ET.parse(ROOT / "include/jvm/kafka/pom.xml")  # noqa: S314 - the file is our own
+    pom = ET.parse(ROOT / "include/hindcast_sandbox/poms/kafka/pom.xml")  # noqa: S314 - the file is our own
     versions = {
         item.findtext("m:artifactId", "", space): item.findtext("m:version", "", space)
         for item in pom.iterfind(".//m:dependency", space)

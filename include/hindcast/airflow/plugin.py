@@ -41,7 +41,7 @@ class ControlRoom:
 
 
 class HindcastPlugin(AirflowPlugin):
-    """Registered by plugins/hindcast_plugin.py."""
+    """Registered by plugins/hindcast_plugin.py or by the package's entry point: Airflow takes the first."""
 
     name = "hindcast"
     # ruff: noqa: RUF012 - Airflow reads these lists from the class

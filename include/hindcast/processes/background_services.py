@@ -26,7 +26,7 @@ import structlog
 from hindcast.errors import ServiceError
 from hindcast.pipeline import check_name
 from hindcast.processes import detach, programs
-from hindcast.settings import Settings, project_root
+from hindcast.settings import Settings
 
 #: Marks every process of a service, whatever its session or parent.
 MARKER = "HINDCAST_SERVICE"
@@ -93,6 +93,7 @@ class Services:
     """The services recorded below one home."""
 
     def __init__(self, home: Path) -> None:
+        self._home = home.resolve()
         self._run = home / "run"
         self._logs = home / "logs"
 
@@ -132,7 +133,7 @@ class Services:
         request = {
             "arguments": list(arguments),
             "environment": {**environment, MARKER: token},
-            "folder": str(project_root()),
+            "folder": str(self._home),
             "path": str(self._path(name)),
             "record": draft.as_record(),
         }
