@@ -81,8 +81,7 @@ bare: wheel ## a virtual environment in the folder BARE that holds the built pac
 .PHONY: jars
 jars: env ## fetch Spark's and Kafka's jars with Maven (needs a JDK 17+ and Maven; looks only, once they are there)
 	@$(require_jdk)
-	@$(BIN)/python -m hindcast_sandbox.jars
-	@$(BIN)/python -m hindcast.spark.jvm_class_archive
+	@$(BIN)/hindcast jars
 
 define require_jdk
 java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \

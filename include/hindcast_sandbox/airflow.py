@@ -31,6 +31,8 @@ from hindcast.settings import Settings, project_root
 from hindcast_sandbox.ports import kept_ports
 
 PREFIX = "airflow-"
+#: The cure where Airflow is not there.
+INSTALL = "Install the package with its extra `airflow`; in a checkout, run `make env`."
 COMPONENTS: dict[str, tuple[str, ...]] = {
     "api-server": (),
     "scheduler": ("--skip-serve-logs",),
@@ -101,7 +103,7 @@ def executable() -> str:
     """
     found = Path(sys.executable).with_name("airflow")
     if not found.exists():
-        raise PrerequisiteError(what="Airflow", problem=f"there is no {found}", cure="Run `make env`.")
+        raise PrerequisiteError(what="Airflow", problem=f"there is no {found}", cure=INSTALL)
     return str(found)
 
 

@@ -1,5 +1,5 @@
-"""A whole Kafka on this machine: one KRaft node, from the jars that ``make jars`` fetches. For the demo and
-the tests.
+"""A whole Kafka on this machine: one KRaft node, from the jars that ``hindcast jars`` fetches. For the demo
+and the tests.
 
 It listens on loopback only. Its data is kept below ``HOME/kafka``, its ports too: after a restart clients
 find it where it was.
@@ -140,7 +140,7 @@ def address(service: Service) -> str:
 def _classpath(jars: Path) -> str:
     if not any(jars.glob("kafka_*.jar")):
         raise PrerequisiteError(
-            what="Kafka's jars", problem=f"{jars} holds no broker", cure="Run `make jars`."
+            what="Kafka's jars", problem=f"{jars} holds no broker", cure="Run `hindcast jars`."
         )
     return str(jars / "*")
 

@@ -140,7 +140,7 @@ def _airflow(_: Settings) -> Finding:
     try:
         return Finding("Airflow", State.OK, airflow.executable())
     except PrerequisiteError as error:
-        return Finding("Airflow", State.MISSING, str(error), "Run `make env`.")
+        return Finding("Airflow", State.MISSING, str(error), airflow.INSTALL)
 
 
 def _jars(settings: Settings) -> Finding:
@@ -149,7 +149,7 @@ def _jars(settings: Settings) -> Finding:
             "jars",
             State.WARNING,
             f"not fetched yet: {', '.join(missing)}",
-            "Run `make jars`; `hindcast up` and `make demo` do so themselves.",
+            "Run `hindcast jars`; `hindcast up` and `make demo` do so themselves.",
         )
     return Finding("jars", State.OK, ", ".join(str(folder) for folder in jars.folders(settings).values()))
 

@@ -6,12 +6,11 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hindcast.errors import HindcastError, PrerequisiteError
+from hindcast.errors import PrerequisiteError
 from hindcast.processes.background_services import inherited_environment
 from hindcast.settings import Settings
 from hindcast_sandbox.broker import kafka_jars_dir
@@ -82,7 +81,7 @@ def _copy(maven: str, name: str, folder: Path) -> None:
             what=f"The set of jars for {name}",
             problem=f"Maven ended with {ended.returncode}:\n{said}\n",
             cure="Check that Maven can reach its repository (~/.m2/settings.xml names a mirror), "
-            "then run `make jars` again.",
+            "then run `hindcast jars` again.",
         )
 
 
@@ -99,17 +98,3 @@ def _pom(name: str) -> Path:
 
 def _digest(name: str) -> str:
     return hashlib.sha256(_pom(name).read_bytes()).hexdigest()
-
-
-def main() -> int:
-    """``python -m hindcast_sandbox.jars``: what ``make jars`` runs."""
-    try:
-        fetch(Settings(), say=lambda line: print(line, flush=True))
-    except HindcastError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -63,7 +63,7 @@ def test_starting_twice_starts_one(own: Settings) -> None:
 def test_refuses_without_jars(settings_factory: Callable[..., Settings], tmp_path: Path) -> None:
     """Without jars the error names the folder and the cure, and nothing is started."""
     settings = settings_factory(jars_dir=tmp_path / "none" / "spark")
-    with pytest.raises(PrerequisiteError, match="make jars"):
+    with pytest.raises(PrerequisiteError, match="hindcast jars"):
         brokers.start(settings)
     assert Services(settings.home).all() == []
 

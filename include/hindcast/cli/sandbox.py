@@ -1,4 +1,4 @@
-"""The commands that run Hindcast on this machine: up, down, status, doctor, load, demo."""
+"""The commands that run Hindcast on this machine: up, down, status, jars, doctor, load, demo."""
 
 from __future__ import annotations
 
@@ -110,6 +110,23 @@ def status(
     empty = "Nothing runs. `hindcast up` starts the embedded services."
     form = Output(output, wide=wide, watch=watch, every=every)
     show(hindcast, form, read, STATUS, empty)
+
+
+@app.command(rich_help_panel=MACHINE)
+def jars() -> None:
+    """Fetch the jars of Spark and the broker with Maven, and archive Spark's classes for a quick start.
+
+    What is there already is only looked at.
+    """
+    from hindcast.spark import jvm_class_archive
+    from hindcast_sandbox.jars import fetch
+
+    settings = Settings()
+    fetch(settings, say)
+    try:
+        jvm_class_archive.make(settings, say)
+    except PrerequisiteError as error:  # nothing needs the archive
+        say(str(error))
 
 
 @app.command(rich_help_panel=MACHINE)

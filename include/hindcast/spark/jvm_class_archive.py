@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import structlog
 from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -29,8 +28,6 @@ from hindcast.errors import PrerequisiteError
 from hindcast.pipeline import Pipeline, Table, Topic, Window, pipeline
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, session
-
-_log = structlog.get_logger(__name__)
 
 #: The practice takes one minute, and four on a busy machine.
 TIMEOUT_SECONDS = 600.0
@@ -97,7 +94,7 @@ def _run_practice(settings: Settings, home: Path, draft: Path) -> None:
 def _missing(problem: str) -> PrerequisiteError:
     cure = (
         "Sessions run without it, only slower to start. `hindcast doctor` checks Java and the jars; "
-        "`make jars` tries again."
+        "`hindcast jars` tries again."
     )
     return PrerequisiteError(what="The archive of Spark's classes", problem=problem, cure=cure)
 
@@ -169,10 +166,4 @@ def _practise(draft: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        _practise(sys.argv[1])
-    else:
-        try:
-            make(Settings())
-        except PrerequisiteError as error:  # nothing needs the archive
-            _log.warning(str(error))
+    _practise(sys.argv[1])

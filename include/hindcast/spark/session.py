@@ -112,7 +112,7 @@ def build(
 ) -> SparkSession:
     """A session with Delta and Kafka, in UTC.
 
-    The jars come from ``settings.spark_jars_dir``; ``make jars`` fills it.
+    The jars come from ``settings.spark_jars_dir``; ``hindcast jars`` fills it.
 
     :param shuffle_partitions: is part of a streaming query's state layout, so it never follows the machine
     :param cpus: another Spark master than ``settings.spark_master``
@@ -122,7 +122,7 @@ def build(
     jars = sorted(str(jar) for jar in settings.spark_jars_dir.glob("*.jar"))
     if not jars:
         problem = f"{settings.spark_jars_dir} holds none"
-        raise PrerequisiteError(what="Spark's jars", problem=problem, cure="Run `make jars`.")
+        raise PrerequisiteError(what="Spark's jars", problem=problem, cure="Run `hindcast jars`.")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     master = cpus or settings.spark_master
     avro_limits = " ".join(f"-D{limited}={limit}" for limited, limit in _AVRO_LIMITS.items())
