@@ -164,6 +164,11 @@ class Settings(BaseSettings):
         ge=0.0,
         description="how long a replay in Airflow waits for a stream that has not read its range yet",
     )
+    inherited_variables: str = Field(
+        default="",
+        description="names, comma-separated, of more variables that workers and replays get from what starts "
+        "them; those of object stores, Spark, Kerberos, certificates and proxies they get anyway",
+    )
     airflow_url: str = Field(default="", description="address of Airflow's API server, for links")
 
     def __init__(self, **values: Any) -> None:
@@ -251,7 +256,7 @@ class Settings(BaseSettings):
             if value not in (None, ""):
                 variables[_variable(name)] = _as_text(value)
         variables["PYTHONPATH"] = _python_path()
-        variables["PYSPARK_PYTHON"] = sys.executable
+        variables["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
         variables["PYSPARK_DRIVER_PYTHON"] = sys.executable
         variables["GX_ANALYTICS_ENABLED"] = "false"
         variables["MALLOC_ARENA_MAX"] = "2"

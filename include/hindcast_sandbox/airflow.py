@@ -25,8 +25,9 @@ import psutil
 import structlog
 
 from hindcast.errors import PrerequisiteError, ServiceError
-from hindcast.processes.background_services import Service, Services, inherited_environment, last_lines
+from hindcast.processes.background_services import Service, Services, last_lines
 from hindcast.processes.detach import write_atomically
+from hindcast.processes.environment import child_environment
 from hindcast.settings import Settings, project_root
 from hindcast_sandbox.ports import kept_ports
 
@@ -88,7 +89,7 @@ def url(settings: Settings) -> str:
 
 def environment(settings: Settings) -> dict[str, str]:
     """The variables under which any ``airflow`` command acts on this Airflow."""
-    own = {**inherited_environment(), **settings.environment(), "AIRFLOW_HOME": str(home(settings))}
+    own = {**child_environment(settings), "AIRFLOW_HOME": str(home(settings))}
     return {
         **own,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),

@@ -18,8 +18,9 @@ from pathlib import Path
 import structlog
 
 from hindcast.errors import PrerequisiteError, ServiceError
-from hindcast.processes.background_services import Service, Services, inherited_environment, last_lines
+from hindcast.processes.background_services import Service, Services, last_lines
 from hindcast.processes.detach import write_atomically
+from hindcast.processes.environment import basic_environment
 from hindcast.settings import Settings
 from hindcast_sandbox.ports import kept_ports, listens
 
@@ -116,7 +117,7 @@ def start(settings: Settings, *, ready_seconds: float = READY_SECONDS) -> Servic
         "kafka.Kafka",
         str(folder / "server.properties"),
     ]
-    service = services.start(NAME, arguments, inherited_environment(), ports=ports)
+    service = services.start(NAME, arguments, basic_environment(), ports=ports)
     began = time.monotonic()
     _wait_ready(service, ready_seconds)
     _log.info("The broker answers.", address=address(service), seconds=round(time.monotonic() - began, 1))
@@ -197,7 +198,7 @@ def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) 
     ]
     made = subprocess.run(
         arguments,
-        env=inherited_environment(),
+        env=basic_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

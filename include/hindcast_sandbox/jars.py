@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hindcast.errors import PrerequisiteError
-from hindcast.processes.background_services import inherited_environment
+from hindcast.processes.environment import basic_environment
 from hindcast.settings import Settings
 from hindcast_sandbox.broker import kafka_jars_dir
 
@@ -67,7 +67,7 @@ def _copy(maven: str, name: str, folder: Path) -> None:
     pom = _pom(name)
     goal = "dependency:copy-dependencies"
     arguments = [maven, "-B", "-q", goal, "-f", str(pom), f"-DoutputDirectory={folder}"]
-    environment = inherited_environment()
+    environment = basic_environment()
     for variable, value in os.environ.items():
         if variable.startswith("MAVEN_"):
             environment[variable] = value

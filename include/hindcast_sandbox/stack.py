@@ -18,13 +18,13 @@ from hindcast.installation import Installation
 from hindcast.processes.background_services import (
     Service,
     Services,
-    inherited_environment,
     last_lines,
     launch_worker,
     members,
     memory_bytes,
 )
 from hindcast.processes.detach import write_atomically
+from hindcast.processes.environment import child_environment
 from hindcast.settings import SETTINGS_FILE, Settings
 from hindcast_sandbox import airflow, broker, jars
 from hindcast_sandbox.demo_schedules import pause_remembered
@@ -127,7 +127,7 @@ def start_load(settings: Settings, topic: str, rows_per_second: float, seed: int
     arguments += ["--topic", topic]
     arguments += ["--rows-per-second", str(rows_per_second)]
     arguments += ["--seed", str(seed)]
-    environment = inherited_environment() | settings.environment()
+    environment = child_environment(settings)
     service = services.start(name, arguments, environment, detail={"topic": topic})
     deadline = time.monotonic() + _LOAD_READY_SECONDS
     while not report.exists():

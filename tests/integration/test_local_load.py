@@ -21,7 +21,7 @@ from support.waiting import wait_until
 from hindcast import catalog
 from hindcast.errors import ServiceError
 from hindcast.pipeline import TOPIC_STRIDE
-from hindcast.processes.background_services import inherited_environment
+from hindcast.processes.environment import basic_environment
 from hindcast.settings import Settings, project_root
 from hindcast.spark import kafka_source
 from hindcast_sandbox import broker as brokers
@@ -161,7 +161,7 @@ def test_sigterm_ends_it_with_a_final_account(broker: Broker, topic: str, settin
     """The service ends with 0 on SIGTERM, and its report is that of the broker, to the row."""
     path = report_path(settings, topic)
     environment = {
-        **inherited_environment(),
+        **basic_environment(),
         **settings.model_copy(update={"bootstrap_servers": broker.bootstrap_servers}).environment(),
     }
     command = [

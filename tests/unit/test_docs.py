@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support import python_reference
+from support import python_reference, settings_reference
 from typer.main import get_command
 
 from hindcast import catalog
@@ -75,6 +75,7 @@ def test_the_example_loads(tmp_path: Path) -> None:
 def test_the_reference_is_what_the_code_says() -> None:
     """`make reference` wrote the page, and nothing has changed since."""
     assert python_reference.PAPER.read_text() == python_reference.reference()
+    assert settings_reference.PAPER.read_text() == settings_reference.reference()
 
 
 def test_the_reference_describes_every_member() -> None:

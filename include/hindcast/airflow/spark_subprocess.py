@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from hindcast.processes import programs
-from hindcast.processes.background_services import inherited_environment
 from hindcast.processes.end_with_parent import FOLLOWS
+from hindcast.processes.environment import child_environment
 from hindcast.settings import Settings
 
 #: Between asking a child to end and killing it: a Spark session takes some seconds to stop.
@@ -57,12 +57,7 @@ class SparkSubprocess:
     def __init__(self, settings: Settings, program: str, arguments: Sequence[str]) -> None:
         """:param program: as :func:`hindcast.processes.programs.command` names it"""
         self._command = programs.command(program, *arguments)
-        self._environment = {
-            **inherited_environment(),
-            **settings.environment(),
-            "NO_COLOR": "1",
-            FOLLOWS: "1",
-        }
+        self._environment = {**child_environment(settings), "NO_COLOR": "1", FOLLOWS: "1"}
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, tell: Callable[[str], None]) -> Ended:

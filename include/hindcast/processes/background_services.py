@@ -26,14 +26,12 @@ import structlog
 from hindcast.errors import ServiceError
 from hindcast.pipeline import check_name
 from hindcast.processes import detach, programs
+from hindcast.processes.environment import child_environment
 from hindcast.settings import Settings
 
 #: Marks every process of a service, whatever its session or parent.
 MARKER = "HINDCAST_SERVICE"
 WORKER_PREFIX = "worker-"
-#: What a child gets of the starter's environment. No AIRFLOW__*: a worker is not part of its launcher's
-#: Airflow.
-INHERITED = ("PATH", "HOME", "USER", "JAVA_HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 #: Of workers that have ended, with their logs: enough to read what happened, and bounded.
 KEPT_WORKER_RECORDS = 10
 #: A larger log is set aside when its service starts.
@@ -82,11 +80,6 @@ class Service:
         values["log"] = Path(record["log"])
         values["started_at"] = datetime.fromisoformat(record["started_at"])
         return cls(**values)
-
-
-def inherited_environment() -> dict[str, str]:
-    """The few variables that a program needs from its surroundings."""
-    return {name: os.environ[name] for name in INHERITED if name in os.environ}
 
 
 class Services:
@@ -237,7 +230,7 @@ def launch_worker(settings: Settings) -> Service:
     services = Services(settings.home)
     services.prune_workers()
     arguments = programs.command("consume", "--fleet", settings.fleet)
-    environment = inherited_environment() | settings.environment()
+    environment = child_environment(settings)
     name = f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}"
     return services.start(name, arguments, environment, detail={"fleet": settings.fleet})
 

@@ -17,16 +17,15 @@ import pytest
 
 from hindcast.errors import BadNameError, ServiceError
 from hindcast.processes.background_services import (
-    INHERITED,
     KEPT_WORKER_RECORDS,
     MARKER,
     Service,
     Services,
-    inherited_environment,
     last_lines,
     members,
     memory_bytes,
 )
+from hindcast.processes.environment import BASIC, basic_environment
 from hindcast.settings import Settings
 from hindcast_sandbox.ports import free_ports, kept_ports, listens
 
@@ -59,7 +58,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 def test_a_service_is_nobodys_child_and_leads_its_own_session(services: Services) -> None:
     """The process is not our child, not in our session or group, and its record names it."""
-    service = services.start("one", SLEEP, inherited_environment())
+    service = services.start("one", SLEEP, basic_environment())
     process = psutil.Process(service.pid)
     assert process.pid not in {child.pid for child in psutil.Process().children(recursive=True)}
     assert os.getsid(service.pid) == os.getpgid(service.pid) == service.pid
@@ -91,10 +90,10 @@ def test_it_gets_the_environment_that_was_given_and_nothing_else(
     argument.
     """
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
-    service = services.start("plain", SLEEP, {**inherited_environment(), "TOKEN": "hush"})
+    service = services.start("plain", SLEEP, {**basic_environment(), "TOKEN": "hush"})
     _until(lambda: "TOKEN" in psutil.Process(service.pid).environ())
     process = psutil.Process(service.pid)
-    assert process.environ().keys() <= {*INHERITED, "TOKEN", MARKER, "LC_CTYPE"}
+    assert process.environ().keys() <= {*BASIC, "TOKEN", MARKER, "LC_CTYPE"}
     assert not any("hush" in argument for argument in process.cmdline())
 
 
@@ -112,7 +111,7 @@ def test_a_signal_that_the_starter_ignores_reaches_the_service(services: Service
     """A starter that ignores SIGINT (a shell's background job) does not hand that on."""
     kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        service = services.start("sensitive", SLEEP, inherited_environment())
+        service = services.start("sensitive", SLEEP, basic_environment())
     finally:
         signal.signal(signal.SIGINT, kept)
     os.kill(service.pid, signal.SIGINT)
@@ -123,7 +122,7 @@ def test_a_stop_ends_the_whole_tree(services: Services) -> None:
     """A service that ignores SIGTERM, and its child in another session, are killed after the grace; the
     record goes.
     """
-    service = services.start("stubborn", STUBBORN, inherited_environment())
+    service = services.start("stubborn", STUBBORN, basic_environment())
     _until(lambda: {"1", "2"} <= set(last_lines(service.log).splitlines()))
     processes = members(service)
     assert services.stop(service, grace_seconds=0.3) is False
@@ -135,7 +134,7 @@ def test_a_stop_finds_children_whose_parent_is_dead(services: Services) -> None:
     """After kill -9 of the main process its children, in other sessions, still belong to the service and are
     ended.
     """
-    service = services.start("orphans", STUBBORN, inherited_environment())
+    service = services.start("orphans", STUBBORN, basic_environment())
     _until(lambda: {"1", "2"} <= set(last_lines(service.log).splitlines()))
     os.kill(service.pid, signal.SIGKILL)
     _until(lambda: not service.running)
@@ -146,7 +145,7 @@ def test_a_stop_finds_children_whose_parent_is_dead(services: Services) -> None:
 
 def test_a_willing_service_ends_by_itself(services: Services) -> None:
     """SIGTERM alone ends a well-behaved process: the stop says so and does not wait out the grace."""
-    service = services.start("willing", SLEEP, inherited_environment())
+    service = services.start("willing", SLEEP, basic_environment())
     assert services.stop(service, grace_seconds=600.0) is True
 
 
@@ -174,9 +173,9 @@ def test_a_name_runs_once(services: Services) -> None:
     """Starting a running service again is refused with its pid; a name that is none is refused before
     anything starts.
     """
-    service = services.start("single", SLEEP, inherited_environment())
+    service = services.start("single", SLEEP, basic_environment())
     with pytest.raises(ServiceError, match=str(service.pid)):
-        services.start("single", SLEEP, inherited_environment())
+        services.start("single", SLEEP, basic_environment())
     with pytest.raises(BadNameError):
         services.start("../escape", SLEEP, {})
 
@@ -217,7 +216,7 @@ def test_records_of_ended_workers_are_bounded(services: Services) -> None:
 
 def test_memory_counts_all_processes(services: Services) -> None:
     """The memory of a service is at least that of a bare Python, and 0 once it has ended."""
-    service = services.start("sized", SLEEP, inherited_environment())
+    service = services.start("sized", SLEEP, basic_environment())
     _until(lambda: memory_bytes(service) > 2_000_000)
     services.stop(service, grace_seconds=5.0)
     assert memory_bytes(service) == 0
