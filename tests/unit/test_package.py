@@ -17,23 +17,27 @@ from hindcast.airflow.provider import provider_info
 from hindcast.settings import Settings, project_root
 
 PROJECT = tomllib.loads((project_root() / "pyproject.toml").read_text())["project"]
-#: Python that finds none of the packages of the extras from here on.
-WITHOUT_EXTRAS = """
+#: Python that finds none of these packages from here on.
+WITHOUT = """
 import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name in {"airflow", "delta", "great_expectations", "pandas", "plotly", "py4j", "pyspark"}:
+        if name in {absent!r}:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Absent())
+sys.argv[1:] = {arguments!r}
 """
+SPARK = ("delta", "pandas", "py4j", "pyspark")
+OTHERS = ("airflow", "great_expectations", "plotly")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status"], ["pipelines"], ["doctor", "--help"]])
 def test_the_command_line_needs_no_extra(tmp_path: Path, arguments: list[str]) -> None:
     """An operator's machine has the commands without Spark, Airflow or Great Expectations."""
-    code = WITHOUT_EXTRAS + f"sys.argv[1:] = {arguments!r}\nfrom hindcast.cli.main import main\nmain()\n"
+    without = WITHOUT.format(absent=(*SPARK, *OTHERS), arguments=arguments)
+    code = f"{without}from hindcast.cli.main import main\nmain()\n"
     (tmp_path / "pipelines").mkdir()
     environment = {
         **os.environ,
@@ -43,6 +47,14 @@ def test_the_command_line_needs_no_extra(tmp_path: Path, arguments: list[str]) -
     ended = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_worker_needs_the_extra_of_spark_alone() -> None:
+    """Its machine has neither Airflow nor Great Expectations."""
+    without = WITHOUT.format(absent=OTHERS, arguments=["--help"])
+    code = f"{without}from hindcast.apps.consume import run\nimport hindcast.stream.worker\nrun()\n"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
