@@ -54,6 +54,12 @@ class PipelinesRefusedError(BadInputError):
     """{count} of the pipelines' files were refused; the other pipelines keep running. {problems}"""
 
 
+class MistakesFoundError(BadInputError):
+    """{count} mistakes in the files of pipelines: the list says which. Correct them before a stream meets
+    them.
+    """
+
+
 class UnknownNameError(BadInputError):
     """There is no {what} named {name}. {hint}"""
 
@@ -145,8 +151,8 @@ class CorrectionRefusedError(BadInputError):
 
 
 class UnknownTopicError(BadInputError):
-    """The brokers at {servers} have no topic named {topic}. Create it, or correct the pipeline's Topic;
-    `hindcast doctor` shows which brokers are meant.
+    """The brokers at {servers} show this client no topic named {topic}. Create it, correct the pipeline's
+    Topic, or let the account describe it; `hindcast doctor` shows which brokers are meant.
     """
 
 
@@ -156,6 +162,12 @@ class BrokerUnavailableError(HindcastError):
     """
 
     exit_code = 75
+
+
+class BrokerRefusesError(BrokerUnavailableError):
+    """The brokers at {servers} refuse this client, which asked about {topic} ({reason}). Check its account,
+    its certificates and what it may do: the settings HINDCAST_KAFKA_*, docs/how-to/secured-kafka.md.
+    """
 
 
 class RangeNotYetConsumedError(HindcastError):

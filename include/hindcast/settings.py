@@ -12,7 +12,7 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, JsonConfigSettingsSource, NoDecode, SettingsConfigDict
@@ -25,8 +25,8 @@ SETTINGS_FILE = "settings.json"
 PREFIX = "HINDCAST_"
 #: From this similarity on, the name of a variable is taken for a misspelt setting; 1 is the same name.
 _ALIKE = 0.85
-#: Settings whose values are never shown, not even in an error.
-_SECRET = frozenset({"storage_options"})
+#: Settings whose values are never shown, not even in an error, and never written to a file.
+SECRET = frozenset({"kafka_password", "storage_options", "spark_conf"})
 
 
 def default_home() -> Path:
@@ -88,6 +88,30 @@ class Settings(BaseSettings):
     bootstrap_servers: str = Field(
         default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated"
     )
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description="how clients reach the brokers, as Kafka's `security.protocol`"
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        default="SCRAM-SHA-512", description="as Kafka's `sasl.mechanism`"
+    )
+    kafka_username: str = Field(default="", description="the account of SASL")
+    kafka_password: str = Field(
+        default="", description="its password; a file is the better place", repr=False
+    )
+    kafka_password_file: Path | None = Field(
+        default=None, description="file that holds the password; it is read for each connection"
+    )
+    kafka_ca_file: Path | None = Field(
+        default=None,
+        description="PEM file of the authorities that issue the brokers' certificates; default those of the "
+        "machine and of Java",
+    )
+    kafka_certificate_file: Path | None = Field(
+        default=None, description="PEM file of the client's own certificate, with its chain"
+    )
+    kafka_key_file: Path | None = Field(
+        default=None, description="PEM file of that certificate's key (PKCS #8, not encrypted)"
+    )
     pipelines_dir: Path = Field(
         default_factory=_default_pipelines_dir,
         description="folder of the files that declare pipelines; default `include/pipelines` of a checkout, "
@@ -137,6 +161,12 @@ class Settings(BaseSettings):
     spark_driver_memory: str = Field(
         default="640m", pattern=r"^\d+[mg]$", description="heap of each Spark driver"
     )
+    spark_conf: Annotated[dict[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="JSON object of more settings of Spark. Those on which results rest are refused; "
+        "`spark.hadoop.*` may hold secrets, the others stand in the driver's command line",
+        repr=False,
+    )
     jars_dir: Path | None = Field(default=None, description="Spark's extra jars; default HOME/jars/spark")
     replay_schedule: str = Field(
         default="0 * * * *", description="cron, in UTC, of the replay DAGs: one hindcast a data interval"
@@ -185,7 +215,7 @@ class Settings(BaseSettings):
             # Not from pydantic's error: its text would show secrets.
             raise SettingsRefusedError(count=len(problems), problems=listed)
 
-    @field_validator("storage_options", mode="before")
+    @field_validator("storage_options", "spark_conf", mode="before")
     @classmethod
     def _options_are_json(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -299,7 +329,7 @@ def _wrong(error: ValidationError) -> list[str]:
         source = variable
         if variable not in os.environ:
             source = f"{name} ({variable}, or in {default_home() / SETTINGS_FILE})"
-        if name not in _SECRET:
+        if name not in SECRET:
             source += f"={found['input']}"
         message = found["msg"].removeprefix("Value error, ")
         meaning = setting.description or name

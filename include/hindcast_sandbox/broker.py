@@ -39,7 +39,7 @@ JVM_OPTIONS = (
     "-Dkafka.logs.dir=.",
 )
 
-_LOG4J = """\
+LOG4J = """\
 status=warn
 appender.out.type=Console
 appender.out.name=out
@@ -179,7 +179,7 @@ def _configure(folder: Path, ports: dict[str, int], classpath: str, logs: Path) 
     write_atomically(
         folder / "server.properties", "".join(f"{name}={value}\n" for name, value in properties.items())
     )
-    write_atomically(folder / "log4j2.properties", _LOG4J)
+    write_atomically(folder / "log4j2.properties", LOG4J)
     if (folder / "data" / "meta.properties").exists():
         return
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from hindcast.errors import HindcastError, PrerequisiteError
+from hindcast.errors import HindcastError, PrerequisiteError, SettingsRefusedError
+from hindcast.kafka_security import client_options
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
 from hindcast_sandbox import airflow, broker, jars
@@ -26,6 +27,7 @@ NEEDED_DISK_GIB = 3.0  # jars 0.2, Airflow's and the broker's data, an hour of t
 NEEDED_MEMORY_GIB = 6.0  # measured: see docs/quickstart.md
 GIB = 1024**3
 _JAVA_SECONDS = 20.0
+_ANSWER_MS = 5000  # of a broker
 
 
 class State(StrEnum):
@@ -191,11 +193,31 @@ def _loopback(_: Settings) -> Finding:
     return Finding("host name", State.OK, f"{name} is {address}")
 
 
+def _foreign_broker(settings: Settings) -> Finding:
+    from kafka import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    from hindcast.kafka.why_unavailable import unavailable
+
+    servers = settings.bootstrap_servers
+    waits = {"bootstrap_timeout_ms": _ANSWER_MS, "request_timeout_ms": _ANSWER_MS}
+    try:
+        with KafkaAdminClient(**client_options(settings), **waits) as admin:
+            count = len(admin.describe_cluster()["brokers"])
+    except SettingsRefusedError as error:
+        return Finding("broker", State.WARNING, servers, str(error))
+    except (KafkaError, OSError) as error:
+        return Finding("broker", State.WARNING, servers, str(unavailable(settings, "its brokers", error)))
+    return Finding("broker", State.OK, f"{servers} answers: {count} brokers")
+
+
 def _broker(settings: Settings) -> Finding:
-    host, _, port = settings.bootstrap_servers.partition(",")[0].rpartition(":")
     own = Services(settings.home).find(broker.NAME)
-    if host != "127.0.0.1" or not port.isdigit():
-        return Finding("broker", State.OK, f"{settings.bootstrap_servers} (not of this home)")
+    known = {Settings.model_fields["bootstrap_servers"].default}
+    if own:
+        known.add(broker.address(own))
+    if settings.bootstrap_servers not in known:
+        return _foreign_broker(settings)
     if own and own.running:
         good = listens(own.ports["kafka"])
         return Finding(

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ import structlog
 
 from hindcast.clock import Clock, SystemClock
 from hindcast.errors import BadInputError, BrokerUnavailableError, HindcastError, ServiceError
+from hindcast.kafka_security import security_options
 from hindcast.pipeline import TOPIC_STRIDE, check_topic
 from hindcast.processes.detach import write_atomically
 from hindcast.settings import Settings
@@ -153,12 +154,23 @@ def report_path(settings: Settings, topic: str) -> Path:
     return settings.home / "load" / f"{check_topic(topic)}.json"
 
 
-def ensure_topic(bootstrap_servers: str, topic: str, partitions: int = DEFAULT_PARTITIONS) -> None:
-    """Create the topic unless it exists. An existing one keeps its number of partitions."""
+def ensure_topic(
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int = DEFAULT_PARTITIONS,
+    *,
+    security: Mapping[str, Any] | None = None,
+) -> None:
+    """Create the topic unless it exists. An existing one keeps its number of partitions.
+
+    :param security: as :func:`hindcast.kafka_security.security_options` gives it
+    """
     from kafka.admin import KafkaAdminClient
     from kafka.errors import TopicAlreadyExistsError
 
-    with KafkaAdminClient(bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=_BOOTSTRAP_MS) as admin:
+    with KafkaAdminClient(
+        bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=_BOOTSTRAP_MS, **(security or {})
+    ) as admin:
         if topic in admin.list_topics():
             return
         shape = {"num_partitions": partitions, "replication_factor": 1}
@@ -183,6 +195,7 @@ class Load:
         rows: int | None = None,
         seconds: float | None = None,
         partitions: int = DEFAULT_PARTITIONS,
+        security: Mapping[str, Any] | None = None,
         progress: Callable[[LoadReport], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -192,6 +205,7 @@ class Load:
         :param rows: stop after so many rows
         :param seconds: stop after so long
         :param partitions: of each topic that is not there yet
+        :param security: as :func:`hindcast.kafka_security.security_options` gives it
         :param progress: called each second with the report, which the load keeps changing
         :raises BadInputError: if there is no such generator, or the pace is not above 0
         """
@@ -210,6 +224,7 @@ class Load:
         for other in self._generator.topics[1:]:
             self.topics[other] = other
         self._servers = bootstrap_servers
+        self._security = dict(security or {})
         self._path = report
         self._partitions = partitions
         self._rows = rows
@@ -263,7 +278,7 @@ class Load:
 
         for topic in self.topics.values():
             try:
-                ensure_topic(self._servers, topic, self._partitions)
+                ensure_topic(self._servers, topic, self._partitions, security=self._security)
             except (KafkaError, OSError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=reason) from error
@@ -273,6 +288,7 @@ class Load:
 
         return KafkaProducer(
             bootstrap_servers=self._servers,
+            **self._security,
             client_id=f"hindcast-load-{os.getpid()}",
             acks="all",
             enable_idempotence=True,
@@ -396,6 +412,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows_per_second=given.rows_per_second,
             rows=given.rows,
             seconds=given.seconds,
+            security=security_options(settings),
         )
         with stopped_by_signals(load):
             report = load.run()

@@ -25,7 +25,7 @@ from hindcast.processes.background_services import (
 )
 from hindcast.processes.detach import write_atomically
 from hindcast.processes.environment import child_environment
-from hindcast.settings import SETTINGS_FILE, Settings
+from hindcast.settings import SECRET, SETTINGS_FILE, Settings
 from hindcast_sandbox import airflow, broker, jars
 from hindcast_sandbox.demo_schedules import pause_remembered
 from hindcast_sandbox.load import DEFAULT_ROWS_PER_SECOND, ensure_topic, report_path
@@ -36,7 +36,7 @@ _LOAD_READY_SECONDS = 60.0
 _LOAD_GRACE_SECONDS = 30.0  # it waits for the rows in flight
 _WORKER_GRACE_SECONDS = 60.0  # it ends its batch, checkpoints, releases its leases, and stops a JVM
 _POLL_SECONDS = 0.05
-_NEVER_KEPT = frozenset({"home"})  # the settings file is found through it
+_NEVER_KEPT = SECRET | {"home"}  # the settings file is found through it
 
 Say = Callable[[str], None]
 
@@ -217,9 +217,7 @@ def _status_row(service: Service) -> dict[str, Any]:
 
 
 def keep(settings: Settings) -> None:
-    """Write what differs from the defaults to ``HOME/settings.json`` (mode 0600: store options may hold
-    keys).
-    """
+    """Write what differs from the defaults to ``HOME/settings.json``, without what may hold keys."""
     values = settings.model_dump()
     changed = {}
     for name, field in Settings.model_fields.items():
@@ -227,7 +225,7 @@ def keep(settings: Settings) -> None:
         if name not in _NEVER_KEPT and values[name] != default:
             changed[name] = values[name]
     text = json.dumps(changed, default=str, indent=2, sort_keys=True) + "\n"
-    write_atomically(settings.home / SETTINGS_FILE, text, 0o600)
+    write_atomically(settings.home / SETTINGS_FILE, text)
 
 
 def worker_memory_mib(settings: Settings) -> dict[str, int]:

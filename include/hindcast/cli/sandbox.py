@@ -162,6 +162,7 @@ def load(
 
     from rich.console import Console
 
+    from hindcast.kafka_security import security_options
     from hindcast_sandbox import load as loads
     from hindcast_sandbox import stack
 
@@ -186,6 +187,7 @@ def load(
             rows_per_second=rows_per_second,
             rows=rows,
             seconds=seconds,
+            security=security_options(settings),
             progress=show_progress,
         )
         stack.check_no_load(settings, topic)

@@ -12,6 +12,8 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from hindcast.errors import BadRangeError, BrokerUnavailableError, UnknownTopicError
+from hindcast.kafka.why_unavailable import unavailable
+from hindcast.kafka_security import client_options
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 
@@ -44,6 +46,7 @@ class TopicOffsets:
 
     def __init__(self, settings: Settings, *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._servers = settings.bootstrap_servers
+        self._settings = settings
         self._answer_ms = int(answer_seconds * 1000)
         self._open: KafkaConsumer | None = None
 
@@ -91,7 +94,7 @@ class TopicOffsets:
         self.partitions(topic)
         try:
             with KafkaAdminClient(
-                bootstrap_servers=self._servers.split(","),
+                **client_options(self._settings),
                 request_timeout_ms=self._answer_ms,
                 bootstrap_timeout_ms=self._answer_ms,
             ) as admin:
@@ -129,7 +132,7 @@ class TopicOffsets:
         try:
             if self._open is None:
                 self._open = KafkaConsumer(
-                    bootstrap_servers=self._servers.split(","),
+                    **client_options(self._settings),
                     isolation_level="read_committed",
                     enable_auto_commit=False,
                     request_timeout_ms=self._answer_ms,
@@ -141,8 +144,7 @@ class TopicOffsets:
             raise self._unavailable(topic, error) from error
 
     def _unavailable(self, topic: str, error: Exception) -> BrokerUnavailableError:
-        reason = f"{type(error).__name__}: {error}"
-        return BrokerUnavailableError(servers=self._servers, topic=topic, reason=reason)
+        return unavailable(self._settings, topic, error)
 
 
 def _by_partition(offsets: Mapping[TopicPartition, int]) -> dict[int, int]:

@@ -45,9 +45,11 @@ from kafka.errors import (
     TopicAlreadyExistsError,
 )
 
-from hindcast.errors import BadInputError, BrokerUnavailableError, LettersUnprovenError
+from hindcast.errors import BadInputError, LettersUnprovenError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
+from hindcast.kafka.why_unavailable import unavailable
+from hindcast.kafka_security import client_options
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
@@ -191,10 +193,10 @@ def redrive(installation: Installation, pipeline: Pipeline, mended: Sequence[Rep
     :raises LettersUnprovenError: if nothing proves whether an earlier run was sent; nothing was sent
     :raises BrokerUnavailableError: the same command again finishes what was begun
     """
-    servers = installation.settings.bootstrap_servers
+    settings = installation.settings
     keys = _keys(installation.tables, pipeline, mended)
-    _make_marks(servers)  # step 1
-    with _producer(servers, pipeline, _most_bytes(mended, keys)) as producer:  # step 2
+    _make_marks(settings)  # step 1
+    with _producer(settings, pipeline, _most_bytes(mended, keys)) as producer:  # step 2
         before = _sent_before(installation, pipeline)
         fresh = [letter for letter in mended if letter.place not in before]
         if fresh:
@@ -215,10 +217,10 @@ def settle(installation: Installation, pipeline: Pipeline, run_id: str, *, sent:
 
     :raises BadInputError: if no such run is open
     """
-    servers = installation.settings.bootstrap_servers
+    settings = installation.settings
     tables = installation.tables
-    _make_marks(servers)
-    with _producer(servers, pipeline):  # from here on, an earlier process of the run can commit no more
+    _make_marks(settings)
+    with _producer(settings, pipeline):  # from here on, an earlier process of the run can commit no more
         row = _find_open_run(_rows(tables, pipeline), run_id)
         if row is None:
             problem = f"No run {run_id} of repaired letters of {pipeline.name} waits to be settled"
@@ -290,19 +292,18 @@ def _text_of(place: Place) -> str:
     return f"{topic}/{partition}/{offset}"
 
 
-def _make_marks(servers: str) -> None:
+def _make_marks(settings: Settings) -> None:
     """Step 1.
 
     :raises BadInputError: if the topic is there, but retention may delete marks
     """
     reach("letters.1")
     try:
-        with KafkaAdminClient(bootstrap_servers=servers.split(",")) as admin:
+        with KafkaAdminClient(**client_options(settings)) as admin:
             _create_marks(admin)
             policy = _policy_of_marks(admin)
     except (KafkaError, OSError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=reason) from error
+        raise unavailable(settings, MARKS, error) from error
     if policy != _COMPACT:
         problem = f"The topic {MARKS} has {_CLEANUP}={policy}"
         problem += ", so the proof that a letter was sent would not be kept"
@@ -375,17 +376,16 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
             letters=row["letters"],
             header=RUN_HEADER,
         )
-    servers = settings.bootstrap_servers
     try:
-        return _has_mark(servers, row["run_id"], int(began["offset"]))
+        return _has_mark(settings, row["run_id"], int(began["offset"]))
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailableError(servers=servers, topic=MARKS, reason=error) from error
+        raise unavailable(settings, MARKS, error) from error
 
 
-def _has_mark(servers: str, run_id: str, offset: int) -> bool:
+def _has_mark(settings: Settings, run_id: str, offset: int) -> bool:
     """Whether the run's mark is in the topic at the offset or after it."""
     consumer = KafkaConsumer(
-        bootstrap_servers=servers.split(","),
+        **client_options(settings),
         isolation_level="read_committed",
         enable_auto_commit=False,
         auto_offset_reset="earliest",  # the topic may begin after the offset by now
@@ -497,7 +497,7 @@ def _note(
 
 
 @contextmanager
-def _producer(servers: str, pipeline: Pipeline, most_bytes: int = 0) -> Iterator[KafkaProducer]:
+def _producer(settings: Settings, pipeline: Pipeline, most_bytes: int = 0) -> Iterator[KafkaProducer]:
     """Step 2.
 
     :param most_bytes: the key and the value of the largest letter
@@ -507,7 +507,7 @@ def _producer(servers: str, pipeline: Pipeline, most_bytes: int = 0) -> Iterator
     producer = None
     try:
         producer = KafkaProducer(
-            bootstrap_servers=servers.split(","),
+            **client_options(settings),
             transactional_id=f"hindcast-mend-{pipeline.name}",
             acks="all",
             # Only the broker knows what its topics take. The producer's own limit is never the lower one.
@@ -516,8 +516,7 @@ def _producer(servers: str, pipeline: Pipeline, most_bytes: int = 0) -> Iterator
         producer.init_transactions()
         yield producer
     except (KafkaError, OSError) as error:
-        topic = pipeline.source.name
-        raise BrokerUnavailableError(servers=servers, topic=topic, reason=error) from error
+        raise unavailable(settings, pipeline.source.name, error) from error
     finally:
         if producer is not None:
             producer.close(timeout=10)

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
 from hindcast.errors import PipelineExitedError
+from hindcast.kafka_security import spark_options
 from hindcast.pipeline import TOPIC_STRIDE, Lookup, Mode, Pipeline, Topic
 from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
@@ -45,7 +46,7 @@ def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> 
     Only committed records are read, and the query fails if data is gone.
     """
     return {
-        "kafka.bootstrap.servers": settings.bootstrap_servers,
+        **spark_options(settings),
         "kafka.isolation.level": "read_committed",
         "assign": json.dumps({topic: sorted(partitions)}),
         "failOnDataLoss": "true",

@@ -15,7 +15,7 @@ import pyspark
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from hindcast.errors import PrerequisiteError
+from hindcast.errors import PrerequisiteError, SettingsRefusedError
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.spark import scratch
@@ -52,6 +52,37 @@ _AVRO_LIMITS = {
     "org.apache.avro.limits.string.maxLength": 20_000_000,
     "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,  # room is made for references: 4 to 8 MB
 }
+
+
+#: What a deployment may change by ``settings.spark_conf``.
+_DEFAULTS = {
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.ui.enabled": "false",
+    "spark.ui.retainedJobs": "50",  # Spark keeps them though there is no UI
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "500",
+    "spark.sql.ui.retainedExecutions": "50",
+    # Spark describes each batch's plan for the UI that there is not.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "1000",
+    "spark.ui.showConsoleProgress": "false",
+}
+#: What no deployment changes: results rest on it.
+_FIXED = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.scheduler.mode": "FAIR",
+    # Not its extra options: those are the deployment's, they come after these and may set another bound.
+    "spark.executor.defaultJavaOptions": " ".join(
+        f"-D{each}={limit}" for each, limit in _AVRO_LIMITS.items()
+    ),
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_OF_STREAMS = "spark.sql.streaming."
+_OF_HADOOP = "spark.hadoop."
 
 
 def keep_state_for(spark: SparkSession, pipeline: Pipeline, *, on_disk: bool = False) -> None:
@@ -118,61 +149,82 @@ def build(
     :param cpus: another Spark master than ``settings.spark_master``
     :param options: more for the driver's JVM
     :raises PrerequisiteError: if the jars have not been fetched
+    :raises SettingsRefusedError: if ``settings.spark_conf`` has a setting that is Hindcast's own
     """
     jars = sorted(str(jar) for jar in settings.spark_jars_dir.glob("*.jar"))
     if not jars:
         problem = f"{settings.spark_jars_dir} holds none"
         raise PrerequisiteError(what="Spark's jars", problem=problem, cure="Run `hindcast jars`.")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    master = cpus or settings.spark_master
-    avro_limits = " ".join(f"-D{limited}={limit}" for limited, limit in _AVRO_LIMITS.items())
-    builder = (
-        SparkSession.builder.appName(name)
-        .master(master)
-        .config("spark.jars", ",".join(jars))
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-        .config("spark.databricks.delta.snapshotPartitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        .config("spark.sql.shuffle.partitions", str(shuffle_partitions))
-        .config("spark.scheduler.mode", "FAIR")
-        .config(LOOKUPS, settings.table("lookups"))
-        .config("spark.driver.memory", settings.spark_driver_memory)
-        # Not its extra options: those are the deployment's, they come after these and may set another bound.
-        .config("spark.executor.defaultJavaOptions", avro_limits)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.retainedJobs", "50")  # Spark keeps them though there is no UI
-        .config("spark.ui.retainedStages", "50")
-        .config("spark.ui.retainedTasks", "500")
-        .config("spark.sql.ui.retainedExecutions", "50")
-        # Spark describes each batch's plan for the UI that there is not.
-        .config("spark.sql.ui.explainMode", "simple")
-        .config("spark.sql.maxPlanStringLength", "1000")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.streaming.metricsEnabled", "false")
-        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
-    )
-    own = scratch.claim(settings.home)
-    builder = builder.config("spark.local.dir", str(own))
-    # The driver is a process of this machine on every master. Its extra options are left to the deployment.
-    builder = builder.config("spark.driver.defaultJavaOptions", _driver_options(settings, options, own))
-    if master.startswith("local"):
+    place = scratch.claim(settings.home)
+    fixed = {
+        **_FIXED,
+        "spark.app.name": name,
+        "spark.master": cpus or settings.spark_master,
+        "spark.jars": ",".join(jars),
+        "spark.driver.memory": settings.spark_driver_memory,
+        "spark.local.dir": str(place),
+        "spark.sql.shuffle.partitions": str(shuffle_partitions),
+        # The driver is a process of this machine on every master. Its extra options are the deployment's.
+        "spark.driver.defaultJavaOptions": _driver_options(settings, options, place),
+        LOOKUPS: settings.table("lookups"),
+    }
+    if fixed["spark.master"].startswith("local"):
         # Nothing listens beyond this machine.
-        builder = builder.config("spark.driver.host", "127.0.0.1")
-        builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
-        builder = builder.config(scratch.PLACE, str(own))
+        fixed["spark.driver.host"] = "127.0.0.1"
+        fixed["spark.driver.bindAddress"] = "127.0.0.1"
+        fixed[scratch.PLACE] = str(place)
     else:
-        builder = builder.config(scratch.PLACE, settings.scratch())
+        fixed[scratch.PLACE] = settings.scratch()
     if "://" not in settings.checkpoint("any"):
-        builder = builder.config("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_CHECKPOINTS)
-    session = builder.getOrCreate()
+        fixed["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
+    _check_given(settings.spark_conf, fixed)
+    given, of_hadoop = _divided(settings.spark_conf)
+    session = SparkSession.builder.config(map={**_DEFAULTS, **given, **fixed}).getOrCreate()
+    _configure_hadoop(session, of_hadoop)
     _limit_avro(session)
     # The session's manager of streams starts the coordinator of state stores. Without it a batch with such
     # state fails.
     _ = session.streams
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def _check_given(given: dict[str, str], fixed: dict[str, str]) -> None:
+    """:raises SettingsRefusedError: if the deployment's Spark settings have one that is Hindcast's own"""
+    problems = []
+    for key in sorted(given):
+        if not key.startswith("spark."):
+            problems.append(
+                f"HINDCAST_SPARK_CONF: {key} is no setting of Spark's. Its names begin with `spark.`."
+            )
+        elif key in fixed or key.startswith(_OF_STREAMS):
+            problems.append(
+                f"HINDCAST_SPARK_CONF: results rest on {key}, so it is Hindcast's own. Remove it."
+            )
+    if problems:
+        listed = "".join(f"\n- {problem}" for problem in problems)
+        raise SettingsRefusedError(count=len(problems), problems=listed)
+
+
+def _divided(given: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The deployment's settings of Spark, and those of Hadoop, without the prefix that marks them."""
+    of_spark = {}
+    of_hadoop = {}
+    for key, value in given.items():
+        if key.startswith(_OF_HADOOP):
+            of_hadoop[key.removeprefix(_OF_HADOOP)] = value
+        else:
+            of_spark[key] = value
+    return of_spark, of_hadoop
+
+
+def _configure_hadoop(session: SparkSession, given: dict[str, str]) -> None:
+    """Give Hadoop's settings to the running JVM: they may be secrets, and all can read its command line."""
+    context: Any = session.sparkContext
+    hadoop = context._jsc.hadoopConfiguration()
+    for key, value in given.items():
+        hadoop.set(key, value)
 
 
 def _driver_options(settings: Settings, options: str, own: Path) -> str:

@@ -43,6 +43,8 @@ def main() -> None:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        # So that all commits can be read when the run is over; by default the last 100.
+        .config("spark.sql.streaming.minBatchesToRetain", "100000")
     )
     if asked.tuned:
         for name, value in TUNED.items():

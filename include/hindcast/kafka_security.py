@@ -1,0 +1,135 @@
+"""How clients prove to the brokers who they are: one account and one set of certificates, for Spark's client
+and for kafka-python alike.
+
+The settings have the names that Kafka's documentation gives them (``security.protocol``, ``sasl.mechanism``).
+Certificates and keys are PEM files. Spark's client gets their text, not their paths, so executors on other
+machines need no such files (Kafka's improvement proposal 651).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hindcast.errors import SettingsRefusedError
+from hindcast.settings import Settings
+
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def client_options(settings: Settings) -> dict[str, Any]:
+    """The arguments by which a client of kafka-python reaches the brokers.
+
+    :raises SettingsRefusedError: if an account or a file is missing
+    """
+    return {"bootstrap_servers": settings.bootstrap_servers.split(","), **security_options(settings)}
+
+
+def security_options(settings: Settings) -> dict[str, Any]:
+    """The same without the addresses.
+
+    :raises SettingsRefusedError: if an account or a file is missing
+    """
+    _check(settings)
+    options: dict[str, Any] = {"security_protocol": settings.kafka_security_protocol}
+    if _uses_sasl(settings):
+        options["sasl_mechanism"] = settings.kafka_sasl_mechanism
+        options["sasl_plain_username"] = settings.kafka_username
+        options["sasl_plain_password"] = _password(settings)
+    if _uses_tls(settings):
+        for option, file in _files(settings).items():
+            if file is not None:
+                options[f"ssl_{option}"] = str(file)
+    return options
+
+
+def spark_options(settings: Settings) -> dict[str, str]:
+    """The options by which Spark's Kafka source reaches the brokers.
+
+    :raises SettingsRefusedError: if an account or a file is missing
+    """
+    _check(settings)
+    options = {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "security.protocol": settings.kafka_security_protocol,
+    }
+    if _uses_sasl(settings):
+        options["sasl.mechanism"] = settings.kafka_sasl_mechanism
+        options["sasl.jaas.config"] = _jaas(settings)
+    if _uses_tls(settings):
+        options |= _pem(settings)
+    return {f"kafka.{name}": value for name, value in options.items()}
+
+
+def _uses_sasl(settings: Settings) -> bool:
+    return settings.kafka_security_protocol.startswith("SASL")
+
+
+def _uses_tls(settings: Settings) -> bool:
+    return settings.kafka_security_protocol.endswith("SSL")
+
+
+def _files(settings: Settings) -> dict[str, Path | None]:
+    """The files of certificates and keys, by kafka-python's names without their prefix."""
+    return {
+        "cafile": settings.kafka_ca_file,
+        "certfile": settings.kafka_certificate_file,
+        "keyfile": settings.kafka_key_file,
+    }
+
+
+def _check(settings: Settings) -> None:
+    problems = []
+    if _uses_sasl(settings):
+        if not settings.kafka_username:
+            problems.append("HINDCAST_KAFKA_USERNAME: SASL needs an account. Set it.")
+        if not settings.kafka_password and settings.kafka_password_file is None:
+            problems.append("HINDCAST_KAFKA_PASSWORD_FILE: SASL needs a password. Name a file that holds it.")
+    if bool(settings.kafka_certificate_file) != bool(settings.kafka_key_file):
+        problems.append(
+            "HINDCAST_KAFKA_KEY_FILE: a client's certificate and its key go together. Set both, or neither."
+        )
+    for file in (settings.kafka_password_file, *_files(settings).values()):
+        if file is not None and not os.access(file, os.R_OK):
+            problem = f"{file}: there is no such file, or it cannot be read. Correct its setting."
+            problems.append(problem)
+    if problems:
+        listed = "".join(f"\n- {problem}" for problem in problems)
+        raise SettingsRefusedError(count=len(problems), problems=listed)
+
+
+def _password(settings: Settings) -> str:
+    """It is read each time, so a password that was changed counts from the next connection on."""
+    if settings.kafka_password_file is not None:
+        return settings.kafka_password_file.read_text(encoding="utf-8").strip()
+    return settings.kafka_password
+
+
+def _jaas(settings: Settings) -> str:
+    """The login module of the mechanism, as Java's Authentication and Authorization Service writes it."""
+    module = _LOGIN_MODULES[settings.kafka_sasl_mechanism]
+    account = _quoted(settings.kafka_username)
+    return f"{module} required username={account} password={_quoted(_password(settings))};"
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _pem(settings: Settings) -> dict[str, str]:
+    options = {}
+    if settings.kafka_ca_file is not None:
+        options["ssl.truststore.type"] = "PEM"
+        options["ssl.truststore.certificates"] = settings.kafka_ca_file.read_text(encoding="utf-8")
+    if settings.kafka_certificate_file is not None and settings.kafka_key_file is not None:
+        options["ssl.keystore.type"] = "PEM"
+        certificate = settings.kafka_certificate_file.read_text(encoding="utf-8")
+        options["ssl.keystore.certificate.chain"] = certificate
+        options["ssl.keystore.key"] = settings.kafka_key_file.read_text(encoding="utf-8")
+    return options

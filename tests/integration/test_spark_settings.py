@@ -1,0 +1,43 @@
+"""Settings of Spark that a deployment gives, in a session of a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from hindcast.settings import Settings
+
+_SHOW = """
+import json, pathlib
+from hindcast.settings import Settings
+from hindcast.spark.session import build
+
+spark = build(Settings(), "shown")
+pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+print(json.dumps({
+    "ui": spark.conf.get("spark.ui.enabled"),
+    "codec": spark.conf.get("spark.io.compression.codec"),
+    "zone": spark.conf.get("spark.sql.session.timeZone"),
+    "key": spark.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.secret.key"),
+    "of_a_query": spark._jsparkSession.sessionState().newHadoopConf().get("fs.s3a.secret.key"),
+    "told": [file.read_text() for file in pathlib.Path("/proc").glob(f"{pid}/cmdline")],
+}))
+"""
+
+
+def test_a_deployment_gives_settings_of_spark(settings_factory: Callable[..., Settings]) -> None:
+    """They reach the session, and Hadoop's reach its queries; a secret stands in no command line."""
+    given = {"spark.io.compression.codec": "zstd", "spark.hadoop.fs.s3a.secret.key": "s3cret"}
+    settings = settings_factory(spark_conf=given)
+    environment = {**os.environ, **settings.environment()}
+    ended = subprocess.run(
+        [sys.executable, "-c", _SHOW], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    found = json.loads(ended.stdout.splitlines()[-1])
+    told = "".join(found.pop("told"))
+    assert found == {"ui": "false", "codec": "zstd", "zone": "UTC", "key": "s3cret", "of_a_query": "s3cret"}
+    assert "spark.io.compression.codec=zstd" in told
+    assert "s3cret" not in told
