@@ -11,7 +11,17 @@ from typing import Annotated
 
 import typer
 
-from hindcast.cli import archives, deadletters, erasing, listings, pipelines, runs, sandbox, versions
+from hindcast.cli import (
+    archives,
+    authoring,
+    deadletters,
+    erasing,
+    listings,
+    pipelines,
+    runs,
+    sandbox,
+    versions,
+)
 from hindcast.cli.names import did_you_mean
 from hindcast.cli.options import ARCHIVES, RECORDS, REPLAYS, VERSIONS
 from hindcast.errors import HindcastError, UnknownPipelineError
@@ -27,7 +37,7 @@ app = typer.Typer(
         "75 try again later."
     ),
 )
-for commands in (pipelines.app, listings.app, versions.app, erasing.app, sandbox.app):
+for commands in (pipelines.app, listings.app, versions.app, erasing.app, authoring.app, sandbox.app):
     app.registered_commands.extend(commands.registered_commands)
 app.add_typer(runs.app, name="runs", rich_help_panel=REPLAYS)
 app.add_typer(versions.listing, name="versions", rich_help_panel=VERSIONS)

@@ -17,6 +17,7 @@ REPLAYS = "Replays and verdicts"
 VERSIONS = "Versions"
 ARCHIVES = "Archives"
 RECORDS = "Records and events"
+AUTHORING = "Write pipelines"
 MACHINE = "This machine"
 
 FormatOption = Annotated[

@@ -50,7 +50,7 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     :raises PipelineError: where the transformation does not fit the source's columns, the sink's keys are not
         in its result, or a bound is of a column that is no number of it
     """
-    frame = _empty_result(spark, pipeline)
+    frame = empty_result(spark, pipeline)
     plan = _SEEDS.sub(r"\1()", re.sub(r"#\d+L?", "", analysed_plan(frame)))
     topics = [
         replace(topic, parse=None) for topic in pipeline.topics
@@ -92,7 +92,7 @@ def table_schema(frame: DataFrame) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
 
 
-def _empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
+def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
         rows = kafka_source.empty(spark, pipeline)
         result = kafka_source.transform([kafka_source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)

@@ -488,7 +488,7 @@ def refusal(pipeline: Any) -> dict[str, Any]:
     """What the refusal of the pipeline tells; nothing if it is not refused."""
     spark: Any = SESSION
     try:
-        query_signature._empty_result(spark, pipeline)
+        query_signature.empty_result(spark, pipeline)
     except PipelineError as error:
         return error.fields
     return {}
