@@ -59,7 +59,7 @@ $(VENV)/.installed: requirements-dev.txt pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-PINS = --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url
+PINS = --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes
 
 .PHONY: pins
 pins: env ## resolve pyproject.toml's ranges again: requirements.txt (to run) and requirements-dev.txt (to test as well)

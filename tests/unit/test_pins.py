@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Tools of the tests that packages of the platform need too.
 ALSO_AT_RUN_TIME = frozenset({"pyyaml"})
@@ -20,9 +22,9 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def _pins(name: str) -> dict[str, str]:
-    """Package name -> its whole line, of one requirements file."""
-    lines = (ROOT / name).read_text().splitlines()
-    return {_package(line): line for line in lines}
+    """Package name -> its pin with its hashes, of one requirements file."""
+    pins = re.split(r"\n(?=\S)", (ROOT / name).read_text().strip())
+    return {_package(pin): pin for pin in pins}
 
 
 def _package(requirement: str) -> str:
@@ -54,6 +56,13 @@ def test_what_runs_is_what_is_tested() -> None:
     """Each package of requirements.txt has the same pin in requirements-dev.txt."""
     tested = _pins("requirements-dev.txt")
     assert [line for line in _pins("requirements.txt").values() if line not in tested.values()] == []
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_each_pin_has_hashes(name: str) -> None:
+    """So nobody installs another file under that name and version."""
+    without = [package for package, pin in _pins(name).items() if "--hash=sha256:" not in pin]
+    assert without == []
 
 
 def test_no_tool_of_the_tests_is_needed_to_run() -> None:
