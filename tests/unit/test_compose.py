@@ -70,6 +70,13 @@ def test_the_library_is_on_the_path(service: str) -> None:
     assert SERVICES[service]["environment"]["PYTHONPATH"] == "/opt/hindcast/include"
 
 
+@pytest.mark.parametrize("service", [*OWN, "kafka"])
+def test_no_process_gets_a_capability(service: str) -> None:
+    """None of them is root, and none becomes it."""
+    assert SERVICES[service]["cap_drop"] == ["ALL"]
+    assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
+
+
 def test_variables_are_settings() -> None:
     """Each HINDCAST_ variable that a service or the image sets is one that Settings reads; a misspelt one
     would be ignored in silence.
