@@ -376,6 +376,15 @@ class UnknownRunError(BadInputError):
     """No replay of the id {run_id} has succeeded. `hindcast runs` lists them; `hindcast replay` makes one."""
 
 
+class TrialFailedError(HindcastError):
+    """The stream of {pipelines} differs from its batch over the same records: the list says how. A clock, a
+    random value or an order that is not fixed does that; so does a result that depends on which records come
+    together, which is declared by `re_execute=True`.
+    """
+
+    exit_code = 3
+
+
 class VerdictFailedError(HindcastError):
     """{pipeline}, run {run_id}: {unexplained} differences are unexplained and captured is {captured}:
     {failed}. `hindcast verdicts --run {run_id} --differences` names the rows.

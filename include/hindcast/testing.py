@@ -1,5 +1,5 @@
-"""Twins of the ports, for tests and simulations: a clock moved by hand, and a lease store in memory that
-fails on cue.
+"""For tests. Of pipelines: :func:`run_pipeline` tries one over a few records. Of Hindcast itself: twins of
+its ports, which are a clock moved by hand, and a lease store in memory that fails on cue.
 """
 
 from __future__ import annotations
@@ -8,10 +8,24 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
 from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.leases.store import Snapshot, after
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from hindcast.pipeline import Pipeline
+    from hindcast.stream.trial import Trial
+
+
+def run_pipeline(spark: SparkSession, pipeline: Pipeline, batches: Any, **options: Any) -> Trial:
+    """Run a pipeline's query as a stream and as a batch, see :func:`hindcast.stream.trial.run_pipeline`."""
+    from hindcast.stream.trial import run_pipeline as run  # with Spark, which the twins do not need
+
+    return run(spark, pipeline, batches, **options)
 
 
 class FakeClock:

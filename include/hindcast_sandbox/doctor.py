@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from hindcast.errors import HindcastError, PrerequisiteError, SettingsRefusedError
-from hindcast.kafka_security import client_options
+from hindcast.kafka.security import client_options
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
 from hindcast_sandbox import airflow, broker, jars

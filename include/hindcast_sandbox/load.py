@@ -28,7 +28,7 @@ import structlog
 
 from hindcast.clock import Clock, SystemClock
 from hindcast.errors import BadInputError, BrokerUnavailableError, HindcastError, ServiceError
-from hindcast.kafka_security import security_options
+from hindcast.kafka.security import security_options
 from hindcast.pipeline import TOPIC_STRIDE, check_topic
 from hindcast.processes.detach import write_atomically
 from hindcast.settings import Settings
@@ -163,7 +163,7 @@ def ensure_topic(
 ) -> None:
     """Create the topic unless it exists. An existing one keeps its number of partitions.
 
-    :param security: as :func:`hindcast.kafka_security.security_options` gives it
+    :param security: as :func:`hindcast.kafka.security.security_options` gives it
     """
     from kafka.admin import KafkaAdminClient
     from kafka.errors import TopicAlreadyExistsError
@@ -205,7 +205,7 @@ class Load:
         :param rows: stop after so many rows
         :param seconds: stop after so long
         :param partitions: of each topic that is not there yet
-        :param security: as :func:`hindcast.kafka_security.security_options` gives it
+        :param security: as :func:`hindcast.kafka.security.security_options` gives it
         :param progress: called each second with the report, which the load keeps changing
         :raises BadInputError: if there is no such generator, or the pace is not above 0
         """

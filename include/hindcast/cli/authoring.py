@@ -1,4 +1,4 @@
-"""The commands for those who write pipelines: init and check."""
+"""The commands for those who write pipelines: init, check and test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,22 @@ from hindcast import Hindcast
 from hindcast.cli.options import AUTHORING, FormatOption, WideOption
 from hindcast.cli.output import Format, Output
 from hindcast.cli.text_table import Columns
-from hindcast.errors import BadInputError, MistakesFoundError
+from hindcast.errors import BadInputError, MistakesFoundError, TrialFailedError
 
+TRIALS = Columns(
+    [
+        "pipeline",
+        "version",
+        "state",
+        "records",
+        "results",
+        "late_rows",
+        "dead_letters",
+        "unexplained",
+        "problem",
+    ],
+    prose=frozenset({"problem"}),
+)
 FINDINGS = Columns(["pipeline", "version", "state", "place", "problem"], prose=frozenset({"problem"}))
 
 _PIPELINE = '''\
@@ -60,6 +74,11 @@ _FILES = {
 
 FolderArgument = Annotated[Path, typer.Argument(help="where; the working directory by default")]
 
+NamesArgument = Annotated[list[str] | None, typer.Argument(help="which pipelines; all by default")]
+BatchesOption = Annotated[int, typer.Option("--batches", min=2, max=90, help="batches of the stream")]
+RowsOption = Annotated[int, typer.Option("--rows", min=1, help="records of each topic in each batch")]
+SeedOption = Annotated[int, typer.Option("--seed", help="the same seed makes the same records")]
+
 app = typer.Typer()
 
 
@@ -98,3 +117,33 @@ def check(output: FormatOption = Format.TABLE, wide: WideOption = False) -> None
     mistakes = sum(row["state"] != SOUND for row in rows)
     if mistakes:
         raise MistakesFoundError(count=mistakes)
+
+
+@app.command("test", rich_help_panel=AUTHORING)
+def try_on_samples(
+    names: NamesArgument = None,
+    batches: BatchesOption = 6,
+    rows: RowsOption = 100,
+    seed: SeedOption = 1,
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+) -> None:
+    """Run pipelines over sample records as a stream and as a batch, and compare: without a broker or tables.
+
+    The records are made from the topics' schemas: some come late, some twice, some are malformed. Exits 3 if
+    a stream differs from its batch.
+    """
+    from hindcast.spark.session import QUICK_COMPILER, build
+    from hindcast.stream.try_pipelines import DIFFERENT, try_pipelines
+
+    hindcast = Hindcast()
+    for name in names or []:
+        hindcast.catalog.versions(name)
+    chosen = [one for one in hindcast.catalog.every() if not names or one.name in names]
+    spark = build(hindcast.settings, "hindcast-test", cpus="local[2]", options=QUICK_COMPILER)
+    found = list(try_pipelines(spark, chosen, batches=batches, rows=rows, seed=seed))
+    empty = f"There are no pipelines in {hindcast.settings.pipelines_dir}."
+    Output(output, wide=wide).rows(found, TRIALS, empty)
+    different = [row["pipeline"] for row in found if row["state"] == DIFFERENT]
+    if different:
+        raise TrialFailedError(pipelines=", ".join(different))

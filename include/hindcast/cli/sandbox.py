@@ -162,7 +162,7 @@ def load(
 
     from rich.console import Console
 
-    from hindcast.kafka_security import security_options
+    from hindcast.kafka.security import security_options
     from hindcast_sandbox import load as loads
     from hindcast_sandbox import stack
 

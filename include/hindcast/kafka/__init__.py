@@ -1,1 +1,3 @@
-"""Kafka's topics, partitions, offsets and timestamps, through kafka-python; never on the data path."""
+"""Kafka's topics, partitions, offsets and timestamps, through kafka-python, which is never on the data path;
+and how every client, Spark's too, proves to the brokers who it is.
+"""

@@ -12,8 +12,8 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from hindcast.errors import BadRangeError, BrokerUnavailableError, UnknownTopicError
+from hindcast.kafka.security import client_options
 from hindcast.kafka.why_unavailable import unavailable
-from hindcast.kafka_security import client_options
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 

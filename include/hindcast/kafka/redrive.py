@@ -48,8 +48,8 @@ from kafka.errors import (
 from hindcast.errors import BadInputError, LettersUnprovenError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
+from hindcast.kafka.security import client_options
 from hindcast.kafka.why_unavailable import unavailable
-from hindcast.kafka_security import client_options
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings

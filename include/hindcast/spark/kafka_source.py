@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from hindcast.ddl import quoted
 from hindcast.errors import PipelineExitedError
-from hindcast.kafka_security import spark_options
+from hindcast.kafka.security import spark_options
 from hindcast.pipeline import TOPIC_STRIDE, Lookup, Mode, Pipeline, Topic
 from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
@@ -32,7 +32,8 @@ SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_val
 PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
 #: A record as Kafka has it, without its headers.
 RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-_RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+#: The columns of a record that :func:`parse` reads, as Spark's DDL.
+RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 #: One batch of a stream reads at most so many records of a topic: a long backlog takes many batches, and each
 #: of them renews, commits and can be drained.
 MAX_RECORDS_PER_BATCH = 500_000
@@ -61,14 +62,14 @@ def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
 
 def empty(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
     """A parsed frame of each topic without rows: its columns alone tell what the query needs."""
-    records = spark.createDataFrame([], _RECORD)
+    records = spark.createDataFrame([], RECORD)
     return [usable(parse(records, pipeline, topic)) for topic in pipeline.topics]
 
 
 def unread(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
     """A parsed stream of each topic that is never started: the plan of a query alone tells what is asked."""
     columns = []
-    for column in _RECORD.split(", "):
+    for column in RECORD.split(", "):
         name, kind = column.split()
         columns.append(F.lit(None).cast(kind).alias(name))
     records = spark.readStream.format("rate").load().select(*columns)

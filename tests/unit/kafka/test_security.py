@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hindcast.errors import SettingsRefusedError
-from hindcast.kafka_security import client_options, spark_options
+from hindcast.kafka.security import client_options, spark_options
 from hindcast.settings import Settings
 
 Factory = Callable[..., Settings]

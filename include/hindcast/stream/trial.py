@@ -1,0 +1,268 @@
+"""Run a pipeline's query over a few batches of records, as a stream and as a batch, without a broker and
+without tables.
+
+What the stream writes is compared with a batch over the same records, without the rows that came late for a
+window (the late rule, docs/decisions/0002) and of the windows that are closed. A
+pipeline whose results depend on which records come together is compared with a second stream over the same
+batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from hindcast.pipeline import Mode, Pipeline, Topic
+from hindcast.spark import kafka_source
+from hindcast.spark.session import keep_state_for
+from hindcast.verdict.compare import Comparison, Sides, compare
+
+#: A record's value: its bytes, None for a record without one, or columns that are sent as a JSON object.
+Value = bytes | Mapping[str, Any] | None
+#: The records of one batch, by topic. A topic that it does not name sends nothing in it.
+Batch = Mapping[str, Sequence[Value]]
+
+#: Spark reports the watermarks of so many batches.
+MOST_BATCHES = 90
+_SAMPLES = 20
+_RECORD = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A record that no stream can use, and why."""
+
+    topic: str
+    offset: int
+    reason: str
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of it.
+
+    ``rows``: what the stream's table holds in the end. ``late_rows``: how many rows came late for a window.
+    ``comparison``: of the stream with the batch.
+    """
+
+    rows: pa.Table
+    late_rows: int
+    dead_letters: list[DeadLetter]
+    comparison: Comparison
+
+
+def run_pipeline(
+    spark: SparkSession, pipeline: Pipeline, batches: Sequence[Batch], *, at: datetime | None = None
+) -> Trial:
+    """Try a pipeline.
+
+    :param batches: each is one batch of the stream, in their order; all records are of one partition
+    :param at: the broker's time of all records; now by default
+    :raises ValueError: if there are no batches or more than :data:`MOST_BATCHES`, or one names a topic that
+        the pipeline does not read
+    """
+    _check(pipeline, batches)
+    with tempfile.TemporaryDirectory(prefix="hindcast-trial-") as folder:
+        records = _Records(spark, pipeline, Path(folder))
+        records.write(batches, at or datetime.now(UTC))
+        streamed = _stream(records, "first")
+        late_rows = 0
+        if pipeline.re_execute:
+            expected = _as_frame(spark, _stream(records, "second").rows)
+        elif pipeline.window is None:
+            usable = [kafka_source.usable(each) for each in records.parsed()]
+            expected = kafka_source.transform(usable, pipeline)
+        else:
+            windows = _Windows(records, streamed)
+            late_rows = windows.late_rows()
+            expected = kafka_source.transform([windows.on_time()], pipeline)
+        sides = Sides(
+            stream=_as_frame(spark, streamed.rows),
+            online=expected,
+            hindsight=expected,
+            keys=pipeline.sink.keys,
+            tolerance=pipeline.tolerance,
+        )
+        return Trial(streamed.rows, late_rows, records.dead_letters(), compare(sides, _SAMPLES))
+
+
+def _check(pipeline: Pipeline, batches: Sequence[Batch]) -> None:
+    if not 0 < len(batches) <= MOST_BATCHES:
+        raise ValueError(f"a trial has 1 to {MOST_BATCHES} batches, not {len(batches)}")
+    known = {topic.name for topic in pipeline.topics}
+    for batch in batches:
+        if not batch.keys() <= known:
+            unknown = ", ".join(sorted(batch.keys() - known))
+            raise ValueError(f"{pipeline.name} reads {', '.join(sorted(known))}, not {unknown}")
+
+
+class _Records:
+    """The records of a trial as files: one for each topic and batch."""
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, folder: Path) -> None:
+        self.spark = spark
+        self.pipeline = pipeline
+        self.folder = folder
+        #: By topic, the offset after each batch.
+        self.ends: dict[str, list[int]] = {topic.name: [] for topic in pipeline.topics}
+
+    def write(self, batches: Sequence[Batch], at: datetime) -> None:
+        for number, batch in enumerate(batches):
+            for topic in self.pipeline.topics:
+                values = [_encoded(value) for value in batch.get(topic.name, ())]
+                self._write_one(topic, number, values, at)
+
+    def _write_one(self, topic: Topic, number: int, values: list[bytes | None], at: datetime) -> None:
+        ends = self.ends[topic.name]
+        first = ends[-1] if ends else 0
+        count = len(values)
+        columns = {
+            "key": [None] * count,
+            "value": values,
+            "topic": [topic.name] * count,
+            "partition": [0] * count,
+            "offset": list(range(first, first + count)),
+            "timestamp": [at] * count,
+        }
+        file = self._of(topic) / f"{number:04}.parquet"
+        file.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns, schema=_RECORD), file)
+        # Spark reads the files of a stream in the order of these times.
+        os.utime(file, (number, number))
+        ends.append(first + count)
+
+    def _of(self, topic: Topic) -> Path:
+        return self.folder / f"topic-{self.pipeline.topics.index(topic)}"
+
+    def parsed(self) -> list[DataFrame]:
+        """All records of each topic."""
+        reader = self.spark.read.schema(kafka_source.RECORD)
+        return [
+            kafka_source.parse(reader.parquet(str(self._of(topic))), self.pipeline, topic)
+            for topic in self.pipeline.topics
+        ]
+
+    def streams(self) -> list[DataFrame]:
+        """The same as streams, of which each batch reads one file."""
+        reader = self.spark.readStream.schema(kafka_source.RECORD).option("maxFilesPerTrigger", 1)
+        return [
+            kafka_source.parse(reader.parquet(str(self._of(topic))), self.pipeline, topic)
+            for topic in self.pipeline.topics
+        ]
+
+    def dead_letters(self) -> list[DeadLetter]:
+        found = []
+        for parsed in self.parsed():
+            dead = parsed.where(F.col("_reason").isNotNull()).orderBy("_offset")
+            for row in dead.select("_topic", "_offset", "_reason", "_value").collect():
+                value = None if row["_value"] is None else bytes(row["_value"])
+                found.append(DeadLetter(row["_topic"], row["_offset"], row["_reason"], value))
+        return found
+
+
+def _encoded(value: Value) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    return json.dumps(value, default=_as_text).encode()
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value)
+
+
+@dataclass
+class _Streamed:
+    """What a stream wrote, and the watermark of each of its batches: by it windows were final."""
+
+    rows: pa.Table
+    watermarks_ms: dict[int, int] = field(default_factory=dict)
+
+
+def _stream(records: _Records, name: str) -> _Streamed:
+    pipeline = records.pipeline
+    written: list[pa.Table] = []
+    keep_state_for(records.spark, pipeline)
+    query = (
+        kafka_source.result(records.streams(), pipeline, {})
+        .writeStream.foreachBatch(lambda frame, _: written.append(frame.toArrow()))
+        .outputMode(kafka_source.output_mode(pipeline))
+        .option("checkpointLocation", str(records.folder / f"checkpoint-{name}"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    watermarks = {}
+    for progress in query.recentProgress:
+        watermark = progress["eventTime"].get("watermark")
+        if watermark:
+            at = datetime.fromisoformat(watermark)
+            watermarks[progress["batchId"]] = round(at.timestamp() * 1000)
+    return _Streamed(_held(pipeline, written), watermarks)
+
+
+def _held(pipeline: Pipeline, written: list[pa.Table]) -> pa.Table:
+    """What a table holds after these results: all of them, or of an upsert the last one of each key."""
+    if pipeline.sink.mode is Mode.APPEND:
+        return pa.concat_tables(written)
+    newest: dict[str, Any] = {}
+    for table in written:
+        for row in table.to_pylist():
+            key = json.dumps([row[name] for name in pipeline.sink.keys], default=_as_text)
+            newest[key] = row
+    return pa.Table.from_pylist(list(newest.values()), schema=written[0].schema)
+
+
+def _as_frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    # In one piece: Spark (4.2.0) reads nothing after a piece without rows.
+    return spark.createDataFrame(rows.combine_chunks())
+
+
+class _Windows:
+    """The (row, window) pairs of a trial, by the late rule."""
+
+    def __init__(self, records: _Records, streamed: _Streamed) -> None:
+        pipeline = records.pipeline
+        (parsed,) = records.parsed()
+        self._pairs = kafka_source.assign_windows(kafka_source.usable(parsed), pipeline)
+        end_ms = F.unix_micros("window.end") / F.lit(1000)
+        self._late = end_ms <= _threshold_ms(records.ends[pipeline.source.name], streamed.watermarks_ms)
+        self._closed = end_ms <= F.lit(max(streamed.watermarks_ms.values(), default=0))
+
+    def on_time(self) -> DataFrame:
+        """Those that the stream counted, of closed windows."""
+        return self._pairs.where(self._closed & ~self._late)
+
+    def late_rows(self) -> int:
+        return self._pairs.where(self._late).select("_offset").distinct().count()
+
+
+def _threshold_ms(ends: Sequence[int], watermarks_ms: Mapping[int, int]) -> Column:
+    """The watermark of the batch before a row's own: a window that ends there or earlier was final."""
+    threshold = F.lit(0)
+    for number, first in enumerate(ends[:-1]):
+        final = F.lit(watermarks_ms.get(number, 0))
+        threshold = F.when(F.col("_offset") >= first, final).otherwise(threshold)
+    return threshold
