@@ -48,6 +48,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class NameFailures:
+    """Names each failure at once. A long run lists them at its end, and not at all if it is killed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.when} failed: {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(NameFailures(config))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test by its folder, and put the folders in order; within a folder the random order stays.
     Draw, if that is asked for.
