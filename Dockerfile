@@ -21,7 +21,9 @@ COPY include /opt/hindcast/include
 COPY dags /opt/hindcast/dags
 COPY plugins /opt/hindcast/plugins
 COPY spark_apps /opt/hindcast/spark_apps
-RUN pip install --no-cache-dir --no-deps --editable /opt/hindcast
+# The metadata that the build leaves beside the code would be a second package to Airflow.
+RUN pip install --no-cache-dir --no-deps --editable /opt/hindcast \
+    && rm -rf /opt/hindcast/include/hindcast.egg-info
 
 # The code belongs to root and is read; the user owns the folders that are written (a new volume takes over their owner).
 RUN useradd --uid 10001 --create-home hindcast \

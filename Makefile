@@ -57,7 +57,11 @@ $(VENV)/.installed: requirements-dev.txt pyproject.toml
 	@$(as_pip); \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements-dev.txt; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@$(no_second_package)
 	@touch $@
+
+# A build leaves the package's metadata in include/, which is on Python's path: Airflow would find the plugin of two packages.
+no_second_package = rm -rf include/hindcast.egg-info
 
 PINS = --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes
 
@@ -71,6 +75,7 @@ pins: env ## resolve pyproject.toml's ranges again: requirements.txt (to run) an
 wheel: env ## build the package that others install into dist/
 	@rm -f dist/*.whl
 	@$(as_pip); $(BIN)/uv build --quiet --wheel --out-dir dist .
+	@$(no_second_package)
 
 .PHONY: bare
 bare: wheel ## a virtual environment in the folder BARE that holds the built package and what it needs, and nothing else
