@@ -3,7 +3,7 @@
 :mod:`hindcast.apps.archive` as a file, for ``spark-submit``.
 """
 
-from hindcast.apps.archive import run
+from runpy import run_module
 
 if __name__ == "__main__":
-    run()
+    run_module("hindcast.apps.archive", run_name="__main__")

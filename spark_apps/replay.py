@@ -3,7 +3,7 @@
 :mod:`hindcast.apps.replay` as a file, for ``spark-submit``.
 """
 
-from hindcast.apps.replay import run
+from runpy import run_module
 
 if __name__ == "__main__":
-    run()
+    run_module("hindcast.apps.replay", run_name="__main__")

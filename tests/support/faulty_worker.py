@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
 import signal
 import time
 from collections import Counter
@@ -156,6 +157,4 @@ def arm(faults: Faults) -> None:
 
 if __name__ == "__main__":
     arm(Faults(Told(Path(os.environ[FAULTS]) / f"{os.getpid()}.json")))
-    from hindcast.apps import consume  # what it imports takes the steps as they are now
-
-    consume.run()
+    runpy.run_module("hindcast.apps.consume", run_name="__main__")

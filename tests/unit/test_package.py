@@ -53,7 +53,8 @@ def test_the_command_line_needs_no_extra(tmp_path: Path, arguments: list[str]) -
 def test_a_worker_needs_the_extra_of_spark_alone() -> None:
     """Its machine has neither Airflow nor Great Expectations."""
     without = WITHOUT.format(absent=OTHERS, arguments=["--help"])
-    code = f"{without}from hindcast.apps.consume import run\nimport hindcast.stream.worker\nrun()\n"
+    start = "runpy.run_module('hindcast.apps.consume', run_name='__main__')"
+    code = f"{without}import runpy\nimport hindcast.stream.worker\n{start}\n"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
 

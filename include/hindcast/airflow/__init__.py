@@ -1,35 +1,30 @@
 """Airflow's side: DAGs, operators, triggers and the pages of the plugin.
 
-A DAG file of one's own imports from here :func:`generate_dags` and its parts, :func:`check_pipelines`, the
-functions that make one DAG, and the operators.
+A DAG file of one's own imports from here :func:`generate_dags` and its parts, :func:`check_pipelines`, and
+the operators.
 """
 
 from importlib import import_module
 from typing import Any
 
 _ROOMS = {
-    "hindcast.airflow.generate": [
-        "check_pipelines",
-        "generate_dags",
-        "generate_fleet_dags",
-        "generate_pipeline_dags",
-    ],
-    "hindcast.airflow.operators": [
-        "ArchiveOperator",
-        "BenchmarkOperator",
-        "CorrectLateOperator",
-        "HindcastReplayOperator",
-        "MaintainOperator",
-        "ValidateOperator",
-    ],
+    "ArchiveOperator": "operators",
+    "BenchmarkOperator": "operators",
+    "CorrectLateOperator": "operators",
+    "HindcastReplayOperator": "operators",
+    "MaintainOperator": "operators",
+    "ValidateOperator": "operators",
+    "check_pipelines": "generate",
+    "generate_dags": "generate",
+    "generate_fleet_dags": "generate",
+    "generate_pipeline_dags": "generate",
 }
-_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - a list, of the names above
+__all__ = list(_ROOMS)
 
 
 def __getattr__(name: str) -> Any:
     # Every process of Airflow imports the plugin, which is below this package, and few need the operators.
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'hindcast.airflow' has no attribute {name!r}")
+    if name in _ROOMS:
+        return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -79,20 +79,20 @@ def _variable(dag: DAG) -> str:
 def _pipeline_dags(catalog: Catalog, settings: Settings, wanted: str | None) -> Iterator[DAG]:
     """The DAGs of the catalog's pipelines; of all of them the wanted one, if one is."""
 
-    def asked(job: str, name: str = "") -> bool:
-        return wanted is None or wanted == ".".join(filter(None, [job, name]))
+    def asked(dag_id: str) -> bool:
+        return wanted in {None, dag_id}
 
     for name, pipeline in catalog.items():
-        if asked("replay", name):
+        if asked(f"replay.{name}"):
             yield replay_dag(pipeline, settings.replay_schedule)
-        if asked("validate", name):
+        if asked(f"validate.{name}"):
             yield validate_dag(pipeline)
-        if asked("reprocess", name):
+        if asked(f"reprocess.{name}"):
             yield reprocess_dag(name, catalog.versions(name), settings.warm_seconds)
     # Each for a name of which any version asks for it: a run is for the version that is active then.
     declared = catalog.every()
     for name in sorted({pipeline.name for pipeline in declared if pipeline.policy is Policy.CORRECT}):
-        if asked("correct", name):
+        if asked(f"correct.{name}"):
             yield correct_dag(name, settings.correct_schedule)
     topics = {topic.name for pipeline in declared for topic in pipeline.topics if topic.archive}
     if topics and asked("archive"):

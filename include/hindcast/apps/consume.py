@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 import traceback
-from typing import NoReturn
 
 from hindcast.errors import HindcastError
 from hindcast.installation import Installation
@@ -42,10 +41,5 @@ def main() -> int:
         return 1
 
 
-def run() -> NoReturn:
-    """Be the process: end as :func:`main` says."""
-    exit_now(main())
-
-
 if __name__ == "__main__":
-    run()
+    exit_now(main())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import structlog
 
@@ -107,11 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run() -> NoReturn:
-    """Be the process: end as :func:`main` says, or with the task that started it."""
+if __name__ == "__main__":
     end_with_parent()
     exit_now(main())
-
-
-if __name__ == "__main__":
-    run()

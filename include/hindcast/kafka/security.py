@@ -37,7 +37,7 @@ def security_options(settings: Settings) -> dict[str, Any]:
     """
     _check(settings)
     options: dict[str, Any] = {"security_protocol": settings.kafka_security_protocol}
-    if _uses_sasl(settings):
+    if uses_sasl(settings):
         options["sasl_mechanism"] = settings.kafka_sasl_mechanism
         options["sasl_plain_username"] = settings.kafka_username
         options["sasl_plain_password"] = _password(settings)
@@ -58,7 +58,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
         "bootstrap.servers": settings.bootstrap_servers,
         "security.protocol": settings.kafka_security_protocol,
     }
-    if _uses_sasl(settings):
+    if uses_sasl(settings):
         options["sasl.mechanism"] = settings.kafka_sasl_mechanism
         options["sasl.jaas.config"] = _jaas(settings)
     if _uses_tls(settings):
@@ -66,7 +66,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in options.items()}
 
 
-def _uses_sasl(settings: Settings) -> bool:
+def uses_sasl(settings: Settings) -> bool:
+    """Whether clients have an account."""
     return settings.kafka_security_protocol.startswith("SASL")
 
 
@@ -85,7 +86,7 @@ def _files(settings: Settings) -> dict[str, Path | None]:
 
 def _check(settings: Settings) -> None:
     problems = []
-    if _uses_sasl(settings):
+    if uses_sasl(settings):
         if not settings.kafka_username:
             problems.append("HINDCAST_KAFKA_USERNAME: SASL needs an account. Set it.")
         if not settings.kafka_password and settings.kafka_password_file is None:

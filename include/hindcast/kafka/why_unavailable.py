@@ -9,6 +9,7 @@ from collections import deque
 from kafka.errors import KafkaTimeoutError
 
 from hindcast.errors import BrokerRefusesError, BrokerUnavailableError
+from hindcast.kafka.security import uses_sasl
 from hindcast.settings import Settings
 
 #: What was logged longer ago is of another try. No client tries for longer.
@@ -65,7 +66,7 @@ def unavailable(settings: Settings, topic: str, error: Exception) -> BrokerUnava
 def _refuses(settings: Settings, reason: str) -> bool:
     if any(word in reason for word in (*_REFUSALS, *_OTHER_PROTOCOLS)):
         return True
-    return settings.kafka_security_protocol.startswith("SASL") and _CLOSED in reason
+    return uses_sasl(settings) and _CLOSED in reason
 
 
 def _text(error: Exception) -> str:

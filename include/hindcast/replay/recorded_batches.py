@@ -40,7 +40,6 @@ from functools import cache
 from typing import NamedTuple
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -57,8 +56,6 @@ from hindcast.tables.ledger import LedgerRow
 
 _log = structlog.get_logger(__name__)
 
-#: Kafka's records as they are kept between the two readings.
-_RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 _STEP_MS = 10  # between the times of two files; Spark forgets files that are a week older than the newest
 _FEWEST = 2  # all batches but the last as one, then the last
 _BATCH = "_batch"
@@ -278,7 +275,7 @@ class RecordedBatches:
         for number, topic in enumerate(self.pipeline.topics):
             line = f"lines/{shard}/{topic.name}"
             self._line_up(line, f"{self._kept(topic)}/_shard={shard}", self.counts[shard])
-            reader = self.spark.readStream.schema(_RECORD).option("maxFilesPerTrigger", 1)
+            reader = self.spark.readStream.schema(kafka_source.RECORD).option("maxFilesPerTrigger", 1)
             raw = reader.parquet(self.folder.at(line))
             parsed = kafka_source.parse(raw, self.pipeline, topic, self.excluded)
             if measured:
@@ -347,16 +344,6 @@ def _by_bucket(ranges: Iterable[_Range], width: int) -> Iterator[tuple[int | str
 @cache
 def _no_records() -> bytes:
     """A Parquet file without a row."""
-    schema = pa.schema(
-        [
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("topic", pa.string()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp", pa.timestamp("us", tz="UTC")),
-        ]
-    )
     content = io.BytesIO()
-    pq.write_table(schema.empty_table(), content)
+    pq.write_table(kafka_source.RECORD_SCHEMA.empty_table(), content)
     return content.getvalue()

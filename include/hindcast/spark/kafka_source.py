@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -32,8 +33,18 @@ SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_val
 PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
 #: A record as Kafka has it, without its headers.
 RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-#: The columns of a record that :func:`parse` reads, as Spark's DDL.
+#: The columns of a record that :func:`parse` reads: as Spark's DDL, and as a file of such records has them.
 RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+RECORD_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
 #: One batch of a stream reads at most so many records of a topic: a long backlog takes many batches, and each
 #: of them renews, commits and can be drained.
 MAX_RECORDS_PER_BATCH = 500_000

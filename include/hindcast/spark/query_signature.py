@@ -63,6 +63,15 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     )
 
 
+@cache
+def _patient(spark: SparkSession) -> SparkSession:
+    """A session beside this one that writes the texts of plans whole."""
+    patient = spark.newSession()
+    for limit, value in _WHOLE_TEXTS.items():
+        patient.conf.set(limit, str(value))
+    return patient
+
+
 def analysed_plan(frame: DataFrame) -> str:
     """The whole text of the frame's analysed plan.
 
@@ -71,12 +80,9 @@ def analysed_plan(frame: DataFrame) -> str:
     write. So another one is active meanwhile.
     """
     spark = frame.sparkSession
-    patient = spark.newSession()
-    for limit, value in _WHOLE_TEXTS.items():
-        patient.conf.set(limit, str(value))
     jvm: Any = spark._jvm
     sessions = jvm.org.apache.spark.sql.classic.SparkSession
-    sessions.setActiveSession(patient._jsparkSession)
+    sessions.setActiveSession(_patient(spark)._jsparkSession)
     try:
         return str(frame._jdf.queryExecution().analyzed())
     finally:

@@ -20,8 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamReader
 
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.spark import kafka_source
@@ -36,16 +37,6 @@ Batch = Mapping[str, Sequence[Value]]
 #: Spark reports the watermarks of so many batches.
 MOST_BATCHES = 90
 _SAMPLES = 20
-_RECORD = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,7 @@ class _Records:
         }
         file = self._of(topic) / f"{number:04}.parquet"
         file.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table(columns, schema=_RECORD), file)
+        pq.write_table(pa.table(columns, schema=kafka_source.RECORD_SCHEMA), file)
         # Spark reads the files of a stream in the order of these times.
         os.utime(file, (number, number))
         ends.append(first + count)
@@ -157,19 +148,19 @@ class _Records:
 
     def parsed(self) -> list[DataFrame]:
         """All records of each topic."""
-        reader = self.spark.read.schema(kafka_source.RECORD)
-        return [
-            kafka_source.parse(reader.parquet(str(self._of(topic))), self.pipeline, topic)
-            for topic in self.pipeline.topics
-        ]
+        return self._read_by(self.spark.read)
 
     def streams(self) -> list[DataFrame]:
         """The same as streams, of which each batch reads one file."""
-        reader = self.spark.readStream.schema(kafka_source.RECORD).option("maxFilesPerTrigger", 1)
-        return [
-            kafka_source.parse(reader.parquet(str(self._of(topic))), self.pipeline, topic)
-            for topic in self.pipeline.topics
-        ]
+        return self._read_by(self.spark.readStream.option("maxFilesPerTrigger", 1))
+
+    def _read_by(self, reader: DataFrameReader | DataStreamReader) -> list[DataFrame]:
+        reader = reader.schema(kafka_source.RECORD)
+        frames = []
+        for topic in self.pipeline.topics:
+            raw = reader.parquet(str(self._of(topic)))
+            frames.append(kafka_source.parse(raw, self.pipeline, topic))
+        return frames
 
     def dead_letters(self) -> list[DeadLetter]:
         found = []

@@ -122,9 +122,7 @@ def test_all_that_tasks_start_end_with_them() -> None:
     assert apps == {"replay", "archive", "versions"}
     for app in apps:
         text = Path(programs.__file__).parents[1].joinpath("apps", f"{app}.py").read_text()
-        assert text.endswith(
-            'end_with_parent()\n    exit_now(main())\n\n\nif __name__ == "__main__":\n    run()\n'
-        )
+        assert text.endswith('if __name__ == "__main__":\n    end_with_parent()\n    exit_now(main())\n')
 
 
 def test_a_child_ends_with_a_task_that_was_killed(settings: Settings, tmp_path: Path) -> None:
