@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from hindcast.errors import HindcastError, PrerequisiteError, SettingsRefusedError
+from hindcast.errors import BrokerUnavailableError, HindcastError, PrerequisiteError, SettingsRefusedError
 from hindcast.kafka.security import client_options
 from hindcast.processes.background_services import Services
 from hindcast.settings import Settings
@@ -195,19 +195,19 @@ def _loopback(_: Settings) -> Finding:
 
 def _foreign_broker(settings: Settings) -> Finding:
     from kafka import KafkaAdminClient
-    from kafka.errors import KafkaError
 
-    from hindcast.kafka.why_unavailable import unavailable
+    from hindcast.kafka.why_unavailable import explained
 
     servers = settings.bootstrap_servers
     waits = {"bootstrap_timeout_ms": _ANSWER_MS, "request_timeout_ms": _ANSWER_MS}
     try:
-        with KafkaAdminClient(**client_options(settings), **waits) as admin:
+        with (
+            explained(settings, "its brokers"),
+            KafkaAdminClient(**client_options(settings), **waits) as admin,
+        ):
             count = len(admin.describe_cluster()["brokers"])
-    except SettingsRefusedError as error:
+    except (SettingsRefusedError, BrokerUnavailableError) as error:
         return Finding("broker", State.WARNING, servers, str(error))
-    except (KafkaError, OSError) as error:
-        return Finding("broker", State.WARNING, servers, str(unavailable(settings, "its brokers", error)))
     return Finding("broker", State.OK, f"{servers} answers: {count} brokers")
 
 

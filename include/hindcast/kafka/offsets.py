@@ -11,9 +11,9 @@ from typing import Any, Self, TypeVar
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from hindcast.errors import BadRangeError, BrokerUnavailableError, UnknownTopicError
+from hindcast.errors import BadRangeError, UnknownTopicError
 from hindcast.kafka.security import client_options
-from hindcast.kafka.why_unavailable import unavailable
+from hindcast.kafka.why_unavailable import explained
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.settings import Settings
 
@@ -92,15 +92,15 @@ class TopicOffsets:
         again under the same name has another id.
         """
         self.partitions(topic)
-        try:
-            with KafkaAdminClient(
+        with (
+            explained(self._settings, topic),
+            KafkaAdminClient(
                 **client_options(self._settings),
                 request_timeout_ms=self._answer_ms,
                 bootstrap_timeout_ms=self._answer_ms,
-            ) as admin:
-                described = admin.describe_topics([topic])
-        except (KafkaError, OSError) as error:
-            raise self._unavailable(topic, error) from error
+            ) as admin,
+        ):
+            described = admin.describe_topics([topic])
         topic_id = described[0].get("topic_id")
         if not topic_id or not str(topic_id).strip("0-"):
             return ""
@@ -129,22 +129,20 @@ class TopicOffsets:
 
     @contextmanager
     def _answers(self, topic: str) -> Iterator[Any]:
-        try:
-            if self._open is None:
-                self._open = KafkaConsumer(
-                    **client_options(self._settings),
-                    isolation_level="read_committed",
-                    enable_auto_commit=False,
-                    request_timeout_ms=self._answer_ms,
-                    bootstrap_timeout_ms=self._answer_ms,
-                )
-            yield self._open
-        except (KafkaError, OSError) as error:
-            self.close()
-            raise self._unavailable(topic, error) from error
-
-    def _unavailable(self, topic: str, error: Exception) -> BrokerUnavailableError:
-        return unavailable(self._settings, topic, error)
+        with explained(self._settings, topic):
+            try:
+                if self._open is None:
+                    self._open = KafkaConsumer(
+                        **client_options(self._settings),
+                        isolation_level="read_committed",
+                        enable_auto_commit=False,
+                        request_timeout_ms=self._answer_ms,
+                        bootstrap_timeout_ms=self._answer_ms,
+                    )
+                yield self._open
+            except (KafkaError, OSError):
+                self.close()
+                raise
 
 
 def _by_partition(offsets: Mapping[TopicPartition, int]) -> dict[int, int]:

@@ -49,7 +49,7 @@ from hindcast.errors import BadInputError, LettersUnprovenError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.kafka.security import client_options
-from hindcast.kafka.why_unavailable import unavailable
+from hindcast.kafka.why_unavailable import explained
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.settings import Settings
@@ -298,12 +298,9 @@ def _make_marks(settings: Settings) -> None:
     :raises BadInputError: if the topic is there, but retention may delete marks
     """
     reach("letters.1")
-    try:
-        with KafkaAdminClient(**client_options(settings)) as admin:
-            _create_marks(admin)
-            policy = _policy_of_marks(admin)
-    except (KafkaError, OSError) as error:
-        raise unavailable(settings, MARKS, error) from error
+    with explained(settings, MARKS), KafkaAdminClient(**client_options(settings)) as admin:
+        _create_marks(admin)
+        policy = _policy_of_marks(admin)
     if policy != _COMPACT:
         problem = f"The topic {MARKS} has {_CLEANUP}={policy}"
         problem += ", so the proof that a letter was sent would not be kept"
@@ -376,10 +373,8 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
             letters=row["letters"],
             header=RUN_HEADER,
         )
-    try:
+    with explained(settings, MARKS):
         return _has_mark(settings, row["run_id"], int(began["offset"]))
-    except (KafkaError, OSError) as error:
-        raise unavailable(settings, MARKS, error) from error
 
 
 def _has_mark(settings: Settings, run_id: str, offset: int) -> bool:
@@ -504,8 +499,7 @@ def _producer(settings: Settings, pipeline: Pipeline, most_bytes: int = 0) -> It
     :raises BrokerUnavailableError: from the body of the ``with`` statement, too
     """
     reach("letters.2")
-    producer = None
-    try:
+    with explained(settings, pipeline.source.name):
         producer = KafkaProducer(
             **client_options(settings),
             transactional_id=f"hindcast-mend-{pipeline.name}",
@@ -513,10 +507,8 @@ def _producer(settings: Settings, pipeline: Pipeline, most_bytes: int = 0) -> It
             # Only the broker knows what its topics take. The producer's own limit is never the lower one.
             max_request_size=max(_LEAST_REQUEST_BYTES, most_bytes + _BESIDE_BYTES),
         )
-        producer.init_transactions()
-        yield producer
-    except (KafkaError, OSError) as error:
-        raise unavailable(settings, pipeline.source.name, error) from error
-    finally:
-        if producer is not None:
+        try:
+            producer.init_transactions()
+            yield producer
+        finally:
             producer.close(timeout=10)

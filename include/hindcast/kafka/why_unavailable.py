@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from hindcast.errors import BrokerRefusesError, BrokerUnavailableError
-from hindcast.kafka.security import uses_sasl
 from hindcast.settings import Settings
 
-#: What was logged longer ago is of another try. No client tries for longer.
-_FRESH_SECONDS = 15.0
 #: What is in the reasons of a client that a broker does not take: certificates, accounts, what they may do.
 _REFUSALS = ("SSL", "certificate", "Sasl", "Authentication", "Authorization", "ACCESS_DENIED")
 #: A client without TLS at a port that has it, or the other way round.
 _OTHER_PROTOCOLS = ("Invalid frame length", "WRONG_VERSION_NUMBER")
-#: A broker that refuses an account closes the connection, and kafka-python may see no more than that.
-_CLOSED = "socket disconnected"
+#: A broker that took the connection and closed it. What it answered before, kafka-python may not have read: a
+#: port with TLS, and one with accounts, often ends so.
+_CLOSED = ("socket disconnected", "Connection reset", "ECONNRESET", "Broken pipe", "EPIPE")
 #: Of the newest errors so many are kept: a client logs some ten while it tries.
 _KEPT = 20
 
@@ -39,10 +39,9 @@ class _Heard(logging.Handler):
             if isinstance(argument, Exception) and not isinstance(argument, KafkaTimeoutError):
                 self._errors.append((time.monotonic(), _text(argument)))
 
-    def fresh(self) -> list[str]:
-        """The errors of this try, the newest first."""
-        since = time.monotonic() - _FRESH_SECONDS
-        return [text for at, text in reversed(self._errors) if at >= since]
+    def since(self, began: float) -> list[str]:
+        """The errors from a time of the monotonic clock on, the newest first."""
+        return [text for at, text in reversed(self._errors) if at >= began]
 
 
 _heard = _Heard()
@@ -52,21 +51,42 @@ _connecting.setLevel(logging.WARNING)
 _connecting.propagate = False  # each try has several lines, and what is raised says it once
 
 
-def unavailable(settings: Settings, topic: str, error: Exception) -> BrokerUnavailableError:
-    """The error to raise after kafka-python's."""
-    reasons = [_text(error)]
-    if isinstance(error, KafkaTimeoutError):
-        reasons = _heard.fresh() or reasons
-    for reason in reasons:
-        if _refuses(settings, reason):
-            return BrokerRefusesError(servers=settings.bootstrap_servers, topic=topic, reason=reason)
+@contextmanager
+def explained(settings: Settings, topic: str) -> Iterator[None]:
+    """Around what a client of kafka-python does, its connecting included.
+
+    :param topic: what it asks about
+    :raises BrokerUnavailableError: if no broker answered
+    :raises BrokerRefusesError: if one did, but does not take this client
+    """
+    began = time.monotonic()
+    try:
+        yield
+    except (KafkaError, OSError) as error:
+        reasons = [_text(error)]
+        if isinstance(error, KafkaTimeoutError):
+            reasons = _heard.since(began) or reasons
+        raise _unavailable(settings, topic, reasons) from error
+
+
+def _unavailable(settings: Settings, topic: str, reasons: list[str]) -> BrokerUnavailableError:
+    refused = _refusal(reasons)
+    if refused:
+        return BrokerRefusesError(servers=settings.bootstrap_servers, topic=topic, reason=refused)
     return BrokerUnavailableError(servers=settings.bootstrap_servers, topic=topic, reason=reasons[0])
 
 
-def _refuses(settings: Settings, reason: str) -> bool:
-    if any(word in reason for word in (*_REFUSALS, *_OTHER_PROTOCOLS)):
-        return True
-    return uses_sasl(settings) and _CLOSED in reason
+def _refusal(reasons: list[str]) -> str:
+    """Why the brokers refuse this client, or nothing if they do not. Of tries that ended without a word only
+    the newest counts: a broker that is being stopped ends a connection too, and takes none after that.
+    """
+    for reason in reasons:
+        if any(word in reason for word in (*_REFUSALS, *_OTHER_PROTOCOLS)):
+            return reason
+    newest = reasons[0]
+    if any(word in newest for word in _CLOSED):
+        return f"{newest}: they took its connection and closed it, as brokers do that want TLS or an account"
+    return ""
 
 
 def _text(error: Exception) -> str:
