@@ -189,8 +189,8 @@ bench-pipelines: env jars ## each example's replay beside a batch by hand, and i
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/pipeline_cost.py $(if $(PIPELINE),--pipeline "$(PIPELINE)") $(if $(ROWS),--rows "$(ROWS)")
 
 .PHONY: bench-catch-up
-bench-catch-up: env jars ## a new version's way through a backlog, beside a job by hand (ROWS; ARCHIVED=1 begins in the archive, MOST bounds its batches)
-	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/catch_up.py $(if $(ROWS),--rows "$(ROWS)") $(if $(ARCHIVED),--archived) $(if $(MOST),--most "$(MOST)")
+bench-catch-up: env jars ## a new version's way through a backlog, beside a job by hand (ROWS; ARCHIVED=1 begins in the archive)
+	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/catch_up.py $(if $(ROWS),--rows "$(ROWS)") $(if $(ARCHIVED),--archived)
 
 .PHONY: bench-raising
 bench-raising: env jars ## how long a shard stands still for one record of 100,000 (ROWS) on which its function raises

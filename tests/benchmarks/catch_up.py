@@ -4,18 +4,14 @@ bench-catch-up``.
 The same records of one topic are read from the earliest offset to its end, again and again in one session, by
 turns:
 
-``version``   a new version, as the worker of a shadow runs it: sealed, fenced, a ledger row for each batch,
-and a thread that files what
-              is late or poison of the batches so far. Until the topic's end is committed; ``filed`` is until
-              every row is accounted for.
+``version``   a new version, as a worker runs it: sealed, fenced, a ledger row for each batch, and a thread
+              that files what is late or poison of the batches so far. Until the topic's end is committed;
+              ``filed`` is until every row is accounted for.
 ``by_hand``   a structured stream with ``availableNow``, the same transformation and the same bound on a
-batch, Spark's Delta sink, and
-              no account of any row. ``at_once`` is that job with all records in one batch: nobody could run
-              it beside a live version.
+              batch, Spark's Delta sink, and no account of any row.
 
-The version and ``by_hand`` must have made the same rows; ``at_once``, where no row is late, may make others.
-The first pair warms up and is left out. The last line is one JSON object of medians; exits 1 where a version
-has less than 0.9 of the speed of ``by_hand``.
+Both must have made the same rows. The first pair warms up and is left out. The last line is one JSON object
+of medians; exits 1 where a version has less than 0.9 of the speed of ``by_hand``.
 
 With ``--archived`` the records are in the topic's archive alone, and the version begins there. Beside it:
 
@@ -63,12 +59,12 @@ MOST_TIME = 1.3
 LEAST_ROWS = 0.99
 
 
-def version(workload: Workload, most: int = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH) -> dict[str, float]:
-    """Seconds of one shadow's life: until the topic's end is committed, and until every row is accounted
+def version(workload: Workload) -> dict[str, float]:
+    """Seconds of a version's life: until the topic's end is committed, and until every row is accounted
     for.
     """
     started = time.monotonic()
-    owner = workload.start(most_records=most)
+    owner = workload.start()
     ended = threading.Event()
     filing = threading.Thread(target=file_beside, args=(workload, owner, ended))
     filing.start()
@@ -93,17 +89,13 @@ def file_beside(workload: Workload, owner: ShardRunner, ended: threading.Event) 
             ended.wait(0.1)
 
 
-def by_hand(
-    spark: SparkSession, workload: Workload, pipeline: Pipeline, side: str, number: int, most: int = 0
-) -> dict[str, float]:
-    """Seconds of the job that somebody would write for a backlog; ``most`` as in
-    :func:`hindcast.spark.kafka_source.stream`.
-    """
-    name = f"{side}_{number}"
+def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, number: int) -> dict[str, float]:
+    """Seconds of the job that somebody would write for a backlog."""
+    name = f"by_hand_{number}"
     session.keep_state_for(spark, pipeline)
     started = time.monotonic()
     start = dict.fromkeys(range(PARTITIONS), 0)
-    raw = kafka_source.stream(spark, workload.settings, pipeline, pipeline.source, start, most)
+    raw = kafka_source.stream(spark, workload.settings, pipeline, pipeline.source, start)
     result = kafka_source.result([kafka_source.parse(raw, pipeline)], pipeline, {})
     folder = workload.settings.checkpoint("by-hand", name)
     table = workload.settings.table("sinks", name)
@@ -115,7 +107,7 @@ def by_hand(
         .start(table)
     )
     query.awaitTermination()
-    return {side: time.monotonic() - started}
+    return {"by_hand": time.monotonic() - started}
 
 
 def window_ends(settings: Settings, name: str) -> list[Any]:
@@ -177,45 +169,27 @@ def measure(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> d
         workload = next_version(first, number)
         sides: dict[str, Callable[[], dict[str, float]]] = {
             "version": partial(version, workload),
-            "by_hand": partial(
-                by_hand,
-                spark,
-                workload,
-                declared,
-                "by_hand",
-                number,
-                kafka_source.MAX_RECORDS_PER_SHADOW_BATCH,
-            ),
-            "at_once": partial(by_hand, spark, workload, declared, "at_once", number),
+            "by_hand": partial(by_hand, spark, workload, declared, number),
         }
         take_turns(sides, number, found)
-        made = [
-            rows_of(settings, table)
-            for table in (workload.pipeline.sink.name, f"by_hand_{number}", f"at_once_{number}")
-        ]
-        if len(set(made[:2])) > 1 or not all(made):
-            raise SystemExit(f"The result is wrong: the version and the jobs by hand made {made} rows.")
+        own = rows_of(settings, workload.pipeline.sink.name)
+        hand = rows_of(settings, f"by_hand_{number}")
+        if own != hand or not own:
+            problem = f"the version made {own} rows, the job by hand {hand}"
+            raise SystemExit(f"The result is wrong: {problem}.")
     kept = {name: values[1:] for name, values in found.items()}
-    ratio = {
-        side: statistics.median(hand / own for own, hand in zip(kept["version"], kept[side], strict=True))
-        for side in ("by_hand", "at_once")
-    }
+    ratios = [hand / own for own, hand in zip(kept["version"], kept["by_hand"], strict=True)]
     return {
         "pipeline": NAME,
         "rows": rows,
         "pairs": pairs,
         **{f"{name}_seconds": round(statistics.median(values), 2) for name, values in kept.items()},
-        **{f"speed_{side}_ratio": round(value, 2) for side, value in ratio.items()},
+        "speed_by_hand_ratio": round(statistics.median(ratios), 2),
     }
 
 
-def measure_archived(
-    spark: SparkSession, settings: Settings, rows: int, pairs: int, most: int
-) -> dict[str, Any]:
-    """The same, of records that the topic has dropped.
-
-    :param most: records of one batch; 0 for the bound of all streams
-    """
+def measure_archived(spark: SparkSession, settings: Settings, rows: int, pairs: int) -> dict[str, Any]:
+    """The same, of records that the topic has dropped."""
     first = backlog(spark, settings, rows)
     declared = first.pipeline
     archive_topic(lambda: spark, Installation(settings), declared.source.name)
@@ -224,7 +198,7 @@ def measure_archived(
     for number in range(pairs + 1):
         workload = next_version(first, number)
         sides: dict[str, Callable[[], dict[str, float]]] = {
-            "version": partial(version, workload, most),
+            "version": partial(version, workload),
             "batch": partial(batch, spark, workload, declared, number),
         }
         take_turns(sides, number, found)
@@ -255,17 +229,10 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--archived", action="store_true", help="begin in the topic's archive")
-    parser.add_argument(
-        "--most",
-        type=int,
-        default=0,
-        help="records of a batch from the archive; by default as many as any stream's. "
-        f"A version beside an active one takes {kafka_source.MAX_RECORDS_PER_SHADOW_BATCH}",
-    )
     asked = parser.parse_args()
     if asked.archived:
         with session_and_broker("catch-up") as (spark, settings):
-            result = measure_archived(spark, settings, asked.rows, asked.pairs, asked.most)
+            result = measure_archived(spark, settings, asked.rows, asked.pairs)
         passed = result["time_batch_ratio"] <= MOST_TIME
         print(json.dumps({**result, "passed": passed}))  # noqa: T201 - the result
         return 0 if passed else 1

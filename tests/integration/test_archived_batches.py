@@ -18,6 +18,8 @@ from support.workload_harness import Workload, at
 from hindcast.archive.copy_topic import archive_topic
 from hindcast.errors import OffsetsLostError
 from hindcast.installation import Installation
+from hindcast.recovery import rebuild_from_batches
+from hindcast.spark import kafka_source
 from hindcast.stream.shard_runner import ShardRunner
 from hindcast.versions.start import start_offsets
 
@@ -60,6 +62,19 @@ def die_at(shard: Shard, patched: pytest.MonkeyPatch, step: str, time: int) -> S
     wait_until(crashed, WAIT_SECONDS, f"it has died at {step}")
     shard.die(owner)
     return owner
+
+
+def test_a_batch_from_the_archive_has_many_tasks(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads a part of the batch's file, and together they read all of it once."""
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_TASK", 10)
+    monkeypatch.setattr(rebuild_from_batches, "_TASK_BYTES", 500)
+    first, second = parts()
+    shard.serve(first)
+    shard.send(second[:-20])
+    archive(shard)
+    drop(shard, keep=5)
+    shard.serve(second[-20:])
+    shard.check()
 
 
 def test_a_paused_shard_goes_on_in_the_archive(shard: Shard) -> None:

@@ -86,7 +86,7 @@ class Two:
     def catch_up(self) -> None:
         """Version 2 reads all that was sent, and what it set aside is filed."""
         self.second.sent = self.first.sent
-        owner = self.second.start(most_records=50)
+        owner = self.second.start()
         self.second.consume(owner)
         newest_ms = max(record.event_ms for record in self.first.sent if record.event_ms is not None)
         closed_ms = (

@@ -71,7 +71,7 @@ class Shard:
         """Partition -> the offset after the last record that was sent."""
         return ends(self.sent)
 
-    def take(self, most_records: int = 0, excluded: Excluded | None = None) -> ShardTakeover:
+    def take(self, excluded: Excluded | None = None) -> ShardTakeover:
         """A new owner gains the lease; the one before is dead and its lease expired."""
         start = {
             topic * TOPIC_STRIDE + number: 0
@@ -109,15 +109,12 @@ class Shard:
             coordinator.held,
             self.clock,
             meter,
-            most_records=most_records,
             excluded=excluded,
         )
 
-    def start(
-        self, rebuild: str = "", *, most_records: int = 0, excluded: Excluded | None = None
-    ) -> ShardRunner:
+    def start(self, rebuild: str = "", *, excluded: Excluded | None = None) -> ShardRunner:
         """A new owner takes the shard over and starts its query."""
-        runner = self.take(most_records, excluded).start(rebuild)
+        runner = self.take(excluded).start(rebuild)
         self.running.append(runner)
         return runner
 

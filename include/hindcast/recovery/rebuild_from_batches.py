@@ -46,6 +46,9 @@ _log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 1
 _LOG_SECONDS = 10.0
+#: One task reads so many bytes of a batch's file, or one group of its rows. See
+#: :data:`hindcast.spark.kafka_source.MAX_RECORDS_PER_TASK`.
+_TASK_BYTES = 2**20
 
 
 class FurtherBatches(Protocol):
@@ -111,6 +114,8 @@ class RebuildFromBatches:
         # A session of its own: which state store a query gets is a setting of the session, and other queries
         # are started meanwhile.
         self._spark = spark.newSession()
+        if not pipeline.re_execute:
+            self._spark.conf.set("spark.sql.files.maxPartitionBytes", _TASK_BYTES)
         self._settings = settings
         self._pipeline = pipeline
         self._checkpoint = checkpoint

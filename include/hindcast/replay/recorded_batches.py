@@ -175,7 +175,10 @@ class RecordedBatches:
         placed = raw.join(F.broadcast(lookup), here).select(*record, "_shard", _BATCH)
         dealt = placed.repartition("_shard", _BATCH)
         dealt = dealt.sortWithinPartitions("_shard", _BATCH, "partition", "offset")
-        dealt.write.partitionBy("_shard", _BATCH).parquet(self.folder.at(self._kept(topic)))
+        writer = dealt.write.partitionBy("_shard", _BATCH)
+        # A task reads whole groups of rows.
+        writer = writer.option("parquet.block.row.count.limit", kafka_source.MAX_RECORDS_PER_TASK)
+        writer.parquet(self.folder.at(self._kept(topic)))
 
     def _kept(self, topic: Topic) -> str:
         return f"kept/{self.before}/{topic.name}"

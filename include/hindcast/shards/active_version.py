@@ -9,23 +9,21 @@ from the versions before it: ``earlier`` says from which, and up to which window
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
 from hindcast.catalog import Catalog
-from hindcast.leases.lease import Lease, LeaseKey
-from hindcast.partitions import Offsets, ShardId
+from hindcast.leases.lease import Lease
+from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
 from hindcast.shards import resharding
 from hindcast.shards.pipeline_row import (
-    SHADOW,
     Change,
     InactiveState,
     InactiveVersion,
     PipelineRow,
     ServedUntil,
-    row_of,
     rows_of,
 )
 from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
@@ -169,11 +167,3 @@ def _at_the_end(shard: Lease, read: Offsets) -> bool:
     if not read:
         return False
     return all(end >= read.get(partition, 0) for partition, end in checkpoint.read_to.items())
-
-
-def is_shadow(leases: Mapping[LeaseKey, Lease], shard: Lease) -> bool:
-    """Whether a shard is of a version that readers do not have, from the leases of one read."""
-    row = row_of(leases, shard.stream_id)
-    if row is None or row.beside is None or row.beside.state not in SHADOW:
-        return False
-    return row.beside.version == ShardId.parse(shard.status_value).version

@@ -48,8 +48,10 @@ RECORD_SCHEMA = pa.schema(
 #: One batch of a stream reads at most so many records of a topic: a long backlog takes many batches, and each
 #: of them renews, commits and can be drained.
 MAX_RECORDS_PER_BATCH = 500_000
-#: A version that catches up shares its worker's cores with the active one: its batches take a second at most.
-MAX_RECORDS_PER_SHADOW_BATCH = 25_000
+#: One task reads at most so many of them, for some tenths of a second. A worker's cores are shared by task:
+#: after each, Spark's fair scheduler gives the core to the shard that has the fewest. So a shard with a long
+#: backlog, or a version that catches up, never keeps the others from their cores for longer.
+MAX_RECORDS_PER_TASK = 25_000
 
 
 def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> dict[str, str]:
@@ -107,15 +109,30 @@ def stream(
 ) -> DataFrame:
     """The topic's records as they come, unparsed, from ``start`` on (the pipeline's partitions).
 
-    :param most: records of one batch at most; 0 for :data:`MAX_RECORDS_PER_BATCH`
+    :param most: records of one batch at most; 0 for :func:`most_records`
     """
     begin = of_topic(pipeline, topic, start)
     reader = spark.readStream.format("kafka").options(**kafka_options(settings, topic.name, list(begin)))
+    if not pipeline.re_execute:
+        reader = reader.option("maxRecordsPerPartition", MAX_RECORDS_PER_TASK)
     return (
         reader.option("startingOffsets", offsets_option(topic.name, begin))
-        .option("maxOffsetsPerTrigger", most or MAX_RECORDS_PER_BATCH)
+        .option("maxOffsetsPerTrigger", most or most_records(pipeline, len(begin)))
         .load()
     )
+
+
+def most_records(pipeline: Pipeline, partitions: int) -> int:
+    """How many records of a topic one batch reads at most.
+
+    Where results depend on which rows came together they may depend on their order as well. There one task
+    reads all that a batch has of a partition, so the batch itself is bounded.
+
+    :param partitions: of the topic, as many as the shard has
+    """
+    if not pipeline.re_execute:
+        return MAX_RECORDS_PER_BATCH
+    return min(MAX_RECORDS_PER_BATCH, MAX_RECORDS_PER_TASK * partitions)
 
 
 def kafka_range(

@@ -10,7 +10,6 @@ import structlog
 from hindcast.errors import BrokerUnavailableError
 from hindcast.leases.lease import Lease, LeaseKey, StatusType
 from hindcast.shards import resharding
-from hindcast.shards.active_version import is_shadow
 from hindcast.shards.coordinator import Renewal
 from hindcast.shards.desired_state import desired_of, rebuild_request
 from hindcast.shards.held_leases import HeldLeases
@@ -107,7 +106,7 @@ class MainLoop:
         for lease in renewal.gained:
             if lease.status_type is StatusType.SHARD and not self._held.draining:
                 request = rebuild_request(renewal.leases, lease.key)
-                self.shards.take(lease, request=request, shadow=is_shadow(renewal.leases, lease))
+                self.shards.take(lease, request=request)
 
     def _look_after(self, renewal: Renewal) -> None:
         for name, version in self._deployed.look(renewal.leases.values()):

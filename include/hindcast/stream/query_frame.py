@@ -16,14 +16,10 @@ from hindcast.tables.excluded_records import Excluded
 class QueryFrame:
     """Makes the frame, ahead of time if its place is likely. One thread at a time calls it."""
 
-    def __init__(
-        self, spark: SparkSession, settings: Settings, pipeline: Pipeline, most_records: int
-    ) -> None:
-        """:param most_records: of one batch and topic; 0 for the bound of all streams"""
+    def __init__(self, spark: SparkSession, settings: Settings, pipeline: Pipeline) -> None:
         self._spark = spark
         self._settings = settings
         self._pipeline = pipeline
-        self._most_records = most_records
         # A start, floors, and the frame that was made for them.
         self._prepared: tuple[tuple[Offsets, Offsets], DataFrame] | None = None
 
@@ -50,5 +46,5 @@ class QueryFrame:
 
     def _observed(self, index: int, topic: Topic, start: Offsets, excluded: Excluded) -> DataFrame:
         pipeline = self._pipeline
-        raw = kafka_source.stream(self._spark, self._settings, pipeline, topic, start, self._most_records)
+        raw = kafka_source.stream(self._spark, self._settings, pipeline, topic, start)
         return batch_metrics.observed(kafka_source.parse(raw, pipeline, topic, excluded), index)

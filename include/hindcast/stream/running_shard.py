@@ -22,7 +22,6 @@ class RunningShard:
 
     runner: ShardRunner
     audit: Audit
-    shadow: bool = False  # of a version that readers do not have: its batches are bounded
     filed: int | None = None  # the last batch whose late and poison rows are filed, if it is known
     rebuilt: str = ""  # the newest request to rebuild when it was started
     met: str | None = None  # a request to rebuild, or "" for damage, that its first batch will have met

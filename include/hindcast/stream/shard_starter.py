@@ -19,7 +19,6 @@ from hindcast.recovery.halving import Place
 from hindcast.recovery.raising_records import FailedBatch, RaisingRecords
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
-from hindcast.spark import kafka_source
 from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.loaded_pipelines import LoadedPipelines
@@ -62,17 +61,13 @@ class ShardStarter:
         self._audited_topics = TopicOffsets(installation.settings)
         self._meanwhile = ThreadPoolExecutor(2, "take-over")
 
-    def prepare(self, lease: Lease, *, shadow: bool, excluded: Excluded) -> ShardTakeover:
+    def prepare(self, lease: Lease, *, excluded: Excluded) -> ShardTakeover:
         """What takes the shard over. From now on all gives way to it.
 
-        :param shadow: its batches are bounded, so that those of the active version need not wait for long
         :param excluded: the records that are to be left out
         :raises UnknownPipelineError, UnknownVersionError: if it is not deployed
         """
         self._priority.begin(lease.key)
-        most_records = 0
-        if shadow:
-            most_records = kafka_source.MAX_RECORDS_PER_SHADOW_BATCH
         takeover = ShardTakeover(
             self._spark,
             self._installation,
@@ -81,7 +76,6 @@ class ShardStarter:
             self._held,
             self._clock,
             self._meter,
-            most_records=most_records,
             excluded=excluded,
             give_way=self._priority.give_way,
         )

@@ -89,19 +89,16 @@ class ShardSync:
         """The shards whose queries were started."""
         return list(self._running.values())
 
-    def take(
-        self, lease: Lease, *, request: str = "", shadow: bool = False, left_out: LeftOut | None = None
-    ) -> None:
+    def take(self, lease: Lease, *, request: str = "", left_out: LeftOut | None = None) -> None:
         """Let a shard that was gained wait for its start.
 
         :param request: the newest request to rebuild the shard, empty if there is none
-        :param shadow: its batches are bounded, so that those of the active version need not wait for long
         :param left_out: records on which its function raises
         """
         running = self._running.get(lease.key)
         if running is not None:
             self._lose(running)  # of an earlier epoch: the shard was lost and taken again within one step
-        self._queue.add(WaitingShard(lease, request, shadow, left_out or LeftOut()))
+        self._queue.add(WaitingShard(lease, request, left_out or LeftOut()))
 
     def start_next(self) -> bool:
         """Start the shard that has waited longest; False if none waits."""
@@ -121,7 +118,6 @@ class ShardSync:
                     lease,
                     request=waiting.request,
                     superseded=key in self.superseded,
-                    shadow=waiting.shadow,
                     left_out=waiting.left_out,
                 )
         finally:
@@ -129,20 +125,14 @@ class ShardSync:
         return True
 
     def start(
-        self,
-        lease: Lease,
-        *,
-        request: str = "",
-        superseded: bool = False,
-        shadow: bool = False,
-        left_out: LeftOut | None = None,
+        self, lease: Lease, *, request: str = "", superseded: bool = False, left_out: LeftOut | None = None
     ) -> None:
         """Take the shard over and start its query; if that fails, say why and give the lease back.
 
         :param superseded: only end it: seal it, file its late and poison rows, and start no query
         """
         left_out = left_out or LeftOut()
-        takeover = self._starter.prepare(lease, shadow=shadow, excluded=left_out.excluded)
+        takeover = self._starter.prepare(lease, excluded=left_out.excluded)
         runner: ShardRunner | None = None
         try:
             if superseded:
@@ -156,9 +146,7 @@ class ShardSync:
                 runner.stop()
             self._failures.give_back(lease, error)
             return
-        running = RunningShard(
-            runner, audit, shadow=shadow, rebuilt=request, draining=superseded, left_out=left_out
-        )
+        running = RunningShard(runner, audit, rebuilt=request, draining=superseded, left_out=left_out)
         self._running[lease.key] = running
         self._events.taken(lease, superseded=superseded)
         if runner.rebuilt:
@@ -299,7 +287,7 @@ class ShardSync:
             return
         self._events.excluded(lease, search.found.excluded)
         left_out = running.left_out.and_those(search.found)
-        self.take(running.lease, request=running.rebuilt, shadow=running.shadow, left_out=left_out)
+        self.take(running.lease, request=running.rebuilt, left_out=left_out)
 
     def _give_back(self, running: RunningShard, cause: BaseException) -> None:
         if not self._remove(running):
@@ -321,7 +309,7 @@ class ShardSync:
         running.runner.stop()
         if running.restart:
             again, request = running.restart
-            self.take(again, request=request, shadow=running.shadow)
+            self.take(again, request=request)
             return
         self._held.mark_closed(lease.key, lease.epoch)
         self.audit.settle(running)

@@ -71,12 +71,10 @@ class ShardTakeover:
         clock: Clock,
         meter: CpuMeter,
         *,
-        most_records: int = 0,
         excluded: Excluded | None = None,
         give_way: Callable[[], object] = lambda: None,
     ) -> None:
-        """:param most_records: of one batch and topic; 0 for the bound of all streams
-        :param excluded: records on which the function raises: the next batches leave them out
+        """:param excluded: records on which the function raises: the next batches leave them out
         :param give_way: called before each batch but the first of this owner; may wait
         """
         self.app = app_id(pipeline.name, lease.status_value)
@@ -89,14 +87,13 @@ class ShardTakeover:
         self._clock = clock
         self._meter = meter
         self._give_way = give_way
-        self._most_records = most_records
         self._excluded = excluded or {}
         self._draining = threading.Event()
         sink_url = self._settings.table("sinks", pipeline.sink.name)
         self._sink = FencedTable(
             sink_url, self._settings.storage_options, self.app, self._settings.sink_log_hours
         )
-        self._frame = QueryFrame(spark, self._settings, pipeline, most_records)
+        self._frame = QueryFrame(spark, self._settings, pipeline)
 
     def prepare(self) -> None:
         """Make the query's frame for the case that the query resumes from its checkpoint.
@@ -271,12 +268,12 @@ class ShardTakeover:
         """
         pipeline = self._pipeline
         start = progress.end_offsets
-        most_records = self._most_records or kafka_source.MAX_RECORDS_PER_BATCH
+        most = kafka_source.most_records(pipeline, len(start))
 
         def held() -> HeldRecords:
             return self._held_records(progress.end_offsets)
 
-        found = rounds(pipeline, self._lease.status_value, start, most_records, held, self._excluded)
+        found = rounds(pipeline, self._lease.status_value, start, most, held, self._excluded)
 
         def commits(plans: BatchPlans) -> BatchCommits:
             return self._commits(progress, plans, self._excluded)

@@ -14,7 +14,6 @@ class WaitingShard:
 
     lease: Lease
     request: str = ""  # the newest request to rebuild it
-    shadow: bool = False  # of a version that readers do not have: its batches are bounded
     left_out: LeftOut = field(default_factory=LeftOut)  # records on which the function raises
 
 
