@@ -32,7 +32,7 @@ from hindcast.kafka.security import security_options
 from hindcast.pipeline import TOPIC_STRIDE, check_topic
 from hindcast.processes.detach import write_atomically
 from hindcast.settings import Settings
-from hindcast_sandbox.generators import GENERATORS
+from hindcast_sandbox.generators import GENERATORS, Generator
 from hindcast_sandbox.generators.record import Record
 
 DEFAULT_ROWS_PER_SECOND = 2000.0
@@ -189,7 +189,7 @@ class Load:
         topic: str,
         report: Path,
         *,
-        generator: str | None = None,
+        generator: str | Generator | None = None,
         seed: int = 1,
         rows_per_second: float = DEFAULT_ROWS_PER_SECOND,
         rows: int | None = None,
@@ -201,7 +201,8 @@ class Load:
     ) -> None:
         """
         :param topic: the topic of the generator's main records; its other topics keep their names
-        :param generator: a key of :data:`GENERATORS`; the topic's own name by default
+        :param generator: what makes the records, or its key in :data:`GENERATORS`, by default the topic's
+            name. The load ends when it does
         :param rows: stop after so many rows
         :param seconds: stop after so long
         :param partitions: of each topic that is not there yet
@@ -210,15 +211,10 @@ class Load:
         :raises BadInputError: if there is no such generator, or the pace is not above 0
         """
         check_topic(topic)
-        name = generator or topic
-        if name not in GENERATORS:
-            problem = f"Nothing generates rows for the topic {name!r}"
-            known = ", ".join(GENERATORS)
-            raise BadInputError(problem=problem, cure=f"There are generators for: {known}.")
         if not rows_per_second > 0:
             problem = f"{rows_per_second} rows a second is not above 0"
             raise BadInputError(problem=problem, cure="Give a number like 2000.")
-        self._generator = GENERATORS[name]
+        self._generator = _found(generator or topic)
         #: The topic of each of the generator's topics. A record names its main topic with "".
         self.topics = {"": topic}
         for other in self._generator.topics[1:]:
@@ -321,7 +317,9 @@ class Load:
             if given == self._rows or not self._wait(began + record.due_seconds, end):
                 break
             topic = self.topics[record.topic]
-            partition = hash_of(record.key) % partition_counts[record.topic]
+            partition = None
+            if record.key is not None:
+                partition = hash_of(record.key) % partition_counts[record.topic]
             future = producer.send(topic, value=record.value, key=record.key, partition=partition)
             given += 1
             future.add_callback(self._acknowledge, record, first_numbers[record.topic])
@@ -359,6 +357,17 @@ class Load:
             if not self.report.error:
                 self.report.error = f"{type(error).__name__}: {error}"
         self._stop.set()
+
+
+def _found(generator: str | Generator) -> Generator:
+    if isinstance(generator, Generator):
+        return generator
+    if generator not in GENERATORS:
+        problem = f"Nothing generates rows for the topic {generator!r}"
+        known = ", ".join(GENERATORS)
+        cure = f"There are generators for: {known}. `hindcast load --file` sends the lines of a file."
+        raise BadInputError(problem=problem, cure=cure)
+    return GENERATORS[generator]
 
 
 def _remembered_hash() -> Callable[[bytes], int]:

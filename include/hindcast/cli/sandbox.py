@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,8 @@ from hindcast.cli.listings import show
 from hindcast.cli.options import MACHINE, EveryOption, FormatOption, PipelineArgument, WatchOption, WideOption
 from hindcast.cli.output import Format, Output
 from hindcast.cli.text_table import Columns
-from hindcast.errors import PrerequisiteError
+from hindcast.errors import BadInputError, PrerequisiteError
+from hindcast.pipeline import Pipeline, Topic
 from hindcast.settings import Settings
 
 RateOption = Annotated[float, typer.Option("--rows-per-second", min=0.001, help="pace of the load")]
@@ -35,6 +37,10 @@ WorkersOption = Annotated[
 ]
 RowsOption = Annotated[int | None, typer.Option("--rows", min=1, help="stop after so many rows")]
 SecondsOption = Annotated[float | None, typer.Option("--seconds", min=0.1, help="stop after so many seconds")]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", help="send the lines of a file, plain or compressed with gzip")
+]
+TopicOption = Annotated[str, typer.Option("--topic", help="with --file: another topic of the pipeline")]
 OnceOption = Annotated[
     bool, typer.Option("--once", help="stop everything after the verdict; exit 0 only if it passes")
 ]
@@ -151,12 +157,14 @@ def load(
     seed: SeedOption = 1,
     rows: RowsOption = None,
     seconds: SecondsOption = None,
+    file: FileOption = None,
+    topic: TopicOption = "",
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Send rows to the pipeline's topics until Ctrl-C, and print how many arrived.
 
     A topic that does not exist is made with 4 partitions. The generator of the pipeline's main topic makes
-    the rows.
+    the rows. With --file each line of the file is a record, as it is, and the load ends with the file.
     """
     from dataclasses import asdict
 
@@ -165,11 +173,16 @@ def load(
     from hindcast.kafka.security import security_options
     from hindcast_sandbox import load as loads
     from hindcast_sandbox import stack
+    from hindcast_sandbox.file_records import file_records
 
     hindcast = Hindcast()
     settings = hindcast.settings
     declared = hindcast.pipeline(pipeline).declared
-    topic = declared.source.name
+    source = _topic_of(declared, topic)
+    generator = None
+    if file is not None:
+        generator = file_records(file, source)
+    topic = source.name
     servers = settings.bootstrap_servers
     console = Console(stderr=True, highlight=False)
     with console.status(f"Reaching the broker at {servers}") as line:
@@ -183,6 +196,7 @@ def load(
             servers,
             topic,
             loads.report_path(settings, topic),
+            generator=generator,
             seed=seed,
             rows_per_second=rows_per_second,
             rows=rows,
@@ -194,6 +208,18 @@ def load(
         with loads.stopped_by_signals(run):
             report = run.run()
     Output(output).row(asdict(report))
+
+
+def _topic_of(pipeline: Pipeline, name: str) -> Topic:
+    """The pipeline's topic of that name; its source if there is no name.
+
+    :raises BadInputError: if it reads no such topic
+    """
+    for topic in pipeline.topics:
+        if name in ("", topic.name):
+            return topic
+    names = ", ".join(topic.name for topic in pipeline.topics)
+    raise BadInputError(problem=f"{pipeline.name} reads no topic {name!r}", cure=f"It reads: {names}.")
 
 
 @app.command(rich_help_panel=MACHINE)

@@ -10,11 +10,11 @@ class Record:
     """One record to send, ``due_seconds`` after the start.
 
     ``poison`` names what is wrong with it, "" for a good row. ``topic`` is one of the generator's topics,
-    "" for its main one.
+    "" for its main one. Without a key the producer chooses the partition.
     """
 
     due_seconds: float
-    key: bytes
+    key: bytes | None
     value: bytes | None
     late: bool = False
     poison: str = ""

@@ -17,7 +17,8 @@ from kafka.future import Future
 from kafka.partitioner.default import murmur2
 
 from hindcast.errors import BadInputError
-from hindcast.pipeline import TOPIC_STRIDE
+from hindcast.pipeline import TOPIC_STRIDE, Topic
+from hindcast_sandbox.file_records import file_records
 from hindcast_sandbox.generators import GENERATORS, Generator
 from hindcast_sandbox.generators.record import Record
 from hindcast_sandbox.load import Load, LoadReport
@@ -38,12 +39,14 @@ class MemoryProducer:
     """Keeps what is sent, and acknowledges it at once."""
 
     partitions: dict[str, int]
-    kept: dict[tuple[str, int], list[tuple[bytes, bytes | None]]] = field(default_factory=dict)
+    kept: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]] = field(default_factory=dict)
 
     def partitions_for(self, topic: str) -> set[int]:
         return set(range(self.partitions[topic]))
 
-    def send(self, topic: str, *, value: bytes | None, key: bytes, partition: int) -> Future:
+    def send(self, topic: str, *, value: bytes | None, key: bytes | None, partition: int | None) -> Future:
+        if partition is None:  # the producer's own choice
+            partition = 0
         assert partition < self.partitions[topic]
         records = self.kept.setdefault((topic, partition), [])
         records.append((key, value))
@@ -89,7 +92,7 @@ def test_a_record_goes_where_its_own_topic_and_key_say(load_factory: Callable[..
     load = load_factory("views-of-a-test", generator="page_views", rows=2000)
     producer = MemoryProducer({"views-of-a-test": 4, "searches": 2, "profiles": 1})
     load._send_all(producer, START)
-    expected: dict[tuple[str, int], list[tuple[bytes, bytes | None]]] = {}
+    expected: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]] = {}
     for record in islice(GENERATORS["page_views"].make(1, 1e9, START), 2000):
         topic = record.topic or "views-of-a-test"
         place = (topic, (murmur2(record.key) & 0x7FFFFFFF) % producer.partitions[topic])
@@ -177,3 +180,17 @@ def test_no_topic_has_two_generators() -> None:
     counts = Counter(topic for generator in GENERATORS.values() for topic in generator.topics)
     assert set(counts.values()) == {1}
     assert all(name == generator.topics[0] for name, generator in GENERATORS.items())
+
+
+def test_a_load_ends_with_its_file(load_factory: Callable[..., Load], tmp_path: Path) -> None:
+    """Rows with a key go where the key says; the producer places the others."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"ticker": "A"}\nno row\n{"ticker": "B"}\n')
+    topic = Topic("trades", schema="ticker string", key="ticker")
+    load = load_factory("trades", generator=file_records(path, topic))
+    producer = MemoryProducer({"trades": 4})
+    assert load._send_all(producer, START) == 3
+    assert load.report.sent == 3
+    for key in (b"A", b"B"):
+        place = ("trades", (murmur2(key) & 0x7FFFFFFF) % 4)
+        assert (key, b'{"ticker": "%s"}' % key) in producer.kept[place]
