@@ -104,24 +104,31 @@ class Catalog(Mapping[str, Pipeline]):
 
 
 def load(folder: Path) -> Catalog:
-    """Load every ``*.py`` of the folder, in the order of the names. Of two files in conflict the later one is
-    refused.
+    """Load every ``*.py`` of the folder and of those below it, in the order of their paths. Of two files in
+    conflict the later one is refused.
 
-    A file without a pipeline is a module that others import. So is a file whose name begins with ``_``; it is
-    loaded only if another file imports it.
+    A file without a pipeline is a module that others import. So is one whose name, or whose folder's name,
+    begins with ``_`` or a dot; it is loaded only if another file imports it.
     """
     catalog = Catalog()
     with _LOADING:
         modules = Folder(folder)
-        for path in sorted(folder.glob("*.py")):
-            if path.name.startswith("_"):
-                continue
+        for path in _files(folder):
             found, errors = _load(modules, path)
             if errors:
                 catalog.errors[str(path)] = together(errors)
             else:
                 catalog.admit(str(path), found)
     return catalog
+
+
+def _files(folder: Path) -> list[Path]:
+    found = []
+    for path in folder.rglob("*.py"):
+        names = path.relative_to(folder).parts
+        if not any(name.startswith(("_", ".")) for name in names):
+            found.append(path)
+    return sorted(found)
 
 
 def _load(modules: Folder, path: Path) -> tuple[list[Pipeline], list[PipelineError]]:

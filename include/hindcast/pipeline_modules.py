@@ -1,8 +1,8 @@
 """Import the Python files of a pipelines folder, and the modules next to them.
 
-The folder is a package of its own below ``hindcast_pipelines``, named by its path: two folders that one
-process loads never see each other's modules, and no file replaces a library. A pipeline imports a module of
-its folder as ``import prices``, ``from rules.tax import rate`` or ``from . import prices``. Python's own
+The folder is a package of its own below ``hindcast_pipelines``, named by its path, and the folders below it
+are that package's own: two pipelines folders that one process loads never see each other's modules, and no
+file replaces a library. A pipeline imports a module of the folder as ``import prices``, ``from rules.tax import rate`` or ``from . import prices``. Python's own
 modules and installed libraries come first, so that a file added to the folder never changes the imports of
 the others.
 
@@ -70,7 +70,8 @@ class Folder:
         return self.declarations.get(self._name_of(path), Declarations())
 
     def _name_of(self, path: Path) -> str:
-        return f"{self.package}.{path.stem.replace('.', '_')}"
+        above = path.relative_to(self.folder).parent.parts
+        return ".".join([self.package, *above, path.stem.replace(".", "_")])
 
     def has_beside(self, name: str) -> bool:
         """Whether a top-level name means a module of this folder."""

@@ -114,8 +114,8 @@ class Settings(BaseSettings):
     )
     pipelines_dir: Path = Field(
         default_factory=_default_pipelines_dir,
-        description="folder of the files that declare pipelines; default `include/pipelines` of a checkout, "
-        "else `pipelines` below the working directory",
+        description="folder of the files that declare pipelines, with those below it; default "
+        "`include/pipelines` of a checkout, else `pipelines` below the working directory",
     )
     fleet: str = Field(default="default", description="the fleet a worker joins")
     workers: int = Field(default=2, ge=1, le=1000, description="worker slots of the fleet")
@@ -184,6 +184,11 @@ class Settings(BaseSettings):
         ge=0.0,
         description="scheduled replays start up to so long after their interval, "
         "each pipeline at its own delay",
+    )
+    dag_prefix: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9_.-]*$",
+        description="what the ids of the DAGs begin with, such as `hindcast.`, in an Airflow that has others",
     )
     spark_pool: str = Field(
         default="hindcast_spark",
@@ -275,6 +280,12 @@ class Settings(BaseSettings):
     @property
     def logs_dir(self) -> Path:
         return self.home / "logs"
+
+    def dag_id(self, name: str, of: str = "") -> str:
+        """The id of one of Hindcast's DAGs, such as ``supervise`` or the ``replay`` of a pipeline."""
+        if of:
+            name = f"{name}.{of}"
+        return self.dag_prefix + name
 
     def environment(self) -> dict[str, str]:
         """The variables that give a child process these same settings and the library on its path.

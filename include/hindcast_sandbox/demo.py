@@ -253,7 +253,7 @@ def judge(
     demo.installation = Installation(stack.up(demo.settings, topic=None, say=say))
     pause_remembered(demo.settings, say)
     run_only(demo.installation, demo.pipeline)
-    unpause(demo, "supervise", "maintain")
+    unpause(demo, demo.settings.dag_id("supervise"), demo.settings.dag_id("maintain"))
     _wait_owned(demo)
     stack.start_load(demo.settings, topic, rows_per_second, seed)
     say(
@@ -411,8 +411,8 @@ def _audited(tables: ControlTables, pipeline: Pipeline, batches: Mapping[str, in
 def _replay(demo: Demo, report: LoadReport) -> tuple[dict[str, Any], dict[str, Any]]:
     """Have Airflow replay the report's offsets; returns the verdict's row and the run's."""
     settings = demo.settings
-    replay_dag = f"replay.{demo.pipeline.name}"
-    validate_dag = f"validate.{demo.pipeline.name}"
+    replay_dag = settings.dag_id("replay", demo.pipeline.name)
+    validate_dag = settings.dag_id("validate", demo.pipeline.name)
     token = airflow.login(settings)
     unpause_until_down(demo, replay_dag, validate_dag)
     body = {"logical_date": None, "conf": _replay_conf(demo, report)}

@@ -86,6 +86,47 @@ def test_a_pipeline_imports_what_lies_beside_it(tmp_path: Path, imports: str, re
     assert not {"prices", "rules", "plain"} & sys.modules.keys()
 
 
+@pytest.mark.parametrize(
+    ("imports", "result"),
+    [
+        ("from . import rates", "rates.RATE"),
+        ("from .rates import RATE", "RATE"),
+        ("from sales.rates import RATE", "RATE"),
+        ("from ..prices import RATE", "RATE - 1"),
+        ("import prices", "prices.RATE - 1"),
+    ],
+)
+@pytest.mark.parametrize("file", ["sales/one.py", "sales/one.v2.py"])
+@pytest.mark.parametrize("package", [True, False], ids=["package", "folder"])
+def test_a_pipeline_lies_in_a_folder_below(
+    tmp_path: Path, imports: str, result: str, file: str, package: bool
+) -> None:
+    """Its own folder's modules are beside it, those of the pipelines folder have their plain names."""
+    write(tmp_path, "prices.py", "RATE = 8")
+    write(tmp_path, "sales/rates.py", "RATE = 7")
+    if package:
+        write(tmp_path, "sales/__init__.py", "")
+    write(tmp_path, file, PIPELINE.format(imports=imports, result=result, name="one", version=1))
+    assert answer(tmp_path) == 7
+
+
+def test_a_folder_that_is_hidden_has_no_pipelines(tmp_path: Path) -> None:
+    """Caches of tools, environments, and what is set aside."""
+    for file in ("_old/one.py", ".venv/lib/one.py", "sales/__pycache__/one.py", "sales/_one.py"):
+        write(tmp_path, file, "raise RuntimeError")
+    found = catalog.load(tmp_path)
+    assert (dict(found), found.errors) == ({}, {})
+
+
+def test_a_file_in_a_folder_below_is_refused_alone(tmp_path: Path) -> None:
+    """With its path and line."""
+    pipeline_of(tmp_path, "", "1")
+    bad = write(tmp_path, "sales/two.py", "\n\n1 / 0\n")
+    found = catalog.load(tmp_path)
+    assert list(found) == ["one"]
+    assert f"{bad}:3" in str(found.errors[str(bad)])
+
+
 def test_two_folders_do_not_see_each_others_modules(tmp_path: Path) -> None:
     """Not while they are loaded, and not when a function imports later; what one lacks it does not find in
     the other.

@@ -67,9 +67,9 @@ Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no
 
 REPLAY_DOC = """
 Runs the same offsets again as a batch: the *hindcast* of `{name}`.
-Each hindcast raises an asset event, on which `validate.{name}` judges it.
+Each hindcast raises an asset event, on which `{validate}` judges it.
 
-- On its schedule, and in `airflow backfill create --dag-id replay.{name} --from-date ... --to-date ...`
+- On its schedule, and in `airflow backfill create --dag-id {replay} --from-date ... --to-date ...`
   (the end date counts too), a run covers its data interval.
   A scheduled run starts some time after its interval has ended; the delay is this pipeline's own.
 - Triggered by hand, a run covers what the form says. Ends are exclusive;
@@ -99,7 +99,7 @@ Each task may be retried or cleared: it does nothing twice.
 CORRECT_DOC = """
 A version of `{name}` has the policy *correct*: late rows change no window of its stream,
 and a batch corrects those windows afterwards.
-`validate.{name}` judges each hindcast of this DAG,
+`{validate}` judges each hindcast of this DAG,
 and readers get its answer if nothing of the verdict is unexplained.
 A run is skipped if no late row needs a correction,
 or if the version that is active then has another policy.
@@ -114,7 +114,7 @@ A failed verdict fails its task and names the rows that differ.
 def supervise_dag() -> DAG:
     """Reconcile, then sleep until the fleet has changed; again and again."""
     with DAG(
-        dag_id="supervise",
+        dag_id=_dag_id("supervise"),
         schedule="@continuous",
         start_date=START,
         catchup=False,
@@ -138,15 +138,21 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
     :param schedule: cron; the timetable is the one that has data intervals (Airflow's default for a cron
         text has empty ones)
     """
+    own_id = _dag_id("replay", pipeline.name)
     with DAG(
-        dag_id=f"replay.{pipeline.name}",
-        schedule=_spread(f"replay.{pipeline.name}", schedule),
+        dag_id=own_id,
+        schedule=_spread(own_id, schedule),
         start_date=START,
         catchup=False,
         max_active_runs=ACTIVE_RUNS,
         tags=TAGS,
         description=f"Replays ranges of {pipeline.source.name} as a batch: the hindcasts of {pipeline.name}",
-        doc_md=REPLAY_DOC.format(name=pipeline.name, wait_hours=Settings().replay_wait_seconds / 3600),
+        doc_md=REPLAY_DOC.format(
+            name=pipeline.name,
+            replay=own_id,
+            validate=_dag_id("validate", pipeline.name),
+            wait_hours=Settings().replay_wait_seconds / 3600,
+        ),
         params={
             "range": Param(
                 RangeChoice.INTERVAL.value,
@@ -169,6 +175,10 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
             **_driver(),
         )
     return dag
+
+
+def _dag_id(name: str, of: str = "") -> str:
+    return Settings().dag_id(name, of)
 
 
 def _spread(dag_id: str, schedule: str) -> SpreadCronTimetable:
@@ -219,15 +229,16 @@ def correct_dag(name: str, schedule: str) -> DAG:
 
     :param schedule: cron
     """
+    own_id = _dag_id("correct", name)
     with DAG(
-        dag_id=f"correct.{name}",
-        schedule=_spread(f"correct.{name}", schedule),
+        dag_id=own_id,
+        schedule=_spread(own_id, schedule),
         start_date=START,
         catchup=False,
         max_active_runs=1,
         tags=TAGS,
         description=f"Replays the windows of {name} for which late rows came, so that readers get them whole",
-        doc_md=CORRECT_DOC.format(name=name),
+        doc_md=CORRECT_DOC.format(name=name, validate=_dag_id("validate", name)),
     ) as dag:
         CorrectLateOperator(
             task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **_driver()
@@ -238,7 +249,7 @@ def correct_dag(name: str, schedule: str) -> DAG:
 def validate_dag(pipeline: Pipeline) -> DAG:
     """One verdict for each hindcast."""
     with DAG(
-        dag_id=f"validate.{pipeline.name}",
+        dag_id=_dag_id("validate", pipeline.name),
         schedule=[hindcast_asset(pipeline.name)],
         start_date=START,
         catchup=False,
@@ -277,7 +288,7 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
     """
     warm_minutes = warm_seconds / 60.0
     with DAG(
-        dag_id=f"reprocess.{name}",
+        dag_id=_dag_id("reprocess", name),
         schedule=None,
         start_date=START,
         catchup=False,
@@ -363,7 +374,7 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
 def maintain_dag() -> DAG:
     """Once a day, compact and tidy the control tables, the sinks and old hindcasts."""
     with DAG(
-        dag_id="maintain",
+        dag_id=_dag_id("maintain"),
         schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
         start_date=START,
         catchup=False,
@@ -381,7 +392,7 @@ def archive_dag(topics: Iterable[str], schedule: str) -> DAG:
     :param schedule: cron; several runs should fit into the shortest retention of the topics
     """
     with DAG(
-        dag_id="archive",
+        dag_id=_dag_id("archive"),
         schedule=CronDataIntervalTimetable(schedule, timezone="UTC"),
         start_date=START,
         catchup=False,
@@ -401,7 +412,7 @@ def benchmark_dag(pipelines: Iterable[str]) -> DAG:
     They run one after the other, because two at once would measure each other.
     """
     with DAG(
-        dag_id="benchmark",
+        dag_id=_dag_id("benchmark"),
         schedule=CronDataIntervalTimetable("@weekly", timezone="UTC"),
         start_date=START,
         catchup=False,

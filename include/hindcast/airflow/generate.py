@@ -73,26 +73,26 @@ def check_pipelines() -> None:
 
 
 def _variable(dag: DAG) -> str:
-    return str(dag.dag_id).replace(".", "_")
+    return str(dag.dag_id).replace(".", "_").replace("-", "_")
 
 
 def _pipeline_dags(catalog: Catalog, settings: Settings, wanted: str | None) -> Iterator[DAG]:
     """The DAGs of the catalog's pipelines; of all of them the wanted one, if one is."""
 
-    def asked(dag_id: str) -> bool:
-        return wanted in {None, dag_id}
+    def asked(name: str, of: str = "") -> bool:
+        return wanted in {None, settings.dag_id(name, of)}
 
     for name, pipeline in catalog.items():
-        if asked(f"replay.{name}"):
+        if asked("replay", name):
             yield replay_dag(pipeline, settings.replay_schedule)
-        if asked(f"validate.{name}"):
+        if asked("validate", name):
             yield validate_dag(pipeline)
-        if asked(f"reprocess.{name}"):
+        if asked("reprocess", name):
             yield reprocess_dag(name, catalog.versions(name), settings.warm_seconds)
     # Each for a name of which any version asks for it: a run is for the version that is active then.
     declared = catalog.every()
     for name in sorted({pipeline.name for pipeline in declared if pipeline.policy is Policy.CORRECT}):
-        if asked(f"correct.{name}"):
+        if asked("correct", name):
             yield correct_dag(name, settings.correct_schedule)
     topics = {topic.name for pipeline in declared for topic in pipeline.topics if topic.archive}
     if topics and asked("archive"):

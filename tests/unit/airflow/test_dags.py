@@ -204,6 +204,21 @@ def test_the_process_of_a_task_makes_its_dag_alone(monkeypatch: pytest.MonkeyPat
     assert made - {"supervise", "maintain"} == {dag_id} - {"nobody"}
 
 
+@pytest.mark.parametrize("wanted", ["", "team-a.replay.retries"])
+def test_the_ids_of_all_dags_begin_with_the_prefix(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    """An Airflow may have a DAG `maintain` of its own."""
+    monkeypatch.setenv("HINDCAST_DAG_PREFIX", "team-a.")
+    expected = {f"team-a.{dag_id}" for dag_id in ALL}
+    if wanted:
+        monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", wanted)
+        expected = {wanted, "team-a.supervise", "team-a.maintain"}
+    found: dict[str, Any] = {}
+    generate_dags(found)
+    made = {str(dag.dag_id): dag for dag in found.values()}
+    assert made.keys() == expected
+    assert "`team-a.validate.retries` judges it" in made["team-a.replay.retries"].doc_md
+
+
 def test_validate_waits_for_the_replays_asset_and_judges_one_run_a_task(dags: dict[str, DAG]) -> None:
     """Each verdict is a mapped task of its own."""
     dag = dags["validate.stock_stats"]
