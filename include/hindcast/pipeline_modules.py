@@ -2,9 +2,9 @@
 
 The folder is a package of its own below ``hindcast_pipelines``, named by its path, and the folders below it
 are that package's own: two pipelines folders that one process loads never see each other's modules, and no
-file replaces a library. A pipeline imports a module of the folder as ``import prices``, ``from rules.tax import rate`` or ``from . import prices``. Python's own
-modules and installed libraries come first, so that a file added to the folder never changes the imports of
-the others.
+file replaces a library. A pipeline imports a module of the folder as ``import prices``, ``from rules.tax
+import rate`` or ``from . import prices``. Python's own modules and installed libraries come first, so that a
+file added to the folder never changes the imports of the others.
 
 Absolute imports become imports of the folder's package when a file is compiled: they are right anywhere in
 the file, and whatever another folder has loaded since.

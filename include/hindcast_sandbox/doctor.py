@@ -202,7 +202,7 @@ def _foreign_broker(settings: Settings) -> Finding:
     waits = {"bootstrap_timeout_ms": _ANSWER_MS, "request_timeout_ms": _ANSWER_MS}
     try:
         with (
-            explained(settings, "its brokers"),
+            explained(servers, "its brokers"),
             KafkaAdminClient(**client_options(settings), **waits) as admin,
         ):
             count = len(admin.describe_cluster()["brokers"])

@@ -27,7 +27,7 @@ from typing import Any
 import structlog
 
 from hindcast.clock import Clock, SystemClock
-from hindcast.errors import BadInputError, BrokerUnavailableError, HindcastError, ServiceError
+from hindcast.errors import BadInputError, HindcastError, ServiceError
 from hindcast.kafka.security import security_options
 from hindcast.pipeline import TOPIC_STRIDE, check_topic
 from hindcast.processes.detach import write_atomically
@@ -270,14 +270,11 @@ class Load:
         return self.report
 
     def _make_topics(self) -> None:
-        from kafka.errors import KafkaError
+        from hindcast.kafka.why_unavailable import explained
 
         for topic in self.topics.values():
-            try:
+            with explained(self._servers, topic):
                 ensure_topic(self._servers, topic, self._partitions, security=self._security)
-            except (KafkaError, OSError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise BrokerUnavailableError(servers=self._servers, topic=topic, reason=reason) from error
 
     def _connect(self) -> Any:
         from kafka import KafkaProducer

@@ -93,7 +93,7 @@ class TopicOffsets:
         """
         self.partitions(topic)
         with (
-            explained(self._settings, topic),
+            explained(self._servers, topic),
             KafkaAdminClient(
                 **client_options(self._settings),
                 request_timeout_ms=self._answer_ms,
@@ -129,7 +129,7 @@ class TopicOffsets:
 
     @contextmanager
     def _answers(self, topic: str) -> Iterator[Any]:
-        with explained(self._settings, topic):
+        with explained(self._servers, topic):
             try:
                 if self._open is None:
                     self._open = KafkaConsumer(

@@ -298,7 +298,7 @@ def _make_marks(settings: Settings) -> None:
     :raises BadInputError: if the topic is there, but retention may delete marks
     """
     reach("letters.1")
-    with explained(settings, MARKS), KafkaAdminClient(**client_options(settings)) as admin:
+    with explained(settings.bootstrap_servers, MARKS), KafkaAdminClient(**client_options(settings)) as admin:
         _create_marks(admin)
         policy = _policy_of_marks(admin)
     if policy != _COMPACT:
@@ -373,7 +373,7 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
             letters=row["letters"],
             header=RUN_HEADER,
         )
-    with explained(settings, MARKS):
+    with explained(settings.bootstrap_servers, MARKS):
         return _has_mark(settings, row["run_id"], int(began["offset"]))
 
 
@@ -499,7 +499,7 @@ def _producer(settings: Settings, pipeline: Pipeline, most_bytes: int = 0) -> It
     :raises BrokerUnavailableError: from the body of the ``with`` statement, too
     """
     reach("letters.2")
-    with explained(settings, pipeline.source.name):
+    with explained(settings.bootstrap_servers, pipeline.source.name):
         producer = KafkaProducer(
             **client_options(settings),
             transactional_id=f"hindcast-mend-{pipeline.name}",

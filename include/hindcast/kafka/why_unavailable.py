@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from hindcast.errors import BrokerRefusesError, BrokerUnavailableError
-from hindcast.settings import Settings
 
 #: What is in the reasons of a client that a broker does not take: certificates, accounts, what they may do.
 _REFUSALS = ("SSL", "certificate", "Sasl", "Authentication", "Authorization", "ACCESS_DENIED")
@@ -52,9 +51,10 @@ _connecting.propagate = False  # each try has several lines, and what is raised 
 
 
 @contextmanager
-def explained(settings: Settings, topic: str) -> Iterator[None]:
+def explained(servers: str, topic: str) -> Iterator[None]:
     """Around what a client of kafka-python does, its connecting included.
 
+    :param servers: the brokers' addresses
     :param topic: what it asks about
     :raises BrokerUnavailableError: if no broker answered
     :raises BrokerRefusesError: if one did, but does not take this client
@@ -66,14 +66,14 @@ def explained(settings: Settings, topic: str) -> Iterator[None]:
         reasons = [_text(error)]
         if isinstance(error, KafkaTimeoutError):
             reasons = _heard.since(began) or reasons
-        raise _unavailable(settings, topic, reasons) from error
+        raise _unavailable(servers, topic, reasons) from error
 
 
-def _unavailable(settings: Settings, topic: str, reasons: list[str]) -> BrokerUnavailableError:
+def _unavailable(servers: str, topic: str, reasons: list[str]) -> BrokerUnavailableError:
     refused = _refusal(reasons)
     if refused:
-        return BrokerRefusesError(servers=settings.bootstrap_servers, topic=topic, reason=refused)
-    return BrokerUnavailableError(servers=settings.bootstrap_servers, topic=topic, reason=reasons[0])
+        return BrokerRefusesError(servers=servers, topic=topic, reason=refused)
+    return BrokerUnavailableError(servers=servers, topic=topic, reason=reasons[0])
 
 
 def _refusal(reasons: list[str]) -> str:
