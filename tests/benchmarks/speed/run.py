@@ -15,9 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.speed.goals import table_of_goals
 from benchmarks.speed.install import install
 from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, read_at_ms
-from benchmarks.speed.report import RECORDS, record_of, table, write_page
+from benchmarks.speed.record import record_of
+from benchmarks.speed.report import RECORDS, table, write_page
 from benchmarks.speed.sides import SIDES, Side, bench_folder
 from benchmarks.speed.workload import Workload
 from kafka import KafkaAdminClient
@@ -182,7 +184,7 @@ def main() -> None:
     if asked.record:
         record.write(RECORDS / written.name)
         write_page()
-    print("\n".join(table(record)))  # noqa: T201 - the result
+    print("\n".join([*table(record), "", *table_of_goals(record)]))  # noqa: T201 - the result
     print(f"Written to {written}.", file=sys.stderr)  # noqa: T201 - progress
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.speed.goals import table_of_goals
 from benchmarks.speed.measure import (
     Commit,
     check_answer,
@@ -23,7 +24,8 @@ from benchmarks.speed.measure import (
     rows_of_delta,
     rows_of_flink,
 )
-from benchmarks.speed.report import BEGIN, END, Record, record_of, table, write_page
+from benchmarks.speed.record import Record, record_of
+from benchmarks.speed.report import BEGIN, END, table, write_page
 from benchmarks.speed.workload import HEAD, SLIDE_MS, WINDOW_MS, Workload
 from deltalake import write_deltalake
 from support.benchmark_figures import percentile
@@ -247,6 +249,20 @@ def test_a_side_alone_has_no_ratio() -> None:
     assert record(1.0, {"tuned": runs(1.0)}).ratios("tuned", "p50") == []
     (*_, flink) = table(record(1.0, {"hindcast": runs(1.0), "flink": runs(4.0)}))
     assert flink.endswith("| 0.25 | 0.25 | 1.00 |")
+
+
+def test_each_goal_is_set_beside_the_median_of_its_pairs() -> None:
+    """One of a side or a load that was not measured is left out, and one that was missed is in bold."""
+    ours = [{**run, "burst": 9_000.0} for run in runs(1.0, 2.0, 9.0)]
+    tuned = [{**run, "burst": 3_000.0} for run in runs(4.0, 4.0, 10.0)]
+    assert list(table_of_goals(record(4_000.0, {"hindcast": ours, "tuned": tuned})))[2:] == [
+        "| rows a second at once, ours / tuned | at least 3 | 3.00 (3.00 to 3.00) | yes |",
+        "| p50, ours / tuned | at most 0.4 | 0.50 (0.25 to 0.90) | **no** |",
+    ]
+    assert list(table_of_goals(record(10_000.0, {"hindcast": runs(0.5)})))[2:] == [
+        "| p50 in seconds | at most 0.5 | 0.50 | yes |",
+        "| p99 in seconds | at most 1.5 | 1.00 | yes |",
+    ]
 
 
 def test_the_page_has_the_figures_of_all_records_and_else_stays(tmp_path: Path) -> None:
