@@ -31,6 +31,7 @@ from hindcast.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from hindcast.kafka.lag import ShardLag
     from hindcast.leases.lease import Lease
     from hindcast.recovery.plan_rewind import RewindPlan
     from hindcast.recovery.rewind_record import BegunRecord
@@ -106,6 +107,17 @@ class Hindcast(Installation):
         """
         found = self._read(self.lease_table.leases_if_any)
         return [lease for lease in found if pipeline in ("", lease.stream_id)]
+
+    def lag(self, pipeline: str = "") -> list[ShardLag]:
+        """How far each shard is behind its topic, asked of the brokers.
+
+        :raises BrokerUnavailableError, UnknownTopicError: if the brokers do not say
+        """
+        from hindcast.kafka.lag import lag_of_shards
+        from hindcast.kafka.offsets import TopicOffsets
+
+        with TopicOffsets(self.settings) as offsets:
+            return lag_of_shards(self.leases(), self.catalog, offsets, pipeline)
 
     def versions(self, pipeline: str = "") -> list[Row]:
         """The versions of pipelines: state, lag and table of each."""
@@ -363,6 +375,10 @@ class InstalledPipeline:
     def leases(self) -> list[Lease]:
         """The leases of its shards, and its desired state."""
         return self._hindcast.leases(self.name)
+
+    def lag(self) -> list[ShardLag]:
+        """How far its shards are behind its topics; see :meth:`Hindcast.lag`."""
+        return self._hindcast.lag(self.name)
 
     def checkpoints(self, *, since: datetime | None = None, limit: int | None = None) -> list[Row]:
         """Its committed batches, newest first."""

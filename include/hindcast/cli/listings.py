@@ -7,6 +7,7 @@ table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ from hindcast.errors import BadInputError
 from hindcast.pipeline import Pipeline, check_name
 
 if TYPE_CHECKING:
+    from hindcast.kafka.lag import ShardLag
     from hindcast.leases.lease import Lease
     from hindcast.shards.pipeline_row import PipelineRow
 
@@ -55,6 +57,10 @@ LEASES = Columns(
         "updated_at",
     ],
     spare=("lease_counter", "lease_stealer", "updated_at", "status_type", "epoch"),
+)
+LAG = Columns(
+    ["pipeline", "version", "shard", "state", "owner", "records", "seconds", "oldest_at"],
+    spare=("oldest_at", "owner"),
 )
 CHECKPOINTS = Columns(
     [
@@ -219,6 +225,51 @@ def _lease(lease: Lease) -> dict[str, Any]:
         "checkpoint": lease.checkpoint,
         "detail": lease.detail,
         "updated_at": lease.updated_at,
+    }
+
+
+@app.command(rich_help_panel=STREAMS)
+def lag(
+    pipeline: PipelineOption = "",
+    output: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """List how far each shard is behind its topic: in records, and the age of the oldest of them in seconds.
+
+    The brokers are asked, so it is right while no worker runs as well.
+    """
+    hindcast = Hindcast()
+
+    def read() -> list[dict[str, Any]]:
+        now = datetime.now(UTC)
+        rows = [_lag(shard, now) for shard in hindcast.lag(pipeline)]
+        return rows_or_unknown(hindcast, rows, pipeline)
+
+    form = Output(output, wide=wide, watch=watch, every=every)
+    show(hindcast, form, read, LAG, "Nothing is consumed yet. A worker makes the leases.")
+
+
+def _lag(shard: ShardLag, now: datetime) -> dict[str, Any]:
+    partitions = {}
+    for number, partition in shard.partitions.items():
+        partitions[str(number)] = {
+            "read_to": partition.read_to,
+            "end": partition.end,
+            "records": partition.records,
+            "oldest_at": partition.oldest_at,
+        }
+    return {
+        "pipeline": shard.pipeline,
+        "version": shard.version,
+        "shard": shard.shard,
+        "state": shard.state,
+        "owner": shard.owner,
+        "records": shard.records,
+        "seconds": round(shard.seconds(now), 1),
+        "oldest_at": shard.oldest_at,
+        "partitions": partitions,
     }
 
 

@@ -1,10 +1,14 @@
-"""The first and the latest offsets of a topic, and the offsets of an instant. Spark reads the records."""
+"""The first and the latest offsets of a topic, the offsets of an instant, and the times of offsets.
+
+Spark reads the records.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,6 +23,7 @@ from hindcast.settings import Settings
 
 #: Longest wait for the broker's answer to one request; a healthy one answers in milliseconds.
 ANSWER_SECONDS = 10.0
+_POLL_MS = 200
 
 _T = TypeVar("_T")
 
@@ -123,6 +128,51 @@ class TopicOffsets:
             if first is not None:
                 offsets[place] = first.offset
         return {place.partition: offsets[place] for place in places}
+
+    def first_times(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
+        """The broker's time of the first record at each offset or after it, by partition.
+
+        A partition is left out if it has no such record, or if the broker did not send one in time.
+        """
+        if not offsets:
+            return {}
+        ends, earliest = self.latest(topic), self.earliest(topic)
+        waiting = {}
+        for partition, offset in offsets.items():
+            if offset < ends.get(partition, 0):
+                waiting[TopicPartition(topic, partition)] = max(offset, earliest[partition])
+        with explained(self._servers, topic):
+            # The least that a broker sends of a partition is the batch of records that has the offset.
+            consumer = KafkaConsumer(
+                **client_options(self._settings),
+                isolation_level="read_committed",
+                enable_auto_commit=False,
+                max_partition_fetch_bytes=1,
+                request_timeout_ms=self._answer_ms,
+                bootstrap_timeout_ms=self._answer_ms,
+            )
+            try:
+                return self._read_times(consumer, waiting, ends)
+            finally:
+                consumer.close(autocommit=False)
+
+    def _read_times(
+        self, consumer: Any, waiting: dict[TopicPartition, int], ends: Mapping[int, int]
+    ) -> dict[int, datetime]:
+        consumer.assign(list(waiting))
+        for place, offset in waiting.items():
+            consumer.seek(place, offset)
+        found: dict[int, datetime] = {}
+        deadline = time.monotonic() + self._answer_ms / 1000
+        while waiting and time.monotonic() < deadline:
+            for place, records in consumer.poll(timeout_ms=_POLL_MS).items():
+                found[place.partition] = datetime.fromtimestamp(records[0].timestamp / 1000, UTC)
+            for place in list(waiting):
+                # Past the end without a record: what was left are aborted records, or markers.
+                if place.partition in found or consumer.position(place) >= ends[place.partition]:
+                    del waiting[place]
+                    consumer.pause(place)
+        return found
 
     def _places(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, partition) for partition in self.partitions(topic)]

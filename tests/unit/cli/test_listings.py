@@ -21,6 +21,7 @@ from hindcast.tables.verdict_trends import TrendPoint, VerdictTrends
 
 LISTINGS = (
     ("pipelines",),
+    ("lag",),
     ("leases",),
     ("checkpoints",),
     ("verdicts",),

@@ -25,6 +25,7 @@ from hindcast.tables.table_names import ControlTable
 
 LISTINGS = (
     "pipelines",
+    "lag",
     "leases",
     "checkpoints",
     "verdicts",
