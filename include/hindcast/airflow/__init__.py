@@ -1,7 +1,7 @@
 """Airflow's side: DAGs, operators, triggers and the pages of the plugin.
 
-A DAG file of one's own imports from here :func:`generate_dags` and its parts, :func:`check_pipelines`, and
-the operators.
+A DAG file of one's own imports from here :func:`generate_dags` and its parts, :func:`check_pipelines`,
+:class:`HindcastTaskGroup` and the operators.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ _ROOMS = {
     "BenchmarkOperator": "operators",
     "CorrectLateOperator": "operators",
     "HindcastReplayOperator": "operators",
+    "HindcastTaskGroup": "task_group",
     "MaintainOperator": "operators",
     "ValidateOperator": "operators",
     "check_pipelines": "generate",

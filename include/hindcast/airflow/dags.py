@@ -10,6 +10,7 @@ from airflow.sdk import DAG, CronDataIntervalTimetable, Param, XComArg
 
 from hindcast.airflow.approval import DECISION, ApprovePromotionOperator, Decision
 from hindcast.airflow.assets import hindcast_asset
+from hindcast.airflow.driver_tasks import REPLAYS_AT_ONCE, RETRIES, driver_arguments
 from hindcast.airflow.operators import (
     ArchiveOperator,
     BenchmarkOperator,
@@ -30,7 +31,7 @@ from hindcast.airflow.reprocessing import (
     StartVersionOperator,
     WatchPromotedOperator,
 )
-from hindcast.airflow.scheduling import ASKED_FIRST, SpreadCronTimetable
+from hindcast.airflow.scheduling import SpreadCronTimetable
 from hindcast.airflow.supervision.operators import ReconcileOperator, WatchFleetOperator
 from hindcast.pipeline import Pipeline
 from hindcast.replay.request import RANGE_OPTIONS, RangeValue
@@ -42,23 +43,6 @@ TAGS = ["hindcast"]
 #: Active runs of one pipeline's replay, without those of a backfill, which has its own bound. Runs that
 #: wait for a slot or for their stream are active too, so there is room left for what a person asks for.
 ACTIVE_RUNS = 16
-#: Replays of one pipeline at once, backfills included: each is a Spark driver that uses every core it is
-#: given.
-REPLAYS_AT_ONCE = 1
-#: For faults that end by themselves, e.g. a broker that is away for a moment. A stream that is behind needs
-#: no retry.
-RETRIES: dict[str, Any] = {
-    "retries": 6,
-    "retry_delay": timedelta(seconds=20),
-    "retry_exponential_backoff": 2.0,
-    "max_retry_delay": timedelta(minutes=10),
-}
-
-
-def _driver() -> dict[str, Any]:
-    """Arguments of a task that starts a Spark driver: retries, a slot of the drivers' pool, its weight."""
-    return {**RETRIES, "pool": Settings().spark_pool, "weight_rule": ASKED_FIRST}
-
 
 SUPERVISE_DOC = """
 Unpause to start the fleet. Pausing this DAG, or losing all of Airflow, stops no stream:
@@ -172,7 +156,7 @@ def replay_dag(pipeline: Pipeline, schedule: str) -> DAG:
             from_time="{{ params.from_time or '' }}",
             to_time="{{ params.to_time or '' }}",
             max_active_tis_per_dag=REPLAYS_AT_ONCE,
-            **_driver(),
+            **driver_arguments(),
         )
     return dag
 
@@ -241,7 +225,7 @@ def correct_dag(name: str, schedule: str) -> DAG:
         doc_md=CORRECT_DOC.format(name=name, validate=_dag_id("validate", name)),
     ) as dag:
         CorrectLateOperator(
-            task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **_driver()
+            task_id="hindcast", pipeline=name, max_active_tis_per_dag=REPLAYS_AT_ONCE, **driver_arguments()
         )
     return dag
 
@@ -275,7 +259,7 @@ def validate_dag(pipeline: Pipeline) -> DAG:
             pipeline=pipeline.name,
             max_active_tis_per_dag=REPLAYS_AT_ONCE,
             map_index_template="{{ task.run_id }}",
-            **_driver(),
+            **driver_arguments(),
         ).expand(run_id=found.output)
     return dag
 
@@ -337,7 +321,7 @@ def reprocess_dag(name: str, versions: Sequence[int], warm_seconds: float) -> DA
         },
     ) as dag:
         about: dict[str, Any] = {"pipeline": name, "version": "{{ params.version }}", **RETRIES}
-        of_spark = {**about, **_driver()}
+        of_spark = {**about, **driver_arguments()}
         start = StartVersionOperator(
             task_id="start",
             start="{{ params['from'] }}",
@@ -402,7 +386,7 @@ def archive_dag(topics: Iterable[str], schedule: str) -> DAG:
         description="Copies topics into archives that outlive their retention",
     ) as dag:
         for topic in topics:
-            ArchiveOperator(task_id=topic, topic=topic, **_driver())
+            ArchiveOperator(task_id=topic, topic=topic, **driver_arguments())
     return dag
 
 
@@ -422,5 +406,5 @@ def benchmark_dag(pipelines: Iterable[str]) -> DAG:
         description="Replays the reference ranges of pipelines, so that versions can be compared",
     ) as dag:
         for name in pipelines:
-            BenchmarkOperator(task_id=name, pipeline=name, **_driver())
+            BenchmarkOperator(task_id=name, pipeline=name, **driver_arguments())
     return dag

@@ -230,6 +230,7 @@ class HindcastReplayOperator(AwaitingOperator):
 
     Each try has a run id of its own, so that an abandoned try never writes into the table of the next one.
 
+    :param announced: whether to raise the asset event, on which the DAG ``validate`` judges the hindcast
     :param choice: one of :class:`RangeChoice`. The other fields count if the choice needs them: offsets are
         JSON of partition to offset, ends are exclusive, times are ISO 8601 with an offset from UTC.
     """
@@ -241,6 +242,7 @@ class HindcastReplayOperator(AwaitingOperator):
         self,
         *,
         pipeline: str,
+        announced: bool = True,
         choice: str = RangeChoice.INTERVAL.value,
         from_offsets: str = "",
         to_offsets: str = "",
@@ -248,7 +250,10 @@ class HindcastReplayOperator(AwaitingOperator):
         to_time: str = "",
         **kwargs: Any,
     ) -> None:
-        super().__init__(pipeline=pipeline, outlets=[hindcast_asset(pipeline)], **kwargs)
+        if announced:
+            kwargs["outlets"] = [hindcast_asset(pipeline)]
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.announced = announced
         self.choice = choice
         self.from_offsets = from_offsets
         self.to_offsets = to_offsets
@@ -275,8 +280,9 @@ class HindcastReplayOperator(AwaitingOperator):
         if "run_id" not in result:
             raise AirflowSkipException(result["note"])
         run_id = result["run_id"]
-        asset_event = context["outlet_events"][hindcast_asset(self.pipeline)]
-        asset_event.extra = {"run_id": run_id, "pipeline": self.pipeline}
+        if self.announced:
+            asset_event = context["outlet_events"][hindcast_asset(self.pipeline)]
+            asset_event.extra = {"run_id": run_id, "pipeline": self.pipeline}
         left_out = result.get("plan", {}).get("left_out")
         if left_out:
             _log.warning(f"Only a part of the range was replayed: {left_out}.")
@@ -405,7 +411,8 @@ class ValidateOperator(ReplayAppOperator):
     template_fields = ("pipeline", "run_id")
     operator_extra_links = (VerdictLink(), DataDocsLink())
 
-    def __init__(self, *, pipeline: str, run_id: str, **kwargs: Any) -> None:
+    def __init__(self, *, pipeline: str, run_id: Any, **kwargs: Any) -> None:
+        """:param run_id: the replay's, as a text, or as the XCom argument that will have it"""
         super().__init__(pipeline=pipeline, **kwargs)
         self.run_id = run_id
 

@@ -103,6 +103,13 @@ def replay(**fields: Any) -> HindcastReplayOperator:
     return HindcastReplayOperator(task_id="hindcast", pipeline="stock_stats", **fields)
 
 
+def test_a_replay_may_raise_no_event(app: Any, context: dict[str, Any]) -> None:
+    """If another task judges it."""
+    app(0, run_id="r-1")
+    assert replay(announced=False).execute(context)["run_id"] == "r-1"
+    assert not context["outlet_events"]
+
+
 def test_a_replay_covers_the_data_interval_and_names_its_run_in_the_event(
     app: Any, context: dict[str, Any]
 ) -> None:
