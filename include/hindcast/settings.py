@@ -88,6 +88,11 @@ class Settings(BaseSettings):
     bootstrap_servers: str = Field(
         default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated"
     )
+    kafka_connection: str = Field(
+        default="",
+        description="id of the connection in Airflow, of the type Kafka, that has the brokers and the "
+        "account for what Airflow starts",
+    )
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="how clients reach the brokers, as Kafka's `security.protocol`"
     )

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 
 from hindcast import Hindcast
 from hindcast.airflow.assets import hindcast_asset
+from hindcast.airflow.kafka_connection import settings_of_children
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.replay_trigger import ConsumedTrigger, Wait
 from hindcast.airflow.spark_subprocess import Ended, SparkSubprocess
@@ -64,7 +65,7 @@ class AppOperator(BaseOperator):
         self._child: SparkSubprocess | None = None
 
     def run_app(self, arguments: Sequence[str]) -> Ended:
-        self._child = SparkSubprocess(Settings(), self.app, arguments)
+        self._child = SparkSubprocess(settings_of_children(Settings()), self.app, arguments)
         _log.info("Running the application.", app=self.app, arguments=list(arguments))
         return self._child.run(_log.info)
 

@@ -13,6 +13,7 @@ import structlog
 from airflow.sdk import BaseOperator
 
 from hindcast import Hindcast
+from hindcast.airflow.kafka_connection import settings_of_children
 from hindcast.airflow.links import ControlRoomLink
 from hindcast.airflow.supervision.conditions import (
     OTHER_TROUBLE,
@@ -161,7 +162,7 @@ def _declare(installation: Installation) -> None:
 def _launch(count: int, settings: Settings, events: EventLog) -> list[Service]:
     launched = []
     for _ in range(count):
-        service = launch_worker(settings)
+        service = launch_worker(settings_of_children(settings))
         launched.append(service)
         events.record(
             EventKind.WORKER_LAUNCHED,
