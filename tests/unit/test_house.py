@@ -50,6 +50,7 @@ STILTED = (
 _STILTED = re.compile(rf"\b(?:{'|'.join(STILTED)})\b", re.IGNORECASE)
 #: The pages that the rule of words leaves alone: history, and figures that a command writes.
 NOT_PROSE = frozenset({"CHANGELOG.md", "docs/runs.md"})
+BUILT = frozenset({".whl", ".jar", ".zip", ".gz", ".tar", ".class", ".so", ".pyc", ".jsa"})
 HEAVY = frozenset({"pyspark", "great_expectations", "delta"})
 
 Files = Mapping[str, str]
@@ -93,6 +94,13 @@ def machine_paths(files: Files) -> Iterator[str]:
         for number, line in enumerate(text.splitlines(), 1):
             if match := MACHINE_PATH.search(line):
                 yield f"{path}:{number} has the path {match[0]} of one machine"
+
+
+def built_files(files: Files) -> Iterator[str]:
+    """What was built or fetched: packages are depended on, and builds are made again."""
+    for path in files:
+        if Path(path).suffix in BUILT:
+            yield f"{path} was built or fetched: leave it out"
 
 
 def unexplained_sleeps(files: Files) -> Iterator[str]:
@@ -203,6 +211,7 @@ RULES: list[tuple[Rule, dict[str, str]]] = [
         machine_paths,
         {"docs/a.md": "cd /" + "root/hindcast", "docs/b.md": "https://host/root/page and $HOME/root/x"},
     ),
+    (built_files, {"package-1.0-py3-none-any.whl": "", "docs/wheel.md": ""}),
     (
         unexplained_sleeps,
         {"tests/a.py": "time.sleep(1)\n", "tests/b.py": "# the clock itself is under test\ntime.sleep(1)\n"},
