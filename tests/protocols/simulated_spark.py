@@ -171,7 +171,7 @@ class StandInCheckpoint:
 class StandInFrame:
     """:class:`hindcast.stream.query_frame.QueryFrame`, and the writer of the stream that comes from it."""
 
-    def __init__(self, spark: SimulatedSpark, _settings: Any, _pipeline: Any, _most_records: int) -> None:
+    def __init__(self, spark: SimulatedSpark, _settings: Any, _pipeline: Any) -> None:
         self._spark = spark
         self._start: Offsets = {}
         self._floors: Offsets = {}
