@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from hindcast.errors import BrokerRefusesError, BrokerUnavailableError
+from hindcast.kafka import security
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.settings import Settings
 
@@ -82,11 +83,16 @@ def test_a_closed_connection_is_explained(settings_factory: Factory) -> None:
     assert "as brokers do that want TLS or an account" in str(error)
 
 
-def test_a_port_that_says_nothing_is_not_waited_for_without_end(settings_factory: Factory) -> None:
-    """As a load balancer does whose brokers are gone."""
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+def test_a_port_that_says_nothing_is_not_waited_for_without_end(
+    settings_factory: Factory, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """As a load balancer does whose brokers are gone, or a broker that is paused."""
+    monkeypatch.setattr(security, "_HANDSHAKE_SECONDS", 0.5)
     given_up = threading.Event()
     with port(lambda _: given_up.wait()) as address:
-        error = told(settings_factory(bootstrap_servers=address))
+        error = told(settings_factory(bootstrap_servers=address, kafka_security_protocol=protocol))
         given_up.set()
     assert not isinstance(error, BrokerRefusesError), error
 

@@ -9,12 +9,15 @@ machines need no such files (Kafka's improvement proposal 651).
 from __future__ import annotations
 
 import os
+import ssl
 from pathlib import Path
 from typing import Any
 
 from hindcast.errors import SettingsRefusedError
 from hindcast.settings import Settings
 
+#: A healthy broker's takes milliseconds.
+_HANDSHAKE_SECONDS = 5.0
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -25,7 +28,7 @@ _LOGIN_MODULES = {
 def client_options(settings: Settings) -> dict[str, Any]:
     """The arguments by which a client of kafka-python reaches the brokers.
 
-    :raises SettingsRefusedError: if an account or a file is missing
+    :raises SettingsRefusedError: if an account or a file is missing, or a file holds no certificate or key
     """
     return {"bootstrap_servers": settings.bootstrap_servers.split(","), **security_options(settings)}
 
@@ -33,7 +36,7 @@ def client_options(settings: Settings) -> dict[str, Any]:
 def security_options(settings: Settings) -> dict[str, Any]:
     """The same without the addresses.
 
-    :raises SettingsRefusedError: if an account or a file is missing
+    :raises SettingsRefusedError: if an account or a file is missing, or a file holds no certificate or key
     """
     _check(settings)
     options: dict[str, Any] = {"security_protocol": settings.kafka_security_protocol}
@@ -42,10 +45,40 @@ def security_options(settings: Settings) -> dict[str, Any]:
         options["sasl_plain_username"] = settings.kafka_username
         options["sasl_plain_password"] = _password(settings)
     if _uses_tls(settings):
-        for option, file in _files(settings).items():
-            if file is not None:
-                options[f"ssl_{option}"] = str(file)
+        options["ssl_context"] = _tls(settings)
     return options
+
+
+class _TimedSocket(ssl.SSLSocket):
+    """A socket whose handshake ends. That of kafka-python has no timeout: it waits for ever for a port that
+    takes the connection and says nothing.
+    """
+
+    def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - as its base class has it
+        """It blocks kafka-python's own thread, which has no other connection while it begins."""
+        self.settimeout(_HANDSHAKE_SECONDS)
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()  # kafka-python drops it
+            raise
+        self.setblocking(False)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    """Brokers' names are checked against their certificates; the client shows its own if it has one."""
+    try:
+        context = ssl.create_default_context(cafile=settings.kafka_ca_file)
+        if settings.kafka_certificate_file is not None:
+            context.load_cert_chain(settings.kafka_certificate_file, settings.kafka_key_file)
+    except ssl.SSLError as error:
+        named = [str(file) for file in _files(settings).values() if file is not None]
+        problem = (
+            f"\n- {', '.join(named)}: OpenSSL cannot use these ({error}). Give certificates and keys as PEM."
+        )
+        raise SettingsRefusedError(count=1, problems=problem) from error
+    context.sslsocket_class = _TimedSocket
+    return context
 
 
 def spark_options(settings: Settings) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from typing import Any
 
 import pytest
@@ -40,7 +41,9 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_children_get_the_account(connected: Any) -> None:
     """Of the keys that say how a client reaches the brokers; what else a client may set is left alone."""
     settings = connected({**ACCOUNT, "group.id": "any", "auto.offset.reset": "latest"}, workers=7)
-    assert client_options(settings) == {
+    options = client_options(settings)
+    assert isinstance(options.pop("ssl_context"), ssl.SSLContext)
+    assert options == {
         "bootstrap_servers": ["broker-1:9093", "broker-2:9093"],
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "SCRAM-SHA-256",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.certificates import Authority
 
 from hindcast.errors import SettingsRefusedError
 from hindcast.kafka.security import client_options, spark_options
@@ -16,12 +19,39 @@ Factory = Callable[..., Settings]
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """A file for each setting that names one; each holds its setting's name."""
-    found = {}
-    for name in ("kafka_password_file", "kafka_ca_file", "kafka_certificate_file", "kafka_key_file"):
-        found[name] = tmp_path / name
-        found[name].write_text(f"{name}\n")
-    return found
+    """A file for each setting that names one."""
+    password = tmp_path / "password"
+    password.write_text("the word\n")
+    authority = Authority(tmp_path / "authority")
+    identity = authority.issue("me")
+    return {
+        "kafka_password_file": password,
+        "kafka_ca_file": authority.certificate,
+        "kafka_certificate_file": identity.certificate,
+        "kafka_key_file": identity.key,
+    }
+
+
+def _certificate(file: Path) -> bytes:
+    """The first one of a file."""
+    text = file.read_text()
+    end = "-----END CERTIFICATE-----\n"
+    return ssl.PEM_cert_to_DER_cert(text[: text.index(end) + len(end)])
+
+
+def _peer_of(client: ssl.SSLContext, files: dict[str, Path]) -> bytes | None:
+    """The certificate that a broker with these files sees, which wants one of its own authority."""
+    broker = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files["kafka_ca_file"])
+    broker.verify_mode = ssl.CERT_REQUIRED
+    broker.load_cert_chain(files["kafka_certificate_file"], files["kafka_key_file"])
+    to_broker, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    serving = broker.wrap_bio(to_broker, to_client, server_side=True)
+    asking = client.wrap_bio(to_client, to_broker, server_hostname="localhost")
+    for _ in range(4):
+        for side in (asking, serving):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return serving.getpeercert(binary_form=True)
 
 
 def test_a_plain_broker_needs_an_address_alone(settings_factory: Factory) -> None:
@@ -44,22 +74,24 @@ def test_both_clients_have_the_same_account(settings_factory: Factory, files: di
         kafka_password_file=files["kafka_password_file"],
         kafka_ca_file=files["kafka_ca_file"],
     )
-    assert client_options(settings) == {
+    python = client_options(settings)
+    context = python.pop("ssl_context")
+    assert python == {
         "bootstrap_servers": ["a:1"],
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "SCRAM-SHA-512",
         "sasl_plain_username": "me",
-        "sasl_plain_password": "kafka_password_file",
-        "ssl_cafile": str(files["kafka_ca_file"]),
+        "sasl_plain_password": "the word",
     }
+    assert context.get_ca_certs(binary_form=True) == [_certificate(files["kafka_ca_file"])]
     login = "org.apache.kafka.common.security.scram.ScramLoginModule required"
     assert spark_options(settings) == {
         "kafka.bootstrap.servers": "a:1",
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "SCRAM-SHA-512",
-        "kafka.sasl.jaas.config": f'{login} username="me" password="kafka_password_file";',
+        "kafka.sasl.jaas.config": f'{login} username="me" password="the word";',
         "kafka.ssl.truststore.type": "PEM",
-        "kafka.ssl.truststore.certificates": "kafka_ca_file\n",
+        "kafka.ssl.truststore.certificates": files["kafka_ca_file"].read_text(),
     }
 
 
@@ -67,17 +99,14 @@ def test_a_certificate_is_an_identity(settings_factory: Factory, files: dict[str
     """Without SASL there is no account."""
     names = ("kafka_ca_file", "kafka_certificate_file", "kafka_key_file")
     settings = settings_factory(kafka_security_protocol="SSL", **{name: files[name] for name in names})
-    python = client_options(settings)
-    assert {name: python[name] for name in python if "ssl" in name} == {
-        "ssl_cafile": str(files["kafka_ca_file"]),
-        "ssl_certfile": str(files["kafka_certificate_file"]),
-        "ssl_keyfile": str(files["kafka_key_file"]),
-    }
+    assert _peer_of(client_options(settings)["ssl_context"], files) == _certificate(
+        files["kafka_certificate_file"]
+    )
     spark = spark_options(settings)
     assert {name: spark[name] for name in spark if "keystore" in name} == {
         "kafka.ssl.keystore.type": "PEM",
-        "kafka.ssl.keystore.certificate.chain": "kafka_certificate_file\n",
-        "kafka.ssl.keystore.key": "kafka_key_file\n",
+        "kafka.ssl.keystore.certificate.chain": files["kafka_certificate_file"].read_text(),
+        "kafka.ssl.keystore.key": files["kafka_key_file"].read_text(),
     }
     assert "kafka.sasl.jaas.config" not in spark
 
@@ -110,6 +139,15 @@ def test_what_is_missing_is_named(settings_factory: Factory, given: dict[str, st
     for options in (client_options, spark_options):
         with pytest.raises(SettingsRefusedError, match=said):
             options(settings)
+
+
+def test_a_file_that_is_no_certificate_is_named(settings_factory: Factory, tmp_path: Path) -> None:
+    """OpenSSL alone says "no certificate or crl found", and not where."""
+    file = tmp_path / "authority.pem"
+    file.write_text("no certificate")
+    settings = settings_factory(kafka_security_protocol="SSL", kafka_ca_file=file)
+    with pytest.raises(SettingsRefusedError, match=r"authority\.pem: OpenSSL cannot use"):
+        client_options(settings)
 
 
 def test_a_password_is_shown_nowhere(settings_factory: Factory) -> None:
