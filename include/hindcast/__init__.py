@@ -6,7 +6,7 @@ installation with all that can be done with it.
 
 from typing import TYPE_CHECKING, Any
 
-from hindcast.pipeline import Format, Lookup, Mode, Pipeline, Policy, Table, Topic, Window, pipeline
+from hindcast.pipeline import Format, Lookup, Mode, Pipeline, Policy, Table, Topic, Window, pipeline, verified
 
 if TYPE_CHECKING:
     from hindcast.app import Hindcast
@@ -25,6 +25,7 @@ __all__ = [
     "Window",
     "pipeline",
     "read",
+    "verified",
 ]
 
 

@@ -19,10 +19,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from hindcast.errors import ReshardRefusedError, StoreUnavailableError
+from hindcast.errors import ForeignStreamError, ReshardRefusedError, StoreUnavailableError
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline, Policy, check, check_name
 from hindcast.replay.request import RangeFields, ReplayRequest, new_run_id
@@ -31,6 +31,8 @@ from hindcast.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from hindcast.foreign.adopt import Adopted, Found
+    from hindcast.foreign.record import Recorded
     from hindcast.kafka.lag import ShardLag
     from hindcast.leases.lease import Lease
     from hindcast.recovery.plan_rewind import RewindPlan
@@ -436,6 +438,7 @@ class InstalledPipeline:
         :raises PipelineError: if that number is not valid
         :raises ReshardRefusedError: if the pipeline has state of its own, which cannot be divided
         """
+        self._check_own()
         check(replace(self.declared, shards=shards))
         # Refused here, before a worker stops a healthy shard for it.
         if self.declared.re_execute:
@@ -461,9 +464,71 @@ class InstalledPipeline:
         return states.set_state(self.name, DesiredState(state))
 
     def _desired_states(self) -> DesiredStates:
+        """:raises ForeignStreamError: if others run the stream"""
         from hindcast.shards.desired_state import DesiredStates
 
+        self._check_own()
         return DesiredStates(self._hindcast.lease_table)
+
+    def _check_own(self) -> None:
+        """:raises ForeignStreamError: if others run the stream"""
+        if self._hindcast.catalog[self.name].is_foreign:
+            problem = "Hindcast judges its table and does not run it"
+            cure = "Do that where it runs."
+            raise ForeignStreamError(pipeline=self.name, problem=problem, cure=cure)
+
+    # A stream that others run
+
+    def record(self) -> Recorded:
+        """Bring what such a stream has done since the last time into the ledger; a verdict does that, too.
+
+        Spark deletes all but the newest batches from a checkpoint, and what it deletes before it was recorded
+        cannot be judged.
+
+        :raises ForeignStreamError: if it is a stream of this installation, or its checkpoint is not what the
+            declaration says
+        """
+        from hindcast.foreign.record import record
+
+        if not self.declared.is_foreign:
+            problem = "nobody else runs it: its workers record each batch"
+            raise ForeignStreamError(pipeline=self.name, problem=problem, cure="Validate it as it is.")
+        return record(self._hindcast, self.declared)
+
+    def find_adoptable(self, checkpoint: str) -> Found:
+        """The query that :meth:`adopt` would take over. Nothing is changed.
+
+        :raises ForeignStreamError: if it cannot be taken over
+        """
+        from hindcast.foreign.adopt import find
+
+        return find(self._hindcast, self.declared, checkpoint)
+
+    def adopt(self, checkpoint: str, *, by: str = "") -> Adopted:
+        """Take over the stream that writes this pipeline's table, at the exact offsets at which its query
+        ends. The query may still run: from now on the table takes none of its batches.
+
+        The declaration is :func:`hindcast.pipeline` with ``Table(..., url=...)``. If the stream was judged
+        before, name and version are those of the judgement, whose record goes on.
+
+        :param checkpoint: the path or URL of the query's checkpoint folder
+        :param by: who does it, for the event
+        :raises ForeignStreamError: if it cannot be taken over
+        """
+        from hindcast.foreign.adopt import adopt
+
+        adopted = adopt(self._quick_session, self._hindcast, self.declared, checkpoint, by)
+        self._desired_states().declare(self.declared, self._settings.workers)
+        return adopted
+
+    def _know_all_of_it(self, session: Callable[[], SparkSession]) -> None:
+        """Bring the ledger and the tables of late and poison rows up to date, if no worker does that."""
+        if not self.declared.is_foreign:
+            return
+        from hindcast.foreign.late_rows import file_late_rows
+
+        self.record()
+        file_late_rows(session(), self._hindcast, self.declared)
 
     # Replays and verdicts
 
@@ -476,13 +541,15 @@ class InstalledPipeline:
         return ReplayRequest(pipeline=self.name, version=self._asked_version, run_id=named, **range_)
 
     def plan(self, request: ReplayRequest) -> ReplayPlan:
-        """What a replay would read, and which windows it would judge. Starts no JVM.
+        """What a replay would read, and which windows it would judge. Starts no JVM, unless
+        others run the stream.
 
         :raises BadRangeError: if the range is reversed, empty, or no longer retained
         :raises RangeNotYetConsumedError: if the stream has not committed all of it
         """
         from hindcast.replay.run_replay import plan_replay
 
+        self._know_all_of_it(self._quick_session)
         _, plan = plan_replay(self._hindcast, self.declared, request)
         return plan
 
@@ -516,7 +583,14 @@ class InstalledPipeline:
         def session() -> SparkSession:
             return self._session(named.run_id)
 
-        return run_replay(session, self._hindcast, self.declared, named, tried_again=tried_again)
+        return run_replay(
+            session,
+            self._hindcast,
+            self.declared,
+            named,
+            prepare=partial(self._know_all_of_it, session),
+            tried_again=tried_again,
+        )
 
     def judge(self, run_id: str, *, policy: Policy | None = None) -> Row:
         """Judge the stream by one of the pipeline's replays: the row of ``verdicts``.
@@ -592,6 +666,7 @@ class InstalledPipeline:
         """
         from hindcast.recovery import plan_rewind
 
+        self._check_own()
         return plan_rewind.make_plan(self._hindcast, self.declared, to)
 
     def rewind(self, plan: RewindPlan, *, by: str = "", reason: str = "") -> BegunRecord:
@@ -633,6 +708,7 @@ class InstalledPipeline:
         """
         from hindcast.versions.start import start_version
 
+        self._check_own()
         return start_version(
             self._quick_session, self._hindcast, self.name, version, start, new_table=new_table, who=by
         )

@@ -81,6 +81,12 @@ class Catalog(Mapping[str, Pipeline]):
         """Every version of every pipeline."""
         return list(self.declared.values())
 
+    def consumed(self) -> list[Pipeline]:
+        """The lowest version of each pipeline that workers consume: all but those of streams that others
+        run.
+        """
+        return [pipeline for pipeline in self.values() if not pipeline.is_foreign]
+
     def refused(self) -> PipelinesRefusedError | None:
         """One error that lists every file that was refused and all that is wrong in it; None if none was."""
         if not self.errors:

@@ -273,6 +273,10 @@ class SinkCommitsLostError(HindcastError):
     """
 
 
+class ForeignStreamError(BadInputError):
+    """{pipeline} is a stream that others run: {problem}. {cure}"""
+
+
 class CheckpointRefusedError(HindcastError):
     """{pipeline}/{shard}: the Spark checkpoint at {path} cannot be used: {problem}. {cure}"""
 

@@ -209,11 +209,17 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Table:
-    """A Delta table; ``keys`` are the columns that name one row of the result."""
+    """A Delta table; ``keys`` are the columns that name one row of the result.
+
+    ``url`` is the path or URL of a table that is there already, in a lake of one's own; by default the table
+    is made below the root of all tables. The upkeep leaves a table with a URL alone.
+    """
 
     name: str
     keys: list[str] = field(default_factory=list)
     mode: Mode = Mode.APPEND
+    # Not in the repr: where the rows go changes no query, so it must not change a checkpoint's fingerprint.
+    url: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         _as_member(self, "mode", Mode)  # "upsert" may be written for it
@@ -251,12 +257,18 @@ class Pipeline:
     changed_at_most: float | None = None
     reference: tuple[str, str] | None = None
     expectations: tuple[dict[str, Any], ...] = ()
+    foreign_checkpoint: str = ""
     file: str = ""
     line: int = 0
     source_code: str = ""
 
     def __post_init__(self) -> None:
         _as_member(self, "policy", Policy)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether others run its stream, and Hindcast only judges it."""
+        return bool(self.foreign_checkpoint)
 
     @property
     def row_by_row(self) -> bool:
@@ -385,10 +397,8 @@ def pipeline(
     """
 
     def declare(transform: Callable[..., DataFrame]) -> Pipeline:
-        code = transform.__code__
-        result = Pipeline(
-            name=transform.__name__,
-            transform=transform,
+        return _declare(
+            transform,
             source=source,
             event_time=event_time,
             watermark=watermark,
@@ -404,29 +414,101 @@ def pipeline(
             paused=paused,
             late=late,
             late_sink=late_sink,
-            policy=policy,  # type: ignore[arg-type]  # a word becomes a member, or a mistake that is listed
+            policy=policy,
             captured_floor=captured_floor,
             ratio_bound=ratio_bound or {},
             tolerance=tolerance or {},
             changed_at_most=changed_at_most,
             reference=reference,
             expectations=tuple(expectations or ()),
-            file=code.co_filename,
-            line=code.co_firstlineno,
-            source_code=_source_of(transform),
         )
-        loading = declared.get()
-        errors = mistakes(result)
-        if loading is None:
-            if errors:
-                raise together(errors)
-            return result
-        loading.errors.extend(errors)
-        if not errors:
-            loading.pipelines.append(result)
-        return result
 
     return declare
+
+
+#: A stream of others takes every record, however far in the future it is stamped.
+_ANY_FUTURE = "36500 days"
+
+
+def verified(
+    *,
+    table: str,
+    checkpoint: str,
+    keys: list[str] | None = None,
+    source: Topic,
+    event_time: str,
+    watermark: str,
+    window: Window | None = None,
+    version: int = 1,
+    hindsight: Callable[..., DataFrame] | None = None,
+    captured_floor: float = 0.0,
+    ratio_bound: dict[str, float] | None = None,
+    tolerance: dict[str, float] | None = None,
+    expectations: list[dict[str, Any]] | None = None,
+) -> Callable[[Callable[..., DataFrame]], Pipeline]:
+    """Declare what a stream that others run should have computed. Its table is judged, and is never
+    written.
+
+    The stream is a query of Structured Streaming, of Spark 3.5 or later, that reads one topic and appends to
+    a Delta table. It goes on as it is: nothing of it is changed, and no worker consumes the topic. The
+    decorated function does what the query does between its source and its sink; in a windowed one the
+    query's table has Spark's own column ``window``.
+
+    :param table: the path or URL of the query's table
+    :param checkpoint: the path or URL of the query's checkpoint folder
+    :param keys: the columns that name one row of the result; ``window`` is one of them in a windowed query.
+        Without a window, whole rows are compared
+    :param watermark: the delay of the query's own ``withWatermark``
+    :param version: raise it if the query began again with another checkpoint: its record begins again, too
+    :param source: as of :func:`pipeline`; so are the other arguments
+    :raises PipelineError: with file, line and the valid form of each part of the declaration that is wrong
+    """
+
+    def declare(transform: Callable[..., DataFrame]) -> Pipeline:
+        return _declare(
+            transform,
+            source=source,
+            event_time=event_time,
+            watermark=watermark,
+            sink=Table(transform.__name__, list(keys or ()), url=table),
+            version=version,
+            window=window,
+            max_future=_ANY_FUTURE,
+            hindsight=hindsight,
+            captured_floor=captured_floor,
+            ratio_bound=ratio_bound or {},
+            tolerance=tolerance or {},
+            expectations=tuple(expectations or ()),
+            foreign_checkpoint=checkpoint,
+        )
+
+    return declare
+
+
+def _declare(transform: Callable[..., DataFrame], **arguments: Any) -> Pipeline:
+    """The pipeline of a function's own name. A catalog that is loading its module takes it, or its mistakes.
+
+    :raises PipelineError: if no catalog is loading, and the declaration has mistakes
+    """
+    code = transform.__code__
+    result = Pipeline(
+        name=transform.__name__,
+        transform=transform,
+        file=code.co_filename,
+        line=code.co_firstlineno,
+        source_code=_source_of(transform),
+        **arguments,
+    )
+    loading = declared.get()
+    errors = mistakes(result)
+    if loading is None:
+        if errors:
+            raise together(errors)
+        return result
+    loading.errors.extend(errors)
+    if not errors:
+        loading.pipelines.append(result)
+    return result
 
 
 def mistakes(pipeline: Pipeline) -> list[PipelineError]:

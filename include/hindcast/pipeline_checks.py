@@ -86,6 +86,7 @@ _PIPELINE_KINDS = {
     "ratio_bound": _Kind(dict, "a dictionary of columns and numbers", {}, _RATIO_FORM),
     "tolerance": _Kind(dict, "a dictionary of columns and numbers", {}, _TOLERANCE_FORM),
     "changed_at_most": _Kind((int, float, type(None)), "a number", None, _CHANGED_FORM),
+    "foreign_checkpoint": _Kind(str, "a path or URL", "", 'checkpoint="/lake/checkpoints/stock_stats"'),
 }
 _TOPIC_KINDS = {
     "name": _Kind(str, "a text", "t", 'Topic("trades", ...)'),
@@ -103,6 +104,7 @@ _TABLE_KINDS = {
     "name": _Kind(str, "a text", "t", 'Table("stock_stats", ...)'),
     "keys": _Kind((list, tuple), "a list of columns", [], 'keys=["window", "ticker"]'),
     "mode": _Kind(Mode, "one of append and upsert", Mode.APPEND, 'mode="append" or mode="upsert"'),
+    "url": _Kind(str, "a path or URL", "", 'url="s3://lake/stock_stats"'),
 }
 _WINDOW_KINDS = {
     "duration": _Kind(str, "a duration", "1 second", 'Window("5 seconds", slide="1 second")'),
@@ -127,6 +129,7 @@ def problems(p: Pipeline) -> Iterator[Problem]:
     yield from _of_shards(readable)
     yield from _of_numbers(readable)
     yield from _of_bounds(readable)
+    yield from _of_places(readable)
     try:
         parse_start(readable.start)
     except ValueError as error:
@@ -296,6 +299,20 @@ def _of_numbers(p: Pipeline) -> Iterator[Problem]:
     if not 0.0 <= p.captured_floor <= 1.0:
         says = f"captured_floor {p.captured_floor!r} is not from 0 to 1"
         yield Problem("captured_floor", says, "captured_floor=0.99")
+
+
+def _of_places(p: Pipeline) -> Iterator[Problem]:
+    """Of the places outside of the root of all tables, which have to be named whole."""
+    places = {"sink.url": p.sink.url}
+    if p.is_foreign:
+        places = {"table": p.sink.url, "checkpoint": p.foreign_checkpoint}
+    elif not p.sink.url:
+        return
+    for field, place in places.items():
+        if not ("://" in place or place.startswith("/")):
+            says = f"the {field} {place!r} is neither a URL nor an absolute path"
+            name = field.rpartition(".")[2]
+            yield Problem(field, says, f'{name}="/lake/stock_stats" or {name}="s3://lake/stock_stats"')
 
 
 def _of_bounds(p: Pipeline) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, JsonConfigSettingsSource, NoDecode, 
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from hindcast.errors import BadNameError, SettingsRefusedError
-from hindcast.pipeline import check_name
+from hindcast.pipeline import Pipeline, check_name
 
 SETTINGS_FILE = "settings.json"
 PREFIX = "HINDCAST_"
@@ -265,6 +265,10 @@ class Settings(BaseSettings):
         """The URL of a table, e.g. ``table("control", "leases")`` or ``table("sinks", "stock_stats")``."""
         root = self.tables_url or str(self.home / "tables")
         return _below(root, "table", parts)
+
+    def sink(self, pipeline: Pipeline) -> str:
+        """The URL of the table of a pipeline's results."""
+        return pipeline.sink.url or self.table("sinks", pipeline.sink.name)
 
     def checkpoint(self, *parts: str) -> str:
         """The URL of a Spark checkpoint folder."""

@@ -284,7 +284,7 @@ def run_only(installation: Installation, running: Pipeline) -> None:
     for topic in running.topics:
         ensure_topic(settings.bootstrap_servers, topic.name)
     states = DesiredStates(installation.lease_table)
-    for pipeline in installation.catalog.values():
+    for pipeline in installation.catalog.consumed():
         states.declare(pipeline, settings.workers)
         state = DesiredState.PAUSED
         if pipeline.name == running.name:

@@ -77,7 +77,7 @@ def up(
 
 
 def _make_topics(installation: Installation) -> None:
-    for pipeline in installation.catalog.values():
+    for pipeline in installation.catalog.consumed():
         if pipeline.paused:
             continue
         for source in pipeline.topics:
@@ -100,7 +100,7 @@ def start_workers(installation: Installation, count: int, say: Say = print) -> l
 
     settings = installation.settings
     states = DesiredStates(installation.lease_table)
-    for pipeline in installation.catalog.values():
+    for pipeline in installation.catalog.consumed():
         states.declare(pipeline, count)
     running = sum(service.running for service in Services(settings.home).workers())
     launched = [launch_worker(settings) for _ in range(count - running)]

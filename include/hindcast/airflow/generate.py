@@ -87,7 +87,7 @@ def _pipeline_dags(catalog: Catalog, settings: Settings, wanted: str | None) -> 
             yield replay_dag(pipeline, settings.replay_schedule)
         if asked("validate", name):
             yield validate_dag(pipeline)
-        if asked("reprocess", name):
+        if not pipeline.is_foreign and asked("reprocess", name):
             yield reprocess_dag(name, catalog.versions(name), settings.warm_seconds)
     # Each for a name of which any version asks for it: a run is for the version that is active then.
     declared = catalog.every()

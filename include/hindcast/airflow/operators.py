@@ -520,7 +520,7 @@ class MaintainOperator(BaseOperator):
         from hindcast.tables.retention import maintain
 
         hindcast = Hindcast()
-        pipelines = list(hindcast.catalog.every())
+        pipelines = [one for one in hindcast.catalog.every() if not one.is_foreign]
         expire(hindcast.settings, hindcast.tables)
         delete_forgotten_checkpoints(hindcast, pipelines)
         done = maintain(hindcast.settings, hindcast.tables, pipelines)

@@ -27,3 +27,11 @@ def confirm(action: str, question: str, *, yes: bool) -> None:
     if not typer.confirm(question, err=True):
         print("Nothing has changed.", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def user_and_host() -> str:
+    """Who gave the command, for the event that it leaves."""
+    import getpass
+    import platform
+
+    return f"{getpass.getuser()}@{platform.node()}"

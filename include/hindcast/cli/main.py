@@ -16,6 +16,7 @@ from hindcast.cli import (
     authoring,
     deadletters,
     erasing,
+    foreign,
     listings,
     pipelines,
     runs,
@@ -37,7 +38,15 @@ app = typer.Typer(
         "75 try again later."
     ),
 )
-for commands in (pipelines.app, listings.app, versions.app, erasing.app, authoring.app, sandbox.app):
+for commands in (
+    pipelines.app,
+    listings.app,
+    versions.app,
+    foreign.app,
+    erasing.app,
+    authoring.app,
+    sandbox.app,
+):
     app.registered_commands.extend(commands.registered_commands)
 app.add_typer(runs.app, name="runs", rich_help_panel=REPLAYS)
 app.add_typer(versions.listing, name="versions", rich_help_panel=VERSIONS)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from hindcast import Hindcast
-from hindcast.cli.confirming import confirm
+from hindcast.cli.confirming import confirm, user_and_host
 from hindcast.cli.names import meant
 from hindcast.cli.options import (
     REPLAYS,
@@ -274,7 +274,7 @@ def rewind(
     if dry_run:
         return
     confirm(f"hindcast rewind {pipeline}", "Take that back and read it again?", yes=yes)
-    stream.rewind(plan, by=_user_and_host(), reason=reason)
+    stream.rewind(plan, by=user_and_host(), reason=reason)
     print(
         f"{pipeline} is rewound to {plan.to}. `hindcast resume {pipeline}` starts it again.", file=sys.stderr
     )
@@ -285,7 +285,7 @@ def _abandon_rewind(stream: InstalledPipeline, leased: bool, reason: str, output
     pipeline = stream.name
     abandoned = None
     if leased:
-        abandoned = stream.abandon_rewind(by=_user_and_host(), reason=reason)
+        abandoned = stream.abandon_rewind(by=user_and_host(), reason=reason)
     if abandoned is None:
         problem = f"No rewind of {pipeline} was cut short"
         raise BadInputError(problem=problem, cure="There is nothing to call off.")
@@ -320,13 +320,6 @@ def _rewind_target(to: str) -> datetime | dict[int, int] | None:
     if to.lstrip().startswith("{"):
         return parse_offsets(to)
     return parse_time(to)
-
-
-def _user_and_host() -> str:
-    import getpass
-    import platform
-
-    return f"{getpass.getuser()}@{platform.node()}"
 
 
 @app.command(rich_help_panel=REPLAYS)

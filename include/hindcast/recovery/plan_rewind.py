@@ -111,6 +111,10 @@ def make_plan(
         could not be read again
     """
     request = RewindRequest(pipeline.name, _named(target))
+    if pipeline.sink.url:
+        problem = f"its table {pipeline.sink.url} stands in a lake of your own, where nothing is taken back"
+        cure = f"`hindcast reprocess {pipeline.name}` begins a version in the past, with another table."
+        raise request.refused(problem, cure)
     leases = installation.lease_table.read().leases
     if awaiting_rewind(leases.values(), pipeline.name):
         command = f"`hindcast rewind {pipeline.name}"
@@ -146,7 +150,7 @@ class _Planner:
         self._pipeline = pipeline
         self._request = request
         self._shards = shards
-        self._sink_url = self._settings.table("sinks", pipeline.sink.name)
+        self._sink_url = self._settings.sink(pipeline)
         self._batches = installation.ledger.batches(pipeline.name, pipeline.version)
         self._committed = History.of(self._batches).committed
 

@@ -37,7 +37,7 @@ class SinkRestore:
     """The sink of a pipeline, as a rewind that has begun changes it."""
 
     def __init__(self, settings: Settings, pipeline: Pipeline, begun: BegunRewind) -> None:
-        self.url = settings.table("sinks", pipeline.sink.name)
+        self.url = settings.sink(pipeline)
         self._storage_options = settings.storage_options
         self._pipeline = pipeline
         self._begun = begun

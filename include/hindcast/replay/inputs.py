@@ -62,7 +62,7 @@ def read_ledger(installation: Installation, pipeline: Pipeline) -> LedgerSnapsho
     :raises StoreUnavailableError: if the store does not answer
     """
     settings = installation.settings
-    url = settings.table("sinks", pipeline.sink.name)
+    url = settings.sink(pipeline)
     fenced = fenced_by(url, settings.storage_options, pipeline.name, pipeline.version)
     return LedgerBases(installation.tables).snapshot(pipeline.name, pipeline.version, fenced)
 
@@ -100,7 +100,7 @@ def read_inputs(
         if request.to_time is not None:
             to_time_offsets = offsets_at(request.to_time, pipeline, topic, archives)
     # If the stream has not begun there is none: the planner knows whether that matters.
-    sink = sink_end(settings.table("sinks", pipeline.sink.name), settings.storage_options)
+    sink = sink_end(settings.sink(pipeline), settings.storage_options)
     corrected = NOTHING
     if pipeline.window is not None:
         corrected = Corrections(settings, pipeline).current()
@@ -199,7 +199,7 @@ def unknown_commits(
 
     :param reached: shard -> its last batch in the ledger, also one that a rewind took back
     """
-    url = settings.table("sinks", pipeline.sink.name)
+    url = settings.sink(pipeline)
     options = settings.storage_options
     prefix = f"{pipeline.name}/v{pipeline.version}/"
     versions = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hindcast.archive.archive_or_live import HeldRecords, Range, Ranges
@@ -39,6 +39,9 @@ from hindcast.tables.ledger import LedgerRow
 from hindcast.tables.ledger_history import History, Segment
 from hindcast.tables.oldest_batches import HistoryBase
 from hindcast.tables.proofs import Proof, proof_before
+
+#: A stream that others run is asked so often whether it is far enough.
+FOREIGN_RETRY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +254,10 @@ def not_yet(pipeline: Pipeline, problem: str, **awaited: Any) -> RangeNotYetCons
 
     :param awaited: what is waited for, see :class:`Awaited`
     """
+    if pipeline.is_foreign:
+        # What a stream of others has done comes into the tables when it is asked again.
+        later = datetime.now(UTC) + timedelta(seconds=FOREIGN_RETRY_SECONDS)
+        awaited = {"at": later.isoformat()}
     what = Awaited(pipeline=pipeline.name, version=pipeline.version, **awaited)
     return RangeNotYetConsumedError(pipeline=pipeline.name, problem=problem, awaited=what)
 
@@ -271,8 +278,10 @@ def _check_begun(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs
     problem = f"no record of {' and '.join(topic.name for topic in pipeline.topics)} came before its end"
     if facts.history.chains:
         problem = f"the stream begins at offset {offsets_to_json(begun)}"
-        problem += ", and no record from there on came before the range's end. `hindcast reprocess "
-        problem += f"{pipeline.name} --from TIME` begins a version that has what came before"
+        problem += ", and no record from there on came before the range's end"
+        if not pipeline.is_foreign:
+            problem += f". `hindcast reprocess {pipeline.name} --from TIME` begins a version that has what"
+            problem += " came before"
     raise NothingToReplayError(pipeline=pipeline.name, range=request.describe(), problem=problem)
 
 

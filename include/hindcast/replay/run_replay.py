@@ -97,6 +97,7 @@ def run_replay(
     kind: RunKind = RunKind.REPLAY,
     work: Work = run_batch,
     *,
+    prepare: Callable[[], object] = lambda: None,
     tried_again: bool = False,
 ) -> Replayed:
     """Replay a request. ``session`` is called once the plan stands: bad ranges start no JVM.
@@ -105,6 +106,7 @@ def run_replay(
     that says so. The same run id replays the same offsets and writes over its own tables; the row of its last
     attempt counts.
 
+    :param prepare: what has to be done before a plan can be made
     :param tried_again: whether the caller asks again if the stream is not that far yet, so that this is no
         end of the run
     :raises ReplayFailedError: where Spark failed; the reason is its first line
@@ -114,6 +116,7 @@ def run_replay(
     runs = Runs(installation.tables)
     request = replace(request, run_id=request.run_id or new_run_id(pipeline.name, began_at))
     try:
+        prepare()
         run_id, plan = plan_replay(installation, pipeline, request)
         _keep_files(installation.settings, pipeline, plan)
         if plan.base is not None:
@@ -196,7 +199,7 @@ def _keep_files(settings: Settings, pipeline: Pipeline, plan: ReplayPlan) -> Non
     """
     if pipeline.window is not None:
         return
-    files = SinkFiles(settings, pipeline.sink.name)
+    files = SinkFiles(settings, pipeline)
     for version in (plan.sink_after, plan.sink_version):
         if version < 0:
             continue

@@ -58,7 +58,7 @@ class Reading:
         :raises BadInputError: if there is no table yet
         """
         corrections = Corrections(settings, pipeline)
-        url = settings.table("sinks", pipeline.sink.name)
+        url = settings.sink(pipeline)
         corrected = corrections.current(corrections_version)
         table = find_table(url, settings.storage_options)
         if table is None:

@@ -32,7 +32,7 @@ from hindcast.leases.store import LeaseStore, Snapshot, swap
 from hindcast.partitions import Offsets, ShardId
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.shards.pipeline_row import DesiredState, row_of, rows_of
-from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail, awaits_rewind
+from hindcast.shards.shard_row import ReportedDetail, ShardCheckpoint, ShardDetail, awaits_rewind
 
 
 def deal(partitions: Iterable[int], shards: int, modulus: int) -> list[list[int]]:
@@ -78,6 +78,39 @@ def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -
         shard = ShardId(version, 0, number)
         first.append(_new_shard(pipeline, shard, ShardState.OPEN, begins, partitions, modulus))
     return first
+
+
+def adopt(
+    store: LeaseStore, pipeline: str, version: int, shards: int, start: Offsets, floors: Offsets, why: str
+) -> list[Lease]:
+    """Write the shards that go on where a stream of others has ended, if the version has none.
+
+    They are of generation 1: that stream stands in the ledger as the only shard of generation 0.
+
+    :param floors: by partition, in epoch milliseconds: the windows up to there are in the table
+    :param why: the state is rebuilt, in words
+    :returns: none if the version has shards
+    :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
+        partitions
+    """
+    modulus = _modulus(pipeline, shards, start)
+    first = []
+    for number, partitions in enumerate(deal(start, shards, modulus)):
+        begins = {partition: start[partition] for partition in partitions}
+        final = {partition: floors[partition] for partition in partitions}
+        shard = _new_shard(
+            pipeline, ShardId(version, 1, number), ShardState.OPEN, begins, partitions, modulus
+        )
+        checkpoint = ShardCheckpoint(start_offsets=begins, floors=final)
+        detail = {**shard.detail, **ReportedDetail(damaged=why)}
+        first.append(shard.evolve(checkpoint=checkpoint.to_json(), detail=detail))
+
+    def decide(snapshot: Snapshot) -> list[Lease]:
+        if of_version(snapshot.leases.values(), pipeline, version):
+            return []
+        return first
+
+    return swap(store, decide)
 
 
 def _new_shard(

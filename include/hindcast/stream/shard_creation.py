@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
 from hindcast.archive.held_records import archives_of, held_records, offsets_at
-from hindcast.errors import BadRangeError, BrokerUnavailableError, HindcastError
+from hindcast.delta.open_table import find_table
+from hindcast.errors import BadRangeError, BrokerUnavailableError, ForeignStreamError, HindcastError
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease, LeaseKey
@@ -85,9 +86,11 @@ class ShardCreation:
     def _create(self, name: str, version: int, count: int) -> None:
         if not self._deployed.has(name, version):
             return
+        pipeline = self._deployed.of(name, version)
         try:
+            _check_new_table(self._settings, pipeline)
             with TopicOffsets(self._settings) as offsets:
-                start = _start_of(self._settings, self._deployed.of(name, version), offsets)
+                start = _start_of(self._settings, pipeline, offsets)
             created = resharding.create(self._store, name, version, count, start)
         except HindcastError as error:
             message = f"The shards of {name} could not be created: {error}"
@@ -127,6 +130,19 @@ class ShardCreation:
             dealt = "; ".join(parts)
             message = f"{name} is resharded for {len(earliest)} partitions: {dealt}."
             self._events.record(EventKind.SHARDS_CREATED, message, pipeline=name)
+
+
+def _check_new_table(settings: Settings, pipeline: Pipeline) -> None:
+    """:raises ForeignStreamError: if the table of its own place has rows of which no shard knows: reading
+    the topic from its beginning would add them once more
+    """
+    url = pipeline.sink.url
+    if not url or find_table(url, settings.storage_options) is None:
+        return
+    problem = f"there is a table {url} already, and no shard has written it"
+    cure = f"`hindcast adopt {pipeline.name} --checkpoint FOLDER` goes on where the query that writes it is. "
+    cure += "For a result of its own, name another table."
+    raise ForeignStreamError(pipeline=pipeline.name, problem=problem, cure=cure)
 
 
 def _case(version: int, error: HindcastError) -> str:

@@ -89,10 +89,10 @@ class ShardTakeover:
         self._give_way = give_way
         self._excluded = excluded or {}
         self._draining = threading.Event()
-        sink_url = self._settings.table("sinks", pipeline.sink.name)
-        self._sink = FencedTable(
-            sink_url, self._settings.storage_options, self.app, self._settings.sink_log_hours
-        )
+        # The log of a table that stands in a lake of its own is kept by whoever keeps that.
+        log_hours = None if pipeline.sink.url else self._settings.sink_log_hours
+        sink_url = self._settings.sink(pipeline)
+        self._sink = FencedTable(sink_url, self._settings.storage_options, self.app, log_hours)
         self._frame = QueryFrame(spark, self._settings, pipeline)
 
     def prepare(self) -> None:

@@ -45,6 +45,7 @@ class EventKind(StrEnum):
     SHARD_REFUSED = "shard_refused"
     SHARD_REBUILT = "shard_rebuilt"
     SHARD_ENDED = "shard_ended"
+    STREAM_ADOPTED = "stream_adopted"
     RESHARD_REFUSED = "reshard_refused"
     PIPELINE_REWINDING = "pipeline_rewinding"
     PIPELINE_REWOUND = "pipeline_rewound"

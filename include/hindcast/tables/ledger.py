@@ -18,6 +18,8 @@ from hindcast.tables.control_tables import ControlTables, TableVersion
 from hindcast.tables.excluded_records import Excluded, excluded_from_json, excluded_to_json
 from hindcast.tables.table_names import ControlTable
 
+#: Of the row that says where a stream began that others run. Epochs of leases begin at 1.
+BEGINNING_EPOCH = 0
 _BY_PARTITION = ("start_offsets", "end_offsets", "floors")
 #: What only Spark can measure.
 _MEASURED = (
@@ -75,6 +77,13 @@ class LedgerRow:
         back.
         """
         return self.batch < 0
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether this is no batch, but all that came before the first recorded batch of a stream that
+        others run.
+        """
+        return self.epoch == BEGINNING_EPOCH and not self.is_reset
 
     @property
     def kept(self) -> int:

@@ -116,8 +116,10 @@ class History:
 
     @property
     def last_read(self) -> int:
-        """The sink's version of the last batch that read something; -1 if none did."""
-        read = [row.sink_version for row in self.rows if row.reads]
+        """The sink's version of the last batch that read something; -1 if none did. What came before a record
+        counts as one.
+        """
+        read = [row.sink_version for row in self.rows if row.reads or row.is_beginning]
         if self.base is not None:
             read.append(self.base.last_read)
         return max(read, default=-1)

@@ -101,7 +101,7 @@ def _tables(
         else:
             ordered = partial(join, ordered_by=ORDERED_BY.get(control_table, ()))
             yield control_table.value, find, ordered
-    sinks = sorted({pipeline.sink.name for pipeline in pipelines})
+    sinks = sorted({pipeline.sink.name for pipeline in pipelines if not pipeline.sink.url})
     ledger = Ledger(tables)
     for sink in sinks:
         url = settings.table("sinks", sink)
@@ -291,7 +291,7 @@ def _keep_ledger_bases(settings: Settings, tables: ControlTables, pipelines: Ite
     before = datetime.now(UTC) - timedelta(days=1)
     bases = LedgerBases(tables)
     for pipeline in pipelines:
-        url = settings.table("sinks", pipeline.sink.name)
+        url = settings.sink(pipeline)
         fenced = fenced_by(url, settings.storage_options, pipeline.name, pipeline.version)
         try:
             bases.keep_older(pipeline.name, pipeline.version, fenced, before)

@@ -21,6 +21,7 @@ from hindcast.delta.files import filesystem
 from hindcast.delta.older_log import open_version
 from hindcast.delta.open_table import open_table
 from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 
 #: The folder of the kept lists, below the root of all tables: sink/table id/version.parquet.
@@ -56,10 +57,10 @@ class FileList:
 class SinkFiles:
     """The lists of the files of one sink."""
 
-    def __init__(self, settings: Settings, sink: str) -> None:
-        self.url = settings.table("sinks", sink)
-        self._options = settings.storage_options
-        self._sink = sink
+    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+        self.url = settings.sink(pipeline)
+        self.storage_options = settings.storage_options
+        self._sink = pipeline.sink.name
         self._root = settings.table(FOLDER)
 
     def at(self, version: int) -> FileList:
@@ -68,12 +69,12 @@ class SinkFiles:
         :raises VersionGoneError: if neither has them
         :raises StoreUnavailableError: if the store does not answer
         """
-        newest = open_table(self.url, self._options)
+        newest = open_table(self.url, self.storage_options)
         kept = self._kept(newest, version)
         if kept is not None:
             return kept
         try:
-            return files_of(open_version(self.url, self._options, version))
+            return files_of(open_version(self.url, self.storage_options, version))
         except (DeltaError, OSError, StoreUnavailableError) as error:
             raise VersionGoneError from error
 
@@ -84,11 +85,11 @@ class SinkFiles:
         :raises StoreUnavailableError: if the store does not answer
         """
         found = self.at(version).to_arrow()
-        newest = open_table(self.url, self._options)
+        newest = open_table(self.url, self.storage_options)
         try:
             if "://" not in self._root:
                 Path(self._root).mkdir(parents=True, exist_ok=True)
-            files = filesystem(self._root, self._options)
+            files = filesystem(self._root, self.storage_options)
             pq.write_table(found, self._name(newest, version), filesystem=files)
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise StoreUnavailableError(table=self._root, action="written", reason=error) from error
@@ -99,7 +100,7 @@ class SinkFiles:
         :raises StoreUnavailableError: if the store does not answer
         """
         try:
-            found = filesystem(self.url, self._options).get_file_info(list(paths))
+            found = filesystem(self.url, self.storage_options).get_file_info(list(paths))
         except (DeltaError, OSError) as error:
             raise StoreUnavailableError(table=self.url, action="read", reason=error) from error
         return next((info.path for info in found if not info.is_file), None)
@@ -112,7 +113,7 @@ class SinkFiles:
         if "://" not in self._root and not Path(self._root).exists():
             return None
         try:
-            files = filesystem(self._root, self._options)
+            files = filesystem(self._root, self.storage_options)
             return FileList.from_arrow(pq.read_table(self._name(table, version), filesystem=files))
         except FileNotFoundError:
             return None

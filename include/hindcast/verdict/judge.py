@@ -37,6 +37,7 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.proofs import Proofs
+from hindcast.tables.sink_files import SinkFiles
 from hindcast.tables.table_names import ControlTable
 from hindcast.tables.verdict_trends import VerdictTrends, point_of
 from hindcast.verdict import bounds
@@ -283,7 +284,7 @@ def _not_replaced(pipeline: Pipeline, rows: DataFrame, *, by: DataFrame) -> Data
 
 def _sink_change(settings: Settings, pipeline: Pipeline, case: _Case) -> SinkChange:
     """What the commits of the range changed in the sink."""
-    return SinkChange.between(settings, pipeline.sink.name, case.plan.sink_after, case.plan.sink_version)
+    return SinkChange.between(SinkFiles(settings, pipeline), case.plan.sink_after, case.plan.sink_version)
 
 
 def _stream_frame(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> DataFrame:
@@ -350,7 +351,7 @@ def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataF
         return None
     if pipeline.window is None:
         return _sink_change(settings, pipeline, case).new_pandas(columns_of(pipeline.expectations))
-    url = settings.table("sinks", pipeline.sink.name)
+    url = settings.sink(pipeline)
     table = open_version(url, settings.storage_options, case.plan.sink_version)
     dataset = arrow_dataset(table, folder=url)
     columns = {name: pc.field(name) for name in dataset.schema.names if name != "window"}

@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.delta.files import filesystem
 from hindcast.errors import VersionLostError
-from hindcast.settings import Settings
 from hindcast.spark.delta_files import read_files
 from hindcast.tables.sink_files import FileList, SinkFiles, VersionGoneError
 
@@ -32,14 +31,13 @@ class SinkChange:
     storage_options: dict[str, str]
 
     @classmethod
-    def between(cls, settings: Settings, sink: str, after: int, version: int) -> SinkChange:
+    def between(cls, files: SinkFiles, after: int, version: int) -> SinkChange:
         """What the versions after ``after`` up to and including ``version`` changed. From -1 on these are all
         rows of the version.
 
         :raises VersionLostError: if one of the versions, or one of the files, is gone
         :raises StoreUnavailableError: if the store does not answer
         """
-        files = SinkFiles(settings, sink)
         number = version
         try:
             last = files.at(version)
@@ -49,9 +47,7 @@ class SinkChange:
                 first = files.at(after)
         except VersionGoneError as error:
             raise VersionLostError(table=files.url, version=number) from error
-        change = cls(
-            files.url, last.schema, last.without(first), first.without(last), settings.storage_options
-        )
+        change = cls(files.url, last.schema, last.without(first), first.without(last), files.storage_options)
         lacking = files.lacking([*change.added, *change.removed])
         if lacking is not None:
             raise VersionLostError(table=files.url, version=f"{after} to {version}: {lacking}")

@@ -226,7 +226,7 @@ def _filed_history(installation: Installation, pipeline: Pipeline) -> History:
 
 def _closed(spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier: Barrier) -> DataFrame:
     """The sink's rows of windows that the barrier has closed; without windows all rows."""
-    frame = spark.read.format("delta").load(settings.table("sinks", pipeline.sink.name))
+    frame = spark.read.format("delta").load(settings.sink(pipeline))
     if pipeline.window is None:
         return frame
     end_us = F.unix_micros("window.end")

@@ -116,7 +116,7 @@ def _check_unused(installation: Installation, pipeline: Pipeline) -> None:
         cure = f"Declare it as version {pipeline.version + 1} or higher, with a table of its own."
         raise refused("it was consumed before, and the ledger keeps that as history", cure)
     for table in pipeline.tables:
-        url = settings.table("sinks", table.name)
+        url = table.url or settings.table("sinks", table.name)
         if find_table(url, settings.storage_options) is not None:
             cure = "Name another table in its declaration, or remove that one."
             raise refused(f"there is a table {url} already", cure)
@@ -306,7 +306,7 @@ def stored_columns(
     """The columns of a version's table, each with its type as Delta has it; those of its query if there is no
     table yet.
     """
-    table = find_table(settings.table("sinks", pipeline.sink.name), settings.storage_options)
+    table = find_table(settings.sink(pipeline), settings.storage_options)
     if table is None:
         return query_columns(session, pipeline)
     return _types(table.schema())

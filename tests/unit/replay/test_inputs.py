@@ -83,7 +83,7 @@ def test_the_first_batch_of_each_shard_that_the_ledger_lacks_is_found(settings: 
     """Of a shard that the ledger does not know, it is the first. Another version's batches do not count. If
     the log has lost it, it is taken to come right after the last that is known.
     """
-    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"))
+    declared: Any = SimpleNamespace(name="p", version=1, sink=Table("t"))
     url = settings.table("sinks", "t")
     shards = {name: FencedTable(url, {}, app_id("p", name)) for name in ("v1.g0.s0", "v1.g0.s1", "v2.g0.s0")}
     for sink in shards.values():
@@ -112,7 +112,7 @@ def test_a_batch_that_came_into_the_ledger_meanwhile_is_unknown_to_the_plan(sett
     """The ledger is read in parts, and the sink in between. A batch that landed after the first part, and is in
     the ledger before the last one, is in the sink's version and not in the history.
     """
-    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"))
+    declared: Any = SimpleNamespace(name="p", version=1, sink=Table("t"))
     installation = Installation(settings)
     sink = FencedTable(settings.table("sinks", "t"), {}, app_id("p", "v1.g0.s0"))
     sink.create(pa.schema([("n", pa.int64())]))

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
+from hindcast.pipeline import Table
 from hindcast.serving.corrected_windows import (
     RUN_ID,
     WINDOW_END,
@@ -27,7 +28,7 @@ from hindcast.serving.corrected_windows import (
 )
 from hindcast.settings import Settings
 
-PIPELINE: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="sink"))
+PIPELINE: Any = SimpleNamespace(name="p", version=1, sink=Table("sink"))
 INSTANT = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema([("window", pa.struct([("start", INSTANT), ("end", INSTANT)])), ("n", pa.int64())])
 

@@ -11,10 +11,11 @@ from deltalake import write_deltalake
 from support.short_log import make_log_short
 
 from hindcast.errors import BadInputError
+from hindcast.pipeline import Table
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 
-PIPELINE: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="s"))
+PIPELINE: Any = SimpleNamespace(name="p", version=1, sink=Table("s"))
 
 
 def test_a_version_is_read_whether_or_not_its_log_is_short(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.shards import resharding
 from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.pipeline_row import DesiredState, InactiveState, InactiveVersion
-from hindcast.shards.shard_row import ShardCheckpoint
+from hindcast.shards.shard_row import ShardCheckpoint, ShardDetail
 from hindcast.testing import FakeClock, MemoryStore
 
 
@@ -338,3 +338,21 @@ def test_workers_carry_a_resharding_through(*, dies: bool) -> None:
         coordinator.held.owner for coordinator in (coordinators[1:] if dies else coordinators)
     }
     assert len(set(owners)) == 2
+
+
+def test_shards_of_an_adopted_stream_begin_where_it_ended() -> None:
+    """Once, dealt as any generation is, with the windows final that it has emitted, and to be rebuilt."""
+    store = MemoryStore()
+    start = {0: 10, 1: 20, 2: 30}
+    floors = {0: 5, 1: 6, 2: 7}
+    made = resharding.adopt(store, "p", 1, 2, start, floors, "taken over")
+    assert [lease.status_value for lease in made] == ["v1.g1.s0", "v1.g1.s1"]
+    for lease in made:
+        partitions = ShardDetail.of(lease).partitions
+        checkpoint = ShardCheckpoint.of(lease)
+        assert checkpoint.start_offsets == {partition: start[partition] for partition in partitions}
+        assert checkpoint.floors == {partition: floors[partition] for partition in partitions}
+        assert ShardDetail.of(lease).damaged == "taken over"
+        assert (lease.state, lease.parent_shard_ids) == (ShardState.OPEN, [])
+    assert resharding.adopt(store, "p", 1, 2, start, floors, "taken over") == []
+    assert resharding.create(store, "p", 1, 2, start) == []

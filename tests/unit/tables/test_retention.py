@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from support.upkeep import maintain_all
 
 from hindcast.delta.older_log import open_version
+from hindcast.pipeline import Table
 from hindcast.settings import Settings, project_root
 from hindcast.tables import retention
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA, BOUNDED, archive_url
@@ -392,7 +393,7 @@ def test_what_only_a_sinks_log_knows_is_filed_before_the_log_is_shortened(settin
         sink.commit(Fence(1, number), [], batch.as_metadata(), after=after)
     second, first = [commit.as_ledger_row("trades") for commit in sink.commits(sink.version())]
     ledger.append([first])
-    declared: Any = SimpleNamespace(name="p", version=1, sink=SimpleNamespace(name="t"), late_sink=None)
+    declared: Any = SimpleNamespace(name="p", version=1, sink=Table("t"), late_sink=None)
     for _ in range(2):
         reports = retention.maintain(settings, tables, [declared])
         assert [report["skipped"] for report in reports if report["table"] == "sinks/t"] == [""]
@@ -437,7 +438,7 @@ def test_the_table_of_late_rows_of_a_pipelines_own_is_maintained(settings: Setti
     for number in range(3):
         write_deltalake(url, pa.table({"n": [number]}), mode="append")
     late.commit(Fence(1, 1), [], after=None)
-    sink, late_sink = (SimpleNamespace(name=name) for name in ("t", "late"))
+    sink, late_sink = (Table(name) for name in ("t", "late"))
     declared: Any = SimpleNamespace(name="p", version=1, sink=sink, late_sink=late_sink)
     done = {row["table"]: row for row in retention.maintain(settings, tables, [declared])}
     assert (done["sinks/late"]["files_before"], done["sinks/late"]["files_after"]) == (3, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +13,13 @@ from deltalake import DeltaTable, write_deltalake
 from support.short_log import make_log_short
 
 from hindcast.errors import BadInputError, StoreUnavailableError
+from hindcast.pipeline import Table
 from hindcast.settings import Settings
 from hindcast.tables import sink_files
 from hindcast.tables.compaction import compact
 from hindcast.tables.sink_files import FOLDER, FileList, SinkFiles, VersionGoneError
+
+PIPELINE: Any = SimpleNamespace(sink=Table("s"))
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def values(settings: Settings, paths: list[str]) -> list[int]:
 
 def test_two_versions_differ_by_what_was_committed_between_them(settings: Settings) -> None:
     """A compaction is a difference in both directions, of the same rows."""
-    files = SinkFiles(settings, "s")
+    files = SinkFiles(settings, PIPELINE)
     first, last = files.at(0), files.at(2)
     assert values(settings, last.without(first)) == [1, 2]
     assert first.without(last) == []
@@ -67,7 +71,7 @@ def test_two_versions_differ_by_what_was_committed_between_them(settings: Settin
 
 def test_a_version_of_the_older_log_has_its_files(settings: Settings) -> None:
     """As long as a vacuum leaves them."""
-    files = SinkFiles(settings, "s")
+    files = SinkFiles(settings, PIPELINE)
     before = [files.at(version) for version in range(3)]
     assert make_log_short(settings.table("sinks", "s")) == 2
     assert [files.at(version) for version in range(3)] == before
@@ -77,7 +81,7 @@ def test_a_version_of_the_older_log_has_its_files(settings: Settings) -> None:
 
 def test_a_kept_list_outlives_the_log(settings: Settings) -> None:
     """It is the list of that version, whatever was committed since. A version that nobody kept is gone."""
-    files = SinkFiles(settings, "s")
+    files = SinkFiles(settings, PIPELINE)
     before = files.at(1)
     files.keep(1)
     files.keep(1)
@@ -93,7 +97,7 @@ def test_a_kept_list_outlives_the_log(settings: Settings) -> None:
 
 def test_a_table_that_was_made_again_has_no_list_of_the_one_before(settings: Settings) -> None:
     """Its versions begin at 0 again and are other ones."""
-    files = SinkFiles(settings, "s")
+    files = SinkFiles(settings, PIPELINE)
     files.keep(1)
     kept = files.at(1)
     write_deltalake(settings.table("sinks", "other"), pa.table({"n": [7]}))
@@ -105,7 +109,7 @@ def test_a_table_that_was_made_again_has_no_list_of_the_one_before(settings: Set
 
 def test_a_list_that_cannot_be_read_is_no_absent_one(settings: Settings) -> None:
     """A torn file is told, as any other that the store does not give back."""
-    files = SinkFiles(settings, "s")
+    files = SinkFiles(settings, PIPELINE)
     files.keep(1)
     (kept,) = Path(settings.table(FOLDER)).glob("*/*/*.parquet")
     kept.write_bytes(b"torn")
@@ -121,12 +125,12 @@ def test_a_list_that_cannot_be_written_is_told(settings: Settings, monkeypatch: 
 
     monkeypatch.setattr(sink_files.pq, "write_table", full)
     with pytest.raises(StoreUnavailableError, match="no space"):
-        SinkFiles(settings, "s").keep(1)
+        SinkFiles(settings, PIPELINE).keep(1)
 
 
 def test_a_file_that_a_vacuum_deleted_is_named(settings: Settings) -> None:
     """The first of those asked for; None if all are there."""
-    files = SinkFiles(settings, "s")
+    files = SinkFiles(settings, PIPELINE)
     paths = sorted(files.at(2).paths)
     assert files.lacking(paths) is None
     assert files.lacking([]) is None
@@ -142,7 +146,7 @@ def test_a_table_whose_files_hide_rows_is_refused(
     with_vectors = protocol._replace(reader_features=["deletionVectors"])
     monkeypatch.setattr(DeltaTable, "protocol", lambda _: with_vectors)
     with pytest.raises(BadInputError, match="deletion vectors"):
-        SinkFiles(settings, "s").at(1)
+        SinkFiles(settings, PIPELINE).at(1)
 
 
 def test_a_list_is_read_back_as_it_was_kept() -> None:

@@ -148,7 +148,7 @@ def _report_refused(installation: Installation, events: EventLog, now: datetime)
 def _declare(installation: Installation) -> None:
     """Give every pipeline a desired state if it has none."""
     states = DesiredStates(installation.lease_table)
-    for pipeline in installation.catalog.values():
+    for pipeline in installation.catalog.consumed():
         desired = states.declare(pipeline, installation.settings.workers)
         declared = installation.catalog.versions(pipeline.name)
         if desired.version not in declared:
