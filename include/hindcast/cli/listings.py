@@ -172,7 +172,7 @@ def _pipeline(pipeline: Pipeline, versions: list[int], desired: PipelineRow | No
         "version": pipeline.version,
         "versions": versions,
         "topic": pipeline.source.name,
-        "sink": pipeline.sink.name,
+        "sink": pipeline.sink.url or pipeline.sink.name,
         "keys": pipeline.sink.keys,
         "window": None,
         "watermark": pipeline.watermark,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.fs as pafs
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from hindcast.delta.files import filesystem
 from hindcast.errors import ForeignStreamError, StoreUnavailableError
@@ -42,12 +43,21 @@ class FinishedBatch:
 
 
 class ForeignCheckpoint:
-    """Reads one folder."""
+    """Reads one folder.
+
+    :raises ForeignStreamError: if there is none
+    :raises StoreUnavailableError: if the store does not answer; so does every method
+    """
 
     def __init__(self, pipeline: Pipeline, url: str, storage_options: dict[str, str]) -> None:
         self.url = url
         self._pipeline = pipeline
-        self._files = filesystem(self.url, storage_options)
+        try:
+            self._files = filesystem(self.url, storage_options)
+        except TableNotFoundError as error:
+            raise self._refused("there is no such folder, or it cannot be read") from error
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailableError(table=self.url, action="opened", reason=error) from error
 
     def query_id(self) -> str:
         """The id that Spark gave the query when it first ran.

@@ -15,22 +15,24 @@ ACTIVE = "active"
 DISCARDING = "discarding"
 OLDER = "older"
 DECLARED = "declared"
+JUDGED = "judged"
 
 
 def list_versions(installation: Installation, name: str = "") -> list[dict[str, Any]]:
     """A row for each version that is declared or has a state.
 
     The row: {pipeline, version, state, lag_records, offsets, watermark_ms, table, warm_until, seam_ms,
-    readers_to_ms}. ``state`` is active, catching_up, live, warm, discarding, older (than the active one) or
-    declared. ``readers_to_ms``: readers get windows that end by then from this version, although another is
-    active.
+    readers_to_ms}. ``state`` is active, catching_up, live, warm, discarding, older (than the active one),
+    declared, or judged (a stream that others run). ``readers_to_ms``: readers get windows that end by then
+    from this version, although another is active.
 
     :raises UnknownPipelineError: if there is no pipeline of that name
     """
     found = installation.catalog
     leases = installation.lease_table.leases_if_any()
     known = rollouts(leases)
-    table_of = {(one.name, one.version): tables_of(one)[0] for one in found.every()}
+    table_of = {(one.name, one.version): one.sink.url or tables_of(one)[0] for one in found.every()}
+    judged = {(one.name, one.version) for one in found.every() if one.is_foreign}
     if name:
         found.versions(name)  # raises if there is none
     every = set(table_of)
@@ -42,7 +44,10 @@ def list_versions(installation: Installation, name: str = "") -> list[dict[str, 
     for pipeline, version in sorted(every):
         if name in ("", pipeline):
             table = table_of.get((pipeline, version), "")
-            rows.append(_row(leases, known.get(pipeline), pipeline, version, table))
+            row = _row(leases, known.get(pipeline), pipeline, version, table)
+            if (pipeline, version) in judged:
+                row["state"] = JUDGED
+            rows.append(row)
     return rows
 
 
