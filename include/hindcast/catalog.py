@@ -220,4 +220,6 @@ def _conflict(pipeline: Pipeline, other: Pipeline) -> tuple[str, str] | None:
 
 
 def _table_names(pipeline: Pipeline) -> set[str]:
-    return {table.name.casefold() for table in pipeline.tables}
+    """What no two declarations may share: the names of tables, and the places of those that have one."""
+    names = {table.name.casefold() for table in pipeline.tables}
+    return names | {table.url for table in pipeline.tables if table.url}

@@ -162,7 +162,7 @@ class Side:
                 plan = make_plan(self.pipeline, request, inputs)
             except HistoryTooShortError:
                 continue
-            base = worth_keeping(history, plan.read_from)
+            base = worth_keeping(history, plan.read_from) or ledger.unkept(history)
             if base is not None:
                 bases.add(PIPELINE, 1, base)
             break

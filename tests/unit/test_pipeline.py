@@ -252,6 +252,16 @@ def {name}(rows):
 """
 
 
+def test_a_table_at_a_place_of_its_own_has_one_writer(tmp_path: Path) -> None:
+    """By whatever name it is declared."""
+    text = GOOD.format(name="{name}").replace("sink=Table(", 'sink=Table(url="/lake/orders", name=')
+    write(tmp_path, "a", text.format(name="a"))
+    later = write(tmp_path, "b", text.format(name="b"))
+    found = catalog.load(tmp_path)
+    assert list(found) == ["a"]
+    assert "its table /lake/orders is that of the pipeline a" in str(found.errors[str(later)])
+
+
 @pytest.mark.parametrize(
     ("sink", "late", "shared"),
     [

@@ -81,7 +81,7 @@ def _make_plan(installation: Installation, pipeline: Pipeline, request: ReplayRe
             plan = make_plan(pipeline, request, inputs)
         except HistoryTooShortError:
             continue
-        return replace(plan, base=worth_keeping(history, plan.read_from))
+        return replace(plan, base=worth_keeping(history, plan.read_from) or ledger.unkept(history))
     raise AssertionError("the last history is the whole ledger")
 
 

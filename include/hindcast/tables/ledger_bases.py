@@ -14,6 +14,9 @@ A base is used if it has all batches that it should have:
 
 If one of these fails, or if a range begins before the base, an older base is tried, and in the end the whole
 ledger is read.
+
+An older ledger may have a million rows and no base. Then bases are made from it in parts, each from the one
+before and the rows that follow, so that memory has the rows of one part.
 """
 
 from __future__ import annotations
@@ -37,6 +40,9 @@ from hindcast.tables.table_names import ControlTable
 KEPT = 48
 #: A base that stands for fewer batches more than the one before it saves too little.
 LEAST_BATCHES = 200
+
+#: The versions of the sink of one part, where a ledger without a base is read in parts.
+PART = 10_000
 
 _BEFORE_EVERY_TIME_MS = -(2**63)
 
@@ -83,14 +89,40 @@ class LedgerSnapshot:
         """The history of the version, first from the newest base on, then from older ones, then whole. Take
         the first that has the answers.
         """
+        bases = self.bases or self._bases_of_parts()
         back = 1
-        while back <= len(self.bases):
-            base = self.bases[-back]
+        while back <= len(bases):
+            base = bases[-back]
             rows = self.ledger.batches(self.pipeline, self.version, sink_after=base.sink_version)
             if _goes_on(base, rows, self.in_sink):
                 yield History.of(rows, base)
             back *= 2
         yield History.of(self.ledger.batches(self.pipeline, self.version))
+
+    def _bases_of_parts(self) -> Sequence[HistoryBase]:
+        """Bases of all but the newest rows, the newest last. None if one part has all rows."""
+        last = self.ledger.newest(self.pipeline, self.version)
+        newest = max((row.sink_version for row in last), default=-1)
+        bases: list[HistoryBase] = []
+        base: HistoryBase | None = None
+        after = -1
+        for end in range(PART, newest, PART):
+            rows = self.ledger.batches(self.pipeline, self.version, sink_after=after, sink_to=end)
+            after = end
+            if not rows:
+                continue
+            history = History.of(rows, base)
+            base = base_below(history, history.committed)
+            if base is None or base.sink_version < max(row.sink_version for row in rows):
+                break  # a batch leaves a gap, which no base hides
+            bases.append(base)
+        return bases
+
+    def unkept(self, history: History) -> HistoryBase | None:
+        """The base of a history of this ledger, if it was made just now."""
+        if history.base in self.bases:
+            return None
+        return history.base
 
     def undone(self) -> list[Undone]:
         """What resets took back, the oldest first."""
@@ -133,11 +165,12 @@ class LedgerBases:
 
         :raises StoreUnavailableError: if the store does not answer
         """
-        history = next(self.snapshot(pipeline, version, fenced).histories())
+        snapshot = self.snapshot(pipeline, version, fenced)
+        history = next(snapshot.histories())
         older = [row for row in history.rows if row.committed_at < before]
-        if not older:
-            return
-        base = worth_keeping(history, History.of(older, history.base).committed)
+        base = snapshot.unkept(history)
+        if older:
+            base = worth_keeping(history, History.of(older, history.base).committed) or base
         if base is not None:
             self.add(pipeline, version, base)
 

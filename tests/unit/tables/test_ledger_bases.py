@@ -274,6 +274,57 @@ def test_the_upkeep_keeps_a_base_of_the_days_before(kept: Kept) -> None:
     assert [row.batch for row in newest.rows] == [21, 22, 23, 24, 25]
 
 
+@pytest.mark.parametrize("part", [1, 7, 20, 100])
+def test_a_ledger_without_a_base_is_read_in_parts(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Each base is made of the one before and the rows of one part, and says what all batches say. Once it is
+    kept, no part is read again.
+    """
+    monkeypatch.setattr(ledger_bases, "PART", part)
+    read: list[int] = []
+    batches = Ledger.batches
+
+    def counted(self: Ledger, *args: Any, **asked: Any) -> list[LedgerRow]:
+        found = batches(self, *args, **asked)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(Ledger, "batches", counted)
+    snapshot = kept.bases.snapshot("p", 1, no_fence)
+    newest = next(snapshot.histories())
+    if part < 41:
+        assert max(read) <= part + 1
+    *shorter, whole = list(snapshot.histories())
+    assert bool(shorter) == (part < 41)
+    for history in shorter:
+        assert (history.committed, history.first) == (whole.committed, whole.first)
+        assert (history.shards, history.last_read) == (whole.shards, whole.last_read)
+    base = snapshot.unkept(newest)
+    assert base == newest.base
+    if base is not None:
+        kept.bases.add("p", 1, base)
+        assert [history.base for history in kept.histories()] == [base, None]
+        assert kept.bases.snapshot("p", 1, no_fence).unkept(kept.histories()[0]) is None
+
+
+def test_no_base_of_a_part_hides_a_gap(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after a missing batch is read whole."""
+    monkeypatch.setattr(ledger_bases, "PART", 10)
+    kept.ledger.append([replace(row, shard="s2") for row in rows_of(20, "s2", 2) if row.batch != 9])
+    found = kept.histories()
+    assert [history.base.sink_version for history in found if history.base] == [10]
+    assert {history.committed[2] for history in found} == {8}
+
+
+def test_the_upkeep_keeps_what_it_has_made_of_parts(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if no row comes after it that is old enough."""
+    monkeypatch.setattr(ledger_bases, "PART", 10)
+    kept.bases.keep_older("p", 1, no_fence, AT - timedelta(days=1))
+    assert kept.histories()[0].base is not None
+    assert len(kept.histories()) == 2
+
+
 def test_a_base_that_spares_little_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted from the base before it; and nothing is kept where nothing is before the range."""
     monkeypatch.setattr(ledger_bases, "LEAST_BATCHES", 5)
