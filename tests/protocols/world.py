@@ -706,6 +706,7 @@ def _stand_in(patch: pytest.MonkeyPatch, made: World) -> None:
     patch.setattr(plan_rewind, "held_records", lambda *_: made.topic.held())
     _stand_in_for_audits(patch, made)
     patch.setattr(ledger_bases, "LEAST_BATCHES", 3)
+    patch.setattr(ledger_bases, "PART", 20)
     patch.setattr(ledger_bases, "KEPT", 3)
     patch.setattr(shard_takeover, "query_signature", SimpleNamespace(signature_of=signature_of))
     patch.setattr(shard_takeover, "SparkCheckpoint", StandInCheckpoint)
