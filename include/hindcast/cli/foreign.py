@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from hindcast.cli.options import (
     YesOption,
 )
 from hindcast.cli.output import Format, Output
+from hindcast.errors import StoreUnavailableError
 
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", help="the path or URL of the checkpoint folder of the query")
@@ -42,8 +44,15 @@ def record(
     stream = Hindcast().pipeline(pipeline)
 
     def read() -> list[dict[str, Any]]:
-        found = stream.record()
+        try:
+            found = stream.record()
+        except StoreUnavailableError as error:
+            if not watch:
+                raise
+            print(f"{error} It is tried again in {every:g} s.", file=sys.stderr)
+            return []
         if found.last is None:
+            print(f"The query of {pipeline} has finished no batch yet.", file=sys.stderr)
             return []
         last = found.last
         return [
@@ -58,7 +67,7 @@ def record(
         ]
 
     form = Output(output, watch=watch, every=every)
-    form.listing(read, empty=f"The query of {pipeline} has finished no batch yet.")
+    form.listing(read, empty="")
 
 
 @app.command(rich_help_panel=STREAMS)
