@@ -22,6 +22,8 @@ INTERPOLATION = re.compile(r"(?<!\$)\$\{(?P<name>[A-Z_]+)(?P<rule>:[-?])?(?P<res
 #: Services that have no health to ask for, and why.
 WITHOUT_HEALTHCHECK = {"airflow-init": "runs once", "hindcast-worker": "its lease is its health"}
 OWN_IMAGE = re.compile(r"hindcast:(?P<version>.+)")
+#: The groups of services that run only if `.env` names them.
+PROFILES = {"kafka", "spark"}
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|FERNET|SQL_ALCHEMY_CONN|TOKEN")
 
 
@@ -118,6 +120,7 @@ def test_the_example_names_every_variable() -> None:
     there, a default is the same.
     """
     example = _example()
+    assert set(example.pop("COMPOSE_PROFILES").split(",")) == PROFILES  # Compose reads it by itself
     text = re.sub(r"^\s*#.*$", "", (ROOT / "docker-compose.yaml").read_text(), flags=re.MULTILINE)
     read = {match["name"]: match for match in INTERPOLATION.finditer(text)}
     assert example.keys() == read.keys()
@@ -179,6 +182,23 @@ def test_dependencies_exist(service: str) -> None:
         assert rule["condition"] != "service_healthy" or "healthcheck" in SERVICES[name]
 
 
+def test_what_runs_here_alone_if_it_is_asked_for() -> None:
+    """Nothing else must wait for a service that may run elsewhere."""
+    optional = {name for name, body in SERVICES.items() if body.get("profiles")}
+    assert optional == {"kafka", "spark-master", "spark-worker"}
+    assert {profile for name in optional for profile in SERVICES[name]["profiles"]} == PROFILES
+    for service, body in SERVICES.items():
+        for name, rule in body.get("depends_on", {}).items():
+            if name in optional and service not in optional:
+                assert rule.get("required") is False, f"{service} waits for {name}"
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_any_setting_reaches_each_service(service: str) -> None:
+    """One file has what the compose file does not name; without it everything runs as it is."""
+    assert SERVICES[service]["env_file"] == [{"path": "hindcast.env", "required": False}]
+
+
 @pytest.mark.parametrize(
     "service",
     ["airflow-scheduler", "airflow-triggerer", "airflow-api-server", "spark-worker", "hindcast-worker"],
@@ -219,7 +239,8 @@ def test_compose_accepts_the_file(tmp_path: Path) -> None:
         pytest.skip("docker has no compose plugin")
     command = ["docker", "compose", "--file", str(ROOT / "docker-compose.yaml"), "--env-file"]
     full = tmp_path / "full.env"
-    full.write_text("\n".join(f"{name}=x" for name, value in _example().items() if not value))
+    secrets = [f"{name}=x" for name, value in _example().items() if not value]
+    full.write_text("\n".join([*secrets, f"COMPOSE_PROFILES={','.join(PROFILES)}"]))
     subprocess.run([*command, str(full), "config", "--quiet"], check=True, timeout=60)
     empty = tmp_path / "empty.env"
     empty.write_text("")
