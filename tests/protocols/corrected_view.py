@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable, write_deltalake
 from protocols.history import BrokenPromiseError, Window
 from protocols.scheduler import Scheduler
-from protocols.topic import WINDOW_MS, places, window_end
+from protocols.topic import WINDOW_MS, places, raises, window_end
 
 from hindcast.clock import utc_from_ms
 from hindcast.partitions import Offsets
@@ -100,11 +100,13 @@ class CorrectedView:
 
 
 def hindsight(by: CorrectedRange) -> dict[Window, int]:
-    """All records of a range's windows that come before the offsets to which its run had read."""
+    """All records of a range's windows that come before the offsets to which its run had read, but for those
+    on which the function raises.
+    """
     found: dict[Window, int] = Counter()
     for partition, offset in places({}, by.end):
         end_ms = window_end(partition, offset)
-        if by.after_ms < end_ms <= by.to_ms:
+        if by.after_ms < end_ms <= by.to_ms and not raises(partition, offset):
             found[partition, end_ms] += 1
     return found
 

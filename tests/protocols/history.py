@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protocols.simulated_spark import Row
-from protocols.topic import places, window_end
+from protocols.topic import places, raises, window_end
 
 from hindcast.partitions import Offsets
 from hindcast.tables.ledger_history import History
@@ -39,6 +39,7 @@ class Landed:
     late_ms: int
     watermark_ms: int
     floors: Offsets
+    excluded: frozenset[tuple[int, int]]
 
     def is_late(self, partition: int, end_ms: int) -> bool:
         """Whether a row of this batch came too late for the window that ends then."""
@@ -122,6 +123,7 @@ class SinkHistory:
         if kind == "batch":
             landed = _landed(self.version, said)
             self._check_follows(landed)
+            _check_excluded(landed)
             self.kept.append(landed)
             self._check_windows(landed)
         if kind == "reset":
@@ -255,7 +257,7 @@ class SinkHistory:
             of_these = {partition: end for partition, end in landed.end.items() if partition in partitions}
             for partition, offset in places(landed.start, of_these):
                 end = window_end(partition, offset)
-                if not landed.is_late(partition, end):
+                if not landed.is_late(partition, end) and (partition, offset) not in landed.excluded:
                     found[partition, end] += 1
         return found
 
@@ -263,10 +265,24 @@ class SinkHistory:
         """The places of the records that came too late."""
         found = set()
         for landed in self.kept:
-            for partition, offset in places(landed.start, landed.end):
-                if landed.is_late(partition, window_end(partition, offset)):
-                    found.add((partition, offset))
+            for place in set(places(landed.start, landed.end)) - landed.excluded:
+                if landed.is_late(place[0], window_end(*place)):
+                    found.add(place)
         return found
+
+    def dead(self) -> set[tuple[int, int]]:
+        """The places of the records that were left out."""
+        return {place for landed in self.kept for place in landed.excluded}
+
+
+def _check_excluded(landed: Landed) -> None:
+    """I12: a batch names as left out the records on which the function raises, and no others."""
+    raising = {place for place in places(landed.start, landed.end) if raises(*place)}
+    if landed.excluded != raising:
+        raise BrokenPromiseError(
+            f"I12: batch {landed.batch} of {landed.shard} leaves out {sorted(landed.excluded)}; the function raises "
+            f"on {sorted(raising)}"
+        )
 
 
 def _reached(kept: list[Landed]) -> Offsets:
@@ -287,7 +303,16 @@ def _landed(version: int, said: dict[str, Any]) -> Landed:
         said["late_watermark_ms"],
         said["watermark_ms"],
         _offsets(said["floors"]),
+        frozenset(_places(said.get("excluded", ""))),
     )
+
+
+def _places(text: str) -> list[tuple[int, int]]:
+    """The places of the records that a commit says were left out."""
+    found = []
+    for partition, offsets in json.loads(text or "{}").items():
+        found += [(int(partition), int(offset)) for offset in offsets]
+    return found
 
 
 def _offsets(text: str) -> Offsets:

@@ -5,7 +5,7 @@ by an oracle.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +25,13 @@ from hindcast.replay import inputs, planner
 from hindcast.serving import corrected_windows
 from hindcast.serving.corrected_windows import CorrectedRange
 from hindcast.shards import resharding, shard_row
-from hindcast.stream import late_and_dead_rows
+from hindcast.stream import batch_commits, late_and_dead_rows, shard_takeover
 from hindcast.stream.batch_commits import BatchCommits
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.ledger_queue import LedgerQueue
 from hindcast.stream.shard_progress import ShardProgress
 from hindcast.tables import compaction, fenced_sink, ledger_bases
+from hindcast.tables.excluded_records import Excluded
 from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.ledger_bases import FencedBatches, LedgerBases, LedgerSnapshot
@@ -328,6 +329,22 @@ def _let_two_compactions_at_once_land(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compaction, "CommitProperties", lambda **_: CommitProperties())
 
 
+def _name_no_record_as_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batch_commits, "within", lambda *_: {})
+
+
+def _leave_out_only_what_this_owner_has_found(patch: pytest.MonkeyPatch) -> None:
+    def of_the_last(parts: Iterable[Excluded]) -> Excluded:
+        *_, last = parts
+        return dict(last)
+
+    patch.setattr(shard_takeover, "together", of_the_last)
+
+
+def _take_every_batch_for_free_of_dead_rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(late_and_dead_rows, "_may_be_poison", lambda _: False)
+
+
 #: The alterations, by what they are.
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_").replace("_", " "): mutate
@@ -369,6 +386,9 @@ MUTANTS: dict[str, Mutate] = {
         _keep_the_ranges_that_a_correction_replaces,
         _let_two_corrections_at_once_land,
         _let_two_compactions_at_once_land,
+        _name_no_record_as_left_out,
+        _leave_out_only_what_this_owner_has_found,
+        _take_every_batch_for_free_of_dead_rows,
     )
 }
 

@@ -20,7 +20,7 @@ def check_end(world: World) -> None:
     """:raises BrokenPromiseError: if something is not so"""
     _ledger_is_the_sink(world)
     _late_as_the_ledger_says(world)
-    _late_rows_are_filed_once(world)
+    _side_rows_are_filed_once(world)
     _bases_change_no_answer(world)
 
 
@@ -35,6 +35,7 @@ def _ledger_is_the_sink(world: World) -> None:
             row.end_offsets,
             row.late_watermark_ms,
             row.watermark_ms,
+            {(partition, offset) for partition, offsets in row.excluded.items() for offset in offsets},
         )
     expected = {}
     for landed in world.sink.kept:
@@ -45,6 +46,7 @@ def _ledger_is_the_sink(world: World) -> None:
             landed.end,
             landed.late_ms,
             landed.watermark_ms,
+            landed.excluded,
         )
     if found != expected:
         lacking = [expected[version] for version in sorted(expected.keys() - found.keys())]
@@ -59,7 +61,8 @@ def _late_as_the_ledger_says(world: World) -> None:
     for partition, chain in history.chains.items():
         for segment in chain:
             for place in places({partition: segment.start}, {partition: segment.end}):
-                if window_end(*place) <= segment.late_ms:
+                left_out = place[1] in segment.row.excluded.get(partition, {})
+                if window_end(*place) <= segment.late_ms and not left_out:
                     found.add(place)
     late = world.sink.late()
     if found != late:
@@ -68,15 +71,19 @@ def _late_as_the_ledger_says(world: World) -> None:
         )
 
 
-def _late_rows_are_filed_once(world: World) -> None:
-    """``late_rows`` has each late record of the batches in effect, once."""
-    rows = filed_rows(world.tables.url(ControlTable.LATE_ROWS), world.spark)
-    found = sorted((partition, offset) for _, _, partition, offset in rows)
-    late = sorted(world.sink.late())
-    if found != late:
-        more = sorted((Counter(found) - Counter(late)).elements())
-        lacking = sorted((Counter(late) - Counter(found)).elements())
-        raise BrokenPromiseError(f"I1: late_rows lacks {lacking}, and has {more} too often")
+def _side_rows_are_filed_once(world: World) -> None:
+    """``late_rows`` has each late record of the batches in effect, once, and ``dead_letters`` each that was left
+    out.
+    """
+    sides = {ControlTable.LATE_ROWS: world.sink.late(), ControlTable.DEAD_LETTERS: world.sink.dead()}
+    for table, expected in sides.items():
+        rows = filed_rows(world.tables.url(table), world.spark)
+        found = Counter((partition, offset) for _, _, partition, offset in rows)
+        wanted = Counter(expected)
+        if found != wanted:
+            more = sorted((found - wanted).elements())
+            lacking = sorted((wanted - found).elements())
+            raise BrokenPromiseError(f"I1: {table} lacks {lacking}, and has {more} too often")
 
 
 def _bases_change_no_answer(world: World) -> None:

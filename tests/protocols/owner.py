@@ -7,6 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from protocols.scheduler import Process
+from protocols.simulated_spark import RaisedError
+from protocols.topic import places, raises
 
 from hindcast.errors import HindcastError, StoreUnavailableError
 from hindcast.leases.lease import Lease, LeaseKey, ShardState
@@ -17,6 +19,7 @@ from hindcast.stream.batch_cpu import CpuMeter
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.shard_runner import ShardRunner
 from hindcast.stream.shard_takeover import ShardTakeover
+from hindcast.tables.excluded_records import Excluded, together
 
 if TYPE_CHECKING:
     from protocols.world import World
@@ -67,10 +70,30 @@ class Owner:
         return lease
 
     def _consume(self, lease: Lease) -> None:
+        """Consume the shard, again without the records that raise each time some are found."""
+        left_out: Excluded = {}
+        while True:
+            found = self._consume_without(left_out, lease)
+            if not found:
+                return
+            left_out = together([left_out, found])
+
+    def _consume_without(self, left_out: Excluded, lease: Lease) -> Excluded:
+        """One life of the shard's query.
+
+        :returns: records on which the function has raised; none if the lease was given back
+        """
         world = self._world
         meter = CpuMeter(world.clock, read=lambda: 0.0)
         takeover = ShardTakeover(
-            world.spark, world.installation, world.pipeline, lease, self._held, world.clock, meter
+            world.spark,
+            world.installation,
+            world.pipeline,
+            lease,
+            self._held,
+            world.clock,
+            meter,
+            excluded=left_out,
         )
         ends = self._key in resharding.superseded(world.leases.read().leases.values())
         if ends:
@@ -83,21 +106,38 @@ class Owner:
             self._look_after(runner, audit)
             if runner.failure is not None:
                 runner.stop()
-                self._release()
-                return
+                found = self._search(runner, left_out)
+                if not found:
+                    self._release()
+                return found
             snapshot = world.leases.read()
             if world.paused(snapshot):
                 runner.drain()
                 if runner.drained:
                     self._finish(runner, audit)
                     self._release()
-                    return
+                    return {}
             ends = self._key in resharding.superseded(snapshot.leases.values())
         runner.drain()
         while not runner.drained:
             world.scheduler.pause("draining")
         self._finish(runner, audit)
         self._end()
+        return {}
+
+    def _search(self, runner: ShardRunner, left_out: Excluded) -> Excluded:
+        """The records of the batch that failed on which the function raises; none if it failed for another
+        reason.
+        """
+        planned = runner.planned_next()
+        if planned is None or not isinstance(runner.failure, RaisedError):
+            return {}
+        self._world.scheduler.pause("a search for records that raise")
+        found: Excluded = {}
+        for partition, offset in places(*planned):
+            if raises(partition, offset) and offset not in left_out.get(partition, {}):
+                found.setdefault(partition, {})[offset] = "RaisedError"
+        return found
 
     def _finish(self, runner: ShardRunner, audit: Audit) -> None:
         """Write the last ledger rows, and file the last late rows."""

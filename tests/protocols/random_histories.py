@@ -48,6 +48,7 @@ WAYS = (
     "a log that was cut",
     "a base of the ledger",
     "a late row",
+    "a record that raises",
     "a look at the past",
     "a correction",
     "files that were joined",

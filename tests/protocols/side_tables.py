@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from protocols.simulated_spark import SimulatedSpark
-from protocols.topic import places, window_end
+from protocols.topic import places, raises, window_end
 
 from hindcast.tables.ledger import LedgerRow
 
-#: A late row: shard, batch, partition, offset.
-LateRow = tuple[str, int, int, int]
+#: A late row, or a dead one: shard, batch, partition, offset.
+SideRow = tuple[str, int, int, int]
 
 
 class Rows:
     """A frame of rows."""
 
-    def __init__(self, rows: Sequence[LateRow]) -> None:
+    def __init__(self, rows: Sequence[SideRow]) -> None:
         self._rows = rows
 
-    def where(self, wanted: Callable[[LateRow], bool]) -> Rows:
+    def where(self, wanted: Callable[[SideRow], bool]) -> Rows:
         return Rows([row for row in self._rows if wanted(row)])
 
     def run(self) -> list[Any]:
@@ -32,21 +32,32 @@ class Rows:
 class Batch:
     """The column of the batch's number."""
 
-    def __gt__(self, number: int) -> Callable[[LateRow], bool]:
+    def __gt__(self, number: int) -> Callable[[SideRow], bool]:
         return lambda row: row[1] > number
 
 
-def late_rows_of(batches: Sequence[LedgerRow]) -> Rows:
-    """The late rows of these batches, as the ledger says which are."""
+def unaccounted(batches: Sequence[LedgerRow]) -> Rows:
+    """The late and the dead rows of these batches, as the ledger says which are."""
     found = []
     for row in batches:
         for partition, offset in places(row.start_offsets, row.end_offsets):
-            if window_end(partition, offset) <= row.late_ms(partition):
+            is_late = window_end(partition, offset) <= row.late_ms(partition)
+            if is_late or offset in row.excluded.get(partition, {}):
                 found.append((row.shard, row.batch, partition, offset))
     return Rows(found)
 
 
-def filed_rows(url: str, spark: SimulatedSpark) -> list[LateRow]:
+def late_rows(rows: Rows) -> Rows:
+    """Those on which the function does not raise."""
+    return rows.where(lambda row: not raises(row[2], row[3]))
+
+
+def dead_rows(rows: Rows) -> Rows:
+    """Those on which it does."""
+    return rows.where(lambda row: raises(row[2], row[3]))
+
+
+def filed_rows(url: str, spark: SimulatedSpark) -> list[SideRow]:
     """The rows of a table, from its log."""
     rows: list[Any] = []
     for path in sorted(Path(url, "_delta_log").glob("*.json")):

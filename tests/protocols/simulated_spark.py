@@ -1,5 +1,6 @@
 """What the protocols use of Spark, in plain Python: plans that are written before a batch, state that is kept
-by batch, and a query's thread. It counts records by window and partition, under Spark's rule of late rows.
+by batch, and a query's thread. It counts records by window and partition, under Spark's rule of late rows, and
+raises on some records unless they are left out.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from protocols.scheduler import Scheduler
-from protocols.topic import DELAY_MS, Topic, event_ms, places, window_end
+from protocols.topic import DELAY_MS, Topic, event_ms, places, raises, window_end
 
 from hindcast.delta.files import DataFile
 from hindcast.errors import CheckpointDamagedError
 from hindcast.partitions import Offsets
 from hindcast.recovery.checkpoint import PlannedBatch
+from hindcast.tables.excluded_records import Excluded
 
 #: Records that a batch takes of one partition at most.
 MOST_RECORDS = 6
 
 #: A partition, the end of a window, and how many records it has.
 Row = tuple[int, int, int]
+
+
+class RaisedError(Exception):
+    """What the pipeline's function raises on some records."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,15 @@ class SimulatedSpark:
         Path(url, path).write_bytes(b"x")
         return [DataFile(path, 1, len(rows), json.dumps({"numRecords": len(rows)}))]
 
+    def copy_before(self, root: str, name: str, batch: int, to: str) -> None:
+        """Stand in for :func:`hindcast.recovery.copied_checkpoint.copy_before`."""
+        self.scheduler.pause("a copy of a checkpoint")
+        known = self.folders.get(f"{root}/{name}")
+        if known is None:
+            return
+        states = {number: state for number, state in known.states.items() if number < batch}
+        self.folders[f"{root}/{to}"] = Folder(dict(known.plans), states)
+
     def run(self, frame: BatchFrame) -> None:
         """Run the frame for the state alone."""
         self.scheduler.pause("state")
@@ -84,13 +99,19 @@ class BatchFrame:
     plan: PlannedBatch
     late_ms: int
     floors: Offsets
+    excluded: Excluded
     state: State = field(default_factory=State)
 
     def run(self) -> list[Row]:
-        """Count the records that are on time, and return the windows that are final now."""
+        """Count the records that are on time, and return the windows that are final now.
+
+        :raises RaisedError: if the function raises on one that is not left out
+        """
         counts = dict(self.before.counts)
         newest_ms = self.before.newest_ms
-        for partition, offset in places(self.start, self.plan.end_offsets):
+        for partition, offset in self._taken():
+            if raises(partition, offset):
+                raise RaisedError(f"on offset {offset} of partition {partition}")
             newest_ms = max(newest_ms, event_ms(partition, offset))
             end = window_end(partition, offset)
             if end > max(self.late_ms, self.floors.get(partition, 0)):
@@ -101,12 +122,21 @@ class BatchFrame:
         self.state = State(counts, newest_ms)
         return [(partition, end, count) for (partition, end), count in sorted(final.items())]
 
+    def _taken(self) -> list[tuple[int, int]]:
+        """The records that the function gets."""
+        found = []
+        for partition, offset in places(self.start, self.plan.end_offsets):
+            if offset not in self.excluded.get(partition, {}):
+                found.append((partition, offset))
+        return found
+
     def measured(self) -> dict[str, Any]:
         """What Spark observes of the records."""
-        times = [event_ms(*place) for place in places(self.start, self.plan.end_offsets)]
+        times = [event_ms(*place) for place in self._taken()]
+        rows = sum(1 for _ in places(self.start, self.plan.end_offsets))
         return {
-            "rows": len(times),
-            "poison": 0,
+            "rows": rows,
+            "poison": rows - len(times),
             "min_event_ms": min(times, default=None),
             "max_event_ms": max(times, default=None),
         }
@@ -175,12 +205,14 @@ class StandInFrame:
         self._spark = spark
         self._start: Offsets = {}
         self._floors: Offsets = {}
+        self._excluded: Excluded = {}
         self._batch: Callable[[Any, int], None] = lambda _frame, _batch: None
         self._url = ""
 
-    def at(self, start: Offsets, floors: Offsets, _excluded: Any) -> Self:
+    def at(self, start: Offsets, floors: Offsets, excluded: Excluded) -> Self:
         self._start = start
         self._floors = floors
+        self._excluded = excluded
         return self
 
     @property
@@ -205,7 +237,7 @@ class StandInFrame:
         return self
 
     def start(self) -> Query:
-        return Query(self._spark, self._url, self._start, self._floors, self._batch)
+        return Query(self._spark, self._url, self._start, self._floors, self._excluded, self._batch)
 
 
 class Query:
@@ -217,12 +249,14 @@ class Query:
         url: str,
         start: Offsets,
         floors: Offsets,
+        excluded: Excluded,
         batch: Callable[[Any, int], None],
     ) -> None:
         self._spark = spark
         self._url = url
         self._start = start
         self._floors = floors
+        self._excluded = excluded
         self._batch = batch
         self._stopping = False
         self._in_batch = False
@@ -321,7 +355,7 @@ class Query:
         if before is not None:
             start = before.end_offsets
             late_ms = before.watermark_ms
-        return BatchFrame(self._state_before(number), start, plan, late_ms, self._floors)
+        return BatchFrame(self._state_before(number), start, plan, late_ms, self._floors, self._excluded)
 
 
 def signature_of(_spark: Any, _pipeline: Any) -> SimpleNamespace:

@@ -29,6 +29,11 @@ def window_end(partition: int, offset: int) -> int:
     return (event_ms(partition, offset) // WINDOW_MS + 1) * WINDOW_MS
 
 
+def raises(partition: int, offset: int) -> bool:
+    """Whether the pipeline's function raises on a record."""
+    return (partition * 31 + offset * 7) % 113 == 5
+
+
 def places(start: Offsets, end: Offsets) -> Iterator[tuple[int, int]]:
     """The partition and offset of each record of [start, end)."""
     for partition, stop in end.items():

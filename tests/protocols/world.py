@@ -29,7 +29,7 @@ from protocols.history import BrokenPromiseError, SinkHistory
 from protocols.memory_tables import MemoryTables
 from protocols.owner import Owner
 from protocols.scheduler import Order, Process, Scheduler, Thread
-from protocols.side_tables import Batch, Rows, delete_after, filed_rows, late_rows_of
+from protocols.side_tables import Batch, Rows, dead_rows, delete_after, filed_rows, late_rows, unaccounted
 from protocols.simulated_spark import SimulatedSpark, StandInCheckpoint, StandInFrame, signature_of
 from protocols.stepped_stores import (
     SIDE_LINK,
@@ -585,6 +585,7 @@ class World:
         self.seen["a log that was cut"] += Path(self.url, "_older").exists()
         self.seen["a base of the ledger"] += len(self.tables.rows(ControlTable.LEDGER_BASES))
         self.seen["a late row"] += len(late)
+        self.seen["a record that raises"] += len(self.sink.dead())
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -655,23 +656,20 @@ def world(seed: str) -> Iterator[World]:
 
 
 def _stand_in_for_audits(patch: pytest.MonkeyPatch, made: World) -> None:
-    def unaccounted(_: Audit, batches: Sequence[LedgerRow]) -> Rows:
+    def read(_: Audit, batches: Sequence[LedgerRow]) -> Rows:
         made.scheduler.pause("an audit reads the topic")
-        return late_rows_of(batches)
-
-    def as_table(rows: Rows, name: ControlTable, _: LedgerRow) -> Rows:
-        return rows if name is ControlTable.LATE_ROWS else Rows([])
+        return unaccounted(batches)
 
     def deleted(_tables: Any, name: ControlTable, _pipeline: str, shard: str, kept: int) -> None:
         made.scheduler.pause("the deletion of late and dead rows")
         delete_after(made.tables.url(name), made.spark, shard, kept)
 
-    patch.setattr(Audit, "_unaccounted", unaccounted)
+    patch.setattr(Audit, "_unaccounted", read)
     patch.setattr(late_and_dead_rows, "F", SimpleNamespace(col=lambda _: Batch()))
     patch.setattr(late_and_dead_rows, "session", SimpleNamespace(cached=nullcontext))
-    patch.setattr(late_and_dead_rows, "late_rows", lambda rows, _: rows)
-    patch.setattr(late_and_dead_rows, "dead_letters", lambda rows, _: rows)
-    patch.setattr(late_and_dead_rows, "_as_table", as_table)
+    patch.setattr(late_and_dead_rows, "late_rows", lambda rows, _: late_rows(rows))
+    patch.setattr(late_and_dead_rows, "dead_letters", lambda rows, _: dead_rows(rows))
+    patch.setattr(late_and_dead_rows, "_as_table", lambda rows, *_: rows)
     patch.setattr(late_and_dead_rows, "parquet_writer", SimpleNamespace(write_files=made.spark.write_files))
     patch.setattr(delete_late_and_dead_rows, "_delete_after", deleted)
 
@@ -711,6 +709,7 @@ def _stand_in(patch: pytest.MonkeyPatch, made: World) -> None:
     patch.setattr(shard_takeover, "query_signature", SimpleNamespace(signature_of=signature_of))
     patch.setattr(shard_takeover, "SparkCheckpoint", StandInCheckpoint)
     patch.setattr(shard_takeover, "QueryFrame", StandInFrame)
+    patch.setattr(shard_takeover, "copy_before", lambda spark, *places: spark.copy_before(*places))
     patch.setattr(shard_takeover, "session", SimpleNamespace(keep_state_for=lambda *_: None))
     patch.setattr(shard_takeover.ShardTakeover, "_held_records", lambda *_: made.topic.held())
     patch.setattr(
