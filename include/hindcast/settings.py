@@ -117,6 +117,12 @@ class Settings(BaseSettings):
     kafka_key_file: Path | None = Field(
         default=None, description="PEM file of that certificate's key (PKCS #8, not encrypted)"
     )
+    kafka_group_prefix: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9._-]*$",
+        description="what the consumer groups begin with to which workers commit how far they are, for "
+        "dashboards of lag: `hindcast.` makes `hindcast.stock_stats.v1`. Without it nothing is committed",
+    )
     pipelines_dir: Path = Field(
         default_factory=_default_pipelines_dir,
         description="folder of the files that declare pipelines, with those below it; default "

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer
 from support.live_stream import delete_records
+from support.waiting import wait_until
 
+from hindcast.errors import BrokerUnavailableError
+from hindcast.kafka.group_offsets import GroupOffsets
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.settings import Settings
 
@@ -19,6 +23,38 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 AT_MS = 1_700_000_000_000
+
+
+def test_a_group_has_what_was_committed_for_it(
+    broker: Broker, topic_factory: Callable[..., str], settings_factory: Callable[..., Settings]
+) -> None:
+    """Where any dashboard of lag looks. A later commit takes the place of an earlier one. The first of a broker's
+    life is refused until it has made its topic of groups, and is tried again.
+    """
+    topic = topic_factory(partitions=2)
+    groups = GroupOffsets(settings_factory(bootstrap_servers=broker.bootstrap_servers))
+
+    def committed() -> bool:
+        with suppress(BrokerUnavailableError):
+            groups.commit(f"{topic}.v1", {topic: {0: 3, 1: 4}})
+            return True
+        return False
+
+    try:
+        wait_until(committed, 60.0, "the broker has a coordinator of the group")
+        groups.commit(f"{topic}.v1", {topic: {1: 9}})
+    finally:
+        groups.close()
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
+        (found,) = admin.list_group_offsets(f"{topic}.v1").values()
+    assert {place.partition: committed.offset for place, committed in found.items()} == {0: 3, 1: 9}
+
+
+def test_a_group_of_no_broker_is_told(settings_factory: Callable[..., Settings]) -> None:
+    """As any question that no broker answers."""
+    groups = GroupOffsets(settings_factory(bootstrap_servers="127.0.0.1:1"), answer_seconds=1.0)
+    with pytest.raises(BrokerUnavailableError, match="the consumer group g"):
+        groups.commit("g", {"t": {0: 1}})
 
 
 def at(seconds: int) -> datetime:

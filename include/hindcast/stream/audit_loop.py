@@ -1,4 +1,6 @@
-"""What a worker's audit thread does: file late and poison rows, and look for new partitions of topics."""
+"""What a worker's audit thread does: file late and poison rows, commit to consumer groups how far shards are,
+and look for new partitions of topics.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import structlog
 
 from hindcast.errors import HindcastError
 from hindcast.shards.coordinator import LeaseCoordinator
+from hindcast.stream.group_commits import GroupCommits
 from hindcast.stream.shard_creation import ShardCreation
 from hindcast.stream.shard_sync import ShardSync
 from hindcast.stream.worker_threads import WorkerThreads
@@ -22,6 +25,7 @@ class AuditLoop:
         creation: ShardCreation,
         coordinator: LeaseCoordinator,
         threads: WorkerThreads,
+        groups: GroupCommits,
         audit_seconds: float,
     ) -> None:
         """:param audit_seconds: the longest wait between two passes"""
@@ -29,6 +33,7 @@ class AuditLoop:
         self._creation = creation
         self._coordinator = coordinator
         self._threads = threads
+        self._groups = groups
         self._audit_seconds = audit_seconds
 
     def run(self) -> None:
@@ -42,6 +47,7 @@ class AuditLoop:
             if ended.is_set():
                 return
             self._shards.audit.run()
+            self._groups.commit(self._shards.running())
             try:
                 self._creation.reshard_for_new_partitions(self._shards.versions())
             except HindcastError as error:

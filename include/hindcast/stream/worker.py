@@ -31,6 +31,7 @@ from hindcast.shards.pipeline_row import DesiredState, rows_of
 from hindcast.shards.slot_row import SlotHolder
 from hindcast.spark import background_compiler, session
 from hindcast.stream.audit_loop import AuditLoop
+from hindcast.stream.group_commits import GroupCommits
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.main_loop import MainLoop
 from hindcast.stream.query_backoff import QueryBackoff
@@ -114,7 +115,12 @@ class Worker:
             self.coordinator.held.mark_ready()
             main = self.main_loop(spark)
             audit = AuditLoop(
-                main.shards, self._creation, self.coordinator, self.threads, settings.audit_seconds
+                main.shards,
+                self._creation,
+                self.coordinator,
+                self.threads,
+                GroupCommits(settings, self._deployed),
+                settings.audit_seconds,
             )
             self.threads.start("audit", audit.run)
             clean = main.serve()

@@ -28,9 +28,11 @@ class Rounds:
         self.asked: list[set[tuple[str, int]]] = []
         self.refusals: list[Exception] = []
         audit = SimpleNamespace(due=threading.Event(), run=self._pass)
-        shards: Any = SimpleNamespace(audit=audit, versions=lambda: {("p", 1)})
+        self.committed: list[list[str]] = []
+        shards: Any = SimpleNamespace(audit=audit, versions=lambda: {("p", 1)}, running=lambda: ["a shard"])
+        groups: Any = SimpleNamespace(commit=self.committed.append)
         creation: Any = SimpleNamespace(reshard_for_new_partitions=self._look_for_partitions)
-        self.loop = AuditLoop(shards, creation, coordinator, self.threads, audit_seconds=0.01)
+        self.loop = AuditLoop(shards, creation, coordinator, self.threads, groups, audit_seconds=0.01)
 
     def _pass(self) -> None:
         self.passes += 1
@@ -54,6 +56,7 @@ def test_after_each_pass_the_worker_looks_for_new_partitions(rounds: Rounds) -> 
     rounds.loop.run()
     assert rounds.passes == PASSES
     assert rounds.asked == [{("p", 1)}] * PASSES
+    assert rounds.committed == [["a shard"]] * PASSES
 
 
 def test_no_pass_begins_while_another_worker_may_have_died(
