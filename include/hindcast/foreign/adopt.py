@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
+from hindcast.delta.open_table import find_table
 from hindcast.errors import ForeignStreamError
 from hindcast.foreign.checkpoint import ForeignCheckpoint
 from hindcast.foreign.fence import fence_off, last_in_table
@@ -33,6 +34,12 @@ from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.shards import resharding
 from hindcast.tables.event_log import EventKind
+
+#: What a table may ask of those who write it that is met by adding files.
+_HARMLESS_FEATURES = frozenset({"appendOnly", "invariants"})
+#: Versions of the protocol: up to the first a table asks nothing else, and from the second on it lists what.
+_PLAIN_WRITER = 2
+_WITH_FEATURES = 7
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,35 @@ def find(installation: Installation, pipeline: Pipeline, checkpoint: str) -> Fou
         problem = f"version {pipeline.version} has shards already"
         raise ForeignStreamError(pipeline=pipeline.name, problem=problem, cure="See `hindcast leases`.")
     query = ForeignCheckpoint(pipeline, checkpoint, options).query_id()
+    _check_writable(pipeline, options)
     last = last_in_table(url, options, query)
     if last is None:
         problem = f"the table {url} has no batch of the query {query} of {checkpoint}"
         cure = "Only a query that writes with Delta's own streaming sink can be taken over."
         raise ForeignStreamError(pipeline=pipeline.name, problem=problem, cure=cure)
     return Found(query, last)
+
+
+def _check_writable(pipeline: Pipeline, storage_options: dict[str, str]) -> None:
+    """Check that files with the plain columns of the result can be added to the table.
+
+    :raises ForeignStreamError: if the table asks more of who writes it
+    """
+    table = find_table(pipeline.sink.url, storage_options)
+    if table is None:
+        return
+    protocol = table.protocol()
+    asks = sorted(set(protocol.writer_features or []) - _HARMLESS_FEATURES)
+    if _PLAIN_WRITER < protocol.min_writer_version < _WITH_FEATURES:
+        asks.append(f"version {protocol.min_writer_version} of the protocol")
+    columns = table.metadata().partition_columns
+    if columns:
+        asks.append(f"partitions by {', '.join(columns)}")
+    if not asks:
+        return
+    problem = f"its table asks of those who write it what Hindcast does not do: {', '.join(asks)}"
+    cure = "It can be judged as it is, but not taken over: begin a pipeline with a table of its own."
+    raise ForeignStreamError(pipeline=pipeline.name, problem=problem, cure=cure)
 
 
 def adopt(

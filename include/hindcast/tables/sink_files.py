@@ -30,6 +30,10 @@ FOLDER = "sink_files"
 _SCHEMA = b"hindcast.columns"
 
 
+#: Of a table of this version of the protocol the columns may have other names in its files.
+_COLUMN_MAPPING = 2
+
+
 class VersionGoneError(Exception):
     """The log has lost the version, and no list of its files was kept."""
 
@@ -121,13 +125,29 @@ class SinkFiles:
             raise StoreUnavailableError(table=self._root, action="read", reason=error) from error
 
 
+def hides_rows(table: DeltaTable) -> str:
+    """Because of what a table's files alone do not tell its rows, in words; empty if they do."""
+    protocol = table.protocol()
+    features = protocol.reader_features or []
+    if "deletionVectors" in features:
+        return "deletion vectors"
+    if "columnMapping" in features or protocol.min_reader_version == _COLUMN_MAPPING:
+        return "names of columns that differ from those in its files"
+    if table.metadata().partition_columns:
+        return "columns that only the names of its folders hold"
+    return ""
+
+
 def files_of(table: DeltaTable) -> FileList:
     """The files at the version of a handle.
 
-    :raises BadInputError: if a file may lack rows that the list does not tell
+    :raises BadInputError: if the files alone do not tell the rows
     """
-    if "deletionVectors" in (table.protocol().reader_features or []):
-        problem = f"The table {table.table_uri} has deletion vectors: its files do not say which rows it has"
-        raise BadInputError(problem=problem, cure="Hindcast writes none: restore the table as it was before.")
+    hiding = hides_rows(table)
+    if hiding:
+        problem = f"The table {table.table_uri} has {hiding}: its files do not say which rows it has"
+        cure = "Hindcast writes none of that: restore the table as it was before. "
+        cure += "A stream that others run can be judged on such a table if it has a window."
+        raise BadInputError(problem=problem, cure=cure)
     paths = pa.table(table.get_add_actions())["path"].to_pylist()
     return FileList(table.schema().to_json(), frozenset(paths))

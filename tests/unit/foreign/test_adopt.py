@@ -74,6 +74,37 @@ def test_what_cannot_be_taken_over_is_told(lake: Path, settings: Settings) -> No
         find(installation, own(table), checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "said"),
+    [
+        ({"min_writer_version": 4}, "version 4 of the protocol"),
+        ({"min_writer_version": 7, "writer_features": ["appendOnly", "rowTracking"]}, "rowTracking"),
+        ({"min_writer_version": 7, "writer_features": ["appendOnly", "invariants"]}, ""),
+    ],
+)
+def test_a_table_that_asks_more_of_its_writers_is_not_taken_over(
+    lake: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, protocol: dict[str, Any], said: str
+) -> None:
+    """What Hindcast adds are files with the plain columns of the result."""
+    table, checkpoint = str(lake / "table"), str(lake / "checkpoint")
+    asks = DeltaTable(table).protocol()._replace(**protocol)
+    monkeypatch.setattr(DeltaTable, "protocol", lambda _: asks)
+    if not said:
+        assert find(Installation(settings), own(table), checkpoint).last_batch == 4
+        return
+    with pytest.raises(ForeignStreamError, match=said):
+        find(Installation(settings), own(table), checkpoint)
+
+
+def test_a_partitioned_table_is_not_taken_over(lake: Path, settings: Settings) -> None:
+    """Its files lack the columns by which it is partitioned."""
+    table = str(lake / "parts")
+    properties = CommitProperties(app_transactions=[Transaction(QUERY, 1)])
+    write_deltalake(table, pa.table({"n": [1], "p": [1]}), partition_by=["p"], commit_properties=properties)
+    with pytest.raises(ForeignStreamError, match="partitions by p"):
+        find(Installation(settings), own(table), str(lake / "checkpoint"))
+
+
 def test_a_table_with_rows_gets_no_shards_from_the_beginning(lake: Path, settings: Settings) -> None:
     """They would add all of its rows once more."""
     with pytest.raises(ForeignStreamError, match="no shard has written it") as raised:

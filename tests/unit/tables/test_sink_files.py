@@ -143,10 +143,23 @@ def test_a_table_whose_files_hide_rows_is_refused(
 ) -> None:
     """A deletion vector takes rows from a file that stays: its list says nothing of it."""
     protocol = sink(settings).protocol()
-    with_vectors = protocol._replace(reader_features=["deletionVectors"])
-    monkeypatch.setattr(DeltaTable, "protocol", lambda _: with_vectors)
-    with pytest.raises(BadInputError, match="deletion vectors"):
-        SinkFiles(settings, PIPELINE).at(1)
+    for changes, said in (
+        ({"reader_features": ["deletionVectors"]}, "deletion vectors"),
+        ({"reader_features": ["columnMapping"]}, "names of columns"),
+        ({"min_reader_version": 2}, "names of columns"),
+    ):
+        hiding = protocol._replace(**changes)
+        monkeypatch.setattr(DeltaTable, "protocol", lambda _, hiding=hiding: hiding)
+        with pytest.raises(BadInputError, match=said):
+            SinkFiles(settings, PIPELINE).at(1)
+
+
+def test_a_partitioned_table_is_refused(tmp_path: Path) -> None:
+    """The names of its folders hold columns that its files lack."""
+    settings = Settings(home=tmp_path)
+    write_deltalake(settings.table("sinks", "s"), pa.table({"n": [1], "p": [1]}), partition_by=["p"])
+    with pytest.raises(BadInputError, match="names of its folders"):
+        SinkFiles(settings, PIPELINE).at(0)
 
 
 def test_a_list_is_read_back_as_it_was_kept() -> None:
