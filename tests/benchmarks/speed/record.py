@@ -20,6 +20,8 @@ FIGURES = {
     "burst": ("rows a second at once", "{:,.0f}"),
     "burst_per_cpu_second": ("for a CPU-second", "{:,.0f}"),
 }
+#: Of ours alone: what it reads at once for a CPU-second, over what Kafka's own consumer reads.
+OF_CONSUMER = "of_consumer"
 #: Those of which a ratio of ours to another side's is given.
 COMPARED = ("p50", "p99", "rows_per_cpu_second", "burst")
 
@@ -67,5 +69,8 @@ def record_of(results: Mapping[str, Sequence[Mapping[str, Any]]], **about: Any) 
     """The record of what runs have measured."""
     sides = {}
     for side, runs in results.items():
-        sides[side] = [{name: round(float(run[name]), 4) for name in FIGURES if name in run} for run in runs]
+        sides[side] = [
+            {name: round(float(run[name]), 4) for name in (*FIGURES, OF_CONSUMER) if name in run}
+            for run in runs
+        ]
     return Record(sides=sides, **about)

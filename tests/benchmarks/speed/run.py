@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.speed.consumer import rows_per_cpu_second
 from benchmarks.speed.goals import table_of_goals
 from benchmarks.speed.install import install
 from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, read_at_ms
-from benchmarks.speed.record import record_of
+from benchmarks.speed.record import OURS, record_of
 from benchmarks.speed.report import RECORDS, table, write_page
 from benchmarks.speed.sides import SIDES, Side, bench_folder
 from benchmarks.speed.workload import Workload
@@ -83,6 +84,9 @@ def run_once(
     if load.burst:
         seconds_of_burst = read_at_ms(commits, load.rows) / 1000 - (start + load.seconds)
         at_once = {"burst": load.burst / seconds_of_burst, "burst_per_cpu_second": load.burst / burst}
+        if kind.name == OURS:
+            of_consumer = rows_per_cpu_second(settings, topic, load.rows)
+            at_once["of_consumer"] = at_once["burst_per_cpu_second"] / of_consumer
     written = side.rows()
     answered = 0
     if written is not None:
@@ -138,6 +142,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=60.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="that are measured")
     parser.add_argument("--burst", type=int, default=600_000, help="records that come at once in the end")
+    parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
         "--quick", action="store_true", help="one run each of four sides, 30 s after 30: below ten minutes"
@@ -150,7 +155,7 @@ def main() -> None:
         asked.pairs = 1
         asked.side = asked.side or list(_QUICK)
     sides = [SIDES[name] for name in asked.side or SIDES]
-    load = Workload(asked.rate, asked.warm_up + asked.seconds, burst=asked.burst)
+    load = Workload(asked.rate, asked.warm_up + asked.seconds, partitions=asked.partitions, burst=asked.burst)
     own = Settings()
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="hindcast-bench-", ignore_cleanup_errors=True) as folder:
@@ -179,7 +184,10 @@ def main() -> None:
         on=f"{datetime.now(UTC):%Y-%m-%d}",
         cpus=os.cpu_count(),
     )
-    written = own.home / "bench-results" / f"{asked.rate:.0f}.json"
+    name = f"{asked.rate:.0f}"
+    if asked.partitions != Workload.partitions:
+        name += f"-{asked.partitions}-partitions"
+    written = own.home / "bench-results" / f"{name}.json"
     record.write(written)
     if asked.record:
         record.write(RECORDS / written.name)
