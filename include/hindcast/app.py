@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from hindcast.errors import ForeignStreamError, ReshardRefusedError, StoreUnavailableError
@@ -521,14 +521,17 @@ class InstalledPipeline:
         self._desired_states().declare(self.declared, self._settings.workers)
         return adopted
 
-    def _know_all_of_it(self, session: Callable[[], SparkSession]) -> None:
+    def _know_all_of_it(self) -> None:
         """Bring the ledger and the tables of late and poison rows up to date, if no worker does that."""
         if not self.declared.is_foreign:
             return
-        from hindcast.foreign.late_rows import file_late_rows
+        from hindcast.foreign.late_rows import file_late_rows, records_of, unfiled
 
         self.record()
-        file_late_rows(session(), self._hindcast, self.declared)
+        batches = unfiled(self._hindcast, self.declared)
+        if batches:
+            spark = self._hindcast.spark("hindcast-replay", quick=lambda: records_of(batches) <= FEW_RECORDS)
+            file_late_rows(spark, self._hindcast, self.declared, batches)
 
     # Replays and verdicts
 
@@ -549,7 +552,7 @@ class InstalledPipeline:
         """
         from hindcast.replay.run_replay import plan_replay
 
-        self._know_all_of_it(self._quick_session)
+        self._know_all_of_it()
         _, plan = plan_replay(self._hindcast, self.declared, request)
         return plan
 
@@ -588,7 +591,7 @@ class InstalledPipeline:
             self._hindcast,
             self.declared,
             named,
-            prepare=partial(self._know_all_of_it, session),
+            prepare=self._know_all_of_it,
             tried_again=tried_again,
         )
 

@@ -25,7 +25,7 @@ from hindcast.delta.open_table import find_table
 from hindcast.errors import ForeignStreamError
 from hindcast.foreign.checkpoint import ForeignCheckpoint
 from hindcast.foreign.fence import fence_off, last_in_table
-from hindcast.foreign.late_rows import file_late_rows
+from hindcast.foreign.late_rows import file_late_rows, unfiled
 from hindcast.foreign.record import record
 from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
@@ -120,7 +120,7 @@ def adopt(
 ) -> Adopted:
     """Take over the stream that writes the table of a pipeline of one's own.
 
-    :param session: called once the query is fenced off
+    :param session: called once the query is fenced off, if there is something to file
     :param checkpoint: the path or URL of the query's checkpoint folder
     :param who: does it, for the event
     :raises ForeignStreamError: if this is no stream that can be taken over, and nothing was changed; or if
@@ -135,7 +135,9 @@ def adopt(
     last = record(installation, theirs).last
     assert last is not None
     reach("adopt.3")
-    file_late_rows(session(), installation, theirs)
+    batches = unfiled(installation, theirs)
+    if batches:
+        file_late_rows(session(), installation, theirs, batches)
     reach("adopt.4")
     floors = {partition: last.final_ms(partition) for partition in last.end_offsets}
     why = "its stream was taken over"

@@ -27,6 +27,17 @@ QUERY = "8a6a0dd4-4bd7-4b9e-a3f1-0c9b8f0f9d11"
 BEGAN_MS = 1_767_000_000_000
 
 
+_DECLARED = """
+from hindcast import Topic, verified
+
+@verified(
+    {place}, source=Topic("t", schema="ts timestamp"), event_time="ts", watermark="10 seconds",
+)
+def stats(rows):
+    return rows
+"""
+
+
 @dataclass
 class Query:
     """The files of a query that reads partition 0, ten records a batch, and of the table that it writes."""
@@ -298,17 +309,8 @@ def test_it_is_not_run_from_here(settings_factory: Factory, query: Query, tmp_pa
 
     folder = tmp_path / "pipelines"
     folder.mkdir()
-    text = f"""
-from hindcast import Topic, verified
-
-@verified(
-    table="{query.table}", checkpoint="{query.checkpoint}", source=Topic("t", schema="ts timestamp"),
-    event_time="ts", watermark="10 seconds",
-)
-def stats(rows):
-    return rows
-"""
-    (folder / "stats.py").write_text(text)
+    place = f'table="{query.table}", checkpoint="{query.checkpoint}"'
+    (folder / "stats.py").write_text(_DECLARED.format(place=place))
     hindcast = Hindcast(settings_factory(pipelines_dir=folder))
     stats = hindcast.pipeline("stats")
     for change in (
@@ -327,3 +329,36 @@ def stats(rows):
     query.run()
     assert stats.record().batches == 1
     assert len(stats.checkpoints()) == 2
+
+
+def test_before_a_verdict_all_is_recorded_and_filed(
+    settings_factory: Factory, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark is built for that once, for as many records as there are, and not if nothing is to be filed."""
+    from hindcast import Hindcast
+    from hindcast.foreign import late_rows
+
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    place = f'table="{query.table}", checkpoint="{query.checkpoint}"'
+    (folder / "stats.py").write_text(_DECLARED.format(place=place))
+    hindcast = Hindcast(settings_factory(pipelines_dir=folder))
+    built: list[bool] = []
+    filed: list[list[int]] = []
+
+    def spark(_: Hindcast, name: str, *, quick: Callable[[], bool]) -> str:
+        built.append(quick())
+        return name
+
+    def file(_spark: Any, _installation: Any, _pipeline: Any, batches: list[LedgerRow]) -> None:
+        filed.append([row.batch for row in batches])
+
+    monkeypatch.setattr(Hindcast, "spark", spark)
+    monkeypatch.setattr(late_rows, "file_late_rows", file)
+    stats = hindcast.pipeline("stats")
+    stats._know_all_of_it()
+    assert (built, filed) == ([], [])
+    query.run()
+    query.run({0: 10**6})
+    stats._know_all_of_it()
+    assert (built, filed) == ([False], [[1, 2]])
