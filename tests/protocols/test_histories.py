@@ -9,7 +9,7 @@ import pytest
 from protocols import random_histories
 
 #: Drawn histories that are played in all.
-DRAWN, PARTS = int(os.environ.get("HISTORIES", "2000")) // 10, 10
+DRAWN, PARTS = int(os.environ.get("HISTORIES", "1200")) // 10, 10
 
 
 @pytest.mark.parametrize("part", range(PARTS))
