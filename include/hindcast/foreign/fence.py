@@ -17,8 +17,8 @@ from hindcast.errors import StoreUnavailableError
 
 #: No query gets as far.
 _LAST_NUMBER = 2**62
-#: The key by which the fence's commit says which batch was the last.
-_LAST_BATCH = "hindcast.last_batch"
+#: The key by which the fence's commit says which batch of a query was the last.
+_LAST_BATCH = "hindcast.last_batch.{query}"
 
 
 def last_batch(url: str, storage_options: dict[str, str], query: str) -> int | None:
@@ -30,7 +30,7 @@ def last_batch(url: str, storage_options: dict[str, str], query: str) -> int | N
     table = find_table(url, storage_options)
     if table is None or table.transaction_version(query) != _LAST_NUMBER:
         return None
-    return _told(url, storage_options, table.version())
+    return _told(url, storage_options, query, table.version())
 
 
 def last_in_table(url: str, storage_options: dict[str, str], query: str) -> int | None:
@@ -43,7 +43,7 @@ def last_in_table(url: str, storage_options: dict[str, str], query: str) -> int 
         return None
     last = table.transaction_version(query)
     if last == _LAST_NUMBER:
-        return _told(url, storage_options, table.version())
+        return _told(url, storage_options, query, table.version())
     return last
 
 
@@ -59,9 +59,9 @@ def fence_off(url: str, storage_options: dict[str, str], query: str) -> int:
         last = table.transaction_version(query)
         assert last is not None
         if last == _LAST_NUMBER:
-            return _told(url, storage_options, table.version())
+            return _told(url, storage_options, query, table.version())
         properties = CommitProperties(
-            custom_metadata={_LAST_BATCH: str(last)},
+            custom_metadata={_LAST_BATCH.format(query=query): str(last)},
             max_commit_retries=0,  # a batch that lands meanwhile is the last one: read again
             app_transactions=[Transaction(query, _LAST_NUMBER)],
         )
@@ -79,10 +79,11 @@ def fence_off(url: str, storage_options: dict[str, str], query: str) -> int:
     return until_it_lands(url, attempt, StoreUnavailableError)
 
 
-def _told(url: str, storage_options: dict[str, str], version: int) -> int:
-    """What the fence's commit says, in a version of the table that has it."""
+def _told(url: str, storage_options: dict[str, str], query: str, version: int) -> int:
+    """What the commit says that fenced the query off, in a version of the table that has it."""
+    key = _LAST_BATCH.format(query=query)
     for entry in commits_down(url, storage_options, version):
-        if _LAST_BATCH in entry:
-            return int(entry[_LAST_BATCH])
+        if key in entry:
+            return int(entry[key])
     reason = "its log has lost the commit that fenced the query off"
     raise StoreUnavailableError(table=url, action="read", reason=reason)

@@ -116,7 +116,7 @@ def _finished(
     cure = (
         "Raise the version of the declaration, so that its record begins again with what is left, and set "
         "spark.sql.streaming.minBatchesToRetain of the query to more batches than it makes between two "
-        f"verdicts, or leave `hindcast record {pipeline.name} --every 30` running."
+        f"verdicts, or leave `hindcast record {pipeline.name} --watch --every 30` running."
     )
     recorded = f"and {_number(last)} is the last recorded"
     problem = f"Spark has deleted batch {number} from {checkpoint.url}, {recorded}"

@@ -70,6 +70,13 @@ def test_a_batch_that_lands_meanwhile_is_the_last(table: str, monkeypatch: pytes
     assert last_batch(table, {}, QUERY) == 3
 
 
+def test_each_query_of_a_table_has_a_last_batch_of_its_own(table: str) -> None:
+    """Two may have written it, and both may be fenced off."""
+    batch(table, 7, "another")
+    assert (fence_off(table, {}, QUERY), fence_off(table, {}, "another")) == (2, 7)
+    assert (last_batch(table, {}, QUERY), last_batch(table, {}, "another")) == (2, 7)
+
+
 def test_a_log_that_has_lost_the_fence_is_told(table: str) -> None:
     """What it said is then known to the ledger alone."""
     fence_off(table, {}, QUERY)
