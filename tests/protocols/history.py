@@ -22,6 +22,10 @@ from hindcast.tables.ledger_history import History
 Window = tuple[int, int]  # a partition, and the end of a window
 
 
+#: The sink's log, and the one that has what was cut from it.
+LOGS = ("_delta_log", "_older/_delta_log")
+
+
 class BrokenPromiseError(AssertionError):
     """Something that was promised is not so."""
 
@@ -83,20 +87,21 @@ class SinkHistory:
             self._land(json.loads(said.get("hindcast", "{}")), actions)
 
     def _entry(self, version: int) -> str | None:
-        path = self._path(version)
-        return None if path is None else Path(path).read_text()
-
-    def _path(self, version: int) -> str | None:
-        for log in ("_delta_log", "_older/_delta_log"):
-            path = f"{self.folder}/{log}/{version:020d}.json"
+        for log in LOGS:
+            path = f"{self.folder}/{log}/{_entry_name(version)}"
             if os.path.exists(path):  # noqa: PTH110 - at each step
-                return path
+                return Path(path).read_text()
         return None
 
     def _check_log(self) -> None:
         """I11: each version is whole in one of the two logs."""
+        there: set[str] = set()
+        for log in LOGS:
+            folder = f"{self.folder}/{log}"
+            if os.path.isdir(folder):  # noqa: PTH112 - after each commit
+                there.update(os.listdir(folder))  # noqa: PTH208
         for version in range(self.version):
-            if self._path(version) is None:
+            if _entry_name(version) not in there:
                 raise BrokenPromiseError(f"I11: neither log of the sink has version {version}")
 
     def _land(self, said: dict[str, Any], actions: list[dict[str, Any]]) -> None:
@@ -273,6 +278,10 @@ class SinkHistory:
     def dead(self) -> set[tuple[int, int]]:
         """The places of the records that were left out."""
         return {place for landed in self.kept for place in landed.excluded}
+
+
+def _entry_name(version: int) -> str:
+    return f"{version:020d}.json"
 
 
 def _check_excluded(landed: Landed) -> None:

@@ -82,7 +82,7 @@ JOIN = "the commit of joined files"
 #: The sink's log is cut to so many simulated hours, the fewest that the setting allows.
 LOG_HOURS = 1.0
 #: Versions of the sink between two checkpoints of its log.
-CHECKPOINT_EVERY = 5
+CHECKPOINT_EVERY = 8
 #: Rounds after which a world without faults must be at rest.
 ROUNDS = 40_000
 
