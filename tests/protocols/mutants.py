@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 from deltalake import CommitProperties
+from protocols import random_histories
 from protocols.stepped_stores import SteppedLinks
+from protocols.world import World
 from simulation.mutants import MUTANTS as OF_LEASES
 
 from hindcast.delta import application_log, older_log
@@ -391,6 +393,25 @@ MUTANTS: dict[str, Mutate] = {
         _take_every_batch_for_free_of_dead_rows,
     )
 }
+
+
+#: Those that few histories would meet: what happens often in the histories that look for them.
+ABOUT: dict[str, Callable[[World], None]] = {
+    "let a run that had read less correct again": World.correct,
+    "keep the ranges that a correction replaces": World.correct,
+    "let two corrections at once land": World.correct,
+    "believe an old reading": World.sleep_through_a_cut,
+    "plan with what came into the ledger meanwhile": World.plan_slowly,
+    "plan after a rewind that has ended": World.plan_slowly,
+    "rewind without fencing the late rows": World.sleep_in_an_audit_through_a_rewind,
+    "let two compactions at once land": World.sleep_in_the_upkeep,
+}
+
+
+def caught(name: str, histories: int) -> str:
+    """What the first of so many histories says that finds this mutant; empty if none does."""
+    with mutated(name):
+        return random_histories.first_breach("mutant", histories, ABOUT.get(name))
 
 
 @contextmanager

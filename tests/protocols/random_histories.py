@@ -10,8 +10,9 @@ from protocols.world import World, world
 
 from hindcast.errors import HindcastError
 
+Action = Callable[[World], None]
 #: What may happen, and how often.
-ACTIONS: dict[Callable[[World], None], float] = {
+ACTIONS: dict[Action, float] = {
     World.resume: 60,
     World.run_one: 40,
     World.kill: 3,
@@ -33,6 +34,8 @@ ACTIONS: dict[Callable[[World], None], float] = {
     World.correct: 0.4,
     World.cut_a_rewind_short: 0.5,
 }
+#: How often an action happens in histories that are about it.
+OFTEN = 6.0
 STEPS = 250
 #: What histories must do now and then, by the names in :attr:`protocols.world.World.seen`.
 WAYS = (
@@ -55,13 +58,14 @@ WAYS = (
 )
 
 
-def play(seed: str, steps: int = STEPS) -> World:
+def play(seed: str, steps: int = STEPS, often: Action | None = None) -> World:
     """Play a history, heal, and check.
 
+    :param often: what is to happen more often than in other histories
     :raises BrokenPromiseError: if something that was promised is not so; it names the seed
     """
     actions = list(ACTIONS)
-    weights = list(ACTIONS.values())
+    weights = [OFTEN if action == often else weight for action, weight in ACTIONS.items()]
     with world(seed) as made:
         try:
             made.grow()
@@ -75,11 +79,14 @@ def play(seed: str, steps: int = STEPS) -> World:
     return made
 
 
-def first_breach(seed: str, histories: int) -> str:
-    """What the first of so many histories says that breaks an oracle or fails; empty if none does."""
+def first_breach(seed: str, histories: int, often: Action | None = None) -> str:
+    """What the first of so many histories says that breaks an oracle or fails; empty if none does.
+
+    :param often: as in :func:`play`
+    """
     for number in range(histories):
         try:
-            play(f"{seed}/{number}")
+            play(f"{seed}/{number}", often=often)
         except Exception as error:  # noqa: BLE001 - a mutant may end in any way
             return str(error) or type(error).__name__
     return ""

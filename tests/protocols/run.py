@@ -13,7 +13,7 @@ from collections import Counter
 
 from protocols import random_histories
 from protocols.history import BrokenPromiseError
-from protocols.mutants import MUTANTS, mutated
+from protocols.mutants import MUTANTS, caught
 
 #: Seconds between two lines that say how far it is.
 PROGRESS_SECONDS = 15.0
@@ -74,8 +74,7 @@ def _played(seed: str) -> tuple[str, Counter[str]]:
 
 
 def _caught(name: str) -> tuple[str, str]:
-    with mutated(name):
-        return name, random_histories.first_breach("mutant", MUTANT_HISTORIES)
+    return name, caught(name, MUTANT_HISTORIES)
 
 
 if __name__ == "__main__":
