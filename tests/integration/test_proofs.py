@@ -28,7 +28,7 @@ pytestmark = [
 Make = Callable[..., Workload]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_each_example_is_judged_interval_by_interval(workload: Make, example: str) -> None:
     """The topics lose what was judged, small files are joined and the log is cut to nothing. Each verdict
@@ -134,6 +134,7 @@ def test_ratios_are_of_verdicts_from_the_beginning(workload: Make) -> None:
     assert json.loads(whole["bounds"])["ratio_bound"].keys() == {"rent_until_equal", "always_buy"}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("step", ["proof.1", "proof.2", "proof.3"])
 def test_a_judge_that_dies_leaves_a_proof_or_none(
     workload: Make, step: str, monkeypatch: pytest.MonkeyPatch

@@ -210,9 +210,9 @@ def test_what_is_left_out_already_is_not_found_again(shard_of: Callable[[Shape],
 def test_a_shard_stops_if_more_records_raise_than_may_be_left_out(shard_of: Callable[[Shape], Shard]) -> None:
     """The bound is for an hour: what was left out before counts. The error says what to do."""
     shard = shard_of(raising(APPEND))
-    shard.settings = shard.settings.model_copy(update={"raising_records_per_hour": 2})
+    shard.settings = shard.settings.model_copy(update={"raising_records_per_hour": 1})
     first, second = parts()
-    spoilt, places = spoil(first, 60, 180)
+    spoilt, places = spoil(first, 60)
     shard.send(spoilt)
     assert places_of(serve(shard).excluded) == places
     spoilt, _ = spoil(second, 20)
@@ -220,7 +220,7 @@ def test_a_shard_stops_if_more_records_raise_than_may_be_left_out(shard_of: Call
     searched = search(shard, failed(shard))
     assert not searched.found
     assert isinstance(searched.refusal, RaisingRecordsError)
-    assert "2 an hour, and 2 were in the last hour" in str(searched.refusal)
+    assert "1 an hour, and 1 were in the last hour" in str(searched.refusal)
 
 
 def test_a_record_of_an_archive_is_left_out_too(shard_of: Callable[[Shape], Shard]) -> None:
