@@ -6,7 +6,19 @@ installation with all that can be done with it.
 
 from typing import TYPE_CHECKING, Any
 
-from hindcast.pipeline import Format, Lookup, Mode, Pipeline, Policy, Table, Topic, Window, pipeline, verified
+from hindcast.pipeline import (
+    Format,
+    Lookup,
+    Metadata,
+    Mode,
+    Pipeline,
+    Policy,
+    Table,
+    Topic,
+    Window,
+    pipeline,
+    verified,
+)
 
 if TYPE_CHECKING:
     from hindcast.app import Hindcast
@@ -17,6 +29,7 @@ __all__ = [
     "Format",
     "Hindcast",
     "Lookup",
+    "Metadata",
     "Mode",
     "Pipeline",
     "Policy",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -27,7 +27,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 DURATION = re.compile(r"\s*(\d+)\s+(millisecond|second|minute|hour|day)s?\s*")
 EVENT_TIME_TYPES = frozenset({"timestamp"})
-_METADATA = frozenset({"_topic", "_partition", "_offset", "_timestamp", "_value", "_key"})
+_METADATA = frozenset(
+    {"_topic", "_partition", "_offset", "_timestamp", "_value", "_key", "_headers", "_tombstone"}
+)
 #: Columns that the platform adds to the source's frame; a topic's schema may not use them.
 RESERVED = _METADATA | {"window", "_reason", "_event_at", "_corrupt"}
 #: The platform's own tables (:class:`hindcast.tables.table_names.ControlTable`): no result may have the name
@@ -115,6 +117,13 @@ class Format(StrEnum):
     AVRO = "avro"  # one record of Topic.avro_schema, without a header
 
 
+class Metadata(StrEnum):
+    """What of a record beside its value the function may ask for."""
+
+    KEY = "key"  # in the column _key: binary
+    HEADERS = "headers"  # in the column _headers: array<struct<key: string, value: binary>>
+
+
 def _as_member(declared: object, field_name: str, words: type[StrEnum]) -> None:
     """Replace a word by its member. Any other word stays, and is listed among the declaration's mistakes."""
     word = getattr(declared, field_name)
@@ -135,6 +144,12 @@ class Topic:
     state from it is kept for good: a changelog without records for hours would otherwise hold all results
     back. With ``archive=True`` Airflow copies its records to a table that outlives the topic's retention, for
     replays.
+
+    ``metadata`` gives the function the record's key, as bytes in the column ``_key``, or its headers, in
+    ``_headers``. A record without a value is a dead letter. With ``tombstones=True`` one that has a key is a
+    row instead, as in a change feed where it says that the key was deleted: all of the schema's columns are
+    null, the column ``_tombstone`` is true, and ``_key`` has the key. It has no event time, so it neither
+    moves the watermark nor falls into a window.
     """
 
     name: str
@@ -147,9 +162,14 @@ class Topic:
     watermark: bool = True
     # Not in the repr: it changes no query, so it must not change a checkpoint's fingerprint.
     archive: bool = field(default=False, repr=False)
+    # Not in the repr either: the columns that they add are in the query's plan.
+    metadata: Sequence[Metadata | str] = field(default=(), repr=False)
+    tombstones: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         _as_member(self, "format", Format)  # "text" may be written for it
+        if isinstance(self.metadata, list):
+            object.__setattr__(self, "metadata", tuple(self.metadata))
 
     @property
     def fields(self) -> tuple[ddl.Column, ...]:
@@ -160,6 +180,18 @@ class Topic:
     def columns(self) -> dict[str, str]:
         """Name to type, in order. The types are as Spark shows them, without NOT NULL."""
         return {field.name: str(field.type.nullable()) for field in self.fields}
+
+    @property
+    def record_columns(self) -> tuple[str, ...]:
+        """The columns of the record, beside its place, that the function is given."""
+        columns = []
+        if Metadata.KEY in self.metadata or self.tombstones:
+            columns.append("_key")
+        if Metadata.HEADERS in self.metadata:
+            columns.append("_headers")
+        if self.tombstones:
+            columns.append("_tombstone")
+        return tuple(columns)
 
     @property
     def required(self) -> list[str]:
@@ -211,6 +243,9 @@ class Mode(StrEnum):
 class Table:
     """A Delta table; ``keys`` are the columns that name one row of the result.
 
+    ``deleted``, for an upsert, is a boolean column of the result, which the table does not have. A row in
+    which it is true takes the row with its keys out of the table.
+
     ``url`` is the path or URL of a table that is there already, in a lake of one's own; by default the table
     is made below the root of all tables. The upkeep leaves a table with a URL alone.
     """
@@ -218,6 +253,7 @@ class Table:
     name: str
     keys: list[str] = field(default_factory=list)
     mode: Mode = Mode.APPEND
+    deleted: str = ""
     # Not in the repr: where the rows go changes no query, so it must not change a checkpoint's fingerprint.
     url: str = field(default="", repr=False)
 

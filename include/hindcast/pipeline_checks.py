@@ -22,6 +22,7 @@ from hindcast.pipeline import (
     TOPIC_NAME,
     Format,
     Lookup,
+    Metadata,
     Mode,
     Pipeline,
     Policy,
@@ -66,6 +67,7 @@ class _Kind(NamedTuple):
     form: str
 
 
+_DELETED_FORM = 'Table("customers", keys=["id"], mode="upsert", deleted="is_deleted")'
 _PIPELINE_KINDS = {
     "source": _Kind(
         Topic, "a Topic", Topic("t", "ts timestamp"), 'source=Topic("trades", schema="ts timestamp")'
@@ -96,6 +98,8 @@ _TOPIC_KINDS = {
         Format, "one of json, text and avro", Format.JSON, 'format="json", format="text" or format="avro"'
     ),
     "avro_schema": _Kind(str, "a text", "", _AVRO_FORM),
+    "metadata": _Kind((list, tuple), "a list of key and headers", (), 'metadata=["key", "headers"]'),
+    "tombstones": _Kind(bool, "True or False", False, "tombstones=True"),
     "event_time": _Kind(
         str, "a column's name", "", 'Topic("searches", schema="at timestamp", event_time="at")'
     ),
@@ -104,6 +108,7 @@ _TABLE_KINDS = {
     "name": _Kind(str, "a text", "t", 'Table("stock_stats", ...)'),
     "keys": _Kind((list, tuple), "a list of columns", [], 'keys=["window", "ticker"]'),
     "mode": _Kind(Mode, "one of append and upsert", Mode.APPEND, 'mode="append" or mode="upsert"'),
+    "deleted": _Kind(str, "a column's name", "", _DELETED_FORM),
     "url": _Kind(str, "a path or URL", "", 'url="s3://lake/stock_stats"'),
 }
 _WINDOW_KINDS = {
@@ -250,6 +255,12 @@ def _of_window(p: Pipeline) -> Iterator[Problem]:
     if p.sink.mode is Mode.UPSERT and not p.sink.keys:
         says = "an upsert table needs keys: the columns that name one row of the result"
         yield Problem("sink.keys", says, _KEYS_FORM)
+    if p.sink.deleted and p.sink.mode is not Mode.UPSERT:
+        says = "only an upsert deletes rows: an append keeps each row for good"
+        yield Problem("sink.deleted", says, _DELETED_FORM)
+    if p.sink.deleted in p.sink.keys:
+        says = f"the table lacks {p.sink.deleted!r}, the column that says a row is deleted: it is no key"
+        yield Problem("sink.deleted", says, _DELETED_FORM)
     if p.policy is Policy.CORRECT and p.window is None:
         says = "policy 'correct' needs a window: only windows that are closed are corrected"
         yield Problem("policy", says, 'policy="report"')
@@ -445,9 +456,21 @@ def _of_topic(p: Pipeline, topic: Topic, field: str) -> Iterator[Problem]:
         if field == "joined":
             place = "joined"
         yield Problem(place, says, _PIPELINE_KINDS["event_time"].form)
+    yield from _of_record(p, topic, field)
     if topic.key is not None and topic.key not in columns:
         says = f"the topic's key {topic.key!r} is not a column of the schema ({known})"
         yield Problem(f"{field}.key", says, 'key="ticker"')
+
+
+def _of_record(p: Pipeline, topic: Topic, field: str) -> Iterator[Problem]:
+    """What the function asks for of the record."""
+    unknown = sorted(str(word) for word in topic.metadata if word not in list(Metadata))
+    if unknown:
+        says = f"the metadata of the topic {topic.name} is key or headers, not {', '.join(unknown)}"
+        yield Problem(f"{field}.metadata", says, _TOPIC_KINDS["metadata"].form)
+    if topic.tombstones and p.window is not None:
+        says = f"a tombstone of the topic {topic.name} has no event time, so it falls into no window"
+        yield Problem(f"{field}.tombstones", says, "tombstones=True without a window")
 
 
 def _of_format(topic: Topic, field: str) -> Iterator[Problem]:

@@ -5,7 +5,8 @@ its ports, which are a clock moved by hand, and a lease store in memory that fai
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 
     from hindcast.pipeline import Pipeline
     from hindcast.stream.trial import Trial
+
+
+#: A record's value: its bytes, None for a record without one, or columns that are sent as a JSON object.
+Value = bytes | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of a trial, with what stands beside its value."""
+
+    value: Value
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes]] = ()
 
 
 def run_pipeline(spark: SparkSession, pipeline: Pipeline, batches: Any, **options: Any) -> Trial:

@@ -21,13 +21,14 @@ from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.table_names import ControlTable
+from hindcast.testing import Record
 from hindcast.verdict.judge import judge
 from hindcast_sandbox.load import ensure_topic
 
 #: The moment from which hand-made rows count their seconds.
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
-Value = Mapping[str, Any] | bytes | None
+Value = Mapping[str, Any] | bytes | Record | None
 
 
 def at(seconds: float) -> str:
@@ -60,8 +61,17 @@ class Workload(Shard):
         """Send rows to one partition, in order."""
         producer = KafkaProducer(bootstrap_servers=self.servers.split(","), acks="all")
         for row in rows:
-            value = json.dumps(row).encode() if isinstance(row, Mapping) else row
-            producer.send(self.pipeline.topics[topic].name, value=value, partition=partition)
+            record = row if isinstance(row, Record) else Record(row)
+            value = record.value
+            if isinstance(value, Mapping):
+                value = json.dumps(value).encode()
+            producer.send(
+                self.pipeline.topics[topic].name,
+                value=value,
+                key=record.key,
+                headers=list(record.headers),
+                partition=partition,
+            )
             self.counts[topic * TOPIC_STRIDE + partition] += 1
         producer.flush()
         producer.close()

@@ -22,6 +22,7 @@ from hindcast.errors import (
 from hindcast.pipeline import (
     CONTROL_TABLES,
     TOPIC_STRIDE,
+    Metadata,
     Topic,
     check_name,
     check_topic,
@@ -477,7 +478,7 @@ def test_durations_are_read_as_written(number: int, unit: str, plural: bool) -> 
 
 
 JOINED = """
-from hindcast import Lookup, Mode, Table, Topic, pipeline
+from hindcast import Lookup, Metadata, Mode, Table, Topic, pipeline
 
 @pipeline(
     source=Topic("views", schema="user string, ts timestamp", key="user"),
@@ -513,6 +514,49 @@ def test_a_wrong_join_is_refused(tmp_path: Path, was: str, becomes: str, says: s
     """Each mistake is named."""
     assert was in JOINED
     path = write(tmp_path, "seen", JOINED.replace(was, becomes))
+    assert says in str(catalog.load(tmp_path).errors[str(path)])
+
+
+FEED = """
+from hindcast import Metadata, Mode, Table, Topic, Window, pipeline
+
+@pipeline(
+    source=Topic("customers", schema="id string, ts timestamp", key="id", metadata=["headers"], tombstones=True),
+    event_time="ts", watermark="10 seconds", version=1,
+    sink=Table("newest", keys=["id"], mode="upsert", deleted="gone"),
+)
+def newest(customers):
+    return customers
+"""
+
+
+def test_the_function_is_given_what_it_asks_for(tmp_path: Path) -> None:
+    """A tombstone is nothing without its key."""
+    write(tmp_path, "newest", FEED)
+    (pipeline,) = catalog.load(tmp_path).values()
+    assert pipeline.source.metadata == (Metadata.HEADERS,)
+    assert pipeline.source.record_columns == ("_key", "_headers", "_tombstone")
+    assert Topic("t", "ts timestamp").record_columns == ()
+    assert Topic("t", "ts timestamp", metadata=["key"]).record_columns == ("_key",)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "says"),
+    [
+        ('["headers"]', '["headers", "offset"]', "is key or headers, not offset"),
+        ('["headers"]', '"headers"', "source.metadata 'headers' is not a list of key and headers"),
+        ("tombstones=True", "tombstones=1", "source.tombstones 1 is not True or False"),
+        ("version=1,", 'version=1, window=Window("5 seconds"),', "has no event time"),
+        ("id string, ts", "id string, _tombstone boolean, ts", "reserved columns ['_tombstone']"),
+        ('mode="upsert", ', "", "only an upsert deletes rows"),
+        ('"gone"', '"id"', "the table lacks 'id'"),
+        ('"gone"', "True", "sink.deleted True is not a column's name"),
+    ],
+)
+def test_a_wrong_change_feed_is_refused(tmp_path: Path, was: str, becomes: str, says: str) -> None:
+    """Each mistake is named."""
+    assert was in FEED
+    path = write(tmp_path, "newest", FEED.replace(was, becomes))
     assert says in str(catalog.load(tmp_path).errors[str(path)])
 
 

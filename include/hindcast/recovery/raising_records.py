@@ -297,7 +297,7 @@ class RaisingRecords:
         seams = held.seams(before, batch.end)
         for topic in pipeline.topics:
             raw = kafka_source.records(self._spark, settings, pipeline, topic, before, batch.end, seams)
-            raw.select(*kafka_source.RECORD_COLUMNS).write.parquet(folder.at(topic.name))
+            raw.write.parquet(folder.at(topic.name))
         return before
 
     def _confirmed(self, records: _Records, before: Offsets, places: list[Place], known: Excluded) -> LeftOut:

@@ -34,8 +34,8 @@ from hindcast.replay.window_attribution import attribute, is_corrected, lost_win
 from hindcast.settings import Settings
 from hindcast.spark import kafka_source, parquet_writer, query_signature, session
 from hindcast.spark.kafka_source import (
-    PLACE_COLUMNS,
     assign_windows,
+    given_columns,
     in_common,
     read_topics,
     transform,
@@ -125,11 +125,13 @@ def _read(
     """
     value_bytes = F.coalesce(F.octet_length("_value"), F.lit(0))
     key_bytes = F.coalesce(F.octet_length("_key"), F.lit(0))
+    wanted = {column for topic in pipeline.topics for column in topic.record_columns}
+    unwanted = {"_topic", "_key", "_value"} - wanted
     parsed = []
     frames = read_topics(spark, settings, pipeline, plan.read_from, plan.end, plan.seams, plan.excluded)
     for frame in frames:
         sized = frame.withColumn("_bytes", value_bytes + key_bytes)
-        parsed.append(sized.drop("_topic", "_key", "_value"))
+        parsed.append(sized.drop(*unwanted))
     if len(parsed) == 1:
         with session.cached(attribute(spark, parsed[0], plan, pipeline)) as rows:
             yield rows, [usable(rows)]
@@ -331,7 +333,7 @@ def _transformed(frames: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: 
     given = []
     for topic, frame in zip(pipeline.topics, frames, strict=True):
         columns = [quoted(column) for column in topic.columns]
-        given.append(frame.select(*columns, *PLACE_COLUMNS, *window))
+        given.append(frame.select(*columns, *given_columns(topic), *window))
     return transform(given, pipeline, hindsight=hindsight)
 
 

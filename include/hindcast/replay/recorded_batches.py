@@ -171,7 +171,7 @@ class RecordedBatches:
         in_range = (offset >= F.col("_from")) & (offset < F.col("_to"))
         same_bucket = offset_buckets.bucket("offset", width) == F.col("_bucket")
         here = (F.col("partition") == F.col("_p")) & same_bucket & in_range
-        record = ["key", "value", "topic", "partition", "offset", "timestamp"]
+        record = kafka_source.record_types(topic)
         placed = raw.join(F.broadcast(lookup), here).select(*record, "_shard", _BATCH)
         dealt = placed.repartition("_shard", _BATCH)
         dealt = dealt.sortWithinPartitions("_shard", _BATCH, "partition", "offset")
@@ -278,8 +278,8 @@ class RecordedBatches:
         for number, topic in enumerate(self.pipeline.topics):
             line = f"lines/{shard}/{topic.name}"
             self._line_up(line, f"{self._kept(topic)}/_shard={shard}", self.counts[shard])
-            reader = self.spark.readStream.schema(kafka_source.RECORD).option("maxFilesPerTrigger", 1)
-            raw = reader.parquet(self.folder.at(line))
+            reader = self.spark.readStream.schema(kafka_source.record_ddl(topic))
+            raw = reader.option("maxFilesPerTrigger", 1).parquet(self.folder.at(line))
             parsed = kafka_source.parse(raw, self.pipeline, topic, self.excluded)
             if measured:
                 parsed = batch_metrics.observed(parsed, number)

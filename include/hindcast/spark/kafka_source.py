@@ -31,10 +31,17 @@ from hindcast.tables.excluded_records import Excluded
 SOURCE_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_value")
 #: A transformation gets these and the topic's own columns: the place and the broker's time of a record.
 PLACE_COLUMNS = ("_partition", "_offset", "_timestamp")
-#: A record as Kafka has it, without its headers.
-RECORD_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-#: The columns of a record that :func:`parse` reads: as Spark's DDL, and as a file of such records has them.
-RECORD = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+#: The columns of a record that :func:`parse` reads, with Spark's types.
+_RECORD = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "long",
+    "timestamp": "timestamp",
+}
+_HEADERS = {"headers": "array<struct<key: string, value: binary>>"}
+#: A file of such records. One whose topic has headers for the function has another column.
 RECORD_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -45,6 +52,7 @@ RECORD_SCHEMA = pa.schema(
         ("timestamp", pa.timestamp("us", tz="UTC")),
     ]
 )
+HEADERS_FIELD = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 #: One batch of a stream reads at most so many records of a topic: a long backlog takes many batches, and each
 #: of them renews, commits and can be drained.
 MAX_RECORDS_PER_BATCH = 500_000
@@ -73,20 +81,42 @@ def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
     return json.dumps({topic: by_partition})
 
 
+def record_types(topic: Topic) -> dict[str, str]:
+    """The columns of the topic's records that :func:`parse` reads, and their types."""
+    return {**_RECORD, **_HEADERS} if _has_headers(topic) else _RECORD
+
+
+def record_ddl(topic: Topic) -> str:
+    """:func:`record_types` as Spark's DDL."""
+    return ", ".join(f"{name} {kind}" for name, kind in record_types(topic).items())
+
+
+def _has_headers(topic: Topic) -> bool:
+    return "_headers" in topic.record_columns
+
+
+def given_columns(topic: Topic) -> tuple[str, ...]:
+    """What a transformation gets beside the topic's own columns."""
+    return (*PLACE_COLUMNS, *topic.record_columns)
+
+
 def empty(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
     """A parsed frame of each topic without rows: its columns alone tell what the query needs."""
-    records = spark.createDataFrame([], RECORD)
-    return [usable(parse(records, pipeline, topic)) for topic in pipeline.topics]
+    frames = []
+    for topic in pipeline.topics:
+        records = spark.createDataFrame([], record_ddl(topic))
+        frames.append(usable(parse(records, pipeline, topic)))
+    return frames
 
 
 def unread(spark: SparkSession, pipeline: Pipeline) -> list[DataFrame]:
     """A parsed stream of each topic that is never started: the plan of a query alone tells what is asked."""
-    columns = []
-    for column in RECORD.split(", "):
-        name, kind = column.split()
-        columns.append(F.lit(None).cast(kind).alias(name))
-    records = spark.readStream.format("rate").load().select(*columns)
-    return [parse(records, pipeline, topic) for topic in pipeline.topics]
+    frames = []
+    for topic in pipeline.topics:
+        columns = [F.lit(None).cast(kind).alias(name) for name, kind in record_types(topic).items()]
+        records = spark.readStream.format("rate").load().select(*columns)
+        frames.append(parse(records, pipeline, topic))
+    return frames
 
 
 def of_topic(pipeline: Pipeline, topic: Topic, offsets: Mapping[int, int]) -> dict[int, int]:
@@ -115,6 +145,8 @@ def stream(
     reader = spark.readStream.format("kafka").options(**kafka_options(settings, topic.name, list(begin)))
     if not pipeline.re_execute:
         reader = reader.option("maxRecordsPerPartition", MAX_RECORDS_PER_TASK)
+    if _has_headers(topic):
+        reader = reader.option("includeHeaders", "true")
     return (
         reader.option("startingOffsets", offsets_option(topic.name, begin))
         .option("maxOffsetsPerTrigger", most or most_records(pipeline, len(begin)))
@@ -165,7 +197,7 @@ def archived_range(
     rows = spark.read.format("delta").load(archive_url(settings, topic))
     located = rows.where(in_ranges(start, end))
     named = located.withColumns({"topic": F.lit(topic), "timestampType": F.col("timestamp_type")})
-    return named.select(*RECORD_COLUMNS, "headers")
+    return named.select(*_RECORD, "timestampType", "headers")
 
 
 def in_ranges(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
@@ -187,22 +219,25 @@ def records(
     end: Mapping[int, int],
     seams: Mapping[int, int] | None = None,
 ) -> DataFrame:
-    """The topic's records of [start, end) of each of the pipeline's partitions, unparsed.
+    """The topic's records of [start, end) of each of the pipeline's partitions: the columns of
+    :func:`record_types`.
 
     :param seams: by partition, the offset up to which the topic's archive is read instead of the topic;
         ``start`` by default
     """
+    columns = list(record_types(topic))
+    headers = _has_headers(topic)
     begin = of_topic(pipeline, topic, start)
     stop = of_topic(pipeline, topic, end)
     seam = {**begin, **of_topic(pipeline, topic, seams or {})}
     if seam == begin:
-        return kafka_range(spark, settings, topic.name, begin, stop)
+        return kafka_range(spark, settings, topic.name, begin, stop, headers=headers).select(*columns)
     old = {partition: offset for partition, offset in begin.items() if offset < seam[partition]}
     rest = {partition: offset for partition, offset in seam.items() if offset < stop[partition]}
-    archived = archived_range(spark, settings, topic.name, old, seam).select(*RECORD_COLUMNS)
+    archived = archived_range(spark, settings, topic.name, old, seam).select(*columns)
     if not rest:
         return archived
-    newer = kafka_range(spark, settings, topic.name, rest, stop).select(*RECORD_COLUMNS)
+    newer = kafka_range(spark, settings, topic.name, rest, stop, headers=headers).select(*columns)
     return archived.unionByName(newer)
 
 
@@ -243,7 +278,8 @@ def in_common(
 def parse(
     raw: DataFrame, pipeline: Pipeline, topic: Topic | None = None, excluded: Excluded | None = None
 ) -> DataFrame:
-    """The topic's columns, the :data:`SOURCE_COLUMNS`, ``_event_at`` and ``_reason``.
+    """The topic's columns, the :data:`SOURCE_COLUMNS`, what the function asks for of the record,
+    ``_event_at`` and ``_reason``.
 
     The reason is null, or it says why the row is poison.
 
@@ -269,11 +305,18 @@ def parse(
     ]
     if error is not None:
         located.append(error.alias("_error"))
+    if _has_headers(topic):
+        located.append(F.col("headers").alias("_headers"))
     columns = [F.col("_record")[name].alias(name) for name in topic.columns]
     event_at = F.col("_record")[pipeline.event_time_of(topic)].alias("_event_at")
     reason = refusal_reason(pipeline, topic)
     if error is not None:
         reason = F.coalesce(F.col("_error"), reason)
+    for name in topic.record_columns:
+        if name == "_headers":
+            columns.append(F.col(name))
+        if name == "_tombstone":
+            columns.append(F.col("_value").isNull().alias(name))
     return raw.select(*located).select(*SOURCE_COLUMNS, *columns, event_at, reason.alias("_reason"))
 
 
@@ -349,6 +392,15 @@ def result(parsed: Sequence[DataFrame], pipeline: Pipeline, floors: Mapping[int,
     return transform(rows, pipeline)
 
 
+def without_deleted(result: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The rows of a result that are in the table, with its columns: none that says its key is deleted."""
+    name = pipeline.sink.deleted
+    if not name:
+        return result
+    is_deleted = F.coalesce(F.col(quoted(name)), F.lit(False))
+    return result.where(~is_deleted).drop(name)
+
+
 def output_mode(pipeline: Pipeline) -> str:
     """Spark's output mode of the pipeline's query."""
     return "update" if pipeline.sink.mode is Mode.UPSERT else "append"
@@ -362,7 +414,7 @@ def transform(rows: Sequence[DataFrame], pipeline: Pipeline, *, hindsight: bool 
     function = pipeline.transform
     if hindsight and pipeline.hindsight:
         function = pipeline.hindsight
-    frames = iter([_without_origin(frame) for frame in rows])
+    frames = iter([_without_origin(*of_topic) for of_topic in zip(rows, pipeline.topics, strict=False)])
     first = next(frames)
     others = []
     for joined in pipeline.joined:
@@ -388,9 +440,10 @@ def call_user_code(pipeline: Pipeline, function: Callable[..., DataFrame], *fram
         ) from error
 
 
-def _without_origin(frame: DataFrame) -> DataFrame:
+def _without_origin(frame: DataFrame, topic: Topic) -> DataFrame:
     """The frame with the columns that a transformation gets."""
-    hidden = [column for column in (*SOURCE_COLUMNS, "_event_at") if column not in PLACE_COLUMNS]
+    given = given_columns(topic)
+    hidden = [column for column in (*SOURCE_COLUMNS, "_event_at") if column not in given]
     return frame.drop(*hidden)
 
 

@@ -124,8 +124,11 @@ def refusal_reason(pipeline: Pipeline, topic: Topic) -> Column:
     event_time = pipeline.event_time_of(topic)
     limit_us = int(pipeline.future_limit.total_seconds() * 1_000_000)
     latest = F.timestamp_micros(F.unix_micros("_timestamp") + F.lit(limit_us))
+    without_value = F.lit("no value")
+    if topic.tombstones:
+        without_value = F.when(F.col("_key").isNull(), "neither a key nor a value")
     reason = (
-        F.when(F.col("_value").isNull(), "no value")
+        F.when(F.col("_value").isNull(), without_value)
         .when(_torn(record, topic), "does not parse as the topic's schema")
         .when(record[event_time].isNull(), f"no {event_time}")
         .when(record[event_time] > latest, f"{event_time} is more than {pipeline.max_future} in the future")

@@ -55,11 +55,14 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     topics = [
         replace(topic, parse=None) for topic in pipeline.topics
     ]  # what a parse function does is in the plan
-    sink = (pipeline.sink.keys, pipeline.sink.mode)
+    sink: tuple[object, ...] = (pipeline.sink.keys, pipeline.sink.mode)
+    if pipeline.sink.deleted:
+        sink = (*sink, pipeline.sink.deleted)
     declared = (topics, pipeline.event_time, pipeline.watermark, pipeline.window, sink, pipeline.max_future)
     shuffles = spark.conf.get("spark.sql.shuffle.partitions")
+    held = kafka_source.without_deleted(frame, pipeline)
     return QuerySignature(
-        table_schema(frame), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16]
+        table_schema(held), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16]
     )
 
 
@@ -107,7 +110,7 @@ def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
             for key in pipeline.sink.keys
             if key not in result.columns
         )
-        problem = problem or _undeclared_state(pipeline, result)
+        problem = problem or _no_flag(pipeline, result) or _undeclared_state(pipeline, result)
     except AnalysisException as error:
         problem = f"the transformation cannot be analysed: {str(error).splitlines()[0]}"
     if problem:
@@ -116,6 +119,14 @@ def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
         )
     check_bounded_columns(pipeline, {field.name: field.dataType.simpleString() for field in result.schema})
     return result
+
+
+def _no_flag(pipeline: Pipeline, result: DataFrame) -> str:
+    """What is wrong with the column that says a row is deleted; empty if nothing is."""
+    name = pipeline.sink.deleted
+    if not name or dict(result.dtypes).get(name) == "boolean":
+        return ""
+    return f"deleted={name!r} is no boolean column of the result ({', '.join(result.columns)})"
 
 
 #: Operators that keep state, as the analysed plan names them.

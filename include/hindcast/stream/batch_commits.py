@@ -196,7 +196,7 @@ class BatchCommits:
         different = rows.group_by(keys).aggregate([])
         if different.num_rows < rows.num_rows:
             raise DoubledKeyError(pipeline=pipeline.name, keys=", ".join(keys), batch=fence.batch)
-        return Upsert(rows, keys), rows.num_rows
+        return Upsert(rows, keys, pipeline.sink.deleted), rows.num_rows
 
     def _is_small(self, records: int) -> bool:
         """Whether the batch's result surely fits into this process.

@@ -188,7 +188,7 @@ class Audit:
     def _handled(self, late: DataFrame) -> DataFrame:
         assert self._pipeline.late is not None
         columns = [quoted(column) for column in self._pipeline.source.columns]
-        rows = late.select(*columns, *kafka_source.PLACE_COLUMNS)
+        rows = late.select(*columns, *kafka_source.given_columns(self._pipeline.source))
         return kafka_source.call_user_code(self._pipeline, self._pipeline.late, rows)
 
     def _unaccounted(self, batches: Sequence[LedgerRow]) -> DataFrame:

@@ -25,10 +25,13 @@ from pyspark.sql.types import (
 )
 
 from hindcast.pipeline import Pipeline, Topic, parse_duration
-from hindcast.stream.trial import Batch, Value
+from hindcast.stream.trial import Batch
+from hindcast.testing import Record, Value
 
 #: Shares of all rows.
 LATE, TWICE, MALFORMED = 0.05, 0.05, 0.01
+#: Of the records of a topic with tombstones.
+TOMBSTONES = 0.1
 #: The rows of a trial reach over so many times the watermark and the window, so that most windows close.
 _SPANS = 10
 #: Few, so that rows meet: in a group, in a join, in a running result.
@@ -48,12 +51,28 @@ def sample_batches(pipeline: Pipeline, *, batches: int, rows: int, seed: int) ->
     if pipeline.window is not None:
         reach += parse_duration(pipeline.window.duration)
     step = reach * _SPANS / (batches * rows)
-    sources = {topic.name: _values(rng, pipeline, topic, step, reach) for topic in pipeline.topics}
+    sources = {}
+    for topic in pipeline.topics:
+        sources[topic.name] = _records(rng, topic, _values(rng, pipeline, topic, step, reach))
     return [_batch(sources, rows) for _ in range(batches)]
 
 
-def _batch(sources: Mapping[str, Iterator[Value]], rows: int) -> Batch:
-    return {name: [next(values) for _ in range(rows)] for name, values in sources.items()}
+def _batch(sources: Mapping[str, Iterator[Value | Record]], rows: int) -> Batch:
+    return {name: [next(records) for _ in range(rows)] for name, records in sources.items()}
+
+
+def _records(rng: random.Random, topic: Topic, values: Iterator[Value]) -> Iterator[Value | Record]:
+    """The values, with what the function asks for of their records: keys that come again, a header, and now
+    and then a tombstone.
+    """
+    if not topic.record_columns:
+        yield from values
+        return
+    for value in values:
+        sent = value
+        if topic.tombstones and rng.random() < TOMBSTONES:
+            sent = None
+        yield Record(sent, rng.choice(_WORDS).encode(), [("trace", b"1")])
 
 
 def _values(

@@ -27,12 +27,11 @@ from pyspark.sql.streaming import DataStreamReader
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.spark import kafka_source
 from hindcast.spark.session import keep_state_for
+from hindcast.testing import Record, Value
 from hindcast.verdict.compare import Comparison, Sides, compare
 
-#: A record's value: its bytes, None for a record without one, or columns that are sent as a JSON object.
-Value = bytes | Mapping[str, Any] | None
 #: The records of one batch, by topic. A topic that it does not name sends nothing in it.
-Batch = Mapping[str, Sequence[Value]]
+Batch = Mapping[str, Sequence[Value | Record]]
 
 #: Spark reports the watermarks of so many batches.
 MOST_BATCHES = 90
@@ -83,11 +82,13 @@ def run_pipeline(
             expected = _as_frame(spark, _stream(records, "second").rows)
         elif pipeline.window is None:
             usable = [kafka_source.usable(each) for each in records.parsed()]
-            expected = kafka_source.transform(usable, pipeline)
+            result = kafka_source.transform(usable, pipeline)
+            expected = kafka_source.without_deleted(result, pipeline)
         else:
             windows = _Windows(records, streamed)
             late_rows = windows.late_rows()
-            expected = kafka_source.transform([windows.on_time()], pipeline)
+            result = kafka_source.transform([windows.on_time()], pipeline)
+            expected = kafka_source.without_deleted(result, pipeline)
         sides = Sides(
             stream=_as_frame(spark, streamed.rows),
             online=expected,
@@ -121,24 +122,26 @@ class _Records:
     def write(self, batches: Sequence[Batch], at: datetime) -> None:
         for number, batch in enumerate(batches):
             for topic in self.pipeline.topics:
-                values = [_encoded(value) for value in batch.get(topic.name, ())]
-                self._write_one(topic, number, values, at)
+                records = [_as_record(sent) for sent in batch.get(topic.name, ())]
+                self._write_one(topic, number, records, at)
 
-    def _write_one(self, topic: Topic, number: int, values: list[bytes | None], at: datetime) -> None:
+    def _write_one(self, topic: Topic, number: int, records: list[Record], at: datetime) -> None:
         ends = self.ends[topic.name]
         first = ends[-1] if ends else 0
-        count = len(values)
+        count = len(records)
         columns = {
-            "key": [None] * count,
-            "value": values,
+            "key": [record.key for record in records],
+            "value": [_encoded(record.value) for record in records],
             "topic": [topic.name] * count,
             "partition": [0] * count,
             "offset": list(range(first, first + count)),
             "timestamp": [at] * count,
+            "headers": [_headers(record) for record in records],
         }
+        schema = kafka_source.RECORD_SCHEMA.append(kafka_source.HEADERS_FIELD)
         file = self._of(topic) / f"{number:04}.parquet"
         file.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table(columns, schema=kafka_source.RECORD_SCHEMA), file)
+        pq.write_table(pa.table(columns, schema=schema), file)
         # Spark reads the files of a stream in the order of these times.
         os.utime(file, (number, number))
         ends.append(first + count)
@@ -155,10 +158,9 @@ class _Records:
         return self._read_by(self.spark.readStream.option("maxFilesPerTrigger", 1))
 
     def _read_by(self, reader: DataFrameReader | DataStreamReader) -> list[DataFrame]:
-        reader = reader.schema(kafka_source.RECORD)
         frames = []
         for topic in self.pipeline.topics:
-            raw = reader.parquet(str(self._of(topic)))
+            raw = reader.schema(kafka_source.record_ddl(topic)).parquet(str(self._of(topic)))
             frames.append(kafka_source.parse(raw, self.pipeline, topic))
         return frames
 
@@ -170,6 +172,15 @@ class _Records:
                 value = None if row["_value"] is None else bytes(row["_value"])
                 found.append(DeadLetter(row["_topic"], row["_offset"], row["_reason"], value))
         return found
+
+
+def _as_record(sent: Value | Record) -> Record:
+    return sent if isinstance(sent, Record) else Record(sent)
+
+
+def _headers(record: Record) -> list[dict[str, Any]] | None:
+    """Null without any, as Kafka's source gives them."""
+    return [{"key": key, "value": value} for key, value in record.headers] or None
 
 
 def _encoded(value: Value) -> bytes | None:
@@ -223,7 +234,12 @@ def _held(pipeline: Pipeline, written: list[pa.Table]) -> pa.Table:
         for row in table.to_pylist():
             key = json.dumps([row[name] for name in pipeline.sink.keys], default=_as_text)
             newest[key] = row
-    return pa.Table.from_pylist(list(newest.values()), schema=written[0].schema)
+    schema = written[0].schema
+    rows = list(newest.values())
+    if pipeline.sink.deleted:
+        rows = [row for row in rows if not row[pipeline.sink.deleted]]
+        schema = schema.remove(schema.get_field_index(pipeline.sink.deleted))
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _as_frame(spark: SparkSession, rows: pa.Table) -> DataFrame:

@@ -135,17 +135,21 @@ _LOG_RETENTION = {"delta.logRetentionDuration": "interval 8 days"}
 class Upsert:
     """Rows to merge. Each replaces the row with its keys, or is added. No two have the same keys, and keys
     are plain columns.
+
+    ``deleted``: a boolean column that the table does not have. A row in which it is true takes the row with
+    its keys out of the table.
     """
 
     rows: pa.Table
     keys: Sequence[str]
+    deleted: str = ""
 
     def merge_into(
         self, table: DeltaTable, properties: CommitProperties, hooks: PostCommitHookProperties
     ) -> None:
         conditions = []
         for key in self.keys:
-            column = '"' + key.replace('"', '""') + '"'
+            column = _quoted(key)
             # In parentheses: delta-rs takes what follows FROM, up to the end, for the other side of the
             # comparison.
             conditions.append(f"(target.{column} IS NOT DISTINCT FROM source.{column})")
@@ -157,7 +161,18 @@ class Upsert:
             commit_properties=properties,
             post_commithook_properties=hooks,
         )
-        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+        if self.deleted:
+            is_deleted = f"COALESCE(source.{_quoted(self.deleted)}, FALSE)"
+            merger = merger.when_matched_delete(is_deleted)
+            merger = merger.when_matched_update_all(except_cols=[self.deleted])
+            merger = merger.when_not_matched_insert_all(f"NOT {is_deleted}", except_cols=[self.deleted])
+        else:
+            merger = merger.when_matched_update_all().when_not_matched_insert_all()
+        merger.execute()
+
+
+def _quoted(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
 
 
 #: Versions of a table between two commits that shorten its log.

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.clock import utc_from_ms
@@ -33,6 +33,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 from hindcast.shards.active_version import rollouts
+from hindcast.spark.kafka_source import without_deleted
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow
@@ -220,7 +221,8 @@ def _compare(
     :raises PipelineError: if a bound is of a column that is no number of the result
     """
     answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
-    check_bounded_columns(pipeline, _types(answers.drop(ANSWER)))
+    of_table = without_deleted(answers, pipeline)
+    check_bounded_columns(pipeline, _types(of_table.drop(ANSWER)))
     carried = None
     late = None
     if pipeline.window is None:
@@ -233,7 +235,7 @@ def _compare(
         after, to = _bounds(case)
         stream = stream.where(F.col("window.end").between(after, to))
         late = _late_rows_by_window(spark, settings, pipeline, case)
-    common, differing = _columns(stream, answers.drop(ANSWER))
+    common, differing = _columns(stream, of_table.drop(ANSWER))
     keys: list[str] = []  # if a key may have several rows, whole rows are compared
     if pipeline.compares_by_key:
         keys = list(pipeline.sink.keys)
@@ -246,14 +248,16 @@ def _compare(
             ),
             cure="Correct the sink's keys, or give the pipeline a new version and sink.",
         )
-    online = answers.where(F.col(ANSWER) == Answer.ONLINE.value).select(*common)
-    hindsight = answers.where(F.col(ANSWER) == Answer.HINDSIGHT.value).select(*common)
+    online = of_table.where(_is_of(Answer.ONLINE)).select(*common)
+    hindsight = of_table.where(_is_of(Answer.HINDSIGHT)).select(*common)
     if carried is not None:
         # Rows that were there before the range must still be there, wherever they were moved. Those that the
-        # range replaced are not.
+        # range replaced or deleted are not.
         kept = carried.select(*common)
-        online = online.unionByName(_not_replaced(pipeline, kept, by=online))
-        hindsight = hindsight.unionByName(_not_replaced(pipeline, kept, by=hindsight))
+        by_online = answers.where(_is_of(Answer.ONLINE))
+        by_hindsight = answers.where(_is_of(Answer.HINDSIGHT))
+        online = online.unionByName(_not_replaced(pipeline, kept, by=by_online))
+        hindsight = hindsight.unionByName(_not_replaced(pipeline, kept, by=by_hindsight))
     ratio_bound = pipeline.ratio_bound
     if not case.knows_hindsight(pipeline):
         ratio_bound = {}
@@ -271,6 +275,10 @@ def _compare(
     if not case.knows_hindsight(pipeline):
         found = replace(found, ratios={})
     return differing, found
+
+
+def _is_of(answer: Answer) -> Column:
+    return F.col(ANSWER) == answer.value
 
 
 def _not_replaced(pipeline: Pipeline, rows: DataFrame, *, by: DataFrame) -> DataFrame:

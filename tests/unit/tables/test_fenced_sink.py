@@ -524,6 +524,31 @@ def test_an_upserted_row_replaces_the_one_with_its_keys(settings: Settings) -> N
     assert table.recorded() == Fence(1, 2)
 
 
+def test_a_row_that_says_it_is_deleted_takes_its_key_out(settings: Settings) -> None:
+    """A key that is not there may be deleted, too, and one that was deleted may come back. A table does not
+    have the column that says so; a null in it says nothing.
+    """
+    table = FencedTable(settings.table("sinks", "upserted"), {}, APP)
+    table.create(SCHEMA)
+    flagged = SCHEMA.append(pa.field('"gone"', pa.bool_()))
+
+    def rows(*values: tuple[str, int, bool | None]) -> Upsert:
+        named = [dict(zip(flagged.names, value, strict=True)) for value in values]
+        return Upsert(pa.Table.from_pylist(named, schema=flagged), ["k"], '"gone"')
+
+    def held() -> dict[str, int]:
+        found = DeltaTable(table.url).to_pyarrow_table()
+        assert found.column_names == SCHEMA.names
+        return {row["k"]: row["n"] for row in found.to_pylist()}
+
+    table.commit(Fence(1, 1), rows(("a", 1, False), ("b", 2, None), ("never", 3, True)), after=None)
+    assert held() == {"a": 1, "b": 2}
+    table.commit(Fence(1, 2), rows(("a", 4, True), ("b", 5, False)), after=Fence(1, 1))
+    assert held() == {"b": 5}
+    table.commit(Fence(1, 3), rows(("a", 6, None), ("b", 7, True)), after=Fence(1, 2))
+    assert held() == {"a": 6}
+
+
 def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
