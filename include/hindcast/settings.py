@@ -96,16 +96,22 @@ class Settings(BaseSettings):
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="how clients reach the brokers, as Kafka's `security.protocol`"
     )
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(
         default="SCRAM-SHA-512", description="as Kafka's `sasl.mechanism`"
     )
-    kafka_username: str = Field(default="", description="the account of SASL")
+    kafka_username: str = Field(default="", description="the account of SASL; of OAuth the client's id")
     kafka_password: str = Field(
-        default="", description="its password; a file is the better place", repr=False
+        default="", description="its password, or secret; a file is the better place", repr=False
     )
     kafka_password_file: Path | None = Field(
         default=None, description="file that holds the password; it is read for each connection"
     )
+    kafka_oauth_token_url: str = Field(
+        default="",
+        pattern=r"""^(https?://[^\s"']+)?$""",
+        description="where the mechanism OAUTHBEARER gets its access tokens, by the client credentials grant",
+    )
+    kafka_oauth_scope: str = Field(default="", description="the scope that it asks for there")
     kafka_ca_file: Path | None = Field(
         default=None,
         description="PEM file of the authorities that issue the brokers' certificates; default those of the "

@@ -15,7 +15,7 @@ from support.secured_broker import ADMIN, READER, Authority, SecuredBroker, secu
 from hindcast.errors import BrokerUnavailableError, UnknownTopicError
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.settings import Settings
-from hindcast.spark import kafka_source
+from hindcast.spark import kafka_source, session
 from hindcast_sandbox.doctor import State, examine
 
 pytestmark = pytest.mark.integration
@@ -103,6 +103,35 @@ def test_a_plain_account_reads(spark: SparkSession, reader: Factory, tmp_path: P
         kafka_sasl_mechanism="PLAIN", kafka_username=ADMIN[0], kafka_password="", kafka_password_file=secret
     )
     assert read(spark, settings) == EXPECTED
+
+
+@pytest.fixture
+def by_token(broker_: SecuredBroker, reader: Factory, spark: SparkSession) -> Callable[..., Settings]:
+    """Settings of the reader's account at the server of tokens."""
+
+    def make(**changes: Any) -> Settings:
+        url = broker_.tokens.url
+        made = reader(**{"kafka_sasl_mechanism": "OAUTHBEARER", "kafka_oauth_token_url": url, **changes})
+        session._set_properties(spark, made)
+        return made
+
+    return make
+
+
+def test_an_access_token_reads(spark: SparkSession, broker_: SecuredBroker, by_token: Factory) -> None:
+    """Both clients exchange the account for one, and the broker knows by it who they are."""
+    before = len(broker_.tokens.asked)
+    assert read(spark, by_token(kafka_oauth_scope="streams")) == EXPECTED
+    asked = broker_.tokens.asked[before:]
+    assert {form["scope"] for form in asked} == {"streams"}
+    assert len(asked) >= 2
+
+
+def test_an_account_that_gets_no_token_is_told(by_token: Factory) -> None:
+    """In the words of the server of tokens."""
+    said = refusal(by_token(kafka_password="guess"))
+    assert "refuse this client" in said
+    assert "nobody knows reader" in said
 
 
 def test_a_certificate_reads(spark: SparkSession, by_certificate: Settings) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 from support.certificates import Authority, Identity
+from support.token_server import AUDIENCE, TokenServer, token_server
 from support.waiting import wait_until
 
 from hindcast_sandbox import broker
@@ -29,11 +30,14 @@ _READY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class SecuredBroker:
-    """One that runs: ``accounts`` is the address for accounts, ``certificates`` that for certificates."""
+    """One that runs: ``accounts`` is the address for accounts, ``certificates`` that for certificates.
+    ``tokens`` exchanges accounts for the access tokens that it takes.
+    """
 
     accounts: str
     certificates: str
     authority: Authority
+    tokens: TokenServer
 
     def admin_options(self) -> dict[str, Any]:
         """The arguments of a client of kafka-python that may do everything."""
@@ -50,16 +54,25 @@ class SecuredBroker:
 @contextmanager
 def secured_broker(folder: Path, jars: Path) -> Iterator[SecuredBroker]:
     """Start a broker with its data in the folder, and end it."""
+    keys = folder / "keys.json"
+    with token_server(keys, dict([READER])) as tokens, _broker(folder, jars, tokens) as made:
+        yield made
+
+
+@contextmanager
+def _broker(folder: Path, jars: Path, tokens: TokenServer) -> Iterator[SecuredBroker]:
     authority = Authority(folder / "authority")
     identity = authority.issue("broker")
     accounts, certificates, controller = free_ports(3)
     properties = folder / "server.properties"
     settings = _properties(folder, authority, identity, accounts, certificates, controller)
+    settings |= _takes_tokens(tokens)
     properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     log4j = folder / "log4j2.properties"
     log4j.write_text(broker.LOG4J)
     logged = f"-Dlog4j2.configurationFile={log4j}"
-    run = [broker.java(), *broker.JVM_OPTIONS, logged, "-cp", str(jars / "*")]
+    allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={tokens.keys.as_uri()}"
+    run = [broker.java(), *broker.JVM_OPTIONS, logged, allowed, "-cp", str(jars / "*")]
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     scram = [f"--add-scram={_SCRAM}=[name={name},password={word}]" for name, word in [READER]]
     form = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", f"--config={properties}", *scram]
@@ -69,7 +82,7 @@ def secured_broker(folder: Path, jars: Path) -> Iterator[SecuredBroker]:
             [*run, "kafka.Kafka", str(properties)], cwd=folder, stdout=log, stderr=subprocess.STDOUT
         )
         try:
-            made = SecuredBroker(f"127.0.0.1:{accounts}", f"127.0.0.1:{certificates}", authority)
+            made = SecuredBroker(f"127.0.0.1:{accounts}", f"127.0.0.1:{certificates}", authority, tokens)
             wait_until(lambda: _answers(made), _READY_SECONDS, "the secured broker answers")
             yield made
         finally:
@@ -115,7 +128,7 @@ def _properties(
         "transaction.state.log.min.isr": 1,
         "group.initial.rebalance.delay.ms": 0,
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
-        "sasl.enabled.mechanisms": f"PLAIN,{_SCRAM}",
+        "sasl.enabled.mechanisms": f"PLAIN,{_SCRAM},OAUTHBEARER",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": plain.replace("\\", "\\\\"),
         f"listener.name.sasl_ssl.{_SCRAM.lower()}.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
@@ -128,4 +141,15 @@ def _properties(
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         # The controller's listener is plain and of this machine alone.
         "super.users": f"User:{ADMIN[0]};User:ANONYMOUS",
+    }
+
+
+def _takes_tokens(tokens: TokenServer) -> dict[str, Any]:
+    package = "org.apache.kafka.common.security.oauthbearer"
+    listener = "listener.name.sasl_ssl.oauthbearer"
+    return {
+        f"{listener}.sasl.jaas.config": f"{package}.OAuthBearerLoginModule required;",
+        f"{listener}.sasl.server.callback.handler.class": f"{package}.OAuthBearerValidatorCallbackHandler",
+        "sasl.oauthbearer.jwks.endpoint.url": tokens.keys.as_uri(),
+        "sasl.oauthbearer.expected.audience": AUDIENCE,
     }

@@ -22,10 +22,16 @@ _SETTING_OF = {
     "sasl.mechanisms": "kafka_sasl_mechanism",
     "sasl.username": "kafka_username",
     "sasl.password": "kafka_password",
+    "sasl.oauthbearer.client.id": "kafka_username",
+    "sasl.oauthbearer.client.secret": "kafka_password",
+    "sasl.oauthbearer.token.endpoint.url": "kafka_oauth_token_url",
+    "sasl.oauthbearer.scope": "kafka_oauth_scope",
     "ssl.ca.location": "kafka_ca_file",
     "ssl.certificate.location": "kafka_certificate_file",
     "ssl.key.location": "kafka_key_file",
 }
+#: How librdkafka's clients are told of the grant that all clients of Hindcast use.
+_KNOWN = {"sasl.oauthbearer.method": "oidc"}
 #: Of the other keys those that begin so say who a client is: leaving one out would fail at the brokers.
 _OF_SECURITY = ("sasl.", "ssl.", "security.")
 
@@ -45,6 +51,8 @@ def settings_of_children(settings: Settings) -> Settings:
     for key, value in extra.items():
         if key in _SETTING_OF:
             found[_SETTING_OF[key]] = value
+        elif _KNOWN.get(key) == value:
+            continue
         elif key.startswith(_OF_SECURITY):
             problems.append(f"Airflow's connection {name}: {key} is not known here. Remove it.")
     if "bootstrap_servers" not in found:

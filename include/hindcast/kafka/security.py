@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hindcast.errors import SettingsRefusedError
+from hindcast.kafka.access_token import tokens_of
 from hindcast.settings import Settings
 
 #: A healthy broker's takes milliseconds.
@@ -23,6 +24,8 @@ _LOGIN_MODULES = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+_OAUTH = "OAUTHBEARER"
+_OAUTH_PACKAGE = "org.apache.kafka.common.security.oauthbearer"
 
 
 def client_options(settings: Settings) -> dict[str, Any]:
@@ -40,7 +43,15 @@ def security_options(settings: Settings) -> dict[str, Any]:
     """
     _check(settings)
     options: dict[str, Any] = {"security_protocol": settings.kafka_security_protocol}
-    if uses_sasl(settings):
+    if uses_oauth(settings):
+        options["sasl_mechanism"] = _OAUTH
+        options["sasl_oauth_token_provider"] = tokens_of(
+            settings.kafka_oauth_token_url,
+            settings.kafka_username,
+            _password(settings),
+            settings.kafka_oauth_scope,
+        )
+    elif uses_sasl(settings):
         options["sasl_mechanism"] = settings.kafka_sasl_mechanism
         options["sasl_plain_username"] = settings.kafka_username
         options["sasl_plain_password"] = _password(settings)
@@ -94,6 +105,9 @@ def spark_options(settings: Settings) -> dict[str, str]:
     if uses_sasl(settings):
         options["sasl.mechanism"] = settings.kafka_sasl_mechanism
         options["sasl.jaas.config"] = _jaas(settings)
+    if uses_oauth(settings):
+        options["sasl.login.callback.handler.class"] = f"{_OAUTH_PACKAGE}.OAuthBearerLoginCallbackHandler"
+        options["sasl.oauthbearer.token.endpoint.url"] = settings.kafka_oauth_token_url
     if _uses_tls(settings):
         options |= _pem(settings)
     return {f"kafka.{name}": value for name, value in options.items()}
@@ -102,6 +116,20 @@ def spark_options(settings: Settings) -> dict[str, str]:
 def uses_sasl(settings: Settings) -> bool:
     """Whether clients have an account."""
     return settings.kafka_security_protocol.startswith("SASL")
+
+
+def uses_oauth(settings: Settings) -> bool:
+    """Whether an account is exchanged for access tokens."""
+    return uses_sasl(settings) and settings.kafka_sasl_mechanism == _OAUTH
+
+
+def java_properties(settings: Settings) -> dict[str, str]:
+    """The properties that each JVM with a client needs. Kafka's client (3.9.1 and later) asks no address for
+    tokens that these do not name.
+    """
+    if not uses_oauth(settings):
+        return {}
+    return {"org.apache.kafka.sasl.oauthbearer.allowed.urls": settings.kafka_oauth_token_url}
 
 
 def _uses_tls(settings: Settings) -> bool:
@@ -124,6 +152,8 @@ def _check(settings: Settings) -> None:
             problems.append("HINDCAST_KAFKA_USERNAME: SASL needs an account. Set it.")
         if not settings.kafka_password and settings.kafka_password_file is None:
             problems.append("HINDCAST_KAFKA_PASSWORD_FILE: SASL needs a password. Name a file that holds it.")
+    if uses_oauth(settings) and not settings.kafka_oauth_token_url:
+        problems.append("HINDCAST_KAFKA_OAUTH_TOKEN_URL: OAUTHBEARER gets its tokens there. Set it.")
     if bool(settings.kafka_certificate_file) != bool(settings.kafka_key_file):
         problems.append(
             "HINDCAST_KAFKA_KEY_FILE: a client's certificate and its key go together. Set both, or neither."
@@ -146,6 +176,11 @@ def _password(settings: Settings) -> str:
 
 def _jaas(settings: Settings) -> str:
     """The login module of the mechanism, as Java's Authentication and Authorization Service writes it."""
+    if uses_oauth(settings):
+        account = f"clientId={_quoted(settings.kafka_username)} clientSecret={_quoted(_password(settings))}"
+        if settings.kafka_oauth_scope:
+            account += f" scope={_quoted(settings.kafka_oauth_scope)}"
+        return f"{_OAUTH_PACKAGE}.OAuthBearerLoginModule required {account};"
     module = _LOGIN_MODULES[settings.kafka_sasl_mechanism]
     account = _quoted(settings.kafka_username)
     return f"{module} required username={account} password={_quoted(_password(settings))};"

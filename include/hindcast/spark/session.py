@@ -16,6 +16,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from hindcast.errors import PrerequisiteError, SettingsRefusedError
+from hindcast.kafka.security import java_properties
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
 from hindcast.spark import scratch
@@ -74,10 +75,6 @@ _FIXED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.scheduler.mode": "FAIR",
-    # Not its extra options: those are the deployment's, they come after these and may set another bound.
-    "spark.executor.defaultJavaOptions": " ".join(
-        f"-D{each}={limit}" for each, limit in _AVRO_LIMITS.items()
-    ),
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
@@ -167,6 +164,10 @@ def build(
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
         # The driver is a process of this machine on every master. Its extra options are the deployment's.
         "spark.driver.defaultJavaOptions": _driver_options(settings, options, place),
+        # Not its extra options: those are the deployment's, they come after these and may set another bound.
+        "spark.executor.defaultJavaOptions": " ".join(
+            f"-D{name}={value}" for name, value in _properties(settings).items()
+        ),
         LOOKUPS: settings.table("lookups"),
     }
     if fixed["spark.master"].startswith("local"):
@@ -182,7 +183,7 @@ def build(
     given, of_hadoop = _divided(settings.spark_conf)
     session = SparkSession.builder.config(map={**_DEFAULTS, **given, **fixed}).getOrCreate()
     _configure_hadoop(session, of_hadoop)
-    _limit_avro(session)
+    _set_properties(session, settings)
     # The session's manager of streams starts the coordinator of state stores. Without it a batch with such
     # state fails.
     _ = session.streams
@@ -235,16 +236,22 @@ def _driver_options(settings: Settings, options: str, own: Path) -> str:
     return f'{_SMALL_JVM} {options} "-Djava.io.tmpdir={own}"'
 
 
-def _limit_avro(session: SparkSession) -> None:
-    """Set the bounds in the driver's JVM, for another part of the process may have started it.
+def _properties(settings: Settings) -> dict[str, str]:
+    """What Java's libraries are told by properties of the JVM: Avro its bounds, Kafka's client its addresses."""
+    limits = {name: str(limit) for name, limit in _AVRO_LIMITS.items()}
+    return {**limits, **java_properties(settings)}
 
-    Avro reads them once, with the first record.
+
+def _set_properties(session: SparkSession, settings: Settings) -> None:
+    """Set them in the driver's JVM, for another part of the process may have started it.
+
+    Avro reads its bounds once, with the first record.
     """
     context: Any = session.sparkContext
-    properties = context._jvm.java.lang.System
-    for name, limit in _AVRO_LIMITS.items():
-        if properties.getProperty(name) is None:
-            properties.setProperty(name, str(limit))
+    system = context._jvm.java.lang.System
+    for name, value in _properties(settings).items():
+        if system.getProperty(name) is None:
+            system.setProperty(name, value)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from hindcast.airflow.kafka_connection import settings_of_children
 from hindcast.errors import SettingsRefusedError
-from hindcast.kafka.security import client_options
+from hindcast.kafka.security import client_options, spark_options
 from hindcast.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -55,6 +55,26 @@ def test_children_get_the_account(connected: Any) -> None:
     assert "secret" not in repr(settings)
 
 
+def test_children_exchange_the_account_for_tokens(connected: Any) -> None:
+    """A connection as librdkafka's clients have it."""
+    settings = connected(
+        {
+            "bootstrap.servers": "broker-1:9093",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": "streams",
+            "sasl.oauthbearer.client.secret": "secret",
+            "sasl.oauthbearer.token.endpoint.url": "https://login.example/token",
+            "sasl.oauthbearer.scope": "kafka",
+        }
+    )
+    options = spark_options(settings)
+    assert options["kafka.sasl.oauthbearer.token.endpoint.url"] == "https://login.example/token"
+    assert 'clientId="streams" clientSecret="secret" scope="kafka"' in options["kafka.sasl.jaas.config"]
+    assert settings.environment()["HINDCAST_KAFKA_OAUTH_SCOPE"] == "kafka"
+
+
 def test_the_connections_password_comes_before_a_file(connected: Any, tmp_path: Any) -> None:
     """The file is of another account."""
     (tmp_path / "password").write_text("another")
@@ -72,6 +92,7 @@ def test_settings_without_a_connection_stay(settings: Settings) -> None:
     [
         ({"security.protocol": "SSL"}, "its extra has no bootstrap.servers"),
         ({**ACCOUNT, "sasl.oauthbearer.config": "x"}, "sasl.oauthbearer.config is not known here"),
+        ({**ACCOUNT, "sasl.oauthbearer.method": "default"}, "sasl.oauthbearer.method is not known here"),
         ({**ACCOUNT, "security.protocol": "TLS"}, "KAFKA_SECURITY_PROTOCOL"),
     ],
 )

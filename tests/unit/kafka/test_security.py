@@ -11,7 +11,7 @@ import pytest
 from support.certificates import Authority
 
 from hindcast.errors import SettingsRefusedError
-from hindcast.kafka.security import client_options, spark_options
+from hindcast.kafka.security import client_options, java_properties, spark_options
 from hindcast.settings import Settings
 
 Factory = Callable[..., Settings]
@@ -95,6 +95,38 @@ def test_both_clients_have_the_same_account(settings_factory: Factory, files: di
     }
 
 
+def test_both_clients_exchange_the_account_for_tokens(settings_factory: Factory) -> None:
+    """One at the same address; each JVM is told that it may."""
+    url = "https://login.example/token"
+    settings = settings_factory(
+        kafka_security_protocol="SASL_PLAINTEXT",
+        kafka_sasl_mechanism="OAUTHBEARER",
+        kafka_username="me",
+        kafka_password='a "word"',
+        kafka_oauth_token_url=url,
+        kafka_oauth_scope="read",
+    )
+    python = client_options(settings)
+    assert python["sasl_mechanism"] == "OAUTHBEARER"
+    assert python["sasl_oauth_token_provider"] is client_options(settings)["sasl_oauth_token_provider"]
+    package = "org.apache.kafka.common.security.oauthbearer"
+    spark = spark_options(settings)
+    assert spark["kafka.sasl.jaas.config"] == (
+        f'{package}.OAuthBearerLoginModule required clientId="me" clientSecret="a \\"word\\"" scope="read";'
+    )
+    assert spark["kafka.sasl.login.callback.handler.class"] == f"{package}.OAuthBearerLoginCallbackHandler"
+    assert spark["kafka.sasl.oauthbearer.token.endpoint.url"] == url
+    assert java_properties(settings) == {"org.apache.kafka.sasl.oauthbearer.allowed.urls": url}
+    assert java_properties(settings_factory()) == {}
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", 'https://a/ -Dx="y', "login.example"])
+def test_an_address_of_tokens_is_one_of_the_web(settings_factory: Factory, url: str) -> None:
+    """It stands among the options of a JVM, and is opened."""
+    with pytest.raises(SettingsRefusedError, match="HINDCAST_KAFKA_OAUTH_TOKEN_URL"):
+        settings_factory(kafka_oauth_token_url=url)
+
+
 def test_a_certificate_is_an_identity(settings_factory: Factory, files: dict[str, Path]) -> None:
     """Without SASL there is no account."""
     names = ("kafka_ca_file", "kafka_certificate_file", "kafka_key_file")
@@ -129,6 +161,15 @@ def test_quotes_of_a_password_are_no_syntax(settings_factory: Factory) -> None:
     [
         ({"kafka_security_protocol": "SASL_SSL", "kafka_password": "x"}, "KAFKA_USERNAME"),
         ({"kafka_security_protocol": "SASL_SSL", "kafka_username": "x"}, "KAFKA_PASSWORD_FILE"),
+        (
+            {
+                "kafka_security_protocol": "SASL_SSL",
+                "kafka_sasl_mechanism": "OAUTHBEARER",
+                "kafka_username": "x",
+                "kafka_password": "x",
+            },
+            "KAFKA_OAUTH_TOKEN_URL",
+        ),
         ({"kafka_security_protocol": "SSL", "kafka_certificate_file": "/dev/null"}, "KAFKA_KEY_FILE"),
         ({"kafka_security_protocol": "SSL", "kafka_ca_file": "/no/such/file"}, "/no/such/file"),
     ],
