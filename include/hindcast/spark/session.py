@@ -237,7 +237,7 @@ def _driver_options(settings: Settings, options: str, own: Path) -> str:
 
 
 def _properties(settings: Settings) -> dict[str, str]:
-    """What Java's libraries are told by properties of the JVM: Avro its bounds, Kafka's client its addresses."""
+    """Properties of each JVM: Avro's bounds, and the addresses that Kafka's client may ask for tokens."""
     limits = {name: str(limit) for name, limit in _AVRO_LIMITS.items()}
     return {**limits, **java_properties(settings)}
 
