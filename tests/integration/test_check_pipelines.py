@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from hindcast import catalog
 from hindcast.cli.main import run
 from hindcast.settings import project_root
-from hindcast.spark.check_pipelines import check_pipelines
+from hindcast.spark.check_pipelines import check_catalog
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +31,7 @@ def {name}(rows):
 def test_every_example_is_sound(spark: SparkSession) -> None:
     """The pipelines that come with the platform."""
     declared = catalog.load(project_root() / "include" / "pipelines")
-    found = list(check_pipelines(spark, declared))
+    found = list(check_catalog(spark, declared))
     assert [row for row in found if row["state"] != "sound"] == []
     assert len(found) == len(declared.every())
 
@@ -45,7 +45,7 @@ def test_each_mistake_is_told_with_its_place(spark: SparkSession, tmp_path: Path
     }.items():
         (tmp_path / f"{name}.py").write_text(_DECLARED.format(name=name, what=what))
     (tmp_path / "broken.py").write_text("import no_such_module\n")
-    found = list(check_pipelines(spark, catalog.load(tmp_path)))
+    found = list(check_catalog(spark, catalog.load(tmp_path)))
     assert {row["pipeline"] or Path(row["place"]).name: row["state"] for row in found} == {
         "broken": "refused",
         "good": "sound",
@@ -76,7 +76,7 @@ def test_a_new_project_is_complete(
     assert run(["init"]) == 0
     assert capsys.readouterr().out == ""
     assert (tmp_path / ".gitignore").read_text() == "mine\n"
-    (row,) = check_pipelines(spark, catalog.load(tmp_path / "pipelines"))
+    (row,) = check_catalog(spark, catalog.load(tmp_path / "pipelines"))
     assert (row["pipeline"], row["state"]) == ("trades_a_minute", "sound")
     for file in (tmp_path / "dags").glob("*.py"):
         compile(file.read_text(), file, "exec")

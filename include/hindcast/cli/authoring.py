@@ -107,11 +107,11 @@ def check(output: FormatOption = Format.TABLE, wide: WideOption = False) -> None
 
     It asks neither a broker nor a table. Exits 2 if there is a mistake.
     """
-    from hindcast.spark.check_pipelines import SOUND, check_pipelines
+    from hindcast.spark.check_pipelines import SOUND, check_catalog
 
     hindcast = Hindcast()
     catalog = hindcast.catalog
-    rows = list(check_pipelines(hindcast.spark("hindcast-check", quick=lambda: True), catalog))
+    rows = list(check_catalog(hindcast.spark("hindcast-check", quick=lambda: True), catalog))
     empty = f"There are no pipelines in {hindcast.settings.pipelines_dir}."
     Output(output, wide=wide).rows(rows, FINDINGS, empty)
     mistakes = sum(row["state"] != SOUND for row in rows)

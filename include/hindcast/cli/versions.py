@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated, Any
 
 import typer
 
 from hindcast import Hindcast
-from hindcast.cli.confirming import confirm
+from hindcast.cli.confirming import confirm, user_and_host
 from hindcast.cli.listings import rows_or_unknown, show
 from hindcast.cli.names import check_pipeline
 from hindcast.cli.options import (
@@ -117,7 +116,7 @@ def reprocess(
     hindcast = Hindcast()
     hindcast.catalog.of(pipeline, version)  # check before any work starts
     arguments = ["begin", "--pipeline", pipeline, "--version", str(version)]
-    arguments += ["--from", start, "--by", _who(by)]
+    arguments += ["--from", start, "--by", by or user_and_host()]
     if new_table:
         arguments.append("--new-table")
     run_app("versions", arguments, output, ends=not wait)
@@ -147,7 +146,7 @@ def promote(
         Output(output).row({**plan.row, "dry_run": True})
         return
     confirm(f"hindcast promote {pipeline}", f"{plan.sentence}. Do it?", yes=yes or plan.done)
-    row = hindcast.pipeline(name).promote(version, despite=why, by=_who(by))
+    row = hindcast.pipeline(name).promote(version, despite=why, by=by or user_and_host())
     Output(output).row(row)
 
 
@@ -168,7 +167,7 @@ def back_out(
         Output(output).row({**plan.row, "dry_run": True})
         return
     confirm(f"hindcast back-out {pipeline}", f"{plan.sentence}. Do it?", yes=yes or plan.done)
-    row = hindcast.pipeline(pipeline).back_out(by=_who(by))
+    row = hindcast.pipeline(pipeline).back_out(by=by or user_and_host())
     Output(output).row(row)
 
 
@@ -191,9 +190,5 @@ def discard(
         return
     question = f"{plan.sentence}. This cannot be undone. Do it?"
     confirm(f"hindcast discard {pipeline}", question, yes=yes)
-    row = hindcast.pipeline(pipeline).discard(version, by=_who(by))
+    row = hindcast.pipeline(pipeline).discard(version, by=by or user_and_host())
     Output(output).row(row)
-
-
-def _who(by: str) -> str:
-    return by or getpass.getuser()

@@ -50,7 +50,7 @@ _log = structlog.get_logger(__name__)
 BELIEVED_SECONDS = 120.0
 #: Tables of this version of the protocol have no features that an append must respect, and are what delta-rs
 #: makes by default.
-_PLAIN_WRITER = 2
+PLAIN_WRITER = 2
 #: Delta's own default of ``delta.checkpointInterval``.
 _CHECKPOINT_EVERY = "100"
 
@@ -227,7 +227,7 @@ class LocalLog(ApplicationLog):
 
     def append(self, files: Sequence[DataFile], number: int, metadata: str) -> None:
         state = self._known()
-        if state.writer_version > _PLAIN_WRITER:
+        if state.writer_version > PLAIN_WRITER:
             super().append(files, number, metadata)
             return
         self._handle = None  # a handle keeps the table's list of files in memory

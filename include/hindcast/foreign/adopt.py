@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
+from hindcast.delta.application_log import PLAIN_WRITER
 from hindcast.delta.open_table import find_table
 from hindcast.errors import ForeignStreamError
 from hindcast.foreign.checkpoint import ForeignCheckpoint
@@ -37,8 +38,7 @@ from hindcast.tables.event_log import EventKind
 
 #: What a table may ask of those who write it that is met by adding files.
 _HARMLESS_FEATURES = frozenset({"appendOnly", "invariants"})
-#: Versions of the protocol: up to the first a table asks nothing else, and from the second on it lists what.
-_PLAIN_WRITER = 2
+#: From this version of the protocol on a table lists what it asks.
 _WITH_FEATURES = 7
 
 
@@ -99,7 +99,7 @@ def _check_writable(pipeline: Pipeline, storage_options: dict[str, str]) -> None
         return
     protocol = table.protocol()
     asks = sorted(set(protocol.writer_features or []) - _HARMLESS_FEATURES)
-    if _PLAIN_WRITER < protocol.min_writer_version < _WITH_FEATURES:
+    if PLAIN_WRITER < protocol.min_writer_version < _WITH_FEATURES:
         asks.append(f"version {protocol.min_writer_version} of the protocol")
     columns = table.metadata().partition_columns
     if columns:

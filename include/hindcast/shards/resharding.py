@@ -55,14 +55,7 @@ def create(store: LeaseStore, pipeline: str, version: int, shards: int, start: O
     :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
         partitions
     """
-    first = first_generation(pipeline, version, shards, start)
-
-    def decide(snapshot: Snapshot) -> list[Lease]:
-        if of_version(snapshot.leases.values(), pipeline, version):
-            return []
-        return first
-
-    return swap(store, decide)
+    return _begin(store, pipeline, version, first_generation(pipeline, version, shards, start))
 
 
 def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -> list[Lease]:
@@ -71,13 +64,7 @@ def first_generation(pipeline: str, version: int, shards: int, start: Offsets) -
     :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
         partitions
     """
-    modulus = _modulus(pipeline, shards, start)
-    first = []
-    for number, partitions in enumerate(deal(start, shards, modulus)):
-        begins = {partition: start[partition] for partition in partitions}
-        shard = ShardId(version, 0, number)
-        first.append(_new_shard(pipeline, shard, ShardState.OPEN, begins, partitions, modulus))
-    return first
+    return _generation(pipeline, version, 0, shards, start)
 
 
 def adopt(
@@ -93,17 +80,29 @@ def adopt(
     :raises BadInputError: if several shards are asked for and the topics differ in their numbers of
         partitions
     """
-    modulus = _modulus(pipeline, shards, start)
     first = []
-    for number, partitions in enumerate(deal(start, shards, modulus)):
-        begins = {partition: start[partition] for partition in partitions}
-        final = {partition: floors[partition] for partition in partitions}
-        shard = _new_shard(
-            pipeline, ShardId(version, 1, number), ShardState.OPEN, begins, partitions, modulus
-        )
+    for shard in _generation(pipeline, version, 1, shards, start):
+        begins = ShardCheckpoint.of(shard).start_offsets
+        final = {partition: floors[partition] for partition in begins}
         checkpoint = ShardCheckpoint(start_offsets=begins, floors=final)
         detail = {**shard.detail, **ReportedDetail(damaged=why)}
         first.append(shard.evolve(checkpoint=checkpoint.to_json(), detail=detail))
+    return _begin(store, pipeline, version, first)
+
+
+def _generation(pipeline: str, version: int, number: int, shards: int, start: Offsets) -> list[Lease]:
+    """Deal the partitions out to shards of a generation without parents."""
+    modulus = _modulus(pipeline, shards, start)
+    dealt = []
+    for shard, partitions in enumerate(deal(start, shards, modulus)):
+        begins = {partition: start[partition] for partition in partitions}
+        name = ShardId(version, number, shard)
+        dealt.append(_new_shard(pipeline, name, ShardState.OPEN, begins, partitions, modulus))
+    return dealt
+
+
+def _begin(store: LeaseStore, pipeline: str, version: int, first: list[Lease]) -> list[Lease]:
+    """Write the first shards of a version, unless it has some."""
 
     def decide(snapshot: Snapshot) -> list[Lease]:
         if of_version(snapshot.leases.values(), pipeline, version):

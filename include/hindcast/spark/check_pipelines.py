@@ -17,7 +17,7 @@ from hindcast.spark.query_signature import analysed_plan, empty_result, signatur
 SOUND, REFUSED, SUSPECT = "sound", "refused", "suspect"
 
 
-def check_pipelines(spark: SparkSession, catalog: Catalog) -> Iterator[dict[str, Any]]:
+def check_catalog(spark: SparkSession, catalog: Catalog) -> Iterator[dict[str, Any]]:
     """A row for each mistake of each file, and one for each pipeline without any.
 
     A declaration is checked as it loads. A query is analysed against the columns of its topics.
