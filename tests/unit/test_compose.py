@@ -36,6 +36,12 @@ OWN = [name for name, service in SERVICES.items() if OWN_IMAGE.fullmatch(service
 AIRFLOW = [name for name in SERVICES if name.startswith("airflow-")]
 
 
+def _written(service: str) -> list[str]:
+    """The folders of a service that are not of its image."""
+    mounts = [mount.rsplit(":", 1)[-1] for mount in SERVICES[service].get("volumes", [])]
+    return [*mounts, *SERVICES[service]["tmpfs"]]
+
+
 def _environments() -> list[tuple[str, str, str]]:
     return [
         (service, name, str(value))
@@ -70,6 +76,27 @@ def test_every_airflow_service_is_there() -> None:
 def test_the_library_is_on_the_path(service: str) -> None:
     """Each service that runs our image finds the library, also in the processes that it starts."""
     assert SERVICES[service]["environment"]["PYTHONPATH"] == "/opt/hindcast/include"
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_what_a_service_writes_is_no_part_of_the_image(service: str) -> None:
+    """Its root is read-only. Each folder that a setting or a command names for writing is a volume or in memory."""
+    assert SERVICES[service]["read_only"] is True
+    written = _written(service)
+    assert SERVICES[service]["tmpfs"] == ["/tmp"]  # noqa: S108 - each container has its own
+    named = [value for owner, _, value in _environments() if owner == service]
+    named += [part for part in SERVICES[service]["command"] if isinstance(part, str)]
+    folders = {value for value in named if value.startswith("/var/lib/")}
+    if service == "spark-master":
+        folders = set()  # it has no application of its own
+    assert folders <= set(written)
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_no_service_takes_all_processes_of_the_host(service: str) -> None:
+    """Nor all memory, but for Spark's, which have a limit of Spark's own."""
+    assert SERVICES[service]["pids_limit"] == 4096
+    assert ("mem_limit" in SERVICES[service]) is not service.startswith("spark-")
 
 
 @pytest.mark.parametrize("service", [*OWN, "kafka"])
@@ -210,8 +237,11 @@ def test_tables_are_shared(service: str) -> None:
 
 
 def test_volumes_are_declared() -> None:
-    """Each named volume that a service mounts is declared, and each declared one is mounted."""
-    mounted = {volume.partition(":")[0] for body in SERVICES.values() for volume in body.get("volumes", [])}
+    """Each named volume that a service mounts is declared, and each declared one is mounted. One that is a
+    path alone lasts as long as its container.
+    """
+    volumes = [volume for body in SERVICES.values() for volume in body.get("volumes", [])]
+    mounted = {volume.partition(":")[0] for volume in volumes if ":" in volume}
     assert mounted == set(_compose()["volumes"])
 
 
