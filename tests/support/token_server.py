@@ -27,7 +27,8 @@ _KEY = "one"
 class TokenServer:
     """Knows accounts, and signs tokens for them with a key that brokers read from a file.
 
-    ``asked``: the forms that it was sent. ``answer``: what it answers instead, as status and body.
+    ``asked``: the forms that it was sent. ``answer``: what it answers instead, as status and body; ``sends_to``
+    names another address in each answer.
     """
 
     keys: Path
@@ -35,6 +36,7 @@ class TokenServer:
     seconds: float = 300.0
     asked: list[dict[str, str]] = field(default_factory=list)
     answer: tuple[int, bytes] | None = None
+    sends_to: str = ""
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -95,6 +97,8 @@ def token_server(keys: Path, accounts: dict[str, str]) -> Iterator[TokenServer]:
             status, body = made.respond(self.headers.get("Authorization", ""), form)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            if made.sends_to:
+                self.send_header("Location", made.sends_to)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

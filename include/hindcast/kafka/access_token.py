@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from kafka.errors import KafkaConnectionError, SaslAuthenticationFailedError
 from kafka.net.sasl.oauth import AbstractTokenProvider
@@ -25,6 +25,16 @@ _USED_SHARE = 0.8
 #: Of a token whose answer does not say how long it lives.
 _UNSAID_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """An answer that names another address is an error: the account is for this one alone."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+
+
+_opener = build_opener(_NoRedirects)
 
 
 class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
@@ -78,7 +88,7 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
         # The setting takes addresses of http and https alone.
         request = Request(self._url, urlencode(form).encode(), headers)  # noqa: S310
         try:
-            with urlopen(request, timeout=_ANSWER_SECONDS) as answered:  # noqa: S310
+            with _opener.open(request, timeout=_ANSWER_SECONDS) as answered:
                 content: bytes = answered.read()
                 return content
         except HTTPError as error:

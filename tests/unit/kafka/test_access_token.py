@@ -73,6 +73,16 @@ def test_a_server_in_trouble_is_asked_again(
     assert tokens.token()
 
 
+def test_the_account_is_sent_to_no_other_address(server: TokenServer, tmp_path: Path) -> None:
+    """Whatever the server answers."""
+    with token_server(tmp_path / "other.json", {}) as other:
+        server.answer = (302, b"")
+        server.sends_to = other.url
+        with pytest.raises(KafkaConnectionError, match="answers 302"):
+            ClientCredentials(server.url, *ACCOUNT, "").token()
+        assert other.asked == []
+
+
 def test_a_server_that_is_away_is_told(server: TokenServer) -> None:
     """By its address."""
     away = server.url.replace("/token", "").rsplit(":", 1)[0] + ":1/token"
