@@ -110,7 +110,7 @@ def _declared(topic: Topic) -> Pipeline:
 def _parsed(spark: SparkSession, topic: Topic, values: Iterable[bytes]) -> list[Row]:
     """The records that have these values, as the stream parses them, intervals as text."""
     records = [(None, value, topic.name, 0, offset, AT) for offset, value in enumerate(values)]
-    raw = spark.createDataFrame(records, kafka_source.RECORD)
+    raw = spark.createDataFrame(records, kafka_source.record_ddl(topic))
     parsed = kafka_source.parse(raw, _declared(topic))
     column = F.col(ddl.quoted("the a"))
     kind = parsed.schema["the a"].dataType.simpleString()
@@ -282,7 +282,7 @@ def test_a_local_timestamp_is_read_from_avro(spark: SparkSession) -> None:
     fields = [{"name": name, "type": {"type": "long", "logicalType": kind}} for name, kind in kinds.items()]
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
     topic = Topic("t", "ts timestamp, a timestamp_ntz", format=Format.AVRO, avro_schema=schema)
-    raw = spark.createDataFrame([(None, _long(micros) * 2, "t", 0, 0, AT)], kafka_source.RECORD)
+    raw = spark.createDataFrame([(None, _long(micros) * 2, "t", 0, 0, AT)], kafka_source.record_ddl(topic))
     (row,) = kafka_source.parse(raw, _declared(topic)).select("a", "_reason").collect()
     assert (row.a, row._reason) == (LOCAL, None)
 

@@ -61,8 +61,7 @@ def test_functions_of_a_helper_run_on_the_executors(spark: SparkSession, folder:
     """
     found = catalog.load(folder)
     assert found.errors == {}
-    raw = spark.createDataFrame(
-        [(None, b"abc", "t", 0, 0, datetime(2026, 1, 5, 12, tzinfo=UTC))], kafka_source.RECORD
-    )
+    record = (None, b"abc", "t", 0, 0, datetime(2026, 1, 5, 12, tzinfo=UTC))
+    raw = spark.createDataFrame([record], kafka_source.record_ddl(found["one"].source))
     rows = kafka_source.usable(kafka_source.parse(raw, found["one"]))
     assert [row.a for row in kafka_source.transform([rows], found["one"]).collect()] == [3 * 6 * 6 + 6]
