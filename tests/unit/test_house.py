@@ -195,6 +195,49 @@ def stilted_words(files: Files) -> Iterator[str]:
                 yield f"{path}:{number} says {match[0]!r}: say it in plain words"
 
 
+def lost_names(files: Files) -> Iterator[str]:
+    """Names that a test takes from a module of the library which does not have them. mypy does not read tests,
+    and of a module that few tests use nobody thinks.
+    """
+    for path, text in _python(files, "tests/"):
+        tree = ast.parse(text)
+        modules = dict(_modules_of(tree, files))
+        for node in ast.walk(tree):  # a name that is bound again is no module everywhere
+            if isinstance(node, ast.arg):
+                modules.pop(node.arg, None)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                modules.pop(node.id, None)
+        known = {name: _bound(files[file]) for name, file in modules.items()}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                names = known.get(node.value.id)
+                if names is not None and node.attr not in names and not node.attr.startswith("__"):
+                    yield f"{path}:{node.lineno} takes {node.attr} from {modules[node.value.id]}"
+
+
+def _modules_of(tree: ast.Module, files: Files) -> Iterator[tuple[str, str]]:
+    """The library's modules that a file imports as such: the name in the file, and the module's path."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                file = f"include/{node.module}.{alias.name}".replace(".", "/") + ".py"
+                if file in files:
+                    yield alias.asname or alias.name, file
+
+
+def _bound(text: str) -> set[str]:
+    """All names that are bound anywhere in a module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found
+
+
 def _imports(text: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -250,6 +293,14 @@ RULES: list[tuple[Rule, dict[str, str]]] = [
         {
             "include/a.py": "DeltaTable(url).to_pyarrow_table()",
             "include/b.py": "arrow_dataset(DeltaTable(url)).to_table()",
+        },
+    ),
+    (
+        lost_names,
+        {
+            "include/hindcast/a.py": "import time\nKEPT: int = 1\ndef made():\n    pass\n",
+            "tests/a.py": "from hindcast import a\na.KEPT, a.made, a.time, a.__name__, a.lost\n",
+            "tests/b.py": "from hindcast import a\ndef test_x(a):\n    a.anything\n",
         },
     ),
     (

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from hindcast.errors import BrokerRefusesError, BrokerUnavailableError
-from hindcast.kafka import security
+from hindcast.kafka import security, why_unavailable
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.settings import Settings
 
@@ -81,6 +81,27 @@ def test_a_closed_connection_is_explained(settings_factory: Factory) -> None:
     with port(_close) as address:
         error = told(settings_factory(bootstrap_servers=address))
     assert "as brokers do that want TLS or an account" in str(error)
+
+
+CLOSED = "KafkaConnectionError: socket disconnected"
+CUT_SHORT = "RequestTimedOutError: [Error 7] RequestTimedOutError: Request timed out after 178 ms"
+AWAY = "KafkaConnectionError: 111 ECONNREFUSED"
+
+
+@pytest.mark.parametrize(
+    ("newest_first", "refuses"),
+    [
+        ([CUT_SHORT, CLOSED, CLOSED], True),
+        ([CUT_SHORT, AWAY, CLOSED], False),
+        ([CUT_SHORT, CUT_SHORT], False),
+    ],
+)
+def test_the_last_try_may_have_had_too_little_time(newest_first: list[str], refuses: bool) -> None:
+    """On a busy machine a login takes a while, and the time for an answer ends in the middle of the next. The
+    try before it says what the brokers do.
+    """
+    told = why_unavailable._unavailable("a:1", "trades", newest_first)
+    assert isinstance(told, BrokerRefusesError) is refuses
 
 
 @pytest.mark.timeout(60)

@@ -19,6 +19,8 @@ _OTHER_PROTOCOLS = ("Invalid frame length", "WRONG_VERSION_NUMBER")
 #: A broker that took the connection and closed it. What it answered before, kafka-python may not have read: a
 #: port with TLS, and one with accounts, often ends so.
 _CLOSED = ("socket disconnected", "Connection reset", "ECONNRESET", "Broken pipe", "EPIPE")
+#: A try that our own limit of time cut short says nothing of the brokers.
+_CUT_SHORT = "Request timed out"
 #: Of the newest errors so many are kept: a client logs some ten while it tries.
 _KEPT = 20
 
@@ -78,12 +80,13 @@ def _unavailable(servers: str, topic: str, reasons: list[str]) -> BrokerUnavaila
 
 def _refusal(reasons: list[str]) -> str:
     """Why the brokers refuse this client, or nothing if they do not. Of tries that ended without a word only
-    the newest counts: a broker that is being stopped ends a connection too, and takes none after that.
+    the newest counts: a broker that is being stopped ends a connection too, and takes none after that. The
+    last of all may have had too little time.
     """
     for reason in reasons:
         if any(word in reason for word in (*_REFUSALS, *_OTHER_PROTOCOLS)):
             return reason
-    newest = reasons[0]
+    newest = next((reason for reason in reasons if _CUT_SHORT not in reason), reasons[0])
     if any(word in newest for word in _CLOSED):
         return f"{newest}: they took its connection and closed it, as brokers do that want TLS or an account"
     return ""

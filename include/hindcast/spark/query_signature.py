@@ -124,7 +124,8 @@ def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
 def _no_flag(pipeline: Pipeline, result: DataFrame) -> str:
     """What is wrong with the column that says a row is deleted; empty if nothing is."""
     name = pipeline.sink.deleted
-    if not name or dict(result.dtypes).get(name) == "boolean":
+    kinds = {field.name: field.dataType.simpleString() for field in result.schema}
+    if not name or kinds.get(name) == "boolean":
         return ""
     return f"deleted={name!r} is no boolean column of the result ({', '.join(result.columns)})"
 

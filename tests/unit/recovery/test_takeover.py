@@ -26,7 +26,7 @@ from hindcast.errors import (
 )
 from hindcast.leases.lease import Lease
 from hindcast.partitions import app_id
-from hindcast.pipeline import FORM, Mode
+from hindcast.pipeline import FORM, Mode, Table
 from hindcast.recovery import takeover
 from hindcast.recovery.rebuild_state import CheckpointRef
 from hindcast.recovery.takeover import ShardPosition
@@ -442,7 +442,12 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A pipeline of one topic whose transformation has this result, or fails."""
 
     def make(
-        result: Analysed | Exception, *, topics: int = 1, mode: Mode = Mode.APPEND, **fields: Any
+        result: Analysed | Exception,
+        *,
+        topics: int = 1,
+        mode: Mode = Mode.APPEND,
+        deleted: str = "",
+        **fields: Any,
     ) -> Any:
         def transform(frames: list[str], pipeline: Any) -> Analysed:
             assert (
@@ -466,7 +471,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(query_signature.kafka_source, "transform", transform)
         monkeypatch.setattr(query_signature, "analysed_plan", lambda frame: frame.plan)
         names = [f"t{number}" for number in range(topics)]
-        sink = SimpleNamespace(keys=("ticker", "user"), mode=mode)
+        sink = Table("t", keys=["ticker", "user"], mode=mode, deleted=deleted)
         values = {
             "name": "p",
             "file": "p.py",
@@ -492,6 +497,14 @@ def refusal(pipeline: Any) -> dict[str, Any]:
     except PipelineError as error:
         return error.fields
     return {}
+
+
+@pytest.mark.parametrize("column", ["gone", "ask"])
+def test_what_says_that_a_row_is_deleted_is_a_boolean_of_the_result(declared: Any, column: str) -> None:
+    """A missing column, and a number."""
+    result = Analysed(["ticker", "user", "ask"], "Aggregate")
+    said = refusal(declared(result, mode=Mode.UPSERT, deleted=column))["problem"]
+    assert said == f"deleted={column!r} is no boolean column of the result (ticker, user, ask)"
 
 
 KEYS = ["ticker", "user"]
