@@ -8,8 +8,6 @@ from protocols.history import BrokenPromiseError
 from protocols.oracles import check_end
 from protocols.world import World, world
 
-from hindcast.errors import HindcastError
-
 Action = Callable[[World], None]
 #: What may happen, and how often.
 ACTIONS: dict[Action, float] = {
@@ -62,7 +60,8 @@ def play(seed: str, steps: int = STEPS, often: Action | None = None) -> World:
     """Play a history, heal, and check.
 
     :param often: what is to happen more often than in other histories
-    :raises BrokenPromiseError: if something that was promised is not so; it names the seed
+    :raises BrokenPromiseError: if something that was promised is not so, or the code fails in a way that it
+        does not know itself; it names the seed
     """
     actions = list(ACTIONS)
     weights = [OFTEN if action == often else weight for action, weight in ACTIONS.items()]
@@ -73,8 +72,10 @@ def play(seed: str, steps: int = STEPS, often: Action | None = None) -> World:
                 made.rng.choices(actions, weights)[0](made)
             made.heal()
             check_end(made)
-        except (BrokenPromiseError, HindcastError) as breach:
+        except BrokenPromiseError as breach:
             raise BrokenPromiseError(f"SEED={seed}: {breach}") from breach
+        except Exception as error:
+            raise BrokenPromiseError(f"SEED={seed}: {type(error).__name__}: {error}") from error
         made.note_ways()
     return made
 

@@ -60,6 +60,13 @@ class SinkRestore:
         """
         retry_commit(self.url, self._call_off_once)
 
+    def was_called_off(self) -> bool:
+        """Whether this rewind was called off, once it has ended in one way or the other.
+
+        :raises StoreUnavailableError: if the store does not answer, or the table's log has lost the end
+        """
+        return self._landed(self._open()).kind == _CALLED_OFF
+
     def _restore_once(self) -> int:
         cure = f"`hindcast rewind {self._pipeline.name} --abandon` calls it off."
         refused = partial(self._request.refused, cure=cure)

@@ -40,7 +40,10 @@ def run(
 ) -> BegunRecord:
     """Carry out a plan; return what the rewind recorded of itself.
 
-    :raises RewindRefusedError: if the pipeline was resumed since, or another has written to its tables
+    Another person's :func:`complete` may take the steps that are left, before this call or beside it.
+
+    :raises RewindRefusedError: if the pipeline was resumed since, another has written to its tables, or
+        another person has called the rewind off meanwhile
     :raises StoreUnavailableError: if a store does not answer; :func:`complete` takes the steps that are left
     """
     check_only_writer(installation.settings, pipeline, plan.request)
@@ -48,10 +51,13 @@ def run(
     rewind_events.record_begin(installation.event_log, record)
     reach("reset.1")  # 1. the leases: nobody can take what is to be taken back
     store = installation.lease_table
-    rewind_point.begin(store, pipeline.name, pipeline.version, plan.shards, plan.point, record)
-    done = complete(installation, pipeline)
-    assert done is not None
-    return done
+    begun_record = rewind_point.begin(store, pipeline.name, pipeline.version, plan.shards, plan.point, record)
+    begun = find_begun(store, pipeline.name)
+    if begun is None or begun.id != record["id"]:
+        _check_completed(installation, pipeline, plan, begun_record)
+        return begun_record
+    _take_steps(installation, pipeline, begun)
+    return begun_record
 
 
 def complete(installation: Installation, pipeline: Pipeline) -> BegunRecord | None:
@@ -61,11 +67,30 @@ def complete(installation: Installation, pipeline: Pipeline) -> BegunRecord | No
         :mod:`hindcast.recovery.abandon_rewind` is the way back
     :raises StoreUnavailableError: if a store does not answer; the same call takes the steps that are left
     """
-    settings = installation.settings
-    store = installation.lease_table
-    begun = find_begun(store, pipeline.name)
+    begun = find_begun(installation.lease_table, pipeline.name)
     if begun is None:
         return None
+    _take_steps(installation, pipeline, begun)
+    return begun.record
+
+
+def _check_completed(
+    installation: Installation, pipeline: Pipeline, plan: RewindPlan, record: BegunRecord
+) -> None:
+    """Tell in which way another process has ended this rewind. The sink's log says it.
+
+    :raises RewindRefusedError: if it was called off
+    """
+    epochs = {lease.status_value: lease.epoch + 1 for lease in plan.shards}
+    ended = BegunRewind(record, epochs, dict(plan.point.offsets))
+    if SinkRestore(installation.settings, pipeline, ended).was_called_off():
+        cure = "If it is still wanted, give the command again: it makes a new plan."
+        raise plan.request.refused("another person has called it off since it began", cure)
+
+
+def _take_steps(installation: Installation, pipeline: Pipeline, begun: BegunRewind) -> None:
+    """Steps 2 to 5. Two processes may take them at once: each finds done what the other did."""
+    settings = installation.settings
     reach("reset.2")  # 2. the sink as it was, and no batch of an older owner any more
     sink_version = SinkRestore(settings, pipeline, begun).restore()
     reach("reset.3")  # 3. late and poison rows
@@ -74,9 +99,8 @@ def complete(installation: Installation, pipeline: Pipeline) -> BegunRecord | No
     reach("reset.4")  # 4. the ledger
     _take_back_batches(installation.ledger, pipeline, begun, sink_version)
     reach("reset.5")  # 5. the shards that read it again
-    rewind_point.end(store, pipeline.name, begun.id)
+    rewind_point.end(installation.lease_table, pipeline.name, begun.id)
     rewind_events.record_end(installation.event_log, begun.record)
-    return begun.record
 
 
 def _take_back_batches(ledger: Ledger, pipeline: Pipeline, begun: BegunRewind, sink_version: int) -> None:

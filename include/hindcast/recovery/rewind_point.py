@@ -133,11 +133,12 @@ def begin(
     planned: Sequence[Lease],
     point: RewindPoint,
     record: RewindRecord,
-) -> None:
+) -> BegunRecord:
     """Step 1: put waiting shards in the place of the planned ones, in one commit.
 
     :param planned: the shards as they were when the point was found
     :param record: what the rewind records of itself
+    :returns: what it has recorded
     :raises RewindRefusedError: if one was taken since
     """
     epochs = {lease.key: lease.epoch for lease in planned}
@@ -168,6 +169,7 @@ def begin(
         return ended + waiting
 
     swap(store, decide)
+    return extended
 
 
 def _follower(lease: Lease, index: int, generation: int, point: RewindPoint, record: BegunRecord) -> Lease:
