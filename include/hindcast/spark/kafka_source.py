@@ -41,7 +41,7 @@ _RECORD = {
     "timestamp": "timestamp",
 }
 _HEADERS = {"headers": "array<struct<key: string, value: binary>>"}
-#: A file of such records. One whose topic has headers for the function has another column.
+#: A file of such records, without their headers.
 RECORD_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -52,7 +52,6 @@ RECORD_SCHEMA = pa.schema(
         ("timestamp", pa.timestamp("us", tz="UTC")),
     ]
 )
-HEADERS_FIELD = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 #: One batch of a stream reads at most so many records of a topic: a long backlog takes many batches, and each
 #: of them renews, commits and can be drained.
 MAX_RECORDS_PER_BATCH = 500_000
@@ -305,18 +304,16 @@ def parse(
     ]
     if error is not None:
         located.append(error.alias("_error"))
-    if _has_headers(topic):
-        located.append(F.col("headers").alias("_headers"))
     columns = [F.col("_record")[name].alias(name) for name in topic.columns]
     event_at = F.col("_record")[pipeline.event_time_of(topic)].alias("_event_at")
     reason = refusal_reason(pipeline, topic)
     if error is not None:
         reason = F.coalesce(F.col("_error"), reason)
-    for name in topic.record_columns:
-        if name == "_headers":
-            columns.append(F.col(name))
-        if name == "_tombstone":
-            columns.append(F.col("_value").isNull().alias(name))
+    if _has_headers(topic):
+        located.append(F.col("headers").alias("_headers"))
+        columns.append(F.col("_headers"))
+    if topic.tombstones:
+        columns.append(F.col("_value").isNull().alias("_tombstone"))
     return raw.select(*located).select(*SOURCE_COLUMNS, *columns, event_at, reason.alias("_reason"))
 
 

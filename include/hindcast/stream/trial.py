@@ -27,6 +27,7 @@ from pyspark.sql.streaming import DataStreamReader
 from hindcast.pipeline import Mode, Pipeline, Topic
 from hindcast.spark import kafka_source
 from hindcast.spark.session import keep_state_for
+from hindcast.tables.archive_schema import ARCHIVE_SCHEMA
 from hindcast.testing import Record, Value
 from hindcast.verdict.compare import Comparison, Sides, compare
 
@@ -82,13 +83,11 @@ def run_pipeline(
             expected = _as_frame(spark, _stream(records, "second").rows)
         elif pipeline.window is None:
             usable = [kafka_source.usable(each) for each in records.parsed()]
-            result = kafka_source.transform(usable, pipeline)
-            expected = kafka_source.without_deleted(result, pipeline)
+            expected = _of_table(usable, pipeline)
         else:
             windows = _Windows(records, streamed)
             late_rows = windows.late_rows()
-            result = kafka_source.transform([windows.on_time()], pipeline)
-            expected = kafka_source.without_deleted(result, pipeline)
+            expected = _of_table([windows.on_time()], pipeline)
         sides = Sides(
             stream=_as_frame(spark, streamed.rows),
             online=expected,
@@ -97,6 +96,11 @@ def run_pipeline(
             tolerance=pipeline.tolerance,
         )
         return Trial(streamed.rows, late_rows, records.dead_letters(), compare(sides, _SAMPLES))
+
+
+def _of_table(rows: Sequence[DataFrame], pipeline: Pipeline) -> DataFrame:
+    """What a table holds of a batch over these rows."""
+    return kafka_source.without_deleted(kafka_source.transform(rows, pipeline), pipeline)
 
 
 def _check(pipeline: Pipeline, batches: Sequence[Batch]) -> None:
@@ -138,7 +142,7 @@ class _Records:
             "timestamp": [at] * count,
             "headers": [_headers(record) for record in records],
         }
-        schema = kafka_source.RECORD_SCHEMA.append(kafka_source.HEADERS_FIELD)
+        schema = kafka_source.RECORD_SCHEMA.append(ARCHIVE_SCHEMA.field("headers"))
         file = self._of(topic) / f"{number:04}.parquet"
         file.parent.mkdir(exist_ok=True)
         pq.write_table(pa.table(columns, schema=schema), file)
