@@ -68,8 +68,8 @@ PINS = --quiet --universal --python-version 3.11 --no-header --no-annotate --no-
 .PHONY: pins
 pins: env ## resolve pyproject.toml's ranges again: requirements.txt (to run) and requirements-dev.txt (to test as well)
 	@$(as_pip); \
-	$(BIN)/uv pip compile pyproject.toml $(PINS) --upgrade --extra sandbox --extra deploy --extra dev --output-file requirements-dev.txt; \
-	$(BIN)/uv pip compile pyproject.toml $(PINS) --extra sandbox --extra deploy --constraint requirements-dev.txt --output-file requirements.txt
+	$(BIN)/uv pip compile pyproject.toml $(PINS) --upgrade --extra sandbox --extra registry --extra deploy --extra dev --output-file requirements-dev.txt; \
+	$(BIN)/uv pip compile pyproject.toml $(PINS) --extra sandbox --extra registry --extra deploy --constraint requirements-dev.txt --output-file requirements.txt
 
 .PHONY: wheel
 wheel: env ## build the package that others install into dist/

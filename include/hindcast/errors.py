@@ -170,6 +170,12 @@ class BrokerRefusesError(BrokerUnavailableError):
     """
 
 
+class RegistryUnavailableError(HindcastError):
+    """The schema registry at {url} was {asked}, and did not do it: {reason}. Check that it runs, and the
+    address and account in HINDCAST_SCHEMA_REGISTRY; the stream tries again by itself.
+    """
+
+
 class RangeNotYetConsumedError(HindcastError):
     """The stream of {pipeline} has not committed the whole range yet ({problem}). Try again once it has
     caught up: `hindcast checkpoints` shows how far it is.

@@ -115,6 +115,7 @@ class Format(StrEnum):
     JSON = "json"  # one object
     TEXT = "text"  # a line, which Topic.parse takes apart
     AVRO = "avro"  # one record of Topic.avro_schema, without a header
+    PROTOBUF = "protobuf"  # one Topic.message
 
 
 class Metadata(StrEnum):
@@ -139,7 +140,16 @@ class Topic:
     or missing.
 
     ``parse`` is for text: from the line to a struct with the schema's columns, null for an invalid line.
-    ``avro_schema`` is the writer's schema as JSON. ``event_time`` is the topic's own column, if it differs
+    ``avro_schema`` is the writer's schema as JSON. ``message`` is the full name of a message of Protobuf, and
+    ``descriptor`` the bytes that ``protoc --include_imports --descriptor_set_out`` writes for it. A column
+    has the name of the message's field.
+
+    With ``registry=True`` the number of a schema stands in front of a value, as the serializers of
+    Confluent's Schema Registry write it for JSON, Avro and Protobuf. ``avro_schema`` is the reader's schema
+    then: a record of another schema is a row if Avro resolves the one to the other. A record with an unknown
+    number is a dead letter.
+
+    ``event_time`` is the topic's own column, if it differs
     from the pipeline's. A topic with ``watermark=False`` neither moves the watermark nor waits for it, so
     state from it is kept for good: a changelog without records for hours would otherwise hold all results
     back. With ``archive=True`` Airflow copies its records to a table that outlives the topic's retention, for
@@ -158,6 +168,10 @@ class Topic:
     format: Format = Format.JSON
     parse: Callable[[Column], Column] | None = None
     avro_schema: str = ""
+    # None of the three in the repr: the fingerprint of a checkpoint has them beside it.
+    descriptor: bytes = field(default=b"", repr=False)
+    message: str = field(default="", repr=False)
+    registry: bool = field(default=False, repr=False)
     event_time: str = ""
     watermark: bool = True
     # Not in the repr: it changes no query, so it must not change a checkpoint's fingerprint.
@@ -180,6 +194,11 @@ class Topic:
     def columns(self) -> dict[str, str]:
         """Name to type, in order. The types are as Spark shows them, without NOT NULL."""
         return {field.name: str(field.type.nullable()) for field in self.fields}
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether Python decodes a value before Spark parses it."""
+        return self.registry or self.format is Format.PROTOBUF
 
     @property
     def record_columns(self) -> tuple[str, ...]:

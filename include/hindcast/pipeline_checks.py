@@ -43,6 +43,9 @@ _TEXT_FORM = 'Topic("lines", schema="...", format="text", parse=from_line)'
 _RATIO_FORM = 'ratio_bound={"trucks": 1.7}'
 _TOLERANCE_FORM = 'tolerance={"avg_ask": 1e-6}'
 _CHANGED_FORM = "changed_at_most=0.01"
+_PROTOBUF_FORM = (
+    'Topic("records", schema="...", format="protobuf", message="shop.Order", descriptor=DESCRIPTOR)'
+)
 _AVRO_FORM = 'Topic("records", schema="...", format="avro", avro_schema=AVRO_SCHEMA)'
 
 _Part = TypeVar("_Part", Pipeline, Topic, Table, Window)
@@ -95,9 +98,15 @@ _TOPIC_KINDS = {
     "schema": _Kind(str, "a text", "ts timestamp", _SCHEMA_FORM),
     "key": _Kind((str, type(None)), "a column's name", None, 'key="ticker"'),
     "format": _Kind(
-        Format, "one of json, text and avro", Format.JSON, 'format="json", format="text" or format="avro"'
+        Format,
+        "one of json, text, avro and protobuf",
+        Format.JSON,
+        'format="json", format="text", format="avro" or format="protobuf"',
     ),
     "avro_schema": _Kind(str, "a text", "", _AVRO_FORM),
+    "descriptor": _Kind(bytes, "bytes", b"", _PROTOBUF_FORM),
+    "message": _Kind(str, "a text", "", _PROTOBUF_FORM),
+    "registry": _Kind(bool, "True or False", False, "registry=True"),
     "metadata": _Kind((list, tuple), "a list of key and headers", (), 'metadata=["key", "headers"]'),
     "tombstones": _Kind(bool, "True or False", False, "tombstones=True"),
     "event_time": _Kind(
@@ -481,6 +490,13 @@ def _of_format(topic: Topic, field: str) -> Iterator[Problem]:
     if (topic.format is Format.AVRO) != bool(topic.avro_schema):
         says = f"the topic {topic.name} needs both format=Format.AVRO and avro_schema=, or neither"
         yield Problem(place, says, _AVRO_FORM)
+    of_protobuf = {topic.format is Format.PROTOBUF, bool(topic.message), bool(topic.descriptor)}
+    if len(of_protobuf) > 1:
+        says = f"the topic {topic.name} needs format=Format.PROTOBUF, message= and descriptor=, or none"
+        yield Problem(place, says, _PROTOBUF_FORM)
+    if topic.registry and topic.format is Format.TEXT:
+        says = f"no schema registry has lines of text, so the topic {topic.name} has no registry=True"
+        yield Problem(f"{field}.registry", says, 'format="json", registry=True')
 
 
 def _of_columns(topic: Topic) -> Iterator[str]:

@@ -26,7 +26,7 @@ PREFIX = "HINDCAST_"
 #: From this similarity on, the name of a variable is taken for a misspelt setting; 1 is the same name.
 _ALIKE = 0.85
 #: Settings whose values are never shown, not even in an error, and never written to a file.
-SECRET = frozenset({"kafka_password", "storage_options", "spark_conf"})
+SECRET = frozenset({"kafka_password", "schema_registry", "storage_options", "spark_conf"})
 
 
 def default_home() -> Path:
@@ -122,6 +122,12 @@ class Settings(BaseSettings):
     )
     kafka_key_file: Path | None = Field(
         default=None, description="PEM file of that certificate's key (PKCS #8, not encrypted)"
+    )
+    schema_registry: Annotated[dict[str, Any], NoDecode] = Field(
+        default_factory=dict,
+        description="JSON object of the settings of Confluent's client by which topics with `registry=True` "
+        "get their schemas: `url`, `basic.auth.user.info`, `ssl.ca.location` and so on",
+        repr=False,
     )
     kafka_group_prefix: str = Field(
         default="",
@@ -237,7 +243,7 @@ class Settings(BaseSettings):
             # Not from pydantic's error: its text would show secrets.
             raise SettingsRefusedError(count=len(problems), problems=listed)
 
-    @field_validator("storage_options", "spark_conf", mode="before")
+    @field_validator("storage_options", "schema_registry", "spark_conf", mode="before")
     @classmethod
     def _options_are_json(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -373,6 +379,8 @@ def _example(name: str) -> str:
     """A valid value of the setting."""
     if name == "storage_options":
         return '{"region": "eu-west-1"}'
+    if name == "schema_registry":
+        return '{"url": "https://registry:8081"}'
     default = Settings.model_fields[name].get_default(call_default_factory=True)
     return _as_text(default)
 

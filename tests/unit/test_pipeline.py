@@ -120,6 +120,26 @@ def test_a_good_module_loads(tmp_path: Path) -> None:
         ),
         ('key="ticker"', 'key="ticker", format="text"', "both format=Format.TEXT and parse="),
         ('key="ticker"', 'key="ticker", format="avro"', "both format=Format.AVRO and avro_schema="),
+        (
+            'key="ticker"',
+            'key="ticker", format="protobuf"',
+            "format=Format.PROTOBUF, message= and descriptor=",
+        ),
+        (
+            'key="ticker"',
+            'key="ticker", message="shop.Order"',
+            "format=Format.PROTOBUF, message= and descriptor=",
+        ),
+        (
+            'key="ticker"',
+            'key="ticker", format="protobuf", message="Order", descriptor="x"',
+            "source.descriptor 'x' is not bytes",
+        ),
+        (
+            'key="ticker"',
+            'key="ticker", format="text", parse=str, registry=True',
+            "no schema registry has lines of text",
+        ),
         ('Table("one"', 'Table("..")' + '  # ("', ".."),
         (
             "version=1",
@@ -351,7 +371,7 @@ def one(trades):
     expected = [
         (6, "the topic's name 'tra/des'"),
         (7, "'money' at character 34"),
-        (8, "source.format 'jsn' is not one of json, text and avro"),
+        (8, "source.format 'jsn' is not one of json, text, avro and protobuf"),
         (11, "watermark 10 is not a duration"),
         (12, "'5 parsecs' is not a duration"),
         (13, "one of the platform's own tables"),

@@ -23,6 +23,8 @@ from hindcast.kafka.security import spark_options
 from hindcast.pipeline import TOPIC_STRIDE, Lookup, Mode, Pipeline, Topic
 from hindcast.pipeline_modules import PACKAGE
 from hindcast.settings import Settings
+from hindcast.spark import decoded_values
+from hindcast.spark.decoded_values import DECODED
 from hindcast.spark.lookups import read_lookup
 from hindcast.spark.malformed_records import PARSERS, refusal_reason
 from hindcast.tables.archive_schema import archive_url
@@ -82,12 +84,32 @@ def offsets_option(topic: str, offsets: Mapping[int, int]) -> str:
 
 def record_types(topic: Topic) -> dict[str, str]:
     """The columns of the topic's records that :func:`parse` reads, and their types."""
-    return {**_RECORD, **_HEADERS} if _has_headers(topic) else _RECORD
+    types = _kafka_types(topic)
+    if topic.is_decoded:
+        types |= DECODED
+    return types
+
+
+def _kafka_types(topic: Topic) -> dict[str, str]:
+    """Those that Kafka has."""
+    types = dict(_RECORD)
+    if _has_headers(topic):
+        types |= _HEADERS
+    return types
 
 
 def record_ddl(topic: Topic) -> str:
     """:func:`record_types` as Spark's DDL."""
-    return ", ".join(f"{name} {kind}" for name, kind in record_types(topic).items())
+    return _ddl(record_types(topic))
+
+
+def kafka_ddl(topic: Topic) -> str:
+    """The columns of the topic's records that Kafka has, as Spark's DDL."""
+    return _ddl(_kafka_types(topic))
+
+
+def _ddl(types: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in types.items())
 
 
 def _has_headers(topic: Topic) -> bool:
@@ -146,11 +168,12 @@ def stream(
         reader = reader.option("maxRecordsPerPartition", MAX_RECORDS_PER_TASK)
     if _has_headers(topic):
         reader = reader.option("includeHeaders", "true")
-    return (
+    held = (
         reader.option("startingOffsets", offsets_option(topic.name, begin))
         .option("maxOffsetsPerTrigger", most or most_records(pipeline, len(begin)))
         .load()
     )
+    return with_decoded(held, topic, settings)
 
 
 def most_records(pipeline: Pipeline, partitions: int) -> int:
@@ -224,7 +247,21 @@ def records(
     :param seams: by partition, the offset up to which the topic's archive is read instead of the topic;
         ``start`` by default
     """
-    columns = list(record_types(topic))
+    held = _held_records(spark, settings, pipeline, topic, start, end, seams)
+    return with_decoded(held, topic, settings)
+
+
+def _held_records(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    topic: Topic,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    seams: Mapping[int, int] | None,
+) -> DataFrame:
+    """The same as Kafka or the archive has them."""
+    columns = list(_kafka_types(topic))
     headers = _has_headers(topic)
     begin = of_topic(pipeline, topic, start)
     stop = of_topic(pipeline, topic, end)
@@ -238,6 +275,19 @@ def records(
         return archived
     newer = kafka_range(spark, settings, topic.name, rest, stop, headers=headers).select(*columns)
     return archived.unionByName(newer)
+
+
+def with_decoded(held: DataFrame, topic: Topic, settings: Settings | None) -> DataFrame:
+    """The records with what Python makes of their values, if the topic needs that.
+
+    :param settings: None if no number of a schema stands in front of the values
+    :raises SettingsRefusedError: if no setting names the registry from which the values come
+    """
+    if not topic.is_decoded:
+        return held
+    whole = held.withColumn("_decoded", decoded_values.decoded(F.col("value"), topic, settings))
+    parts = {name: F.col("_decoded")[name] for name in DECODED}
+    return whole.withColumns(parts).drop("_decoded")
 
 
 def read_topics(
@@ -289,7 +339,7 @@ def parse(
     carry_code()
     first_partition = pipeline.topics.index(topic) * TOPIC_STRIDE
     error = _error_of(pipeline, topic, excluded or {})
-    value = F.col("value")
+    value = F.col("payload" if topic.is_decoded else "value")
     if error is not None:
         value = F.when(error.isNull(), value)
     record = PARSERS[topic.format](value, topic)
@@ -304,6 +354,8 @@ def parse(
     ]
     if error is not None:
         located.append(error.alias("_error"))
+    if topic.is_decoded:
+        located.append(F.col("refusal").alias("_refusal"))
     columns = [F.col("_record")[name].alias(name) for name in topic.columns]
     event_at = F.col("_record")[pipeline.event_time_of(topic)].alias("_event_at")
     reason = refusal_reason(pipeline, topic)

@@ -111,6 +111,7 @@ PARSERS: dict[Format, Callable[[Column, Topic], Column]] = {
     Format.JSON: _json,
     Format.TEXT: _text,
     Format.AVRO: _avro,
+    Format.PROTOBUF: _json,  # which its decoder makes of it
 }
 
 
@@ -127,9 +128,11 @@ def refusal_reason(pipeline: Pipeline, topic: Topic) -> Column:
     without_value = F.lit("no value")
     if topic.tombstones:
         without_value = F.when(F.col("_key").isNull(), "neither a key nor a value")
+    reason = F.when(F.col("_value").isNull(), without_value)
+    if topic.is_decoded:
+        reason = reason.when(F.col("_refusal").isNotNull(), F.col("_refusal"))
     reason = (
-        F.when(F.col("_value").isNull(), without_value)
-        .when(_torn(record, topic), "does not parse as the topic's schema")
+        reason.when(_torn(record, topic), "does not parse as the topic's schema")
         .when(record[event_time].isNull(), f"no {event_time}")
         .when(record[event_time] > latest, f"{event_time} is more than {pipeline.max_future} in the future")
     )
@@ -143,7 +146,7 @@ def _torn(record: Column, topic: Topic) -> Column:
 
     If Avro does not decode, Spark makes a record without any value.
     """
-    if topic.format is Format.JSON:
+    if topic.format in {Format.JSON, Format.PROTOBUF}:
         return record.isNull() | record[_CORRUPT].isNotNull()
     if topic.format is Format.AVRO:
         fields = json.loads(topic.avro_schema)["fields"]

@@ -58,7 +58,17 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     sink: tuple[object, ...] = (pipeline.sink.keys, pipeline.sink.mode)
     if pipeline.sink.deleted:
         sink = (*sink, pipeline.sink.deleted)
-    declared = (topics, pipeline.event_time, pipeline.watermark, pipeline.window, sink, pipeline.max_future)
+    declared: tuple[object, ...] = (
+        topics,
+        pipeline.event_time,
+        pipeline.watermark,
+        pipeline.window,
+        sink,
+        pipeline.max_future,
+    )
+    decoding = [(topic.registry, topic.message, topic.descriptor) for topic in topics if topic.is_decoded]
+    if decoding:
+        declared = (*declared, decoding)
     shuffles = spark.conf.get("spark.sql.shuffle.partitions")
     held = kafka_source.without_deleted(frame, pipeline)
     return QuerySignature(

@@ -11,6 +11,7 @@ from hindcast.errors import (
     FenceMovedError,
     HindcastError,
     LeaseLostError,
+    RegistryUnavailableError,
     StoreUnavailableError,
     innermost,
 )
@@ -32,6 +33,10 @@ _STATE_LOST = re.compile(
 )
 
 
+#: What the text of Spark's error names if a process of an executor raised it.
+_REGISTRY_AWAY = re.compile(rf"\b{RegistryUnavailableError.__name__}\b")
+
+
 def is_refusal(error: BaseException) -> bool:
     """Whether the shard waits for an operator."""
     return isinstance(error, HindcastError) and not isinstance(error, PASSING)
@@ -44,7 +49,9 @@ def is_state_lost(error: BaseException) -> bool:
 
 def may_be_of_a_record(error: BaseException) -> bool:
     """Whether the pipeline's function may have raised it on a record of the batch."""
-    return not isinstance(error, HindcastError) and not is_state_lost(error)
+    if isinstance(error, HindcastError) or is_state_lost(error):
+        return False
+    return _REGISTRY_AWAY.search(str(error)) is None
 
 
 def cause(error: BaseException) -> str:

@@ -164,7 +164,8 @@ class _Records:
     def _read_by(self, reader: DataFrameReader | DataStreamReader) -> list[DataFrame]:
         frames = []
         for topic in self.pipeline.topics:
-            raw = reader.schema(kafka_source.record_ddl(topic)).parquet(str(self._of(topic)))
+            held = reader.schema(kafka_source.kafka_ddl(topic)).parquet(str(self._of(topic)))
+            raw = kafka_source.with_decoded(held, topic, None)
             frames.append(kafka_source.parse(raw, self.pipeline, topic))
         return frames
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hindcast.errors import CheckpointRefusedError, LeaseLostError, OffsetGapError, StoreUnavailableError
-from hindcast.stream.query_errors import cause, is_refusal, is_state_lost
+from hindcast.errors import (
+    CheckpointRefusedError,
+    LeaseLostError,
+    OffsetGapError,
+    RegistryUnavailableError,
+    StoreUnavailableError,
+)
+from hindcast.stream.query_errors import cause, is_refusal, is_state_lost, may_be_of_a_record
 
 
 @pytest.mark.parametrize(
@@ -25,6 +31,17 @@ def test_what_spark_says_of_lost_state_is_known(error: str) -> None:
 def test_an_error_of_a_users_code_is_no_lost_state() -> None:
     """The shard is only started again."""
     assert not is_state_lost(ValueError("no such column"))
+
+
+def test_a_registry_that_is_away_is_no_error_of_a_record() -> None:
+    """Spark tells of an error in a process of an executor by its text alone. A record that raises is searched
+    for only if the function may have raised it.
+    """
+    away = RegistryUnavailableError(url="http://r", asked="asked for schema 7", reason="no leader")
+    text = f"[PYTHON_EXCEPTION] Traceback:\n  File ...\nhindcast.errors.RegistryUnavailableError: {away}"
+    assert not may_be_of_a_record(RuntimeError(text))
+    assert not may_be_of_a_record(away)
+    assert may_be_of_a_record(RuntimeError("[PYTHON_EXCEPTION] Traceback:\nKeyError: 'RegistryUnavailable'"))
 
 
 def test_a_cause_fits_into_an_event() -> None:
