@@ -176,6 +176,10 @@ bench-age: env ## what a month of commits adds to a commit, a take-over, a renew
 bench: env jars ## latency and CPU of a supervised stream beside the jobs that people run, by turns on the same load (SIDE, RATE, PARTITIONS, PAIRS; QUICK=1 takes eight minutes, RECORD=1 writes docs/performance.md)
 	@PYTHONPATH=include:tests $(BIN)/python -m benchmarks.speed.run $(if $(SIDE),--side "$(SIDE)") $(if $(RATE),--rate "$(RATE)") $(if $(PARTITIONS),--partitions "$(PARTITIONS)") $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(QUICK),--quick) $(if $(RECORD),--record)
 
+.PHONY: bench-store
+bench-store: env ## requests an hour of leases, and those of a batch, on an object store of this machine; no JVM
+	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/store_requests.py
+
 .PHONY: bench-shards
 bench-shards: env ## 500 shards of 50 pipelines on two workers, one of which is killed: how long until all are taken, and the memory; no JVM (PIPELINES)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/many_shards.py $(if $(PIPELINES),--pipelines "$(PIPELINES)")

@@ -22,6 +22,7 @@ from hindcast.errors import BadNameError, SettingsRefusedError
 from hindcast.pipeline import Pipeline, check_name
 
 SETTINGS_FILE = "settings.json"
+_S3 = ("s3://", "s3a://")
 PREFIX = "HINDCAST_"
 #: From this similarity on, the name of a variable is taken for a misspelt setting; 1 is the same name.
 _ALIKE = 0.85
@@ -83,7 +84,9 @@ class Settings(BaseSettings):
         "default HOME/hindcast-scratch",
     )
     storage_options: Annotated[dict[str, str], NoDecode] = Field(
-        default_factory=dict, description="deltalake options of an object store", repr=False
+        default_factory=dict,
+        description="JSON object of deltalake's options of an object store; Spark gets those of S3, too",
+        repr=False,
     )
     bootstrap_servers: str = Field(
         default="127.0.0.1:9092", description="Kafka brokers, host:port, comma-separated"
@@ -303,6 +306,18 @@ class Settings(BaseSettings):
     @property
     def spark_jars_dir(self) -> Path:
         return self.jars_dir or self.home / "jars" / "spark"
+
+    @property
+    def s3_jars_dir(self) -> Path:
+        """What Spark needs to read and write S3, beside its other jars."""
+        return self.spark_jars_dir.parent / "s3"
+
+    @property
+    def uses_s3(self) -> bool:
+        """Whether tables, checkpoints or shared files stand in S3, or options say how to reach it."""
+        roots = (self.tables_url, self.checkpoints_url, self.scratch_url)
+        options = [name.lower() for name in self.storage_options]
+        return any(root.startswith(_S3) for root in roots) or any(name.startswith("aws_") for name in options)
 
     @property
     def logs_dir(self) -> Path:

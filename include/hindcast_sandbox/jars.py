@@ -22,8 +22,11 @@ _SHOWN_LINES = 20  # of what Maven said
 
 
 def folders(settings: Settings) -> dict[str, Path]:
-    """The folder for the jars of each POM in ``poms``."""
-    return {"spark": settings.spark_jars_dir, "kafka": kafka_jars_dir(settings)}
+    """The folder for the jars of each POM in ``poms`` that is needed."""
+    needed = {"spark": settings.spark_jars_dir, "kafka": kafka_jars_dir(settings)}
+    if settings.uses_s3:
+        needed["s3"] = settings.s3_jars_dir
+    return needed
 
 
 def missing(settings: Settings) -> list[str]:

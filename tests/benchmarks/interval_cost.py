@@ -31,6 +31,8 @@ from benchmarks.pipeline_cost import session_and_broker
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from support.intervals import Intervals
+from support.shard_harness import WAIT_SECONDS
+from support.waiting import wait_until
 from support.workload_harness import Value, Workload, renamed
 
 from hindcast import catalog
@@ -90,6 +92,7 @@ def measure(
         intervals.stream(sent)
         if number == planted:
             _plant(intervals, before)
+            intervals.wait_for_ledger()
         meter = Meter()
         verdict = intervals.judge()
         hour = Hour(
@@ -116,7 +119,14 @@ def _rows(sink: DeltaTable) -> list[dict[str, Any]]:
 def _plant(intervals: Intervals, before: list[dict[str, Any]]) -> None:
     """Delete a row of the sink that was not there before, double another one and change a third."""
     pipeline = intervals.made.pipeline
-    new = [row for row in _rows(intervals.sink) if row not in before]
+    new: list[dict[str, Any]] = []
+
+    def there_are_some() -> bool:
+        new[:] = [row for row in _rows(intervals.sink) if row not in before]
+        return len(new) >= len(PLANTED)
+
+    # Windows that the hour has closed come with the batch after its records.
+    wait_until(there_are_some, WAIT_SECONDS, "the hour has brought rows")
     if pipeline.window is not None:
         new.sort(key=lambda row: row["window"]["end"], reverse=True)
     deleted, doubled, changed = new[:3]

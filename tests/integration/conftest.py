@@ -38,7 +38,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, jars_dir: Path) -> Iterator[
     # Hundreds of plans and queries in one session, each run a few times: in the heap of a worker it would
     # collect garbage most of the time.
     settings = Settings(home=tmp_path_factory.mktemp("spark"), jars_dir=jars_dir, spark_driver_memory="2g")
-    jars.fetch(settings)
+    # With those of S3, for the tests that need them.
+    jars.fetch(settings.model_copy(update={"storage_options": {"aws_region": "none"}}))
     built = session.build(settings, "tests", options=session.QUICK_COMPILER)
     yield built
     built.stop()

@@ -21,6 +21,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.stream.shard_runner import ShardRunner
 from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import sink_end
 
 
 @dataclass
@@ -44,12 +45,24 @@ class Intervals:
             self.made.put(values, topic=topic)
         self.made.consume(self.owner)
         self.made.renew()
+        self.wait_for_ledger()
+
+    def wait_for_ledger(self) -> None:
+        """Wait until the ledger has all batches of the sink. A verdict looks at the table as it was before the
+        first one that the ledger lacks.
+        """
         wait_until(self._flushed, WAIT_SECONDS, "the ledger has the last batch")
 
     def _flushed(self) -> bool:
         self.owner.flush()
-        rows = ledger(self.made.settings, self.made.pipeline.name)
-        return bool(rows) and rows[-1].batch == self.owner.batch
+        settings = self.made.settings
+        pipeline = self.made.pipeline
+        rows = ledger(settings, pipeline.name)
+        end = sink_end(settings.sink(pipeline), settings.storage_options)
+        if not rows or end is None:
+            return False
+        held = [fence.batch for app, fence in end.fences.items() if app.startswith(f"{pipeline.name}/")]
+        return rows[-1].batch >= max(held)
 
     def judge(self, **asked: Any) -> dict[str, Any]:
         """The verdict on what was read since the last one, or on what is asked."""

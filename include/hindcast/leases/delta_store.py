@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +21,7 @@ from pyarrow.fs import PyFileSystem
 from hindcast.clock import Clock, SystemClock
 from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.errors import CommitConflictError, CommitUnknownError, StoreUnavailableError
-from hindcast.leases.delta_log import newer, newest
+from hindcast.leases.delta_log import folder_of, newer, newest
 from hindcast.leases.delta_rows import LeaseRows
 from hindcast.leases.lease import Lease
 from hindcast.leases.store import Snapshot, after
@@ -62,9 +61,7 @@ class LeaseTable:
         self._options = settings.storage_options or None
         self._clock = clock or SystemClock()
         self._handle: DeltaTable | None = None
-        self._folder: Path | None = None  # None for a store whose log cannot be followed
-        if "://" not in self._url:
-            self._folder = Path(self._url)
+        self._folder = folder_of(self._url, self._options)
         self._rows = LeaseRows()
         self._rows_version = _UNKNOWN
         self._read_at = 0.0  # monotonic
@@ -89,17 +86,15 @@ class LeaseTable:
 
         :returns: False if only Delta's own reader can tell
         """
-        if self._folder is None:
-            return False
         if self._rows_version == _UNKNOWN or now - self._read_at > BELIEVED_SECONDS:
             end = newest(self._folder)
         else:
             end = newer(self._folder, self._rows_version)
         if end is None:
             return False
-        if end.file is not None:
+        if end.file:
             try:
-                with pq.ParquetFile(end.file) as file:
+                with self._folder.open(end.file) as content, pq.ParquetFile(content) as file:
                     # It is small: to start threads would take longer than to read it.
                     data = file.read(use_threads=False)
             except (OSError, pa.ArrowException):

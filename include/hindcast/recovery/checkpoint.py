@@ -23,6 +23,7 @@ from hindcast.errors import CheckpointDamagedError
 from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline, Topic
 from hindcast.spark.kafka_source import of_topic, offsets_option
+from hindcast.spark.scratch import paths_of
 
 _FORMAT = "v1"
 _SHUFFLES = "spark.sql.shuffle.partitions"
@@ -33,6 +34,8 @@ CURE = (
     "Nothing was read or written. The state is rebuilt from the topic, if the topic still holds what open "
     "windows need."
 )
+#: The name of a batch's file.
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -179,11 +182,8 @@ class SparkCheckpoint:
         path = self._path(self._root, folder)
         if not self._fs.exists(path):
             return []
-        found = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(self._fs.listStatus(path))
-        # As one string, "{.../offsets/0,.../offsets/1}": asked for one by one, a hundred names are several
-        # hundred calls into the JVM.
-        text = self._jvm.org.apache.commons.lang3.ArrayUtils.toString(found)
-        return sorted(int(number) for number in re.findall(rf"/{folder}/(\d+)(?=[,}}])", text))
+        names = [path.rpartition("/")[2] for path in paths_of(self._jvm, self._fs.listStatus(path))]
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def _read(self, name: str) -> str | None:
         """The file's text, None if there is no such file.

@@ -40,6 +40,8 @@ _SUFFIX = ".lock"
 _held: list[int] = []
 
 #: The characters that mean something in a glob pattern, and their escaped form.
+#: The path in the text of a file's status, without scheme and host.
+_STATUS = re.compile(r"\{path=(?:[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?)?(/.*?); isDirectory=")
 _GLOB = re.compile(r"([*?\[\]{}^])")
 _ESCAPED = r"\\\1"
 #: The file by which a job says that it lives, and how often it writes that.
@@ -79,6 +81,16 @@ def _remove_if_left(path: Path) -> None:
         return  # its process lives, or another one is removing it
 
 
+def paths_of(jvm: Any, statuses: Any) -> list[str]:
+    """The paths of an array of Hadoop's file statuses, without scheme and host.
+
+    They come as one text: a hundred one by one are several hundred calls into the JVM. Hadoop's own function
+    for the paths takes only arrays of the class FileStatus, and a store gives arrays of its own class.
+    """
+    text = str(jvm.org.apache.commons.lang3.ArrayUtils.toString(statuses))
+    return _STATUS.findall(text)
+
+
 class Folder:
     """A folder as Hadoop sees it, so on any file system that Spark itself can use.
 
@@ -104,11 +116,8 @@ class Folder:
         """The names of the files that a glob pattern matches, in their order."""
         escaped = _GLOB.sub(_ESCAPED, self.url)
         found = self._fs.globStatus(self._path(f"{escaped}/{pattern}"))
-        paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(found)
-        # As one string, "{url,url}": a hundred names one by one are several hundred calls into the JVM.
-        text = self._jvm.org.apache.commons.lang3.ArrayUtils.toString(paths)
         root = self._path(self.url).toUri().getPath()
-        return sorted(re.findall(rf"{re.escape(root)}/([^,}}]+)", text))
+        return sorted(path.removeprefix(f"{root}/") for path in paths_of(self._jvm, found))
 
     def files(self, name: str) -> list[str]:
         """The names of all files below this one, without those that are still being written."""

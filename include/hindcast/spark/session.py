@@ -19,7 +19,7 @@ from hindcast.errors import PrerequisiteError, SettingsRefusedError
 from hindcast.kafka.security import java_properties
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.spark import scratch
+from hindcast.spark import object_store, scratch
 from hindcast.spark.lookups import LOOKUPS
 
 #: On a local disk both of Spark's managers write a temporary file and rename it. The default one also asks
@@ -158,7 +158,7 @@ def build(
         **_FIXED,
         "spark.app.name": name,
         "spark.master": cpus or settings.spark_master,
-        "spark.jars": ",".join(jars),
+        "spark.jars": ",".join([*jars, *object_store.jars_of(settings)]),
         "spark.driver.memory": settings.spark_driver_memory,
         "spark.local.dir": str(place),
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
@@ -182,6 +182,7 @@ def build(
     _check_given(settings.spark_conf, fixed)
     given, of_hadoop = _divided(settings.spark_conf)
     session = SparkSession.builder.config(map={**_DEFAULTS, **given, **fixed}).getOrCreate()
+    object_store.configure(session, settings)
     _configure_hadoop(session, of_hadoop)
     _set_properties(session, settings)
     # The session's manager of streams starts the coordinator of state stores. Without it a batch with such

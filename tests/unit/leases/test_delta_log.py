@@ -18,7 +18,7 @@ from deltalake.transaction import AddAction
 
 from hindcast.errors import CommitConflictError, CommitUnknownError
 from hindcast.leases import delta_store
-from hindcast.leases.delta_log import newer, newest
+from hindcast.leases.delta_log import LocalFolder, StoreFolder, newer, newest
 from hindcast.leases.delta_store import BELIEVED_SECONDS, LeaseTable
 from hindcast.leases.lease import REMOVED, Lease, StatusType
 from hindcast.leases.store import swap
@@ -219,9 +219,9 @@ def test_only_entries_are_read(pair: tuple[LeaseTable, LeaseTable], name: str) -
     tidy(one)
     folder = Path(one._url)
     (file,) = folder.glob("*.parquet")
-    assert newest(folder) == (3, file)
+    assert newest(LocalFolder(folder)) == (3, file.name)
     (folder / "_delta_log" / name).write_text("")
-    assert newest(folder) == (3, file)
+    assert newest(LocalFolder(folder)) == (3, file.name)
 
 
 def test_a_vacuum_after_a_renewal_hides_no_row(pair: tuple[LeaseTable, LeaseTable]) -> None:
@@ -230,10 +230,10 @@ def test_a_vacuum_after_a_renewal_hides_no_row(pair: tuple[LeaseTable, LeaseTabl
     version = one.read().token
     renew(one)
     tidy(one)
-    end = newer(Path(one._url), version)
+    end = newer(LocalFolder(Path(one._url)), version)
     assert end is not None
     assert end.version == version + 3
-    assert end == newest(Path(one._url))
+    assert end == newest(LocalFolder(Path(one._url)))
     assert two.read().leases == one.read().leases
 
 
@@ -243,8 +243,8 @@ def test_a_vacuum_that_was_cut_short_changes_no_row(pair: tuple[LeaseTable, Leas
     tidy(one)
     (Path(one._url) / "_delta_log" / f"{3:020d}.json").unlink()
     (file,) = Path(one._url).glob("*.parquet")
-    assert newest(Path(one._url)) == (2, file)
-    assert newer(Path(one._url), 1) == (2, None)
+    assert newest(LocalFolder(Path(one._url))) == (2, file.name)
+    assert newer(LocalFolder(Path(one._url)), 1) == (2, "")
     assert two.leases() == [shard(0)]
 
 
@@ -261,7 +261,7 @@ def test_a_file_of_other_columns_is_left_to_the_table(
     status = file.stat()
     added = AddAction(file.name, status.st_size, {}, int(status.st_mtime * 1000), True, '{"numRecords": 1}')
     handle.create_write_transaction([added], "overwrite", handle.schema())
-    assert newest(Path(one._url)) == (2, file)
+    assert newest(LocalFolder(Path(one._url))) == (2, file.name)
     expected = replace(shard(0), lease_owner="foreign")
     for client in (one, two, LeaseTable(settings)):
         assert client.leases() == [expected]
@@ -306,8 +306,8 @@ def test_an_entry_that_cannot_be_understood_is_left_to_the_table(tmp_path: Path,
     """Nothing is guessed from an entry that is torn or of another shape."""
     (tmp_path / "_delta_log").mkdir()
     (tmp_path / "_delta_log" / f"{5:020d}.json").write_text(text)
-    assert newer(tmp_path, 4) is None
-    assert newer(tmp_path, 5) == (5, None)
+    assert newer(LocalFolder(tmp_path), 4) is None
+    assert newer(LocalFolder(tmp_path), 5) == (5, "")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_an_entry_that_says_more_is_left_to_the_table(
     version = one.read().token
     renew(one)
     folder = Path(one._url)
-    assert newer(folder, version) is not None
+    assert newer(LocalFolder(folder), version) is not None
     entry = folder / "_delta_log" / f"{version + 1:020d}.json"
     actions: list[dict[str, dict[str, object]]] = [
         json.loads(line) for line in entry.read_text().splitlines()
@@ -344,11 +344,11 @@ def test_an_entry_that_says_more_is_left_to_the_table(
         if kind in action:
             action[kind] |= change[kind]
     entry.write_text("\n".join(json.dumps(action) for action in actions))
-    assert newer(folder, version) is None
+    assert newer(LocalFolder(folder), version) is None
 
 
 def test_the_table_lies_where_its_name_says(settings: Settings) -> None:
-    """Only Delta's reader reads a store that is not a local disk."""
-    assert LeaseTable(settings)._folder == Path(settings.table("control", ControlTable.LEASES))
+    """On a local disk, or in an object store, which is asked nothing before the first poll."""
+    assert isinstance(LeaseTable(settings)._folder, LocalFolder)
     on_s3 = settings.model_copy(update={"tables_url": "s3://bucket/tables"})
-    assert LeaseTable(on_s3)._folder is None
+    assert isinstance(LeaseTable(on_s3)._folder, StoreFolder)

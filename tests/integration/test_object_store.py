@@ -1,0 +1,60 @@
+"""Tables and checkpoints in an object store: a stream, its replay and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from support.s3_server import S3Server, s3_server
+from support.workload_harness import Workload, at
+
+from hindcast.settings import Settings
+from hindcast.spark import object_store
+
+#: Great Expectations imports what Python and its own dependencies have deprecated.
+pytestmark = [
+    pytest.mark.filterwarnings(f"default::{kind}")
+    for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+]
+
+
+@pytest.fixture
+def store() -> Iterator[S3Server]:
+    with s3_server() as made:
+        yield made
+
+
+def in_store(settings: Settings, store: S3Server, name: str) -> Settings:
+    places = {
+        "tables_url": store.folder(f"{name}/tables"),
+        "checkpoints_url": store.folder(f"{name}/checkpoints"),
+    }
+    return settings.model_copy(update={**places, "storage_options": store.options})
+
+
+def trade(second: float) -> dict[str, Any]:
+    return {"ticker": "a", "ask": 1.5, "ts": at(second)}
+
+
+def test_a_stream_its_replay_and_its_verdict(
+    workload: Callable[..., Workload], store: S3Server, spark: SparkSession
+) -> None:
+    """With the options of deltalake alone; Spark gets its own from them. A second owner goes on in the first
+    one's checkpoint.
+    """
+    made = workload("stock_stats")
+    made.settings = in_store(made.settings, store, "stream")
+    object_store.configure(spark, made.settings)
+    made.put([trade(second) for second in range(20)])
+    made.read()
+    made.put([trade(100)])
+    made.read()
+    made.put([trade(101)])
+    made.read()
+    sink = DeltaTable(made.settings.sink(made.pipeline), storage_options=store.options)
+    assert sink.to_pyarrow_table().num_rows == 24
+    verdict = made.verdict()
+    assert (verdict["unexplained"], verdict["rows_compared"], verdict["passed"]) == (0, 24, True)
