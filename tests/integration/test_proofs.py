@@ -10,11 +10,14 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from support.crashes import crash_at
 from support.example_intervals import EXAMPLES, WINDOWED
 from support.intervals import Intervals
-from support.workload_harness import Workload
+from support.workload_harness import Workload, at
 
+from hindcast import Table, Topic, pipeline
 from hindcast.errors import ReplayFailedError
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.proofs import Proofs
@@ -70,6 +73,62 @@ def test_an_example_with_windows_needs_no_proof(workload: Make, example: str) ->
     assert [plan.windows_after_ms for plan in plans[1:]] == [plan.windows_to_ms for plan in plans[:-1]]
     assert [verdict["windows_compared"] > 0 for verdict in intervals.verdicts[2:]] == [True, True]
     assert plans[2].read_from[0] < plans[3].read_from[0]
+
+
+@pipeline(
+    source=Topic("first", schema="word string NOT NULL, ts timestamp", key="word"),
+    joined=[Topic("second", schema="word string NOT NULL, ts timestamp", key="word")],
+    event_time="ts",
+    watermark="10 seconds",
+    sink=Table("said", keys=["window", "word"]),
+    version=1,
+    re_execute=True,
+)
+def said(first: DataFrame, second: DataFrame) -> DataFrame:
+    """How often a word was said in ten seconds, of two topics that have a watermark each."""
+    both = first.unionByName(second)
+    return both.groupBy(F.window("ts", "10 seconds"), "word").agg(F.count("*").alias("count"))
+
+
+def word(second: float) -> dict[str, Any]:
+    return {"word": "a", "ts": at(second)}
+
+
+def test_an_interval_knows_how_far_each_topic_was(workload: Make) -> None:
+    """The second topic is ahead, and brings nothing in the second interval. The stream's query knows that it
+    is; a query that goes on from a proof must know it, too.
+    """
+    intervals = Intervals(workload(said))
+    intervals.stream({0: [word(0)], 1: [word(100)]})
+    intervals.judge()
+    for interval in range(2):
+        intervals.lose_the_beginning()
+        intervals.stream({0: [word(60 + 5 * interval)]})
+        intervals.stream({0: [word(61 + 5 * interval)]})
+        verdict = intervals.judge()
+        assert verdict["unexplained"] == 0, intervals.made.differences(verdict["run_id"])
+    assert len(intervals.made.rows()) == 1
+
+
+def test_an_interval_knows_that_an_owner_did_not_know(workload: Make) -> None:
+    """A query that is started again has forgotten how far each topic was, and the watermark waits for all of
+    them. So does the query that runs its batches again.
+    """
+    intervals = Intervals(workload(said))
+    made = intervals.made
+    intervals.stream({0: [word(0)], 1: [word(100)]})
+    made.retire(intervals.owner)
+    del intervals.owner
+    intervals.stream({0: [word(60)]})
+    intervals.stream({0: [word(61)]})
+    assert made.rows() == []
+    verdict = intervals.judge()
+    assert verdict["unexplained"] == 0, made.differences(verdict["run_id"])
+    intervals.stream({1: [word(101)]})
+    intervals.stream({0: [word(62)]})
+    assert len(made.rows()) == 1
+    verdict = intervals.judge()
+    assert verdict["unexplained"] == 0, made.differences(verdict["run_id"])
 
 
 PLANTED: dict[str, tuple[str, Callable[[Intervals], Any], dict[str, int]]] = {

@@ -19,6 +19,13 @@ batch query gives this answer at less cost (:mod:`hindcast.replay.hindsight_in_o
 A range that does not begin with the stream begins with the state that the batches before it left
 (:class:`BegunState`): their query goes on.
 
+Of several topics the watermark is the least of theirs. When a query is started again, Spark knows the common
+one, and of each topic only what comes from then on (``WatermarkTracker`` in
+``org.apache.spark.sql.execution.streaming``): until all have brought a row the watermark stands still. So a
+query here is started where the stream's was, and nowhere else. Where a range goes on from a state, but the
+stream's query ran on, the newest record of each topic comes once more, in a batch before all others. It moves
+the watermark of its topic to where it was, and the function does not get it.
+
 This module is used by a verdict, for the online answer and to find out what is not deterministic; by a replay
 if no batch query gives its answer in hindsight; and by a shard that has lost its state, or reads from an
 archive (:mod:`hindcast.recovery.rebuild_from_batches`).
@@ -33,10 +40,11 @@ import io
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import pandas as pd
@@ -59,6 +67,8 @@ _log = structlog.get_logger(__name__)
 _STEP_MS = 10  # between the times of two files; Spark forgets files that are a week older than the newest
 _FEWEST = 2  # all batches but the last as one, then the last
 _BATCH = "_batch"
+_NEWEST = "newest"
+_AGAIN = -1  # the number of the batch that has the newest records of the ranges before once more
 _NUMBER = re.compile(rf"/{_BATCH}=(\d+)/")
 _RANGE_COLUMNS = ("_p", "_from", "_to", "_shard", _BATCH)
 _RANGE_SCHEMA = f"_bucket long, _p int, _from long, _to long, _shard string, {_BATCH} int"
@@ -91,6 +101,15 @@ class BegunState:
     batches: Mapping[str, int]
 
 
+class _Newest(NamedTuple):
+    """The record of a topic with the newest event time: its place in the pipeline's partitions, and the file
+    that holds it alone.
+    """
+
+    place: tuple[int, int]
+    file: str
+
+
 class _Range(NamedTuple):
     """Offsets that a batch read: Kafka's partition, start, end, shard, number of the batch dealt."""
 
@@ -99,6 +118,23 @@ class _Range(NamedTuple):
     end: int
     shard: str
     number: int
+
+
+def starts_of(batches: Sequence[LedgerRow]) -> list[int]:
+    """The numbers of the batches with which the shard's query was started again: the first of another owner,
+    and one that leaves out a record on which the query had failed.
+
+    :param batches: of one shard, in order
+    """
+    starts = []
+    for number, (last, row) in enumerate(pairwise(batches), start=1):
+        if row.epoch != last.epoch or row.excluded:
+            starts.append(number)
+    return starts
+
+
+def _has_several_watermarks(pipeline: Pipeline) -> bool:
+    return sum(topic.watermark for topic in pipeline.topics) > 1
 
 
 @contextmanager
@@ -137,7 +173,19 @@ def recorded_batches(
         if at_once:
             counts = {shard: min(count, _FEWEST) for shard, count in counts.items()}
         excluded = together(row.excluded for batches in by_shard.values() for row in batches)
-        recorded = RecordedBatches(spark, pipeline, folder, counts, before, begun, state_is_kept, excluded)
+        starts = {}
+        owners = {}
+        if _has_several_watermarks(pipeline):
+            for shard, batches in by_shard.items():
+                run = [row for row in batches if isinstance(row, LedgerRow)]
+                if not run:
+                    continue
+                owners[shard] = run[0].epoch, run[-1].epoch
+                if not at_once:
+                    starts[shard] = starts_of(run)
+        recorded = RecordedBatches(
+            spark, pipeline, folder, counts, before, begun, state_is_kept, excluded, starts, owners
+        )
         for topic in pipeline.topics:
             raw = kafka_source.records(spark, settings, pipeline, topic, start, end, seams)
             recorded.keep(topic, raw, by_shard)
@@ -149,7 +197,9 @@ class RecordedBatches:
     """``counts``: shard -> as how many batches its records are dealt; the last of them is the last recorded
     one. ``before``: so many batches have run from the folder before, into the same checkpoint. ``begun``: the
     state in which they begin. ``state_is_kept``: whether their state may be copied. ``excluded``: the records
-    that they leave out.
+    that they leave out. ``starts``: shard -> the batches, by their numbers here, with which the stream's
+    query was started again. ``owners``: shard -> the epochs of the first and of the last batch. Both are
+    empty if they change no watermark.
     """
 
     spark: SparkSession
@@ -160,6 +210,8 @@ class RecordedBatches:
     begun: BegunState | None = None
     state_is_kept: bool = False
     excluded: Excluded = field(default_factory=dict)
+    starts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    owners: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def keep(self, topic: Topic, raw: DataFrame, by_shard: _ByShard) -> None:
         """Step 1, for one topic."""
@@ -228,14 +280,22 @@ class RecordedBatches:
         if self.begun is not None and shard in self.begun.batches:
             last = self.begun.batches[shard]
             kept_state.restore(self._begun_in(shard), last, self.folder, checkpoint)
-        query = self.begin(shard, self.folder.at(checkpoint), save)
-        query.awaitTermination()
+        if shard in self.owners:
+            self._find_newest(shard)
+        first = 0
+        for end in (*self.starts.get(shard, ()), self.counts[shard]):
+            query = self.begin(shard, self.folder.at(checkpoint), save, first=first, end=end)
+            query.awaitTermination()
+            first = end
         seconds = time.monotonic() - started
         _log.info("Ran recorded batches again.", shard=shard, batches=self.counts[shard], seconds=seconds)
 
-    def _begun_in(self, shard: str) -> scratch.Folder:
+    def _all_begun(self) -> scratch.Folder:
         assert self.begun is not None
-        return scratch.Folder(self.spark, f"{self.begun.url}/{shard}")
+        return scratch.Folder(self.spark, self.begun.url)
+
+    def _begun_in(self, shard: str) -> scratch.Folder:
+        return scratch.Folder(self.spark, self._all_begun().at(shard))
 
     def keep_state(self, url: str) -> BegunState:
         """Copy the state that :meth:`run` left, for the batches that come next.
@@ -247,14 +307,19 @@ class RecordedBatches:
         before: dict[str, int] = {}
         if self.begun is not None:
             before.update(self.begun.batches)
+        all_shards = scratch.Folder(self.spark, url)
         for shard in before:
-            if shard not in self.counts:
-                self._begun_in(shard).copy("", scratch.Folder(self.spark, url), shard)
+            if shard in self.counts:
+                continue
+            self._begun_in(shard).copy("", all_shards, shard)
+            _copy_newest(self._all_begun(), all_shards, shard)
         batches = dict(before)
         for shard, count in self.counts.items():
-            batches[shard] = before.get(shard, -1) + count
+            again = len(self._newest_before(shard)) > 0
+            batches[shard] = before.get(shard, -1) + count + again
             to = scratch.Folder(self.spark, f"{url}/{shard}")
             kept_state.keep(self.folder, _checkpoint(shard), batches[shard], to)
+            _copy_newest(self.folder, all_shards, shard)
         return BegunState(url, batches)
 
     def begin(
@@ -265,27 +330,35 @@ class RecordedBatches:
         *,
         floors: Offsets | None = None,
         measured: bool = False,
+        first: int = 0,
+        end: int | None = None,
     ) -> StreamingQuery:
-        """Start steps 2 and 3 for one shard, once.
+        """Start steps 2 and 3 for one shard, once for each of its batches.
 
         The files of a topic come from a folder of the topic's name.
 
         :param save: called with the results of each batch; None to drop them
         :param floors: see :func:`hindcast.spark.kafka_source.above_floors`
         :param measured: whether Spark is to measure the batches, as it does those of a stream
+        :param first: the number of the first batch
+        :param end: that of the one after the last; all of them by default
         """
+        if end is None:
+            end = self.counts[shard]
+        newest = self._newest_before(shard)
         frames = []
         for number, topic in enumerate(self.pipeline.topics):
             line = f"lines/{shard}/{topic.name}"
-            self._line_up(line, f"{self._kept(topic)}/_shard={shard}", self.counts[shard])
+            self._line_up(line, f"{self._kept(topic)}/_shard={shard}", first, end, newest, topic)
             reader = self.spark.readStream.schema(kafka_source.record_ddl(topic))
             raw = reader.option("maxFilesPerTrigger", 1).parquet(self.folder.at(line))
             parsed = kafka_source.parse(raw, self.pipeline, topic, self.excluded)
             if measured:
                 parsed = batch_metrics.observed(parsed, number)
             frames.append(parsed)
+        again = {topic: record.place for topic, record in newest.items()}
         writer = (
-            kafka_source.result(frames, self.pipeline, floors or {})
+            kafka_source.result(frames, self.pipeline, floors or {}, again)
             .writeStream.queryName(f"re-execution of {self.pipeline.name}.{shard}")
             .outputMode(kafka_source.output_mode(self.pipeline))
             .option("checkpointLocation", checkpoint)
@@ -299,8 +372,57 @@ class RecordedBatches:
         with session.without_empty_batches(self.spark):
             return writer.start()
 
-    def _line_up(self, line: str, kept: str, count: int) -> None:
-        """One file a batch in ``line``, in the order of their times.
+    def _find_newest(self, shard: str) -> None:
+        """Keep the record with the newest event time of each topic, of those that the stream's query had read
+        since it was started last.
+        """
+        starts = self.starts.get(shard, ())
+        before = self._newest_before(shard)
+        since = 0
+        if starts:
+            since = starts[-1]
+            before = {}
+        for topic in self.pipeline.topics:
+            if not topic.watermark:
+                continue
+            kept = f"{self._kept(topic)}/_shard={shard}"
+            names = self.folder.names(f"{kept}/{_BATCH}=*/*.parquet")
+            places = [self.folder.at(name) for name in names if _number_of(name) >= since]
+            if topic.name in before:
+                places.append(before[topic.name].file)
+            if not places:
+                continue
+            raw = self.spark.read.schema(kafka_source.record_ddl(topic)).parquet(*places)
+            usable = kafka_source.usable(kafka_source.parse(raw, self.pipeline, topic, self.excluded))
+            place = F.max_by(F.struct("_partition", "_offset"), "_event_at").alias("place")
+            found = usable.agg(place).collect()[0]["place"]
+            if found is None:
+                continue
+            partition, offset = found
+            here = (F.col("partition") == partition % TOPIC_STRIDE) & (F.col("offset") == offset)
+            record = raw.where(here).limit(1).coalesce(1)
+            record.write.parquet(self.folder.at(f"{_NEWEST}/{shard}/{self.owners[shard][1]}/{topic.name}"))
+
+    def _newest_before(self, shard: str) -> dict[str, _Newest]:
+        """By topic, the newest record of the ranges before this one. None if the stream's query was started
+        again since.
+        """
+        if self.begun is None or shard not in self.begun.batches or shard not in self.owners:
+            return {}
+        kept = self._all_begun()
+        found = {}
+        for name in kept.names(f"{_NEWEST}/{shard}/{self.owners[shard][0]}/*/*.parquet"):
+            topic = next(one for one in self.pipeline.topics if one.name == name.split("/")[-2])
+            (row,) = self.spark.read.parquet(kept.at(name)).select("partition", "offset").collect()
+            partition = self.pipeline.topics.index(topic) * TOPIC_STRIDE + row["partition"]
+            found[topic.name] = _Newest((partition, row["offset"]), kept.at(name))
+        return found
+
+    def _line_up(
+        self, line: str, kept: str, first: int, end: int, newest: Mapping[str, _Newest], topic: Topic
+    ) -> None:
+        """One file a batch in ``line``, in the order of their times. Before the first of all comes the newest
+        record of the ranges before, if there were any.
 
         All rows of a batch went through one task, so it has at most one file. Of the batches before, the last
         one's file stays: a query that is started again looks at it.
@@ -308,20 +430,23 @@ class RecordedBatches:
         self.folder.make(line)
         for name in self.folder.names(f"{line}/*.parquet")[:-1]:
             self.folder.remove(name)
-        parts: dict[int, str] = {}
-        for name in self.folder.names(f"{kept}/{_BATCH}=*/*.parquet"):
-            for found in _NUMBER.findall(name):
-                parts[int(found)] = name
-        first_ms = time.time_ns() // 1_000_000 - count * _STEP_MS
-        for number in range(count):
-            name = f"{line}/{self.before + number:08}.parquet"
-            at_ms = first_ms + number * _STEP_MS
+        parts = {_number_of(name): name for name in self.folder.names(f"{kept}/{_BATCH}=*/*.parquet")}
+        numbers = list(range(first, end))
+        if newest and first == 0:
+            numbers.insert(0, _AGAIN)
+        first_ms = time.time_ns() // 1_000_000 - len(numbers) * _STEP_MS
+        for step, number in enumerate(numbers):
+            name = f"{line}/{self.before + number + bool(newest):08}.parquet"
+            at_ms = first_ms + step * _STEP_MS
             if number in parts:
                 self.folder.move(parts[number], name)
+            elif number == _AGAIN and topic.name in newest:
+                folder, _, own = newest[topic.name].file.rpartition("/")
+                scratch.Folder(self.spark, folder).copy(own, self.folder, name)
             else:
                 self.folder.write(name, _no_records())
             self.folder.set_time(name, at_ms)
-            if number == 0:
+            if step == 0:
                 self.folder.check_time(name, at_ms)
 
     def _last_of_each_key(self, rows: DataFrame) -> DataFrame:
@@ -330,6 +455,19 @@ class RecordedBatches:
         columns = [column for column in rows.columns if column != _BATCH]
         last = F.max_by(F.struct(*columns), _BATCH).alias("_last")
         return rows.groupBy(*self.pipeline.sink.keys).agg(last).select("_last.*")
+
+
+def _number_of(name: str) -> int:
+    """The number of the batch whose file has this name."""
+    (number,) = _NUMBER.findall(name)
+    return int(number)
+
+
+def _copy_newest(kept: scratch.Folder, to: scratch.Folder, shard: str) -> None:
+    """Copy the newest records of a shard's topics, if there are any."""
+    name = f"{_NEWEST}/{shard}"
+    if kept.has(name):
+        kept.copy(name, to, name)
 
 
 def _checkpoint(shard: str) -> str:

@@ -425,20 +425,39 @@ def above_floors(windows: DataFrame, pipeline: Pipeline, floors: Mapping[int, in
     return windows.where(F.unix_micros("window.end") > floor_ms * F.lit(1000))
 
 
-def result(parsed: Sequence[DataFrame], pipeline: Pipeline, floors: Mapping[int, int]) -> DataFrame:
+def result(
+    parsed: Sequence[DataFrame],
+    pipeline: Pipeline,
+    floors: Mapping[int, int],
+    again: Mapping[str, tuple[int, int]] | None = None,
+) -> DataFrame:
     """What the pipeline's stream makes of the parsed records of its topics, in their order.
 
     The late filter sits between the windows and the transformation.
+
+    :param again: by topic, the partition and offset of a record that only moves the topic's watermark
     """
     rows = []
     for topic, frame in zip(pipeline.topics, parsed, strict=True):
         good = usable(frame)
         if topic.watermark:
             good = good.withWatermark(quoted(pipeline.event_time_of(topic)), pipeline.watermark)
+        if again and topic.name in again:
+            good = good.where(_is_new(*again[topic.name]))
         rows.append(good)
     if pipeline.window is not None:
         rows = [above_floors(assign_windows(rows[0], pipeline), pipeline, floors)]
     return transform(rows, pipeline)
+
+
+def _is_new(partition: int, offset: int) -> Column:
+    """Whether a row is of another record than this one.
+
+    Spark moves no condition with a random number to before the watermark, where the record would be gone. No
+    offset is below 0, but Spark does not know that: it would see through a number of its own.
+    """
+    same = (F.col("_partition") == partition) & (F.col("_offset") == offset)
+    return F.when(same, F.rand(0) + F.col("_offset") < 0).otherwise(F.lit(True))
 
 
 def without_deleted(result: DataFrame, pipeline: Pipeline) -> DataFrame:
