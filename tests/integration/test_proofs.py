@@ -131,6 +131,29 @@ def test_an_interval_knows_that_an_owner_did_not_know(workload: Make) -> None:
     assert verdict["unexplained"] == 0, made.differences(verdict["run_id"])
 
 
+def test_a_rebuilt_state_holds_what_the_stream_held_back(workload: Make) -> None:
+    """An owner had forgotten how far the second topic was, so a window stayed open. A state that is rebuilt
+    has it, and no row is lost.
+    """
+    intervals = Intervals(workload(said))
+    made = intervals.made
+    intervals.stream({0: [word(0)], 1: [word(100)]})
+    made.retire(intervals.owner)
+    del intervals.owner
+    intervals.stream({0: [word(60)]})
+    intervals.stream({0: [word(61)]})
+    made.retire(intervals.owner)
+    del intervals.owner
+    assert made.rows() == []
+    made.read("it was asked for")
+    intervals.stream({1: [word(101)]})
+    intervals.stream({0: [word(62)]})
+    intervals.stream({0: [word(63)]})
+    assert [row["count"] for row in made.rows()] == [1]
+    verdict = intervals.judge()
+    assert verdict["unexplained"] == 0, made.differences(verdict["run_id"])
+
+
 PLANTED: dict[str, tuple[str, Callable[[Intervals], Any], dict[str, int]]] = {
     "a running result deleted": ("word_count", lambda made: made.delete("word = 'word1'"), {"missing": 1}),
     "an earlier one deleted": ("word_count", lambda made: made.delete("word = 'word0'"), {"missing": 1}),

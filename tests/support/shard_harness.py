@@ -142,7 +142,7 @@ class Shard:
             return owner.phase is Phase.CONSUMING and owner.end_offsets == self.reached()
 
         wait_until(done, WAIT_SECONDS, "the shard has read everything")
-        assert owner.failure is None
+        assert owner.failure is None, str(owner.failure)
 
     def serve(self, records: list[Record], rebuild: str = "") -> str:
         """One owner's whole life: it reads these records and stops cleanly. Returns why its state was made
