@@ -119,10 +119,11 @@ def _rows(sink: DeltaTable) -> list[dict[str, Any]]:
 def _plant(intervals: Intervals, before: list[dict[str, Any]]) -> None:
     """Delete a row of the sink that was not there before, double another one and change a third."""
     pipeline = intervals.made.pipeline
+    known = {repr(row) for row in before}
     new: list[dict[str, Any]] = []
 
     def there_are_some() -> bool:
-        new[:] = [row for row in _rows(intervals.sink) if row not in before]
+        new[:] = [row for row in _rows(intervals.sink) if repr(row) not in known]
         return len(new) >= len(PLANTED)
 
     # Windows that the hour has closed come with the batch after its records.

@@ -35,7 +35,9 @@ def _package(requirement: str) -> str:
 
 def _declared() -> set[str]:
     """What the package needs with the extras of its users."""
-    lines = [*PROJECT["dependencies"], *EXTRAS["airflow"], *EXTRAS["gx"], *EXTRAS["spark"]]
+    lines = list(PROJECT["dependencies"])
+    for extra in ("airflow", "gx", "registry", "spark"):
+        lines += EXTRAS[extra]
     return {_package(line) for line in lines}
 
 
