@@ -182,6 +182,7 @@ def test_a_registry_that_is_away_costs_no_record(workload: Make, registry: Regis
     assert (verdict["unexplained"], verdict["dead_letters"]) == (0, 0)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("declared", [JSON_ORDERS, PROTOBUF_ORDERS], ids=["json", "protobuf"])
 def test_json_and_protobuf_with_a_number(workload: Make, registry: RegistryServer, declared: Any) -> None:
     """Whole numbers of 64 bits come through; what is torn or unknown does not."""
