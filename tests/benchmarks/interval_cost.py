@@ -88,7 +88,7 @@ def measure(
     intervals = Intervals(workload)
     found = []
     for number, sent in enumerate(hours_of(declared, hours, rows)):
-        before = _rows(intervals.sink) if number == planted else []
+        before = _rows(intervals.sink) if found and number == planted else []
         intervals.stream(sent)
         if number == planted:
             _plant(intervals, before)
@@ -132,7 +132,9 @@ def _plant(intervals: Intervals, before: list[dict[str, Any]]) -> None:
         new.sort(key=lambda row: row["window"]["end"], reverse=True)
     deleted, doubled, changed = new[:3]
     keys = pipeline.sink.keys
-    intervals.delete(_condition(deleted, keys))
+    gone = intervals.sink.delete(_condition(deleted, keys))
+    if gone["num_deleted_rows"] != 1:
+        raise SystemExit(f"One row was to be deleted, and these were: {gone}")
     schema = arrow_dataset(intervals.sink).schema
     write_deltalake(intervals.sink, pa.Table.from_pylist([doubled], schema=schema), mode="append")
     intervals.change(_another_value(changed, keys), _condition(changed, keys))

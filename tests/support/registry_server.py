@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from support.http_server import served
 
 Answer = tuple[int, dict[str, Any]]
 #: The first of the numbers that it gives.
@@ -102,13 +103,6 @@ def registry_server(account: str = "") -> Iterator[RegistryServer]:
         def log_message(self, *_: object) -> None:
             """Nothing to say."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with served(Handler) as address:
+        made.url = address
         yield made
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

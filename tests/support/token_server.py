@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
+from support.http_server import served
 
 AUDIENCE = "kafka"
 _KEY = "one"
@@ -106,16 +106,9 @@ def token_server(keys: Path, accounts: dict[str, str]) -> Iterator[TokenServer]:
         def log_message(self, *_: object) -> None:
             """Nothing to say."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.url = f"http://127.0.0.1:{server.server_port}/token"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with served(Handler) as address:
+        made.url = f"{address}/token"
         yield made
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _url_safe(content: bytes) -> str:

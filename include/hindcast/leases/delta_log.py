@@ -7,8 +7,8 @@ its upkeep write, as the protocol has them (Delta's PROTOCOL.md, "Delta Log Entr
 overwrite names the one file that is the table from then on, and a vacuum names none. Anything else is left to
 Delta's reader.
 
-In an object store Delta's reader asks three times for a list of the log, which is what a store charges most
-for. Here a poll asks once for the entry that would come next.
+In an object store Delta's reader lists the log, which is what a store charges most for, and reads entries
+again. Here a poll asks once for the entry that would come next.
 """
 
 from __future__ import annotations
