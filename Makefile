@@ -132,11 +132,12 @@ test: env jars ## all tests: unit, integration, acceptance; of a few with many c
 cluster: env jars ## every example on a real Spark cluster of this machine: stream, rehearsal, rebuild and verdict
 	@$(BIN)/python -m pytest tests/integration/test_cluster.py
 
-FAULTS = $(BIN)/python -m pytest tests/faults tests/integration tests/acceptance -p no:randomly --timeout 900 \
-	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(SHAPE),--shape "$(SHAPE)") $(if $(RECORD),--record) $(if $(AGED),--aged)
+# A lease in the store of the tests is as long as the product's own by default.
+FAULTS = $(if $(STORE),TEST_LEASE_SECONDS=10) $(BIN)/python -m pytest tests/faults tests/integration tests/acceptance -p no:randomly --timeout 900 \
+	$(if $(SEED),--seed "$(SEED)") $(if $(REPEAT),--repeat "$(REPEAT)") $(if $(SHAPE),--shape "$(SHAPE)") $(if $(RECORD),--record) $(if $(AGED),--aged) $(if $(STORE),--store)
 
 .PHONY: faults
-faults: env jars ## the matrix of faults against real processes (ROW=F5 SHAPE=upsert REPEAT=20 SEED=7 choose; AGED=1 on old tables; RECORD=1 keeps count)
+faults: env jars ## the matrix of faults against real processes (ROW=F5 SHAPE=upsert REPEAT=20 SEED=7 choose; AGED=1 on old tables; STORE=1 on an object store; RECORD=1 keeps count)
 	@$(FAULTS) $(if $(ROW),--row "$(ROW)")
 
 .PHONY: faults-quick

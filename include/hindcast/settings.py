@@ -22,7 +22,8 @@ from hindcast.errors import BadNameError, SettingsRefusedError
 from hindcast.pipeline import Pipeline, check_name
 
 SETTINGS_FILE = "settings.json"
-_S3 = ("s3://", "s3a://")
+#: What the address of a folder in S3 begins with.
+S3 = ("s3://", "s3a://")
 PREFIX = "HINDCAST_"
 #: From this similarity on, the name of a variable is taken for a misspelt setting; 1 is the same name.
 _ALIKE = 0.85
@@ -317,7 +318,7 @@ class Settings(BaseSettings):
         """Whether tables, checkpoints or shared files stand in S3, or options say how to reach it."""
         roots = (self.tables_url, self.checkpoints_url, self.scratch_url)
         options = [name.lower() for name in self.storage_options]
-        return any(root.startswith(_S3) for root in roots) or any(name.startswith("aws_") for name in options)
+        return any(root.startswith(S3) for root in roots) or any(name.startswith("aws_") for name in options)
 
     @property
     def logs_dir(self) -> Path:

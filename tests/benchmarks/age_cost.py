@@ -7,8 +7,9 @@ object.
 
 ``commit``     one batch into the sink, by the owner of a busy shard
 ``take-over``  of a busy shard: the ledger is read, the sink is sealed, the ledger is repaired
-``quiet``      of a shard whose only batch was the first of the log's tail, beside a busy one's, both in the
-               aged table
+``quiet``      of a shard whose only batch was the first of the log's tail, beside a busy one's. The first
+               take-over after so long is one of a kind, so each is of a copy of the aged tables; ``later``
+               ones follow each other in one table
 ``renewal``    a commit of all leases, and the ledger rows of the batches since the last
 ``plan``       of the last hour, after the hour before it was planned: the ledger, the sink's version, and the
                plan; the topic is left out. ``first plan`` is the one before, of the whole ledger
@@ -17,9 +18,11 @@ object.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
+import shutil
 import statistics
 import sys
 import tempfile
@@ -51,6 +54,8 @@ PIPELINE = "stock_stats"
 #: At most so many pairs of one operation are measured, for at most so many seconds, and at least one.
 PAIRS = 60
 SECONDS = 30.0
+#: So many copies of the aged tables are made for first take-overs of a quiet shard, as many for a busy one's.
+COPIES = 7
 #: The goal of every ratio.
 GOAL = 1.2
 
@@ -176,11 +181,13 @@ def _renewed(snapshot: Snapshot) -> list[Lease]:
     return [lease.renewed(updated_at=now) for lease in snapshot.leases.values()]
 
 
-def compare(first: Callable[[], float], second: Callable[[], float]) -> list[tuple[float, float]]:
+def compare(
+    first: Callable[[], float], second: Callable[[], float], most: int = PAIRS
+) -> list[tuple[float, float]]:
     """Seconds of both, in turns."""
     found: list[tuple[float, float]] = []
     ends_at = time.monotonic() + SECONDS
-    while len(found) < PAIRS and (not found or time.monotonic() < ends_at):
+    while len(found) < most and (not found or time.monotonic() < ends_at):
         if len(found) % 2:
             left = first()
             right = second()
@@ -208,6 +215,26 @@ def _side(base: Path, name: str, number: int, tail: int, commits: int) -> Side:
     stream = Stream(settings, PIPELINE, number, tail, days=30.0 * number / commits)
     aged_tables.make(stream)
     return Side(stream, Installation(settings))
+
+
+def _copies(side: Side, base: Path) -> Iterator[Side]:
+    """The side with tables of its own, again and again: what is done to one changes no other."""
+    for number in itertools.count():
+        home = base / f"copy-{number}"
+        shutil.copytree(side.stream.settings.home, home, copy_function=_linked)
+        settings = side.stream.settings.model_copy(update={"home": home})
+        copy = Side(replace(side.stream, settings=settings), Installation(settings))
+        copy.epochs = dict(side.epochs)
+        copy.batches = dict(side.batches)
+        yield copy
+
+
+def _linked(source: str, target: str) -> str:
+    """Copy a file, or link it if it is one that is never written again."""
+    if source.endswith(".parquet"):
+        os.link(source, target)
+        return target
+    return str(shutil.copy2(source, target))
 
 
 def measure(base: Path, commits: int, tail: int, only: list[str]) -> Iterator[Figure]:
@@ -238,8 +265,10 @@ def measure(base: Path, commits: int, tail: int, only: list[str]) -> Iterator[Fi
             yield from figures(name, pairs, ages)
     if "quiet" in only:
         quiet = aged.stream.quiet_shard
+        copies = _copies(aged, base)
+        pairs = compare(lambda: next(copies).take_over(quiet), lambda: next(copies).take_over(busy), COPIES)
+        yield from figures("quiet take-over", pairs, ("the first", "busy"))
         pairs = compare(lambda: aged.take_over(quiet), lambda: aged.take_over(busy))
-        yield from figures("quiet take-over", pairs[:1], ("the first", "busy"))
         yield from figures("quiet take-over", pairs[1:] or pairs, ("later", "busy"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     yield Figure("most memory of the process", peak, unit="MiB")

@@ -19,6 +19,7 @@ from support.fault_matrix import ROWS, Matrix, seed_of, shape_of
 from support.fleet import PARTITIONS, SHARDS, Worker, fleet_settings
 from support.live_stream import declare
 from support.raising_shape import raising
+from support.s3_server import S3Server, in_store, s3_server
 from support.shapes import APPEND, SHAPES, Shape
 from support.waiting import wait_until
 from support.warm_fleet import SLOTS, WarmFleet, WarmStream
@@ -26,6 +27,7 @@ from support.warm_fleet import SLOTS, WarmFleet, WarmStream
 from hindcast.errors import HindcastError
 from hindcast.settings import Settings
 from hindcast.shards.pipeline_row import DesiredState
+from hindcast_sandbox import jars
 from hindcast_sandbox.load import ensure_topic
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _NUMBERS = itertools.count()
 #: I9: what kill -9 of a worker leaves of its JVM and Spark's Python workers is gone by then.
 GONE_SECONDS = 15.0
+#: The store answers one request after the other. A shorter lease than this would try its patience alone.
+STORE_LEASE_SECONDS = "10"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--aged",
         action="store_true",
         help="20,000 commits of others in the stream's sink, a million rows in the ledger",
+    )
+    parser.addoption(
+        "--store", action="store_true", help="tables and checkpoints in an object store of this machine"
     )
     parser.addoption(
         "--minutes", type=float, default=0.0, help="begin no test later than this; 0 for no limit"
@@ -80,11 +87,16 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--row: the matrix has no row {', '.join(unknown)}; it has {', '.join(ROWS)}"
         )
-    if config.getoption("--record") and "TEST_LEASE_SECONDS" in os.environ:
+    lease_seconds = os.environ.get("TEST_LEASE_SECONDS")
+    if config.getoption("--record") and lease_seconds != (
+        STORE_LEASE_SECONDS if config.getoption("--store") else None
+    ):
         raise pytest.UsageError(
-            "--record: runs with other leases and waits do not count; leave TEST_LEASE_SECONDS out"
+            "--record: runs with other leases and waits do not count; leave TEST_LEASE_SECONDS out, "
+            f"and set it to {STORE_LEASE_SECONDS} with --store"
         )
-    chosen = {name: config.getoption(f"--{name}") for name in ("shape", "quick", "record", "minutes")}
+    names = ("shape", "quick", "record", "minutes", "store")
+    chosen = {name: config.getoption(f"--{name}") for name in names}
     config.pluginmanager.register(Matrix(rows, **chosen), "matrix-of-faults")
 
 
@@ -95,8 +107,34 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
+def store(request: pytest.FixtureRequest) -> Iterator[S3Server | None]:
+    """Where the tables are; None for the local disk."""
+    if not request.config.getoption("--store"):
+        yield None
+        return
+    with s3_server() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def placed(store: S3Server | None) -> Callable[[Settings], Settings]:
+    """Put the tables and checkpoints of settings where this run has them."""
+
+    def place(settings: Settings) -> Settings:
+        if store is None:
+            return settings
+        jars.fetch(settings.model_copy(update={"storage_options": store.options}))
+        return in_store(settings, store)
+
+    return place
+
+
+@pytest.fixture(scope="session")
 def shared_fleet(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory, jars_dir: Path
+    broker: Broker,
+    tmp_path_factory: pytest.TempPathFactory,
+    jars_dir: Path,
+    placed: Callable[[Settings], Settings],
 ) -> Iterator[WarmFleet]:
     """One home whose workers outlive a test. Each test declares a pipeline of its own, which they load once
     it is wanted.
@@ -104,7 +142,7 @@ def shared_fleet(
     settings = fleet_settings(
         Settings(home=tmp_path_factory.mktemp("faults"), jars_dir=jars_dir), broker.bootstrap_servers
     )
-    made = WarmFleet(settings.model_copy(update={"workers": SLOTS}))
+    made = WarmFleet(placed(settings.model_copy(update={"workers": SLOTS})))
     yield made
     made.calm()
     for process in made.alive():

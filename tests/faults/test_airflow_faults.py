@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from support import fault_oracles
-from support.evidence import LeaseHistory, collect
+from support.evidence import LeaseHistory, TableFolder, collect
 from support.real_airflow import Platform, until
 
 from hindcast.errors import ServiceError
@@ -91,7 +91,7 @@ def sound(
     agree.
     """
     began_at = datetime.now(UTC)
-    history = LeaseHistory(Path(platform.settings.table("control", "leases"))).start()
+    history = LeaseHistory(TableFolder(platform.settings.table("control", "leases"))).start()
 
     def judge(*, same_workers: bool = True) -> None:
         committed = platform.committed()

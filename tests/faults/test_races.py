@@ -7,14 +7,15 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.synchronize
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyarrow.fs import FileSelector
 
 from hindcast.clock import SystemClock
+from hindcast.delta.files import filesystem
 from hindcast.errors import StoreUnavailableError
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, StatusType
@@ -80,12 +81,16 @@ def _steal(settings: Settings, name: str, barrier: Any, started: Any, won: Any) 
 @pytest.mark.row("F7")
 @pytest.mark.parametrize("thieves", [2, 4])
 def test_many_steal_one_lease_at_once(
-    settings_factory: Callable[..., Settings], seed: int, thieves: int, record_property: Any
+    settings_factory: Callable[..., Settings],
+    placed: Callable[[Settings], Settings],
+    seed: int,
+    thieves: int,
+    record_property: Any,
 ) -> None:
     """All have decided on the same snapshot before the first commits: exactly one wins, in the next epoch,
     and the others learn it.
     """
-    settings = settings_factory()
+    settings = placed(settings_factory())
     store = LeaseTable(settings)
     swap(
         store,
@@ -122,11 +127,12 @@ def test_many_steal_one_lease_at_once(
     record_property("oracles", "I3")
 
 
-def _append(url: str, writer: int, commits: int) -> None:
-    table = FencedTable(url, {}, f"p/v1/v1.g0.s{writer}")
+def _append(url: str, options: dict[str, str], writer: int, commits: int) -> None:
+    table = FencedTable(url, options, f"p/v1/v1.g0.s{writer}")
     last = None
     for n in range(commits):
-        file = _write_file(pa.table({"writer": [writer], "n": [n]}, schema=SCHEMA), url, {}, f"w{writer}")
+        rows = pa.table({"writer": [writer], "n": [n]}, schema=SCHEMA)
+        file = _write_file(rows, url, options, f"w{writer}")
         fence = Fence(1, n + 1)
         while True:
             try:
@@ -140,29 +146,35 @@ def _append(url: str, writer: int, commits: int) -> None:
 
 
 @pytest.mark.row("F30")
-def test_several_processes_append_to_one_local_sink(
-    settings_factory: Callable[..., Settings], seed: int, record_property: Any, quick: bool
+def test_several_processes_append_to_one_sink(
+    settings_factory: Callable[..., Settings],
+    placed: Callable[[Settings], Settings],
+    seed: int,
+    record_property: Any,
+    quick: bool,
 ) -> None:
-    """Four processes make thousands of commits into one table on a local disk: every one of them is there,
-    once.
-    """
+    """Four processes make thousands of commits into one table: every one of them is there, once."""
     commits = COMMITS_QUICK if quick else COMMITS
-    url = settings_factory().table("sinks", "shared")
-    FencedTable(url, {}, "p/v1/v1.g0.s0").create(SCHEMA)
+    settings = placed(settings_factory())
+    url = settings.table("sinks", "shared")
+    options = settings.storage_options
+    FencedTable(url, options, "p/v1/v1.g0.s0").create(SCHEMA)
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_append, args=(url, writer, commits // WRITERS)) for writer in range(WRITERS)
+        context.Process(target=_append, args=(url, options, writer, commits // WRITERS))
+        for writer in range(WRITERS)
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(timeout=500)
     assert [process.exitcode for process in processes] == [0] * WRITERS
-    table = DeltaTable(url)
+    table = DeltaTable(url, storage_options=options or None)
     rows = table.to_pyarrow_table().to_pylist()
     found = [(row["writer"], row["n"]) for row in rows]
     assert len(found) == len(set(found)) == commits
     assert set(found) == {(writer, n) for writer in range(WRITERS) for n in range(commits // WRITERS)}
     assert table.version() == commits, "each commit is a version"
-    assert len(list(Path(url).glob("*.parquet"))) == commits, "no file is left unnamed"
+    files = [info for info in filesystem(url, options).get_file_info(FileSelector("")) if info.is_file]
+    assert len(files) == commits, "no file is left unnamed"
     record_property("oracles", "I1 I2")

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from support.s3_server import S3Server, s3_server
+from support.s3_server import S3Server, in_store, s3_server
 from support.workload_harness import Workload, at
 
-from hindcast.settings import Settings
-from hindcast.spark import object_store
+from hindcast.spark import object_store, session
 
 #: Great Expectations imports what Python and its own dependencies have deprecated.
 pytestmark = [
@@ -27,27 +26,21 @@ def store() -> Iterator[S3Server]:
         yield made
 
 
-def in_store(settings: Settings, store: S3Server, name: str) -> Settings:
-    places = {
-        "tables_url": store.folder(f"{name}/tables"),
-        "checkpoints_url": store.folder(f"{name}/checkpoints"),
-    }
-    return settings.model_copy(update={**places, "storage_options": store.options})
-
-
 def trade(second: float) -> dict[str, Any]:
     return {"ticker": "a", "ask": 1.5, "ts": at(second)}
 
 
 def test_a_stream_its_replay_and_its_verdict(
-    workload: Callable[..., Workload], store: S3Server, spark: SparkSession
+    workload: Callable[..., Workload], store: S3Server, spark: SparkSession, request: pytest.FixtureRequest
 ) -> None:
     """With the options of deltalake alone; Spark gets its own from them. A second owner goes on in the first
-    one's checkpoint.
+    one's checkpoint. Its files are written as a session for such a store writes them.
     """
     made = workload("stock_stats")
-    made.settings = in_store(made.settings, store, "stream")
+    made.settings = in_store(made.settings, store)
     object_store.configure(spark, made.settings)
+    spark.conf.set(session.CHECKPOINT_FILES, session.S3_CHECKPOINTS)
+    request.addfinalizer(lambda: spark.conf.set(session.CHECKPOINT_FILES, session.LOCAL_CHECKPOINTS))
     made.put([trade(second) for second in range(20)])
     made.read()
     made.put([trade(100)])

@@ -12,11 +12,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from hindcast.partitions import Offsets, offsets_from_json
 from hindcast.settings import Settings
@@ -49,8 +52,8 @@ class SinkCommit:
 
 @dataclass(frozen=True)
 class LeaseSeen:
-    """A shard's lease in one version of the lease table. ``at`` is the file's time, in seconds: one clock for
-    all writers.
+    """A shard's lease in one version of the lease table. ``at`` is the time of the log's entry, in seconds: one
+    clock for all writers.
     """
 
     at: float
@@ -87,7 +90,7 @@ def collect(settings: Settings, pipeline: str, since: datetime, leases: LeaseHis
     return Evidence(
         pipeline,
         Ledger(tables).batches(pipeline),
-        sink_commits(Path(settings.table("sinks", pipeline))),
+        sink_commits(TableFolder(settings.table("sinks", pipeline), settings.storage_options)),
         [(row["partition"], row["offset"]) for row in tables.rows(ControlTable.DEAD_LETTERS, mine)],
         [(row["partition"], row["offset"]) for row in tables.rows(ControlTable.LATE_ROWS, mine)],
         leases.of(pipeline, since.timestamp()),
@@ -101,14 +104,53 @@ def log_files(table: Path) -> list[Path]:
 
 
 def actions(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return _actions(path.read_text())
 
 
-def sink_commits(table: Path) -> list[SinkCommit]:
+def _actions(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+class LogEntry(NamedTuple):
+    """A commit in the log of a table: its path in the table's folder, and when it was written, in seconds."""
+
+    path: str
+    at: float
+
+
+@dataclass(frozen=True)
+class TableFolder:
+    """The folder of a table, on a local disk or in an object store."""
+
+    url: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def files(self) -> FileSystem:
+        if "://" in self.url:
+            return PyFileSystem(DeltaStorageHandler(self.url, dict(self.options)))
+        return SubTreeFileSystem(self.url, LocalFileSystem())
+
+    def log(self) -> dict[int, LogEntry]:
+        """The commits of the table's log, by version, in their order."""
+        found = {}
+        for info in self.files.get_file_info(FileSelector("_delta_log", allow_not_found=True)):
+            name, _, kind = info.base_name.partition(".")
+            if kind == "json" and name.isdigit():
+                found[int(name)] = LogEntry(f"_delta_log/{info.base_name}", info.mtime.timestamp())
+        return dict(sorted(found.items()))
+
+    def read(self, path: str) -> bytes:
+        with self.files.open_input_stream(path) as file:
+            content: bytes = file.read()
+            return content
+
+
+def sink_commits(table: TableFolder) -> list[SinkCommit]:
     """Every commit of the sink that carries a fence."""
     found = []
-    for path in log_files(table):
-        entries = actions(path)
+    for version, entry_of_log in table.log().items():
+        entries = _actions(table.read(entry_of_log.path).decode())
         transactions = [entry["txn"] for entry in entries if "txn" in entry]
         said = next(
             (
@@ -122,7 +164,7 @@ def sink_commits(table: Path) -> list[SinkCommit]:
             number = transaction["version"]
             found.append(
                 SinkCommit(
-                    version=int(path.stem),
+                    version=version,
                     app=transaction["appId"],
                     epoch=number >> 32,
                     batch=number & 0xFFFFFFFF,
@@ -144,7 +186,7 @@ class LeaseHistory:
     to be seen; it reads in a thread of its own.
     """
 
-    def __init__(self, table: Path) -> None:
+    def __init__(self, table: TableFolder) -> None:
         self._table = table
         self._next: int | None = None
         self._found: dict[str, list[LeaseSeen]] = defaultdict(list)
@@ -171,9 +213,9 @@ class LeaseHistory:
         :raises AssertionError: where a version is missing that had to be read
         """
         self._read()
-        assert self._held_at is None, f"version {self._held_at} of {self._table} cannot be read"
+        assert self._held_at is None, f"version {self._held_at} of {self._table.url} cannot be read"
         lost = [version for version, at in self._lost if at >= since]
-        assert not lost, f"the versions {lost} of {self._table} were deleted before they were read"
+        assert not lost, f"the versions {lost} of {self._table.url} were deleted before they were read"
         return [seen for seen in self._found[pipeline] if seen.at >= since]
 
     def _follow(self) -> None:
@@ -185,33 +227,35 @@ class LeaseHistory:
         call.
         """
         with self._reading:
-            paths = {int(path.stem): path for path in log_files(self._table)}
-            if not paths:
+            log = self._table.log()
+            if not log:
                 return
             if self._next is None:
-                self._next = min(paths)
-            while self._next <= max(paths):
-                if not self._take(
-                    paths.get(self._next), min(version for version in paths if version >= self._next), paths
-                ):
+                self._next = min(log)
+            while self._next <= max(log):
+                following = min(version for version in log if version >= self._next)
+                if not self._take(log.get(self._next), log[following].at):
                     self._held_at = self._next
                     return
             self._held_at = None
 
-    def _take(self, path: Path | None, following: int, paths: Mapping[int, Path]) -> bool:
+    def _take(self, entry: LogEntry | None, at: float) -> bool:
         """Read one version; False where that has to be tried again. One that the table's upkeep has deleted
         is lost.
+
+        :param at: when it was written, or the next one that is there
         """
         assert self._next is not None
-        at = time.time()
         try:
-            at = (path or paths[following]).stat().st_mtime
-            if path is None:
+            if entry is None:
                 raise FileNotFoundError  # noqa: TRY301 - as where its rows are gone
-            added = [self._table / entry["add"]["path"] for entry in actions(path) if "add" in entry]
-            if not added and not path.read_text().strip():
+            text = self._table.read(entry.path).decode()
+            if not text.strip():
                 return False  # torn
-            self._note([row for file in added for row in pq.ParquetFile(file).read().to_pylist()], at)
+            for action in _actions(text):
+                if "add" in action:
+                    rows = pa.BufferReader(self._table.read(action["add"]["path"]))
+                    self._note(pq.ParquetFile(rows).read().to_pylist(), at)
         except (FileNotFoundError, ValueError, pa.ArrowException):
             if time.time() - at < LEASES_RETENTION_SECONDS:
                 return False

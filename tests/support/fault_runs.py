@@ -41,6 +41,7 @@ class Run:
     at: str
     why: str = ""
     cause: str = ""
+    store: str = ""  # empty: tables and checkpoints were on the local disk
 
     @property
     def counts(self) -> bool:
@@ -105,13 +106,29 @@ bounds the rate of failure by 3/n with 95 % confidence. A failure stays here wit
 """
 
 
+IN_STORE = """## With tables and checkpoints in an object store
+
+`make faults STORE=1`: the store speaks S3's interface and decides a conditional put in one step, as S3 does.
+
+"""
+
+
 def page(rows: dict[str, str], runs: Sequence[Run]) -> str:
     """The page as Markdown. ``rows`` are the matrix's, name to meaning."""
+    local = [run for run in runs if not run.store]
+    stored = [run for run in runs if run.store]
     parts = [
-        HEAD + _by_row(rows, runs),
-        "## By shape\n\n" + _by_shape(rows, runs),
-        "## Failures\n\n" + _failures(rows, runs),
+        HEAD + _by_row(rows, local),
+        "## By shape\n\n" + _by_shape(rows, local),
+        "## Failures\n\n" + _failures(rows, local),
     ]
+    if stored:
+        tried = {row: meaning for row, meaning in rows.items() if any(run.row == row for run in stored)}
+        parts += [
+            IN_STORE + _by_row(tried, stored),
+            "### By shape in the store\n\n" + _by_shape(rows, stored),
+            "### Failures in the store\n\n" + _failures(rows, stored),
+        ]
     return "\n".join(parts)
 
 

@@ -82,8 +82,12 @@ def ends(records: Iterable[Record]) -> dict[int, int]:
 
 def sink_rows(settings: Settings, name: str = "stock_stats", shape: Shape = APPEND) -> list[tuple[Any, Any]]:
     """Every row of the sink, doubled ones twice."""
-    table = DeltaTable(settings.table("sinks", name)).to_pyarrow_table().to_pylist()
-    return [shape.result(row) for row in table]
+    rows = _table(settings, settings.table("sinks", name)).to_pyarrow_table().to_pylist()
+    return [shape.result(row) for row in rows]
+
+
+def _table(settings: Settings, url: str) -> DeltaTable:
+    return DeltaTable(url, storage_options=settings.storage_options or None)
 
 
 def ledger(settings: Settings, name: str = "stock_stats") -> list[LedgerRow]:
@@ -100,9 +104,9 @@ def all_filed(settings: Settings, name: str = "stock_stats", shape: Shape = APPE
     ]
     urls += [settings.table("sinks", own) for own in shape.tables(name)[1:]]
     for url in urls:
-        if not DeltaTable.is_deltatable(url):
+        if not DeltaTable.is_deltatable(url, settings.storage_options or None):
             return False
-        table = DeltaTable(url)
+        table = _table(settings, url)
         recorded = {shard: Fence.of(table.transaction_version(app_id(name, shard))) for shard in last}
         if any(fence is None or fence.batch < last[shard] for shard, fence in recorded.items()):
             return False
@@ -175,7 +179,7 @@ def check_filed(
     assert len(filed) == len(dict(filed)), "a late row is filed twice"
     assert dict(filed) == late
     for own in shape.tables(name)[1:]:
-        kept = DeltaTable(settings.table("sinks", own)).to_pyarrow_table().to_pylist()
+        kept = _table(settings, settings.table("sinks", own)).to_pyarrow_table().to_pylist()
         assert sorted((row["partition"], row["offset"]) for row in kept) == sorted(late), (
             f"{own} has each late row once"
         )

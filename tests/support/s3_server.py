@@ -22,6 +22,8 @@ from urllib.request import Request, urlopen
 
 from support.waiting import wait_until
 
+from hindcast.settings import Settings
+
 BUCKET = "lake"
 _CONTROL = "/-/"
 _START_SECONDS = 60.0
@@ -85,6 +87,16 @@ class S3Server:
         with urlopen(Request(self.url + path, body, method=method), timeout=30) as answer:  # noqa: S310
             content: bytes = answer.read()
             return content
+
+
+def in_store(settings: Settings, store: S3Server) -> Settings:
+    """The settings with their tables and checkpoints in the store, in folders of their own."""
+    name = settings.home.name
+    places = {
+        "tables_url": store.folder(f"{name}/tables"),
+        "checkpoints_url": store.folder(f"{name}/checkpoints"),
+    }
+    return settings.model_copy(update={**places, "storage_options": store.options})
 
 
 @contextmanager

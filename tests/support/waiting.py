@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
+#: How often a condition is looked at: less often where leases are longer, since a look may read many files.
+LOOK_SECONDS = float(os.environ.get("TEST_LEASE_SECONDS", "3")) / 30
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str, *, every: float = 0.1) -> None:
+
+def wait_until(
+    condition: Callable[[], object], seconds: float, what: str, *, every: float = LOOK_SECONDS
+) -> None:
     """Wait for a condition, or fail saying what did not happen."""
     deadline = time.monotonic() + seconds
     while not condition():

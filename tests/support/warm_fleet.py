@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.evidence import LeaseHistory
+from support.evidence import LeaseHistory, TableFolder
 from support.faulty_worker import BROKEN, FAULTS
 from support.fleet import HEALED_SECONDS, LEASE_SECONDS, SHARDS, START_SECONDS, Fleet, Stream, Worker
 from support.waiting import wait_until
@@ -39,7 +39,8 @@ class WarmFleet(Fleet):
     spares: int = SPARES
 
     def __post_init__(self) -> None:
-        self.history = LeaseHistory(Path(self.settings.table("control", "leases"))).start()
+        leases = TableFolder(self.settings.table("control", "leases"), self.settings.storage_options)
+        self.history = LeaseHistory(leases).start()
 
     def start(self, program: Path = FAULTY, **environment: str) -> Worker:
         self._faults.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from hindcast.errors import PrerequisiteError, SettingsRefusedError
 from hindcast.kafka.security import java_properties
 from hindcast.pipeline import Pipeline
-from hindcast.settings import Settings
+from hindcast.settings import S3, Settings
 from hindcast.spark import object_store, scratch
 from hindcast.spark.lookups import LOOKUPS
 
@@ -27,11 +27,17 @@ from hindcast.spark.lookups import LOOKUPS
 #: CPU (0.48 against 0.35 s, 2 cores). This one leaves a file that exists as it is, without an error: if a
 #: batch runs again after a crash, the state that it left the first time stays. So a number must always be the
 #: number of the same batch (:func:`without_empty_batches`).
-_LOCAL_CHECKPOINTS = (
+LOCAL_CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+#: In S3 Spark's default writes a file under another name and renames it: a copy and a deletion. This one ends
+#: an upload or gives it up: 42 requests a batch instead of 100.
+S3_CHECKPOINTS = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+#: The jar that has it. A deployment with jars of its own may do without.
+_CLOUD_JAR = "spark-hadoop-cloud"
 _STATE_IN_MEMORY = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _STATE_ON_DISK = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 _EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 #: JVM options for a process that lives for minutes: the quick compiler alone. The optimising one competes
 #: with a young JVM's work for the cores (the first batch of a query 6.5 instead of 10.0 s, the tenth 0.5
@@ -152,13 +158,14 @@ def build(
     if not jars:
         problem = f"{settings.spark_jars_dir} holds none"
         raise PrerequisiteError(what="Spark's jars", problem=problem, cure="Run `hindcast jars`.")
+    of_store = object_store.jars_of(settings)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     place = scratch.claim(settings.home)
     fixed = {
         **_FIXED,
         "spark.app.name": name,
         "spark.master": cpus or settings.spark_master,
-        "spark.jars": ",".join([*jars, *object_store.jars_of(settings)]),
+        "spark.jars": ",".join([*jars, *of_store]),
         "spark.driver.memory": settings.spark_driver_memory,
         "spark.local.dir": str(place),
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
@@ -177,8 +184,11 @@ def build(
         fixed[scratch.PLACE] = str(place)
     else:
         fixed[scratch.PLACE] = settings.scratch()
-    if "://" not in settings.checkpoint("any"):
-        fixed["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
+    checkpoints = settings.checkpoint("any")
+    if "://" not in checkpoints:
+        fixed[CHECKPOINT_FILES] = LOCAL_CHECKPOINTS
+    elif checkpoints.startswith(S3) and any(_CLOUD_JAR in jar for jar in of_store):
+        fixed[CHECKPOINT_FILES] = S3_CHECKPOINTS
     _check_given(settings.spark_conf, fixed)
     given, of_hadoop = _divided(settings.spark_conf)
     session = SparkSession.builder.config(map={**_DEFAULTS, **given, **fixed}).getOrCreate()

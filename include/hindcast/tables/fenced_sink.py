@@ -129,6 +129,9 @@ class BatchCommit:
 #: Delta keeps a log for 30 days by default. Files that a compaction replaced are kept for a week, so an older
 #: version could not be restored anyway; a day is for the upkeep that is late.
 _LOG_RETENTION = {"delta.logRetentionDuration": "interval 8 days"}
+#: In an object store delta-rs reads every entry since the last checkpoint again for each commit, so they are
+#: kept few. On a local disk the log is followed, and Delta's own default of 100 stays.
+_CHECKPOINT_OFTEN = {"delta.checkpointInterval": "10"}
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,10 @@ class FencedTable:
         cure = "Give the pipeline's new result its own table, or drop the old one."
         columns = self._log.columns()
         if columns is None:
-            made = create_table(self.url, schema, self.storage_options, cure, configuration=_LOG_RETENTION)
+            properties = dict(_LOG_RETENTION)
+            if "://" in self.url:
+                properties |= _CHECKPOINT_OFTEN
+            made = create_table(self.url, schema, self.storage_options, cure, configuration=properties)
             self._log.adopt(made)
         else:
             check_columns(self.url, columns, schema, cure)

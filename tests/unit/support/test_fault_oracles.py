@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support import fault_oracles
-from support.evidence import COMPACTION, Evidence, LeaseHistory, LeaseSeen, SinkCommit, log_files
+from support.evidence import COMPACTION, Evidence, LeaseHistory, LeaseSeen, SinkCommit, TableFolder, log_files
 
 from hindcast.leases.delta_store import LeaseTable
 from hindcast.leases.lease import Lease, StatusType
@@ -219,6 +219,10 @@ def renew(settings: Settings, times: int) -> None:
         swap(store, lambda snapshot: [lease.renewed() for lease in snapshot.leases.values()])
 
 
+def history_of(table: Path) -> LeaseHistory:
+    return LeaseHistory(TableFolder(str(table)))
+
+
 def counters(history: LeaseHistory, since: float = 0.0) -> list[int]:
     return [seen.counter for seen in history.of("p", since)]
 
@@ -226,7 +230,7 @@ def counters(history: LeaseHistory, since: float = 0.0) -> list[int]:
 def test_the_history_of_the_leases_outlives_their_table(settings: Settings) -> None:
     """What was read once stays, whatever the table's upkeep deletes afterwards."""
     table = leased(settings)
-    history = LeaseHistory(table)
+    history = history_of(table)
     assert counters(history) == [0, 1, 2, 3]
     renew(settings, 2)
     assert counters(history) == [0, 1, 2, 3, 4, 5]
@@ -240,7 +244,7 @@ def test_a_version_of_the_leases_that_went_too_early_is_a_breach(settings: Setti
     table = leased(settings)
     oldest, *others = log_files(table)
     oldest.rename(oldest.with_suffix(".gone"))
-    history = LeaseHistory(table)
+    history = history_of(table)
     history._next = 0
     with pytest.raises(AssertionError, match="version 0"):
         history.of("p")
@@ -254,7 +258,7 @@ def test_a_version_of_the_leases_that_went_too_early_is_a_breach(settings: Setti
 def test_a_torn_version_of_the_leases_is_read_once_it_is_whole(settings: Settings) -> None:
     """Half a file and an empty one are waited for."""
     table = leased(settings)
-    history, newest = LeaseHistory(table), log_files(table)[-1]
+    history, newest = history_of(table), log_files(table)[-1]
     text = newest.read_text()
     for torn in (text[:40], ""):
         newest.write_text(torn)
