@@ -197,6 +197,18 @@ bench-pipelines: env jars ## each example's replay beside a batch by hand, and i
 bench-catch-up: env jars ## a new version's way through a backlog, beside a job by hand (ROWS; ARCHIVED=1 begins in the archive)
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/catch_up.py $(if $(ROWS),--rows "$(ROWS)") $(if $(ARCHIVED),--archived)
 
+.PHONY: bench-start
+bench-start: env jars ## from the start of a worker to its first commit, beside a job by hand, and what reading the DAGs costs (PAIRS)
+	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/start_cost.py $(if $(PAIRS),--pairs "$(PAIRS)")
+
+.PHONY: bench-cold
+bench-cold: env jars ## a replay and its verdict of one hour in a process of its own, beside one batch by hand of the same records (PAIRS)
+	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/cold_verdict.py $(if $(PAIRS),--pairs "$(PAIRS)")
+
+.PHONY: bench-many
+bench-many: env jars ## eight pipelines of 500 records a second in two workers, Airflow beside them: latency and memory
+	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/eight_pipelines.py
+
 .PHONY: bench-raising
 bench-raising: env jars ## how long a shard stands still for one record of 100,000 (ROWS) on which its function raises
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/raising_record.py $(if $(ROWS),--rows "$(ROWS)")

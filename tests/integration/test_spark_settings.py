@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from hindcast.settings import Settings
 
@@ -41,3 +42,40 @@ def test_a_deployment_gives_settings_of_spark(settings_factory: Callable[..., Se
     assert found == {"ui": "false", "codec": "zstd", "zone": "UTC", "key": "s3cret", "of_a_query": "s3cret"}
     assert "spark.io.compression.codec=zstd" in told
     assert "s3cret" not in told
+
+
+_STREAM = """
+import sys
+from hindcast.settings import Settings
+from hindcast.spark.session import build
+
+settings = Settings()
+spark = build(settings, "written")
+records = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+writer = records.groupBy("value").count().writeStream.outputMode("update").format("noop")
+query = writer.option("checkpointLocation", settings.checkpoint("counted")).start()
+while (query.lastProgress or {"batchId": 0})["batchId"] < 3:
+    assert query.isActive, query.exception()
+query.stop()
+"""
+
+
+def test_a_checkpoint_is_written_without_a_process_for_each_file(
+    settings_factory: Callable[..., Settings], tmp_path: Path
+) -> None:
+    """Hadoop's own file system runs `chmod` for each file of each batch. The files are there all the same, for
+    their owner to write and for others to read.
+    """
+    noted = tmp_path / "noted"
+    program = tmp_path / "bin" / "chmod"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {noted}\nexec /bin/chmod "$@"\n')
+    program.chmod(0o755)
+    settings = settings_factory()
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, **settings.environment(), "PATH": path}
+    subprocess.run([sys.executable, "-c", _STREAM], env=environment, check=True)
+    plans = Path(settings.checkpoint("counted")) / "offsets"
+    assert (plans / "2").stat().st_mode & 0o777 == 0o644
+    said = noted.read_text() if noted.exists() else ""
+    assert settings.checkpoint("counted") not in said

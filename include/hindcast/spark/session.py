@@ -30,6 +30,10 @@ from hindcast.spark.lookups import LOOKUPS
 LOCAL_CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+#: Hadoop's own file system of a local disk starts a process, ``chmod``, for each file: eight for a batch with
+#: two reducers. This one asks the system.
+_LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+_LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
 #: In S3 Spark's default writes a file under another name and renames it: a copy and a deletion. This one ends
 #: an upload or gives it up: 42 requests a batch instead of 100.
 S3_CHECKPOINTS = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
@@ -193,6 +197,8 @@ def build(
     given, of_hadoop = _divided(settings.spark_conf)
     session = SparkSession.builder.config(map={**_DEFAULTS, **given, **fixed}).getOrCreate()
     object_store.configure(session, settings)
+    if fixed["spark.master"].startswith("local") and any(_LOCAL_FILES_JAR in jar for jar in jars):
+        _use_local_files(session)
     _configure_hadoop(session, of_hadoop)
     _set_properties(session, settings)
     # The session's manager of streams starts the coordinator of state stores. Without it a batch with such
@@ -237,6 +243,20 @@ def _configure_hadoop(session: SparkSession, given: dict[str, str]) -> None:
     hadoop = context._jsc.hadoopConfiguration()
     for key, value in given.items():
         hadoop.set(key, value)
+
+
+def _use_local_files(session: SparkSession) -> None:
+    """Let :data:`_LOCAL_FILES` serve the local disk from now on.
+
+    It comes with Spark's other jars, which the JVM has not loaded yet when it first opens a file. So the file
+    system that Hadoop has opened meanwhile is closed, which makes Hadoop forget it.
+    """
+    context: Any = session.sparkContext
+    jvm = context._jvm
+    hadoop = context._jsc.hadoopConfiguration()
+    opened = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop)
+    hadoop.set("fs.file.impl", _LOCAL_FILES)
+    opened.close()
 
 
 def _driver_options(settings: Settings, options: str, own: Path) -> str:

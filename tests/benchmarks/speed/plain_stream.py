@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 TUNED = {
@@ -22,6 +23,36 @@ TUNED = {
     "spark.ui.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
 }
+
+
+def session(name: str, jars: Path, tuned: Mapping[str, str]) -> SparkSession:
+    """A session on two cores, with Delta and Kafka and these settings."""
+    builder = (
+        SparkSession.builder.appName(name)
+        .master("local[2]")
+        .config("spark.jars", ",".join(sorted(str(jar) for jar in jars.glob("*.jar"))))
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+    )
+    spark = builder.config(map=dict(tuned)).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def stats(records: DataFrame) -> DataFrame:
+    """The answer over the topic's records."""
+    trades = records.select(
+        F.from_json(F.col("value").cast("string"), "ticker string, ts timestamp, ask double").alias("t")
+    )
+    return (
+        trades.select("t.*")
+        .withWatermark("ts", "10 seconds")
+        .groupBy(F.window("ts", "5 seconds", "1 second"), "ticker")
+        .agg(F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask"))
+    )
 
 
 def main() -> None:
@@ -34,23 +65,9 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true")
     asked = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = (
-        SparkSession.builder.appName("plain-stream")
-        .master("local[2]")
-        .config("spark.jars", ",".join(sorted(str(jar) for jar in asked.jars.glob("*.jar"))))
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        # So that all commits can be read when the run is over; by default the last 100.
-        .config("spark.sql.streaming.minBatchesToRetain", "100000")
-    )
-    if asked.tuned:
-        for name, value in TUNED.items():
-            builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = session("plain-stream", asked.jars, TUNED if asked.tuned else {})
+    # So that all commits can be read when the run is over; by default the last 100.
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", "100000")
     records = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", asked.servers)
@@ -58,17 +75,10 @@ def main() -> None:
         .option("startingOffsets", "earliest")
         .load()
     )
-    trades = records.select(
-        F.from_json(F.col("value").cast("string"), "ticker string, ts timestamp, ask double").alias("t")
-    )
-    answer = (
-        trades.select("t.*")
-        .withWatermark("ts", "10 seconds")
-        .groupBy(F.window("ts", "5 seconds", "1 second"), "ticker")
-        .agg(F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask"))
-    )
-    writer = answer.writeStream.outputMode("append").option(
-        "checkpointLocation", str(asked.folder / "checkpoint")
+    writer = (
+        stats(records)
+        .writeStream.outputMode("append")
+        .option("checkpointLocation", str(asked.folder / "checkpoint"))
     )
     if asked.sink == "delta":
         query = writer.format("delta").start(str(asked.folder / "table"))

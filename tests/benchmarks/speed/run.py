@@ -49,7 +49,7 @@ def run_once(
     :raises SystemExit: if it did not read all of it, or its answer is wrong
     """
     topic = folder.name
-    _create(settings.bootstrap_servers, topic, load.partitions)
+    create_topic(settings.bootstrap_servers, topic, load.partitions)
     side = kind(settings, topic, folder)
     file = folder.with_suffix(".load")
     try:
@@ -58,14 +58,14 @@ def run_once(
         start = began + load.rows * 12e-6 + _LEAD_SECONDS
         start_ms = int(start * 1000)
         load.encode(file, start_ms)
-        sender = _sender(settings, topic, file, load, start)
+        sending = sender(settings, topic, file, load, start)
         time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
         before = cpu_seconds(side.process)
         time.sleep(max(start + load.seconds - time.time(), 0.0))  # what it uses meanwhile is measured
         steady = cpu_seconds(side.process)
-        said, _ = sender.communicate()
-        if sender.returncode:
-            raise SystemExit(f"The load ended with {sender.returncode}.")
+        said, _ = sending.communicate()
+        if sending.returncode:
+            raise SystemExit(f"The load ended with {sending.returncode}.")
         report = json.loads(said)
         _wait_read(side, load)
         burst = cpu_seconds(side.process) - steady
@@ -103,14 +103,14 @@ def run_once(
     }
 
 
-def _create(servers: str, topic: str, partitions: int) -> None:
+def create_topic(servers: str, topic: str, partitions: int) -> None:
     with KafkaAdminClient(bootstrap_servers=servers) as admin:
         configs = {"message.timestamp.type": "LogAppendTime"}
         made = {"num_partitions": partitions, "replication_factor": 1, "configs": configs}
         admin.create_topics({topic: made}, wait_for_metadata=True)
 
 
-def _sender(
+def sender(
     settings: Settings, topic: str, file: Path, load: Workload, start: float
 ) -> subprocess.Popen[bytes]:
     python = bench_folder(settings) / "bin" / "python"

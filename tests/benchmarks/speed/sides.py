@@ -27,7 +27,7 @@ from hindcast_sandbox import broker
 
 _READY_SECONDS = 240.0
 _END_SECONDS = 60.0
-_NAME = "stock_stats"
+NAME = "stock_stats"
 _PLAIN = Path(__file__).with_name("plain_stream.py")
 
 _PIPELINE = """\
@@ -42,15 +42,20 @@ from hindcast import Table, Topic, Window, pipeline
     event_time="ts",
     watermark="10 seconds",
     window=Window("5 seconds", slide="1 second"),
-    sink=Table("stock_stats", keys=["window", "ticker"]),
+    sink=Table("{name}", keys=["window", "ticker"]),
     version=1,
     shards={shards},
 )
-def stock_stats(trades: DataFrame) -> DataFrame:
+def {name}(trades: DataFrame) -> DataFrame:
     return trades.groupBy("window", "ticker").agg(
         F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask")
     )
 """
+
+
+def module_of(name: str, *, topic: str, shards: int) -> str:
+    """The file of a pipeline of this name, whose table has the same name."""
+    return _PIPELINE.format(name=name, topic=topic, shards=shards)
 
 
 class Side(ABC):
@@ -196,10 +201,10 @@ class Ours(Side):
         home = self.folder / "home"
         self.settings = self.settings.model_copy(update={"home": home, "pipelines_dir": home / "pipelines"})
         self.settings.pipelines_dir.mkdir(parents=True)
-        module = _PIPELINE.format(topic=self.topic, shards=self.shards)
-        (self.settings.pipelines_dir / f"{_NAME}.py").write_text(module)
+        module = module_of(NAME, topic=self.topic, shards=self.shards)
+        (self.settings.pipelines_dir / f"{NAME}.py").write_text(module)
         states = DesiredStates(LeaseTable(self.settings))
-        states.declare(catalog.load(self.settings.pipelines_dir)[_NAME], self.settings.workers)
+        states.declare(catalog.load(self.settings.pipelines_dir)[NAME], self.settings.workers)
         self._run(programs.command("consume"), {**os.environ, **self.settings.environment()})
         self._wait(self._owns_all)
 
@@ -212,12 +217,12 @@ class Ours(Side):
         return len(owned) == self.shards
 
     def commits(self) -> list[Commit]:
-        rows = Ledger(ControlTables(self.settings)).batches(_NAME)
+        rows = Ledger(ControlTables(self.settings)).batches(NAME)
         found = [Commit(row.committed_at.timestamp() * 1000, dict(row.end_offsets)) for row in rows]
         return sorted(found, key=lambda commit: commit.at_ms)
 
     def rows(self) -> list[dict[str, Any]]:
-        return rows_of_delta(self.settings.table("sinks", _NAME))
+        return rows_of_delta(self.settings.table("sinks", NAME))
 
 
 class TwoShards(Ours):

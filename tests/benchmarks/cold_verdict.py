@@ -1,0 +1,135 @@
+"""A replay and its verdict from a cold start, beside one batch of the same records: ``make bench-cold``.
+
+A stream has consumed its topic. ``hindcast validate`` replays all of it and judges the stream by it, in a process
+of its own; :mod:`benchmarks.speed.plain_batch` makes the same windows of the same records, as one would with Spark
+alone, and judges nothing. They run by turns. A verdict counts if it passed and compared what there is.
+
+Prints medians and the median of the pairs' ratios, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from benchmarks.speed.measure import rows_of_delta
+from benchmarks.speed.sides import NAME, Ours
+from benchmarks.speed.workload import Workload
+from benchmarks.start_cost import send
+from support.benchmark_figures import Figure, expect, print_figures
+from support.waiting import wait_until
+
+from hindcast.settings import Settings
+from hindcast_sandbox import broker, jars
+
+_READ_SECONDS = 300.0
+#: The goal of the ratio of the times.
+_MOST = 1.3
+_BATCH = Path(__file__).parent / "speed" / "plain_batch.py"
+
+
+def measure(settings: Settings, folder: Path, load: Workload, pairs: int) -> Iterator[Figure]:
+    topic = "stream"
+    send(settings, topic, load)
+    side = Ours(settings, topic, folder / topic)
+    try:
+        side.start()
+        wait_until(
+            lambda: _read(side) >= load.rows, _READ_SECONDS, f"{load.rows} records are read", every=1.0
+        )
+    finally:
+        side.end()
+    judged: list[tuple[float, float]] = []
+    batch: list[tuple[float, float]] = []
+    for number in range(pairs):
+        turns = [
+            lambda: judged.append(_verdict(side)),
+            lambda number=number: batch.append(_batch(side, number)),
+        ]
+        for turn in turns if number % 2 == 0 else reversed(turns):
+            turn()
+        print(f"pair {number}: {judged[-1][0]:.1f} and {batch[-1][0]:.1f} s", file=sys.stderr)  # noqa: T201 - progress
+    for index, (what, goal) in enumerate((("time", _MOST), ("CPU", None))):
+        yield Figure(f"replay and verdict, {what}", statistics.median(one[index] for one in judged), unit="s")
+        yield Figure(f"batch by hand, {what}", statistics.median(one[index] for one in batch), unit="s")
+        ratios = [mine[index] / other[index] for mine, other in zip(judged, batch, strict=True)]
+        yield Figure(f"ratio of {pairs} pairs, {what}", statistics.median(ratios), goal, "x")
+        yield Figure(f"ratio, {what}, least", min(ratios), unit="x")
+        yield Figure(f"ratio, {what}, greatest", max(ratios), unit="x")
+
+
+def _read(side: Ours) -> int:
+    ends: dict[int, int] = {}
+    for commit in side.commits():
+        ends.update(commit.ends)
+    return sum(ends.values())
+
+
+def _verdict(side: Ours) -> tuple[float, float]:
+    command = [sys.executable, "-m", "hindcast.cli.main", "validate", NAME, "--all", "--output", "json"]
+    said, *cost = _timed(command, {**os.environ, **side.settings.environment()})
+    verdict = json.loads(said)
+    expect(verdict["passed"] and verdict["unexplained"] == 0, "the verdict passes")
+    expect(verdict["rows_compared"] == len(side.rows()), "it compares every row")
+    return cost[0], cost[1]
+
+
+def _batch(side: Ours, number: int) -> tuple[float, float]:
+    table = side.folder / f"batch-{number}"
+    command = [sys.executable, str(_BATCH), "--servers", side.settings.bootstrap_servers]
+    command += ["--topic", side.topic, "--table", str(table), "--jars", str(side.settings.spark_jars_dir)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HINDCAST_")}
+    _, *cost = _timed(command, environment)
+    expect(len(rows_of_delta(str(table))) >= len(side.rows()), "the batch has every window")
+    return cost[0], cost[1]
+
+
+def _timed(command: list[str], environment: dict[str, str]) -> tuple[str, float, float]:
+    """What a process says, how long it takes, and its CPU with that of all its children, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.monotonic()
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    seconds = time.monotonic() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout, seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument(
+        "--rate", type=float, default=100.0, help="records a second of the hour that is judged"
+    )
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of event time")
+    asked = parser.parse_args()
+    own = Settings()
+    with tempfile.TemporaryDirectory(prefix="hindcast-cold-", ignore_cleanup_errors=True) as folder:
+        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir})
+        with redirect_stdout(sys.stderr):
+            jars.fetch(settings)
+        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+        try:
+            load = Workload(asked.rate, asked.seconds)
+            return print_figures(measure(settings, Path(folder), load, asked.pairs))
+        finally:
+            broker.stop(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

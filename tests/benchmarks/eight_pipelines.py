@@ -1,0 +1,150 @@
+"""Eight pipelines in two workers, with Airflow beside them: ``make bench-many``.
+
+Each pipeline has a topic of its own, with windows and a load as in ``make bench``, at 500 records a second. All
+of it runs on this machine: the broker, Airflow, the workers and what sends. Measured are the latency from the
+broker's timestamp of a record to the commit that has it, over all pipelines, and the memory of all processes of
+the installation (each shared page counted once, as Linux's PSS has it). Every answer is checked to the row.
+
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+
+import psutil
+from benchmarks.speed.install import install
+from benchmarks.speed.measure import Commit, check_answer, latencies, rows_of_delta
+from benchmarks.speed.run import create_topic, sender
+from benchmarks.speed.sides import module_of
+from benchmarks.speed.workload import Workload
+from support.benchmark_figures import Figure, percentile, print_figures
+from support.waiting import wait_until
+
+from hindcast.installation import Installation
+from hindcast.leases.lease import StatusType
+from hindcast.settings import Settings
+from hindcast_sandbox import broker, jars, stack
+
+_WORKERS = 2
+_OWNED_SECONDS = 400.0
+_READ_SECONDS = 120.0
+#: From the encoding of the loads to the first record.
+_LEAD_SECONDS = 20.0
+#: Records of the last seconds are not measured: nothing after them closes a window.
+_TAIL_SECONDS = 5.0
+_LOOK_SECONDS = 5.0
+_GIB = 2**30
+#: Goals.
+_P50_SECONDS = 2.0
+_MEMORY_GIB = 5.0
+
+
+def measure(settings: Settings, count: int, rate: float, warm_up: float, seconds: float) -> Iterator[Figure]:
+    names = [f"stats_{number}" for number in range(count)]
+    load = Workload(rate, warm_up + seconds)
+    settings.pipelines_dir.mkdir(parents=True)
+    for name in names:
+        create_topic(settings.bootstrap_servers, name, load.partitions)
+        (settings.pipelines_dir / f"{name}.py").write_text(module_of(name, topic=name, shards=1))
+    with redirect_stdout(sys.stderr):
+        settings = stack.up(settings, topic=None)
+        installation = Installation(settings)
+        stack.start_workers(installation, _WORKERS)
+
+    def owned() -> bool:
+        leases = installation.lease_table.leases()
+        return (
+            sum(lease.status_type is StatusType.SHARD and bool(lease.lease_owner) for lease in leases)
+            == count
+        )
+
+    wait_until(owned, _OWNED_SECONDS, f"{count} shards are owned", every=1.0)
+    start = time.time() + _LEAD_SECONDS
+    start_ms = int(start * 1000)
+    file = settings.home / "load"
+    load.encode(file, start_ms)
+    senders = [sender(settings, name, file, load, start) for name in names]
+    time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
+    memory = []
+    while time.time() < start + load.seconds:
+        memory.append(_memory_bytes(settings.home))
+        time.sleep(_LOOK_SECONDS)  # between two looks
+    found: list[float] = []
+    for name, sending in zip(names, senders, strict=True):
+        said, _ = sending.communicate()
+        if sending.returncode:
+            raise SystemExit(f"The load of {name} ended with {sending.returncode}.")
+        wait_until(lambda name=name: _read(installation, name) >= load.rows, _READ_SECONDS, f"{name} is read")
+        samples = [tuple(sample) for sample in json.loads(said)["samples"]]
+        first_ms = start_ms + warm_up * 1000
+        last_ms = start_ms + (load.seconds - _TAIL_SECONDS) * 1000
+        measured = [sample for sample in samples if first_ms <= sample[2] < last_ms]
+        found += latencies(measured, _commits(installation, name))
+        check_answer(load, start_ms, rows_of_delta(settings.table("sinks", name)))
+    yield Figure("latency, p50", percentile(found, 0.5), _P50_SECONDS, "s")
+    yield Figure("latency, p99", percentile(found, 0.99), unit="s")
+    yield Figure("memory of all processes, median", statistics.median(memory) / _GIB, _MEMORY_GIB, "GiB")
+    yield Figure("memory of all processes, most", max(memory) / _GIB, unit="GiB")
+
+
+def _commits(installation: Installation, name: str) -> list[Commit]:
+    rows = installation.ledger.batches(name)
+    found = [Commit(row.committed_at.timestamp() * 1000, dict(row.end_offsets)) for row in rows]
+    return sorted(found, key=lambda commit: commit.at_ms)
+
+
+def _read(installation: Installation, name: str) -> int:
+    """How many records are in commits of the pipeline."""
+    ends: dict[int, int] = {}
+    for commit in _commits(installation, name):
+        ends.update(commit.ends)
+    return sum(ends.values())
+
+
+def _memory_bytes(home: Path) -> int:
+    """Of all processes of the installation; a page that several share counts once."""
+    total = 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get("HINDCAST_HOME") == str(home):
+                total += process.memory_full_info().pss
+    return total
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pipelines", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=500.0, help="records a second of each pipeline")
+    parser.add_argument("--warm-up", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="that are measured")
+    asked = parser.parse_args()
+    own = Settings()
+    with tempfile.TemporaryDirectory(prefix="hindcast-many-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        settings = own.model_copy(
+            update={"home": home, "jars_dir": own.spark_jars_dir, "pipelines_dir": home / "pipelines"}
+        )
+        install(settings)
+        with redirect_stdout(sys.stderr):
+            jars.fetch(settings)
+        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+        try:
+            return print_figures(measure(settings, asked.pipelines, asked.rate, asked.warm_up, asked.seconds))
+        finally:
+            with redirect_stdout(sys.stderr):
+                stack.down(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
